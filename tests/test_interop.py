@@ -1,4 +1,4 @@
-"""A segment file is an Arrow stream: who knows Arrow reads it, without embedlog."""
+"""A segment file is an Arrow stream: any Arrow library reads it, without embedlog."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ CASES = {
 
 
 def fill(path, compression, headers, sealed):
-    """Write two batches to one segment, and end it if asked to."""
-    heads = HEADERS if headers else None
+    """Write two batches to one segment, and seal it if `sealed`."""
+    header_lists = HEADERS if headers else None
     with embedlog.open(path, maintenance=False) as log:
         log.create_topic("t")
-        part = log.partition("t", 0)
+        partition = log.partition("t", 0)
         for number in range(2):
-            at = START + number
-            one = encoded(*VALUES, keys=KEYS, at=at, headers=heads, compression=compression)
-            part.append([one])
+            timestamp = START + number
+            batch = encoded(
+                *VALUES, keys=KEYS, at=timestamp, headers=header_lists, compression=compression
+            )
+            partition.append([batch])
         if sealed:
-            part.roll()
+            partition.roll()
     files = [file for file in segment_files(path) if file.stat().st_size > 1000]
     assert len(files) == 1
     return files[0]
@@ -52,17 +54,17 @@ def fill(path, compression, headers, sealed):
 
 def expected(headers):
     """The columns as other programs see them: bytes as hex, headers as pairs."""
-    found = {
+    columns = {
         "timestamp": [START] * 3 + [START + 1] * 3,
         "key": [None if key is None else key.hex() for key in KEYS * 2],
         "value": [None if value is None else value.hex() for value in VALUES * 2],
     }
     if headers:
-        found["headers"] = [
+        columns["headers"] = [
             [[name, None if value is None else value.hex()] for name, value in pairs]
             for pairs in HEADERS * 2
         ]
-    return found
+    return columns
 
 
 SHOW = """
@@ -73,10 +75,10 @@ SHOW = """
         return [[[h["key"], None if h["value"] is None else bytes(h["value"]).hex()]
                  for h in row or []] for row in items]
     def shown(columns, times):
-        found = {"timestamp": times, "key": hexed(columns["key"]), "value": hexed(columns["value"])}
+        shown = {"timestamp": times, "key": hexed(columns["key"]), "value": hexed(columns["value"])}
         if "headers" in columns:
-            found["headers"] = pairs(columns["headers"])
-        return found
+            shown["headers"] = pairs(columns["headers"])
+        return shown
 """
 PYARROW = """
     import pyarrow as pa
@@ -97,13 +99,13 @@ DUCKDB = """
     import duckdb, pyarrow as pa
     def read(path):
         stream = pa.ipc.open_stream(path)
-        found = duckdb.sql("select *, epoch_ms(timestamp) as ms from stream").to_arrow_table()
-        return shown(found.to_pydict(), found["ms"].to_pylist())
+        table = duckdb.sql("select *, epoch_ms(timestamp) as ms from stream").to_arrow_table()
+        return shown(table.to_pydict(), table["ms"].to_pylist())
 """
 ANSWER = """
-    found = [read(path) for path in sys.argv[1:]]
+    files = [read(path) for path in sys.argv[1:]]
     assert "embedlog" not in sys.modules
-    print(json.dumps(found))
+    print(json.dumps(files))
 """
 PROGRAMS = {"pyarrow": PYARROW, "polars": POLARS, "duckdb": DUCKDB}
 
@@ -111,27 +113,27 @@ PROGRAMS = {"pyarrow": PYARROW, "polars": POLARS, "duckdb": DUCKDB}
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """A segment file of each kind."""
-    made = tmp_path_factory.mktemp("logs")
-    return [str(fill(made / name, *case)) for name, case in CASES.items()]
+    directory = tmp_path_factory.mktemp("logs")
+    return [str(fill(directory / name, *case)) for name, case in CASES.items()]
 
 
 @pytest.fixture(scope="module", params=PROGRAMS)
-def seen(request, files):
-    """What a program that does not know embedlog finds in each kind of file."""
+def columns_by_case(request, files):
+    """The columns that a program without embedlog reads from each kind of file."""
     code = textwrap.dedent(SHOW) + textwrap.dedent(PROGRAMS[request.param] + ANSWER)
     command = [sys.executable, "-P", "-c", code, *files]
-    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(CASES, json.loads(done.stdout), strict=True))
+    completed = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    assert completed.returncode == 0, completed.stderr
+    return dict(zip(CASES, json.loads(completed.stdout), strict=True))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_segment_is_read_without_embedlog(seen, case):
+def test_a_segment_is_read_without_embedlog(columns_by_case, case):
     """The file itself is an Arrow stream with every record in it (docs/format.md).
 
-    `pyarrow.ipc.open_stream`, Polars with a reader of its own, DuckDB over Arrow.
+    PyArrow and Polars read it with their own readers, DuckDB through PyArrow.
     """
-    assert seen[case] == expected(headers=CASES[case][1])
+    assert columns_by_case[case] == expected(headers=CASES[case][1])
 
 
 @pytest.fixture
@@ -146,7 +148,7 @@ def topic(tmp_path):
 
 
 def test_duckdb_queries_a_topic_as_it_is(topic):
-    """A topic is an Arrow stream: no conversion, no copy, and every query reads it anew."""
+    """A topic is an Arrow stream: no conversion, no copy, and each query reads it again."""
     import duckdb
 
     query = (
@@ -160,7 +162,7 @@ def test_duckdb_queries_a_topic_as_it_is(topic):
 
 
 def test_polars_takes_a_topic_as_it_is(topic):
-    """`pl.DataFrame(topic)` through the same stream."""
+    """`pl.DataFrame(topic)` reads the same stream."""
     import polars as pl
 
     frame = pl.DataFrame(topic)
@@ -170,7 +172,7 @@ def test_polars_takes_a_topic_as_it_is(topic):
 
 
 def test_pandas_takes_a_topic_as_it_is(topic):
-    """`pandas.DataFrame.from_arrow`, or by way of a table in pandas older than 3."""
+    """`pandas.DataFrame.from_arrow` reads it; pandas before version 3 needs a PyArrow table."""
     import pandas as pd
     import pyarrow as pa
 
@@ -180,7 +182,7 @@ def test_pandas_takes_a_topic_as_it_is(topic):
 
 
 def test_arrow_takes_a_topic_as_it_is(topic):
-    """`pa.table(topic)` and a reader batch by batch."""
+    """`pa.table(topic)` reads everything, a `RecordBatchReader` one batch at a time."""
     import pyarrow as pa
 
     assert pa.table(topic).equals(topic.to_arrow())

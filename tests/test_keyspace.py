@@ -5,14 +5,12 @@ import struct
 
 import pytest
 from support import format_tables, staged_files
-from support.clock import ManualClock
 from support.groups import make_group
-from support.roots import encoded, fill, open_root
+from support.roots import encoded, fill, make_store
 
-from embedlog import keyspace, kv
+from embedlog import keyspace
 from embedlog.config import TopicConfig
 from embedlog.errors import CorruptionError
-from embedlog.files import Files
 from embedlog.keyspace import (
     LIVE,
     PARTITION,
@@ -34,13 +32,6 @@ VALUES = {
 }
 
 each_table = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-
-
-@pytest.fixture
-def root(tmp_path):
-    root = open_root(tmp_path, clock=ManualClock())
-    yield root
-    root.close()
 
 
 def samples(field):
@@ -74,7 +65,7 @@ def test_every_table_is_listed():
 
 @each_table
 def test_a_table_says_what_it_is(table):
-    """Its constant has its name; a letter tells the database; all of `state` has checksums."""
+    """Its constant has its name, the case of its letter gives the database and the checksum."""
     assert getattr(keyspace, table.name.upper().replace(" ", "_")) is table
     assert table.letter.isupper() == (table.database == STATE) == table.checksum
     assert table.database in (STATE, LIVE)
@@ -85,7 +76,7 @@ def test_a_table_says_what_it_is(table):
 
 @pytest.mark.parametrize("fields", ["offset u64", "offset: u64 position: u64", "offset: u64,"])
 def test_a_table_with_a_mistyped_declaration_cannot_be_made(fields):
-    """At import, not in the first row."""
+    """The error is raised at import, not when the first row is written."""
     with pytest.raises((ValueError, KeyError)):
         keyspace.Layout(fields)
 
@@ -113,7 +104,7 @@ def test_the_page_has_the_tables_as_declared():
 @each_table
 @pytest.mark.parametrize("which", [0, -1])
 def test_a_key_parses_back(table, which):
-    """Every field, at its limits; and a prefix is what the key begins with."""
+    """Every field parses back at its limits, and a key begins with each of its prefixes."""
     fields = rows_of(table.key_layout, which)
     key = table.key(*fields)
 
@@ -126,34 +117,31 @@ def test_a_key_parses_back(table, which):
 @each_table
 @pytest.mark.parametrize("which", [0, -1])
 def test_a_value_comes_back(table, which):
-    """A single field as it is, several as a tuple with their names."""
+    """A single field is returned as it is, several fields as a named tuple."""
     fields = rows_of(table.value_layout, which)
     value = fields[0] if len(fields) == 1 else fields or None
-    found = table.load(b"key", table.dump(b"key", value))
+    loaded = table.load(b"key", table.dump(b"key", value))
 
-    assert found == value
+    assert loaded == value
     if len(fields) > 1:
-        assert found._fields == tuple(table.value_layout.fields)
+        assert loaded._fields == tuple(table.value_layout.fields)
 
 
 @pytest.mark.parametrize("database", [STATE, LIVE])
 def test_rows_are_written_read_scanned_and_deleted(tmp_path, database):
-    """In the order of keys, by any first fields of them, and none of another group."""
-    files = Files(tmp_path)
-    files.make_directory("locks")
-    kv.create(files, database, durable=False, rows={})
-    store = kv.Store(files, database, durable=False, timeout=5)
+    """Scans return rows in key order, and can be limited to the first fields of the key."""
+    store = make_store(tmp_path, database, rows={})
     letters = "XY" if database == STATE else "xy"
     table = Table(letters[0], "group: text, n: u64", "v: u64", "")
     other = Table(letters[1], "", "", "")
     keys = [("g", 1), ("g", 256), ("g2", 0), ("gg", 5)]
 
-    def step(txn):
+    def put_rows(txn):
         for key in reversed(keys):
             table.put(txn, *key, value=key[1])
         other.put(txn, value=None)
 
-    store.write(step)
+    store.write(put_rows)
 
     assert store.read(lambda txn: list(table.scan(txn))) == [(key, key[1]) for key in keys]
     assert store.read(lambda txn: list(table.keys(txn, "g"))) == keys[:2]
@@ -171,19 +159,19 @@ def test_rows_are_written_read_scanned_and_deleted(tmp_path, database):
 
 
 def test_a_damaged_row_is_an_error_and_can_be_left_out():
-    """In `state` by its checksum, which covers the key; in `live` only if its length is wrong."""
+    """`state` has checksums, which cover the key; in `live` only a wrong length is detected."""
     state, live = keyspace.CLEANED_OFFSETS, keyspace.GROUP_VERSIONS
     row = state.dump(state.key(KEY), 5)
 
     assert state.load(state.key(KEY), row) == 5
-    for key, bad in (
+    for key, damaged_row in (
         (state.key(KEY), row[:-1] + b"\xff"),
         (state.key(KEY), b""),
         (state.key(bytes(12)), row),
     ):
         with pytest.raises(CorruptionError, match="cleaned offsets in state is damaged"):
-            state.load(key, bad)
-        assert state.load_if_valid(key, bad) is None
+            state.load(key, damaged_row)
+        assert state.load_if_valid(key, damaged_row) is None
     assert live.load(b"vg", bytes(8)) == 0
     assert live.load_if_valid(b"vg", b"short") is None
     with pytest.raises(struct.error):
@@ -195,19 +183,19 @@ def test_a_damaged_row_is_an_error_and_can_be_left_out():
 
 def rows_of_topic(root, topic_id):
     """Return the tables that have rows of a topic."""
-    found = {}
+    tables = {}
     for table in TABLES:
         store = root.context.state if table.database == STATE else root.context.live
         for fields in store.read(lambda txn, table=table: list(table.keys(txn))):
             for name, value in zip(table.key_layout.fields, fields, strict=True):
                 number = PARTITION_KEY.unpack(value)[0] if name == "partition" else value
                 if name in ("partition", "topic_id") and number == topic_id:
-                    found[table.name] = table
-    return found
+                    tables[table.name] = table
+    return tables
 
 
 def test_a_deleted_topic_leaves_no_row(root):
-    """Of every table that belongs to partitions, but for those that say so."""
+    """Every table with rows of partitions is emptied, unless it is declared otherwise."""
     settings = {"segment.bytes": 2000, "index.interval.bytes": 1}
     for name in "tu":
         root.create_topic(name, 2, TopicConfig.parse(settings))
@@ -223,9 +211,9 @@ def test_a_deleted_topic_leaves_no_row(root):
     group.checkpoint(always=True)
     group.commit({TopicPartition(name, 0): OffsetAndMetadata(2) for name in "tu"})
     hold(root, "lease", {TopicPartition("t", 1): 0}, 60)
-    # What only a crash, or a round of housekeeping, leaves.
-    by_hand = (keyspace.CLEANED_OFFSETS, 1), (keyspace.UNCOMMITTED_FILES, None)
-    for table, value in by_hand:
+    # Rows that only a crash or a run of maintenance leaves.
+    rows_by_hand = (keyspace.CLEANED_OFFSETS, 1), (keyspace.UNCOMMITTED_FILES, None)
+    for table, value in rows_by_hand:
         key = rows_of(table.key_layout, 0)[1:]
         root.context.state.write(
             lambda txn, table=table, key=key, value=value: table.put(
@@ -247,12 +235,12 @@ def test_a_deleted_topic_leaves_no_row(root):
 
 
 def test_what_a_deleted_topic_leaves_is_dropped_by_others():
-    """Rows by topic id: each one has somebody who drops it."""
-    left = {
+    """Another module deletes the rows of each of these tables."""
+    remaining = {
         table.name
         for table in TABLES
         if {"partition", "topic_id"} & table.key_layout.fields.keys()
         and not table.dropped_with_topic
     }
     # In the order of the page: `topic_deletion`, `app_versions.expire`, `activity`, `ownership`.
-    assert left == {"deleted topics", "app versions", "reported topics", "owners"}
+    assert remaining == {"deleted topics", "app versions", "reported topics", "owners"}

@@ -1,4 +1,4 @@
-"""The door of LMDB: what happens when processes share, grow, stop, fork and die."""
+"""Access to LMDB: processes share, grow, stop, fork and die."""
 
 import os
 import random
@@ -32,7 +32,7 @@ def put(store: kv.Store, key: bytes, value: bytes) -> None:
 
 
 def test_a_row_that_was_written_can_be_read(store):
-    """What `write` committed, `get` and `read` see; what is not there is None."""
+    """`get` and `read` see what `write` committed; a missing row is None."""
     put(store, b"key", b"value")
 
     assert store.get(b"key") == b"value"
@@ -41,7 +41,7 @@ def test_a_row_that_was_written_can_be_read(store):
 
 
 def test_a_step_that_raises_changes_nothing(store):
-    """A transaction is all or nothing, and the error is the step's own."""
+    """A transaction is all or nothing, and `write` raises the error of its step."""
 
     def step(txn):
         txn.put(b"half", b"done")
@@ -55,24 +55,24 @@ def test_a_step_that_raises_changes_nothing(store):
 
 
 def test_the_version_grows_with_each_commit_of_any_process(store):
-    """`version` tells whether anything changed, whoever changed it."""
+    """`version` changes with the commits of every process."""
     before = store.version()
     put(store, b"here", b"1")
-    here = store.version()
+    after_own_write = store.version()
     in_child(lambda: put(store, b"there", b"1"))
 
-    assert before < here < store.version()
+    assert before < after_own_write < store.version()
 
 
 def test_a_version_is_never_ahead_of_what_a_read_sees(store):
-    """Whoever reads after asking for the version sees that commit: so it may be kept (P19)."""
+    """A read after `version` sees that commit, so a caller may cache it by version (P19)."""
     written: dict[int, int] = {}
 
-    def look():
+    def check_count():
         version = store.version()
         assert int(store.get(b"count") or 0) >= written.get(version, 0)
 
-    with meanwhile(look, 2):
+    with meanwhile(check_count, 2):
         for number in range(1, 3000):
 
             def step(txn, number=number):
@@ -98,7 +98,7 @@ def test_rows_are_found_and_removed_by_their_prefix(store):
 
 
 def test_two_stores_on_one_path_share_an_environment(store, tmp_path):
-    """LMDB forbids to open a path twice in one process, so the second store joins (A31)."""
+    """A process must not open an LMDB path twice, so both stores share one handle (A31)."""
     other = make_store(tmp_path)
     put(other, b"key", b"value")
 
@@ -110,7 +110,7 @@ def test_two_stores_on_one_path_share_an_environment(store, tmp_path):
 
 
 def test_a_path_through_a_link_is_the_same_environment(store, tmp_path):
-    """The real path counts, not the one that was typed."""
+    """Environments are compared by their real paths."""
     link = tmp_path.parent / f"{tmp_path.name}-link"
     link.symlink_to(tmp_path)
     other = kv.Store(Files(link), "live", durable=False, timeout=5)
@@ -120,28 +120,28 @@ def test_a_path_through_a_link_is_the_same_environment(store, tmp_path):
 
 
 def test_the_last_store_to_close_closes_the_environment(tmp_path):
-    """Closing is counted, and closing twice is closing once."""
-    one, two = make_store(tmp_path), make_store(tmp_path)
-    key = one._shared.key
-    one.close()
-    one.close()
+    """Open stores are counted; closing a store twice counts once."""
+    first, second = make_store(tmp_path), make_store(tmp_path)
+    key = first._shared.key
+    first.close()
+    first.close()
     assert key in kv._environments
-    two.close()
+    second.close()
     assert key not in kv._environments
 
 
 def test_a_handle_that_writes_may_join_one_that_reads(tmp_path):
-    """Read-only first, writable second, in one process: both work, and see the same."""
+    """A read-only and then a writable store in one process: both work and see the same rows."""
     make_store(tmp_path).close()
-    reading = kv.Store(Files(tmp_path, writable=False), "live", durable=False, timeout=5)
-    assert reading.get(b"first") == b"row"
-    writing = make_store(tmp_path)
-    put(writing, b"key", b"value")
+    reader = kv.Store(Files(tmp_path, writable=False), "live", durable=False, timeout=5)
+    assert reader.get(b"first") == b"row"
+    writer = make_store(tmp_path)
+    put(writer, b"key", b"value")
 
-    assert reading.get(b"key") == b"value"
-    writing.close()
-    assert reading.get(b"key") == b"value"
-    reading.close()
+    assert reader.get(b"key") == b"value"
+    writer.close()
+    assert reader.get(b"key") == b"value"
+    reader.close()
 
 
 # Growing
@@ -149,12 +149,12 @@ def test_a_handle_that_writes_may_join_one_that_reads(tmp_path):
 
 @pytest.fixture
 def small_map(monkeypatch):
-    """An environment begins with a map of 1 MiB."""
+    """New environments begin with a map of 1 MiB."""
     monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 20)
 
 
 def test_a_full_map_grows_by_itself(small_map, tmp_path):
-    """MapFull is no error: the map doubles and the step runs again (P21)."""
+    """After MapFull the map doubles and the step runs again (P21)."""
     store = make_store(tmp_path)
     for number in range(12):
         put(store, b"%d" % number, bytes(300_000))
@@ -164,7 +164,7 @@ def test_a_full_map_grows_by_itself(small_map, tmp_path):
 
 
 def test_one_transaction_may_be_larger_than_the_map(small_map, tmp_path):
-    """The map doubles as often as it takes."""
+    """The map doubles as often as necessary."""
     store = make_store(tmp_path)
 
     def step(txn):
@@ -178,7 +178,7 @@ def test_one_transaction_may_be_larger_than_the_map(small_map, tmp_path):
 
 
 def test_a_map_that_another_process_grew_is_adopted(small_map, tmp_path):
-    """MapResized is no error, neither for `get` nor `read` nor `write` (P21)."""
+    """`get`, `read` and `write` adopt the new size after MapResized (P21)."""
     for use in (
         lambda store: store.get(b"9"),
         lambda store: store.read(lambda txn: txn.get(b"9")),
@@ -197,11 +197,11 @@ def test_a_map_that_another_process_grew_is_adopted(small_map, tmp_path):
 
 
 def test_a_file_that_grows_while_its_length_is_looked_at_is_not_damaged(store, monkeypatch):
-    """Readers of one handle look at the length while a thread writes."""
-    look = store._files.size
+    """Readers check the length of the file while another thread writes to it."""
+    file_size = store._files.size
 
     def size_of_a_moment_ago(fd):
-        length = look(fd)
+        length = file_size(fd)
         time.sleep(0.0005)
         return length
 
@@ -216,10 +216,10 @@ def test_a_map_grows_while_other_threads_read(small_map, tmp_path):
     """No transaction of the process is open while the map is resized: nothing crashes."""
     store = make_store(tmp_path)
 
-    def look():
+    def check_first():
         assert store.get(b"first") == b"row"
 
-    with meanwhile(look, 3):
+    with meanwhile(check_first, 3):
         for number in range(20):
             put(store, b"%d" % number, bytes(200_000))
     store.close()
@@ -229,7 +229,7 @@ def test_a_map_grows_while_other_threads_read(small_map, tmp_path):
 
 
 def test_reader_slots_of_killed_processes_are_freed(store):
-    """A reader that was killed takes no slot for ever (P21)."""
+    """`check_readers` frees the slot of a reader that was killed (P21)."""
 
     def read_and_stay(ready):
         store.read(lambda txn: ready())
@@ -244,7 +244,7 @@ def test_reader_slots_of_killed_processes_are_freed(store):
 
 
 def test_a_full_table_of_dead_readers_does_not_stop_reading(tmp_path, monkeypatch):
-    """ReadersFull looks for dead readers once, and tries again (P21)."""
+    """After ReadersFull a read frees the slots of dead readers and tries again (P21)."""
     monkeypatch.setattr(kv, "MAX_READERS", 2)
     store = make_store(tmp_path)
     store.close()
@@ -257,19 +257,19 @@ def test_a_full_table_of_dead_readers_does_not_stop_reading(tmp_path, monkeypatc
     store.close()
 
 
-def test_readers_of_what_is_not_the_newest_are_told(store):
-    """They keep space from being used again (P21)."""
+def test_readers_of_old_snapshots_are_listed(store):
+    """They keep LMDB from reusing free pages (P21)."""
 
     def pids():
         return sorted(pid for pid, _, _ in store.lagging())
 
     with PausedChild(lambda ready: store.read(lambda txn: ready())) as child:
-        assert pids() == [], "it reads what is newest, which does no harm"
+        assert pids() == [], "it reads the newest snapshot, which keeps no pages"
         put(store, b"key", b"value")
         assert pids() == [child.pid]
-        with PausedChild(lambda ready: store.read(lambda txn: ready())) as another:
+        with PausedChild(lambda ready: store.read(lambda txn: ready())) as second_child:
             put(store, b"key", b"value")
-            assert pids() == sorted([child.pid, another.pid])
+            assert pids() == sorted([child.pid, second_child.pid])
         child.kill()
 
     store.check_readers()
@@ -289,15 +289,15 @@ def hold_the_write_lock(store):
 
 
 def test_a_stopped_writer_is_named_after_the_timeout(tmp_path):
-    """Nobody blocks for ever behind a stopped process: pid and state are told (P16)."""
+    """The error has the pid and the state of the process that holds the lock (P16)."""
     store = make_store(tmp_path, timeout=0.2)
     with PausedChild(hold_the_write_lock(store)) as child:
         child.stop()
-        began = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(LockTimeoutError) as caught:
             put(store, b"key", b"value")
 
-        assert 0.15 < time.monotonic() - began < patient(2)
+        assert 0.15 < time.monotonic() - started < patient(2)
         assert caught.value.pid == child.pid
         assert caught.value.state.startswith("T")
         assert caught.value.retriable
@@ -306,7 +306,7 @@ def test_a_stopped_writer_is_named_after_the_timeout(tmp_path):
 
 
 def test_a_killed_writer_gives_the_lock_back_at_once(store):
-    """The lock is the kernel's, and what the dead one had not committed is gone."""
+    """The kernel frees the lock, and the uncommitted transaction is lost."""
     with PausedChild(hold_the_write_lock(store)) as child:
         child.kill()
         put(store, b"key", b"value")
@@ -314,8 +314,8 @@ def test_a_killed_writer_gives_the_lock_back_at_once(store):
     assert store.get(b"key") == b"value"
 
 
-def test_a_thread_that_waits_too_long_is_told(tmp_path):
-    """The queue of threads has the same timeout as the lock of processes."""
+def test_a_thread_that_waits_too_long_gets_an_error(tmp_path):
+    """Threads wait for each other with the same timeout as processes."""
     store = make_store(tmp_path, timeout=0.1)
     inside, leave = threading.Event(), threading.Event()
 
@@ -334,7 +334,7 @@ def test_a_thread_that_waits_too_long_is_told(tmp_path):
 
 
 def test_threads_and_processes_write_without_losing_each_others_rows(store):
-    """Increments of one counter by many are all there."""
+    """Threads and processes increment one counter, and no increment is lost."""
 
     def step(txn):
         txn.put(b"count", b"%d" % (int(txn.get(b"count") or 0) + 1))
@@ -353,7 +353,7 @@ def test_threads_and_processes_write_without_losing_each_others_rows(store):
 
 
 def test_a_forked_child_uses_the_store_and_the_parent_is_not_disturbed(store):
-    """The child opens its own environment; both go on, in any order."""
+    """The child opens its own environment, and the parent goes on using its own."""
     put(store, b"before", b"1")
 
     def child():
@@ -367,7 +367,7 @@ def test_a_forked_child_uses_the_store_and_the_parent_is_not_disturbed(store):
 
 
 def test_a_fork_waits_until_no_transaction_is_open(store):
-    """Threads read and write while others fork: no child inherits half a transaction."""
+    """Threads write while another one forks: no child inherits an open transaction."""
 
     def busy():
         put(store, b"busy", b"%d" % int(store.get(b"busy") or 0))
@@ -379,7 +379,7 @@ def test_a_fork_waits_until_no_transaction_is_open(store):
 
 
 def test_a_child_that_exits_leaves_the_parents_lock_alone(tmp_path):
-    """The child closes what it inherited and never unlocks it."""
+    """The child closes the inherited lock file without unlocking it."""
     store = make_store(tmp_path, timeout=0.2)
     other = make_store(tmp_path, timeout=0.2)
 
@@ -394,7 +394,7 @@ def test_a_child_that_exits_leaves_the_parents_lock_alone(tmp_path):
 
 
 def test_a_grandchild_works_as_well(store):
-    """Forks nest."""
+    """A forked child may fork again."""
     assert in_child(lambda: in_child(lambda: store.get(b"first"))) == b"row"
 
 
@@ -406,7 +406,7 @@ def fill_200(txn):
         txn.put(b"%05d" % number, bytes(500))
 
 
-def test_an_environment_nobody_damaged_has_no_findings(tmp_path):
+def test_an_undamaged_environment_has_no_findings(tmp_path):
     """`findings` of a healthy environment is ``[]``."""
     store = make_store(tmp_path, "state")
     store.write(fill_200)
@@ -448,7 +448,7 @@ def no_meta_pages(data: Path) -> None:
     "damage", [no_file, empty_file, one_byte, cut_in_half, zeros, noise, no_meta_pages]
 )
 def test_findings_tell_damage_without_opening_the_environment(tmp_path, damage):
-    """A damaged LMDB kills who maps it: it is looked at as a file first."""
+    """Mapping a damaged LMDB file may kill the process, so the file is checked before."""
     store = make_store(tmp_path, "state")
     store.write(fill_200)
     store.close()
@@ -457,14 +457,14 @@ def test_findings_tell_damage_without_opening_the_environment(tmp_path, damage):
     assert kv.findings(str(tmp_path / "state"))
 
 
-def test_a_database_that_is_cut_while_it_is_open_is_damage_and_not_a_sigbus(tmp_path):
-    """The next write or `read` finds it, and after it no call touches the map any more."""
-    for find in (lambda store: put(store, b"key", b"value"), lambda store: store.read(len)):
-        store = make_store(tmp_path / str(id(find)))
+def test_a_database_truncated_while_it_is_open_is_damage_and_not_a_sigbus(tmp_path):
+    """The next `write` or `read` detects it; after that no call touches the map."""
+    for detect in (lambda store: put(store, b"key", b"value"), lambda store: store.read(len)):
+        store = make_store(tmp_path / str(id(detect)))
         store.write(fill_200)
         os.truncate(data := f"{store.path}/data.mdb", 3 * 4096)
         uses = [
-            *(find, lambda store: store.get(b"00001"), kv.Store.version, kv.Store.catch_up),
+            *(detect, lambda store: store.get(b"00001"), kv.Store.version, kv.Store.catch_up),
             *(lambda store: put(store, b"key", b"value"), kv.Store.readers),
         ]
         for use in uses:
@@ -477,30 +477,30 @@ def test_a_database_that_is_cut_while_it_is_open_is_damage_and_not_a_sigbus(tmp_
 
 
 @pytest.mark.parametrize("damage", [empty_file, one_byte, cut_in_half])
-def test_a_database_that_was_cut_under_others_is_refused_to_those_who_join(tmp_path, damage):
-    """It is open, so it is not checked as a file: the first process did that before the cut."""
+def test_a_database_truncated_while_others_use_it_cannot_be_opened(tmp_path, damage):
+    """The first process checked the file, before it was truncated."""
     store = make_store(tmp_path)
     store.write(fill_200)
     with PausedChild(lambda ready: (store.get(b"first"), ready())):
         store.close()
         damage(data := tmp_path / "live" / "data.mdb")
-        found = data.read_bytes()
+        damaged = data.read_bytes()
         with pytest.raises(CorruptionError):
             make_store(tmp_path)
-    assert data.read_bytes() == found
+    assert data.read_bytes() == damaged
 
 
 def test_a_whole_database_whose_last_pages_were_never_written_is_not_refused(tmp_path):
-    """LMDB counts the pages that a transaction took and gave back, and writes none of them."""
-    store, chance = make_store(tmp_path), random.Random(0)
+    """LMDB counts pages that a transaction took and gave back, but does not write them."""
+    store, dice = make_store(tmp_path), random.Random(0)
     for _ in range(300):
-        keys = [b"%d" % number for number in range(chance.randint(1, 60))]
-        chance.shuffle(keys)
+        keys = [b"%d" % number for number in range(dice.randint(1, 60))]
+        dice.shuffle(keys)
 
         def step(txn, keys=keys):
             for key in keys:
-                txn.put(key, bytes(chance.choice((10, 700, 1500, 5000, 30_000))))
-            for key in keys[: chance.randint(0, len(keys))]:
+                txn.put(key, bytes(dice.choice((10, 700, 1500, 5000, 30_000))))
+            for key in keys[: dice.randint(0, len(keys))]:
                 txn.delete(key)
 
         store.write(step)
@@ -511,26 +511,26 @@ def test_a_whole_database_whose_last_pages_were_never_written_is_not_refused(tmp
     store.close()
 
     assert missing > 0
-    again = make_store(tmp_path)
-    assert again.get(b"first") == b"row"
-    again.close()
+    reopened = make_store(tmp_path)
+    assert reopened.get(b"first") == b"row"
+    reopened.close()
 
 
 @pytest.mark.parametrize("name", ["state", "live"])
 def test_creation_is_all_or_nothing(tmp_path, name):
-    """Killed at any operation, there is no environment, or a whole one (R5)."""
-    count = FaultyFiles(_rooted(tmp_path / "count"))
-    kv.create(count, name, durable=name == "state", rows={b"key": b"value"})
-    for number in range(count.count()):
+    """After a kill at any operation there is no environment, or a complete one (R5)."""
+    counting = FaultyFiles(_rooted(tmp_path / "count"))
+    kv.create(counting, name, durable=name == "state", rows={b"key": b"value"})
+    for number in range(counting.count()):
         path = _rooted(tmp_path / str(number))
         files = FaultyFiles(path)
         files.kill_at(number)
         assert_killed(lambda files=files: kv.create(files, name, durable=True, rows={b"key": b"v"}))
-        again = Files(path)
-        if not again.exists(name):
-            kv.create(again, name, durable=True, rows={b"key": b"v"})
-        again.make_directory("locks")
-        store = kv.Store(again, name, durable=True, timeout=1)
+        rebooted = Files(path)
+        if not rebooted.exists(name):
+            kv.create(rebooted, name, durable=True, rows={b"key": b"v"})
+        rebooted.make_directory("locks")
+        store = kv.Store(rebooted, name, durable=True, timeout=1)
         assert store.get(b"key") == b"v"
         store.close()
 
@@ -541,7 +541,7 @@ def _rooted(path: Path) -> Path:
 
 
 def test_discard_removes_an_environment_and_minds_no_missing_one(tmp_path):
-    """What is not there is discarded already."""
+    """Discarding a missing environment does nothing."""
     make_store(tmp_path, "state").close()
     files = Files(tmp_path)
     kv.discard(files, "state")
@@ -552,7 +552,7 @@ def test_discard_removes_an_environment_and_minds_no_missing_one(tmp_path):
 
 @pytest.mark.parametrize("small", [0, kv.SMALL_PAGES])
 def test_a_copy_holds_what_was_committed(store, tmp_path, monkeypatch, small):
-    """All pages of a small database, and those in use of a large one."""
+    """A small database is copied with all its pages, a large one without the free pages."""
     monkeypatch.setattr(kv, "SMALL_PAGES", small)
     put(store, b"key", b"value")
     (tmp_path / "copy").mkdir()
@@ -564,7 +564,7 @@ def test_a_copy_holds_what_was_committed(store, tmp_path, monkeypatch, small):
 
 
 def test_a_missing_environment_is_an_error_that_names_the_path(tmp_path):
-    """A handle that reads creates nothing."""
+    """A read-only store creates nothing."""
     Files.create_root(tmp_path / "r")
     with pytest.raises(StorageError) as caught:
         kv.Store(Files(tmp_path / "r", writable=False), "state", durable=True, timeout=1)
@@ -573,9 +573,9 @@ def test_a_missing_environment_is_an_error_that_names_the_path(tmp_path):
 
 
 def test_nothing_stands_for_an_environment_without_rows():
-    """A reader of another boot's `live` sees no rows and writes none."""
-    nothing = kv.EmptyStore()
+    """A reader after a reboot uses it in place of `live`: it has no rows."""
+    empty = kv.EmptyStore()
 
-    assert nothing.get(b"key") is None
-    assert nothing.read(lambda txn: list(kv.rows(txn, b""))) == []
-    nothing.close()
+    assert empty.get(b"key") is None
+    assert empty.read(lambda txn: list(kv.rows(txn, b""))) == []
+    empty.close()

@@ -33,7 +33,7 @@ PAIRS = [(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", b"4"), (b"c", None), (
 @pytest.mark.parametrize("partitions", [1, 4])
 @pytest.mark.parametrize("compacted", [False, True])
 def test_the_latest_values_are_the_same_before_and_after(log, partitions, compacted):
-    """Deleted keys have none, an empty value is one."""
+    """A deleted key has no value; an empty value counts."""
     topic = log.create_topic("t", partitions, CONFIG)
     send(log, *PAIRS)
     if compacted:
@@ -46,15 +46,15 @@ def test_the_latest_values_are_the_same_before_and_after(log, partitions, compac
     assert topic.get(b"c", b"gone") == b"gone"
     table = topic.to_arrow(latest=True)
     assert table.schema == topic.to_arrow().schema
-    found = {row["key"]: (row["value"], row["partition"]) for row in table.to_pylist()}
-    assert found == {
+    rows = {row["key"]: (row["value"], row["partition"]) for row in table.to_pylist()}
+    assert rows == {
         key: (value, partition_for_key(key, partitions)) for key, value in topic.items()
     }
     assert topic.to_arrow(["key"], latest=True).schema.names == ["key"]
 
 
 def test_an_empty_topic_has_no_items(log):
-    """Neither has a topic of which all was deleted."""
+    """A topic whose keys were all deleted has none either."""
     topic = log.create_topic("t", 2, CONFIG)
     assert (list(topic.items()), topic.get(b"a")) == ([], None)
     send(log, (b"a", None))
@@ -63,27 +63,27 @@ def test_an_empty_topic_has_no_items(log):
 
 
 def test_a_topic_that_is_not_compacted_has_latest_values_too(log):
-    """It is a way to read; records without a key are in it nowhere."""
+    """Any topic can be read as a table; records without a key are left out."""
     topic = log.create_topic("t")
     send(log, (None, b"0"), *PAIRS, (None, None))
     assert dict(topic.items()) == {b"a": b"3", b"b": b"2", b"d": b""}
 
 
 def test_headers_come_with_the_last_record(log):
-    """Also where some segments have no such column."""
+    """Some segments may have no column of headers."""
     topic = log.create_topic("t", 1, CONFIG)
     send(log, (b"a", b"1"))
     with log.producer() as producer:
         producer.send("t", b"2", key=b"b", headers=[("h", b"x")]).result(patient(5))
-    found = topic.to_arrow(["key", "headers"], latest=True).to_pylist()
-    assert [(row["key"], row["headers"] or []) for row in found] == [
+    rows = topic.to_arrow(["key", "headers"], latest=True).to_pylist()
+    assert [(row["key"], row["headers"] or []) for row in rows] == [
         (b"a", []),
         (b"b", [{"key": "h", "value": b"x"}]),
     ]
 
 
 def test_a_view_has_its_own_latest_values(log):
-    """A view covers what it says."""
+    """Only the records of the view count."""
     topic = log.create_topic("t", 1, CONFIG)
     send(log, *PAIRS)
     assert topic[0:2].to_arrow(["value"], latest=True)["value"].to_pylist() == [b"1", b"2"]
@@ -92,8 +92,8 @@ def test_a_view_has_its_own_latest_values(log):
     ]
 
 
-def test_a_key_in_two_partitions_has_the_value_of_its_home(log):
-    """G5: after a topic has grown, and where somebody chose the partition; get and items agree."""
+def test_a_key_in_two_partitions_has_the_value_of_the_partition_it_hashes_to(log):
+    """G5: when the topic has grown or the producer chose a partition; `get` and `items` agree."""
     topic = log.create_topic("t", 1, CONFIG)
     keys = [b"k%d" % number for number in range(20)]
     send(log, *[(key, b"old") for key in keys])
@@ -101,80 +101,82 @@ def test_a_key_in_two_partitions_has_the_value_of_its_home(log):
     send(log, *[(key, b"new") for key in keys[::2]], (keys[4], None))
     send(log, (keys[1], b"elsewhere"), partition=2)
 
-    found = dict(topic.items())
+    latest_values = dict(topic.items())
 
-    assert {key: value for key in keys if (value := topic.get(key)) is not None} == found
-    assert keys[4] not in found
+    assert {key: value for key in keys if (value := topic.get(key)) is not None} == latest_values
+    assert keys[4] not in latest_values
     for key in keys[6::2]:
-        assert found[key] == b"new"
-    assert len(topic.to_arrow(latest=True)) == len(found)
+        assert latest_values[key] == b"new"
+    assert len(topic.to_arrow(latest=True)) == len(latest_values)
 
 
 def test_the_newest_segment_is_read_first(log, monkeypatch):
-    """`get` does not look at older ones where a newer one has the key."""
+    """`get` does not open older segments if a newer one has the key."""
     topic = log.create_topic("t", 1, CONFIG)
     for value in (b"1", b"2"):
         send(log, (b"a", value), (b"b", value))
         log.partition("t", 0).roll()
-    part = log.partition("t", 0)
+    partition = log.partition("t", 0)
     opened = []
-    open_segment = part.open_segment
+    open_segment = partition.open_segment
     monkeypatch.setattr(
-        part, "open_segment", lambda info, **all: opened.append(info) or open_segment(info, **all)
+        partition,
+        "open_segment",
+        lambda info, **all: opened.append(info) or open_segment(info, **all),
     )
     assert topic.get(b"a") == b"2"
     assert 0 not in [info.base_offset for info in opened]
 
 
 def test_a_compaction_during_a_read_repeats_nothing(log):
-    """P20: compaction may put what was read and what was not into one batch."""
+    """P20: compaction may merge records before and after the position into one batch."""
     topic = log.create_topic("t", 1, {**CONFIG, "segment.bytes": 1500})
-    part = log.partition("t", 0)
+    partition = log.partition("t", 0)
     for number in range(12):
-        part.append([encoded(b"v", keys=[b"%d" % number])])
+        partition.append([encoded(b"v", keys=[b"%d" % number])])
     batches = topic.batches(["offset"])
-    seen = next(batches)["offset"].to_pylist()
+    offsets_read = next(batches)["offset"].to_pylist()
 
-    keep(part, set(range(12)))
+    keep(partition, set(range(12)))
 
-    for one in batches:
-        seen += one["offset"].to_pylist()
-    assert seen == list(range(12))
+    for batch in batches:
+        offsets_read += batch["offset"].to_pylist()
+    assert offsets_read == list(range(12))
 
 
 # In the foreground
 
 
 def test_a_forced_compaction_includes_the_active_segment(log):
-    """D19: who asks for it has just written what is to be compacted."""
+    """D19: the records to compact were just written, to the active segment."""
     topic = log.create_topic("t", 2, CONFIG)
     send(log, *PAIRS)
-    seen = []
+    progress = []
 
     assert log.compact("t") == []
     assert "active segment" in " ".join(topic.explain_compaction())
-    done = log.compact("t", force=True, progress=lambda *now: seen.append(now))
+    results = log.compact("t", force=True, progress=lambda *now: progress.append(now))
 
-    assert [one.partition for one in done] == [0, 1]
-    assert sum(one.records_kept for one in done) == 4
-    assert "removed" in done[0].why + done[1].why
+    assert [result.partition for result in results] == [0, 1]
+    assert sum(result.records_kept for result in results) == 4
+    assert "removed" in results[0].why + results[1].why
     assert sum(1 for _ in topic) == 4
-    assert all(0 <= part <= whole for part, whole in seen)
+    assert all(0 <= done_bytes <= whole for done_bytes, whole in progress)
     assert "nothing to do" in " ".join(topic.explain_compaction())
 
 
 def test_due_partitions_are_compacted_without_force(log):
-    """As maintenance would, now."""
+    """`compact` does now what maintenance would do later."""
     log.create_topic("t", 1, CONFIG)
     send(log, *PAIRS)
     log.partition("t", 0).roll()
-    (done,) = log.compact("t")
-    assert done.records_kept == 4
+    (result,) = log.compact("t")
+    assert result.records_kept == 4
     assert log.compact("t") == []
 
 
 def test_a_topic_that_is_not_compacted_is_refused(log):
-    """With the call that changes it."""
+    """The error names the call that changes the policy."""
     log.create_topic("t")
     with pytest.raises(InvalidConfigError, match="alter_topic"):
         log.compact("t", force=True)
@@ -184,7 +186,7 @@ def test_a_topic_that_is_not_compacted_is_refused(log):
 
 
 def test_a_read_only_log_is_not_compacted(tmp_path):
-    """mode="r" changes nothing, and says what would happen."""
+    """mode="r" changes nothing, but explains what compaction would do."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t", 1, CONFIG)
         send(log, *PAIRS)
@@ -196,7 +198,7 @@ def test_a_read_only_log_is_not_compacted(tmp_path):
 
 
 def test_a_damaged_partition_raises_after_the_others_were_compacted(tmp_path):
-    """D4: in the foreground too."""
+    """D4: `compact` in the foreground compacts the other partitions first."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t", 2, CONFIG)
         for number in (0, 1):
@@ -219,32 +221,32 @@ def test_a_damaged_partition_raises_after_the_others_were_compacted(tmp_path):
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("moment", range(1, 14))
 def test_a_key_is_not_lost_between_its_old_value_and_its_new_one(log, monkeypatch, moment):
-    """D8: a compaction in the midst of a look removes what came later replaced."""
+    """D8: a compaction during a lookup removes the old value, which a later record replaced."""
     topic = log.create_topic("t", 1, {**CONFIG, "file.delete.delay.ms": 0, "segment.bytes": 900})
     send(log, *[(b"k%d" % number, b"old") for number in range(12)])
     calls = []
-    reader_of = PartitionReader.read
+    read_batches = PartitionReader.read
 
-    def read(reader, *given, **options):
+    def read(reader, *args, **options):
         calls.append(None)
         if len(calls) == moment:
             send(log, *[(b"k%d" % number, b"new") for number in (0, 5, 11)], (b"k7", None))
             log.compact("t", force=True)
-        return reader_of(reader, *given, **options)
+        return read_batches(reader, *args, **options)
 
     monkeypatch.setattr(PartitionReader, "read", read)
-    found = list(topic.items())
+    items = list(topic.items())
 
-    assert len(found) == len(dict(found))
-    there = dict(found)
-    assert there.pop(b"k7", b"old") == b"old"
-    assert there.keys() == {b"k%d" % number for number in range(12) if number != 7}
+    assert len(items) == len(dict(items))
+    latest_values = dict(items)
+    assert latest_values.pop(b"k7", b"old") == b"old"
+    assert latest_values.keys() == {b"k%d" % number for number in range(12) if number != 7}
     for key in (b"k5", b"k11"):
         calls.clear()
         assert topic.get(key) in (b"old", b"new")
 
 
 def test_the_title_of_a_compacted_topic_counts_records(log):
-    """Of the offsets that were removed it says nothing (D10)."""
+    """Removed offsets are not counted (D10)."""
     topic = log.create_topic("t", 1, CONFIG)
     assert repr(topic) == "<Topic t: 1 partition, 0 records>"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.kafka_format import Record, record_batch
-from support.roots import encoded, healthy, open_root, segment_files, values
+from support.roots import encoded, segment_files, values
 
 from embedlog import batch
 from embedlog.config import TopicConfig
@@ -17,14 +17,6 @@ from embedlog.producer import Producer
 BIG = 1 << 30
 TIME = 1_700_000_000_000
 HEADERS = [("h", b"1"), ("h", None), ("a longer name " * 5, bytes(100))]
-
-
-@pytest.fixture
-def root(tmp_path):
-    root = open_root(tmp_path / "log")
-    yield root
-    assert healthy(root)
-    root.close()
 
 
 def make(root, name, **config):
@@ -40,20 +32,20 @@ record = st.builds(Record, data, data, st.lists(header, max_size=3), times)
 
 @given(st.lists(record, min_size=1, max_size=80), st.booleans())
 def test_a_batch_counts_what_kafkas_bytes_of_it_are(records, with_headers):
-    """Whatever is in it; and the cheap bound, which comes first, is never below that."""
+    """The sizes of random records are equal, and `is_over` agrees to the byte."""
     if not with_headers:
         records = [record._replace(headers=()) for record in records]
-    given_headers = [list(record.headers) for record in records] if with_headers else None
-    one = batch.encode_lists(
+    header_lists = [list(record.headers) for record in records] if with_headers else None
+    encoded_batch = batch.encode_lists(
         [record.value for record in records],
         [record.key for record in records],
         [record.timestamp for record in records],
-        given_headers,
+        header_lists,
     )
     size = len(record_batch(records))
-    assert batch.kafka_size(one) == size
-    assert not batch.is_over(one, size)
-    assert batch.is_over(one, size - 1)
+    assert batch.kafka_size(encoded_batch) == size
+    assert not batch.is_over(encoded_batch, size)
+    assert batch.is_over(encoded_batch, size - 1)
 
 
 CASES = [
@@ -70,21 +62,21 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("record", CASES, ids=lambda one: f"{len(one.value or b'')}")
-@pytest.mark.parametrize("way", ["send", "send_batch", "append_table"])
-def test_a_topic_takes_the_largest_record_that_kafkas_takes_and_none_larger(root, record, way):
-    """A4: to the byte, by each way of sending."""
+@pytest.mark.parametrize("record", CASES, ids=lambda record: f"{len(record.value or b'')}")
+@pytest.mark.parametrize("method", ["send", "send_batch", "append_table"])
+def test_a_topic_takes_the_largest_record_that_kafkas_takes_and_none_larger(root, record, method):
+    """A4: the limit is the same to the byte, for each method of the producer."""
     size = len(record_batch([record]))
     make(root, "fits", max_message_bytes=size)
     make(root, "small", max_message_bytes=size - 1)
 
     def send(producer, topic):
-        if way == "send":
+        if method == "send":
             return producer.send(topic, record.value, record.key, list(record.headers))
-        if way == "send_batch":
+        if method == "send_batch":
             return producer.send_batch(topic, [record.value], [record.key], [record.headers])
-        heads = [list(record.headers)] if record.headers else None
-        columns = batch.from_lists([record.value], [record.key], TIME, heads)
+        header_lists = [list(record.headers)] if record.headers else None
+        columns = batch.from_lists([record.value], [record.key], TIME, header_lists)
         return producer.append_table(topic, columns)
 
     with Producer(root, max_request_size=BIG) as producer:
@@ -95,83 +87,83 @@ def test_a_topic_takes_the_largest_record_that_kafkas_takes_and_none_larger(root
     assert values(root.partition("small", 0)) == []
 
 
-@pytest.mark.parametrize("record", CASES, ids=lambda one: f"{len(one.value or b'')}")
+@pytest.mark.parametrize("record", CASES, ids=lambda record: f"{len(record.value or b'')}")
 def test_a_request_may_be_as_large_as_kafkas_producer_estimates_it(root, record):
-    """G7: 61 bytes of the batch, 21 of the record, and key, value and headers with lengths."""
-    alone = len(record_batch([record._replace(timestamp=0)]))
-    # The estimate has 21 bytes for what takes 3 (attributes and two deltas) and a length.
-    length = batch.limits.request_size(record.value, record.key, record.headers) - 82
-    assert alone - 64 - 5 <= length < alone - 64
+    """G7: 61 bytes for the batch, 21 for the record, and key, value and headers with lengths."""
+    batch_size = len(record_batch([record._replace(timestamp=0)]))
+    # The estimate has 21 bytes for attributes, two deltas (3 bytes) and a length.
+    estimate = batch.limits.request_size(record.value, record.key, record.headers) - 82
+    assert batch_size - 64 - 5 <= estimate < batch_size - 64
     make(root, "t", max_message_bytes=BIG)
-    for limit, taken in ((82 + length, True), (82 + length - 1, False)):
+    for limit, fits in ((82 + estimate, True), (82 + estimate - 1, False)):
         with Producer(root, max_request_size=limit) as producer:
             future = producer.send("t", record.value, record.key, list(record.headers))
             producer.flush()
-            assert future.succeeded() == taken
-            assert taken or isinstance(future.exception, RecordTooLargeError)
+            assert future.succeeded() == fits
+            assert fits or isinstance(future.exception, RecordTooLargeError)
             assert producer.metrics()["buffered"] == 0
 
 
 @pytest.mark.parametrize("spread", [0, 1 << 40], ids="times over {} ms".format)
-@pytest.mark.parametrize("way", ["send", "send_batch", "append_table"])
-def test_a_large_load_is_split_into_batches_that_kafka_would_take(root, way, spread):
-    """G13: nothing is refused that fits by itself, and no batch is over the limit."""
+@pytest.mark.parametrize("method", ["send", "send_batch", "append_table"])
+def test_a_large_load_is_split_into_batches_that_kafka_would_take(root, method, spread):
+    """G13: each record fits by itself, so all are written, and no batch is over the limit."""
     times = [TIME + (n * 7919 * spread) % (spread + 1) for n in range(3000)]
-    load = [b"%04d" % n + bytes(n % 50) for n in range(3000)]
-    most = len(record_batch([Record(load[-1], None, (), TIME)])) + 400
-    make(root, "t", max_message_bytes=most)
-    written = []
+    payloads = [b"%04d" % n + bytes(n % 50) for n in range(3000)]
+    limit = len(record_batch([Record(payloads[-1], None, (), TIME)])) + 400
+    make(root, "t", max_message_bytes=limit)
+    sizes = []
     append = root.partition("t", 0).append
 
-    def noted(encoded, **named):
-        written.extend(batch.kafka_size(one) for one in encoded)
+    def append_and_note(encoded, **named):
+        sizes.extend(batch.kafka_size(encoded_batch) for encoded_batch in encoded)
         return append(encoded, **named)
 
-    root.partition("t", 0).append = noted
+    root.partition("t", 0).append = append_and_note
     with Producer(root) as producer:
-        if way == "send":
-            for value, time in zip(load, times, strict=True):
+        if method == "send":
+            for value, time in zip(payloads, times, strict=True):
                 producer.send("t", value, timestamp_ms=time)
             producer.flush()
-        elif way == "send_batch":
-            producer.send_batch("t", load, timestamps=times).result()
+        elif method == "send_batch":
+            producer.send_batch("t", payloads, timestamps=times).result()
         else:
-            columns = [pa.array(load, pa.binary()), pa.array(times, pa.int64())]
+            columns = [pa.array(payloads, pa.binary()), pa.array(times, pa.int64())]
             producer.append_table("t", pa.table(columns, names=["value", "timestamp"])).result()
         assert producer.metrics()["errors"] == 0
-    assert values(root.partition("t", 0)) == load
-    assert max(written) <= most and len(written) < 1000
+    assert values(root.partition("t", 0)) == payloads
+    assert max(sizes) <= limit and len(sizes) < 1000
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 def test_what_is_compressed_counts_compressed(root, compression):
-    """A4; and what compression makes larger counts as if there were none."""
-    even, noise = bytes(500_000), os.urandom(5000)
+    """A4: a record that compression makes larger counts with its uncompressed size."""
+    zeros, noise = bytes(500_000), os.urandom(5000)
     make(root, "t", max_message_bytes=10_000)
-    noisy = len(record_batch([Record(noise)]))
-    make(root, "noise", max_message_bytes=noisy)
+    limit = len(record_batch([Record(noise)]))
+    make(root, "noise", max_message_bytes=limit)
     with Producer(root, compression_type=compression, max_request_size=BIG) as producer:
-        producer.send("t", even).result()
+        producer.send("t", zeros).result()
         producer.send("noise", noise).result()
         with pytest.raises(RecordTooLargeError):
             producer.send("t", os.urandom(20_000)).result()
-    assert values(root.partition("t", 0)) == [even]
-    one = encoded(even, compression=compression)
-    assert batch.kafka_size(one) < one.size < 10_000
+    assert values(root.partition("t", 0)) == [zeros]
+    encoded_batch = encoded(zeros, compression=compression)
+    assert batch.kafka_size(encoded_batch) < encoded_batch.size < 10_000
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_a_segment_bounds_what_a_batch_takes_on_the_disk(root, more):
-    """A4, A13: the bytes on the disk, whatever Kafka would count."""
+@pytest.mark.parametrize("excess", [0, 1])
+def test_a_segment_bounds_what_a_batch_takes_on_the_disk(root, excess):
+    """A4, A13: segment.bytes limits the bytes on the disk, not those that Kafka would count."""
     size = encoded(bytes(10_000)).size
-    make(root, "t", segment_bytes=size - more, max_message_bytes=BIG)
+    make(root, "t", segment_bytes=size - excess, max_message_bytes=BIG)
     with Producer(root) as producer:
         future = producer.send("t", bytes(10_000))
         producer.flush()
-        if more:
+        if excess:
             assert type(future.exception) is RecordBatchTooLargeError
         else:
             producer.send("t", bytes(10_000)).result()
             files = segment_files(root.path)
-            # Each has one batch, after the schema that a file begins with.
+            # Each file has one batch after its schema.
             assert [file.stat().st_size - size < 512 for file in files] == [True, True]

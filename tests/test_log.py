@@ -1,4 +1,4 @@
-"""One partition: appending, reading, flushing, cutting (A1–A37)."""
+"""One partition: append, read, flush, truncate and look up times (A1–A37)."""
 
 import errno
 from functools import partial
@@ -45,7 +45,7 @@ from embedlog.record import Appended
 
 
 def test_offsets_begin_at_0_and_are_dense(log):
-    """The first record of a partition is number 0, the next one 1 (A1)."""
+    """The first record of a partition has offset 0, the next one 1 (A1)."""
     receipts = log.append([encoded(b"a", b"b"), encoded(b"c")]) + log.append([encoded(b"d")])
 
     assert receipts == [Appended(0, 2), Appended(2, 3), Appended(3, 4)]
@@ -54,7 +54,7 @@ def test_offsets_begin_at_0_and_are_dense(log):
 
 
 def test_appending_nothing_does_nothing(log):
-    """No offset, no roll, no error (A2)."""
+    """It takes no offset, rolls nothing and raises nothing (A2)."""
     assert log.append([]) == []
     assert (log.end_offset(), bases(log)) == (0, [0])
 
@@ -76,32 +76,32 @@ def test_headers_keep_their_order_their_repetitions_and_their_nulls(log):
 
 
 def test_batches_without_headers_follow_in_a_segment_that_has_them(log):
-    """A segment has one schema: what comes after a record with headers gets the column too."""
+    """A segment has one schema: batches after one with headers have the column too."""
     log.append([encoded(b"a")])
     log.append([encoded(b"b", headers=[[("h", b"1")]])])
     for compression in ("none", "lz4", "zstd"):
         log.append([encoded(b"c" * 100, keys=[b"k"], compression=compression)])
     log.append([encoded(b"d", headers=[[("h", b"2")]]), encoded(b"e", producer=(1, 0, 0))])
 
-    found = rows(log)
-    assert [row[3] for row in found] == [b"a", b"b", *[b"c" * 100] * 3, b"d", b"e"]
-    assert [bool(row[4]) for row in found] == [False, True, False, False, False, True, False]
+    records = rows(log)
+    assert [row[3] for row in records] == [b"a", b"b", *[b"c" * 100] * 3, b"d", b"e"]
+    assert [bool(row[4]) for row in records] == [False, True, False, False, False, True, False]
     assert bases(log) == [0, 1]
     assert log.append([encoded(b"e", producer=(1, 0, 0))]) == [Appended(6, 7, None, True)]
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 def test_every_compression_reads_back_what_was_appended(log, compression):
-    """Readers do not care how a batch is stored."""
-    wanted = [b"value %d " % number * 20 for number in range(100)]
-    log.append([encoded(*wanted, compression=compression)])
+    """The compression of a batch makes no difference to a reader."""
+    expected = [b"value %d " % number * 20 for number in range(100)]
+    log.append([encoded(*expected, compression=compression)])
     log.append([encoded(b"small", compression=compression)])
 
-    assert values(log) == [*wanted, b"small"]
+    assert values(log) == [*expected, b"small"]
 
 
 def test_a_batch_over_max_message_bytes_is_refused(root):
-    """The stored size counts, compressed as it is; nothing is written (A4)."""
+    """The compressed size counts; nothing is written (A4)."""
     log = make_log(root, {"max.message.bytes": 2000})
     big = [b"x" * 100] * 50
     with pytest.raises(RecordTooLargeError, match=r"max\.message\.bytes 2000"):
@@ -113,7 +113,7 @@ def test_a_batch_over_max_message_bytes_is_refused(root):
 
 
 def test_a_batch_over_segment_bytes_is_refused(root):
-    """No roll could make room for it (A4)."""
+    """It would not fit even into an empty segment (A4)."""
     log = make_log(root, {"segment.bytes": 2000})
     with pytest.raises(RecordBatchTooLargeError, match=r"segment\.bytes 2000"):
         log.append([encoded(*[b"x" * 100] * 50)])
@@ -122,7 +122,7 @@ def test_a_batch_over_segment_bytes_is_refused(root):
 
 
 def test_the_producers_timestamps_are_kept(log):
-    """CreateTime, out of order or from the last century (A7)."""
+    """With CreateTime they may be out of order or from the last century (A7)."""
     times = [START, 0, START + 5, -5, START]
     log.append([encoded(*[b"x"] * 5, at=times)])
 
@@ -130,7 +130,7 @@ def test_the_producers_timestamps_are_kept(log):
 
 
 def test_log_append_time_overrides_the_producers(root, clock):
-    """Every record of a batch has the log's time, the receipt tells it (A7)."""
+    """Every record of a batch has the log's time, which the receipt contains (A7)."""
     log = make_log(root, {"message.timestamp.type": "LogAppendTime"})
     receipts = log.append([encoded(b"a", b"b", at=[5, 7])])
     clock.advance(10)
@@ -143,7 +143,7 @@ def test_log_append_time_overrides_the_producers(root, clock):
 
 @pytest.mark.parametrize("time", [START - 1001, START + 501])
 def test_a_timestamp_outside_the_window_is_refused(root, time):
-    """Before and after are counted from the log's clock; nothing is appended (A7)."""
+    """The window is relative to the log's clock; nothing is appended (A7)."""
     config = {"message.timestamp.before.max.ms": 1000, "message.timestamp.after.max.ms": 500}
     log = make_log(root, config)
     log.append([encoded(b"old", b"new", at=[START - 1000, START + 500])])
@@ -156,22 +156,22 @@ def test_a_timestamp_outside_the_window_is_refused(root, time):
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("headers", [None, [[("h", b"1")]] * 3])
 def test_a_compacted_topic_refuses_records_without_a_key(root, compression, headers):
-    """Nothing of the call is written, and the error says which they are (A6)."""
+    """No batch of the call is written, and the error lists the records (A6)."""
     log = make_log(root, {"cleanup.policy": "compact,delete"})
-    good = encoded(b"a", keys=[b"k"])
+    valid = encoded(b"a", keys=[b"k"])
     keyless = encoded(
         b"b", None, b"d", keys=[None, b"", None], headers=headers, compression=compression
     )
-    with pytest.raises(InvalidRecordError, match=r"Records \[1, 3\] have no key") as told:
-        log.append([good, keyless, good])
+    with pytest.raises(InvalidRecordError, match=r"Records \[1, 3\] have no key") as raised:
+        log.append([valid, keyless, valid])
 
-    assert told.value.indices == [1, 3]
+    assert raised.value.indices == [1, 3]
     assert log.end_offset() == 0
-    assert log.append([good]) == [Appended(0, 1)]
+    assert log.append([valid]) == [Appended(0, 1)]
 
 
-def test_keys_are_asked_for_from_the_moment_a_topic_is_compacted(root):
-    """The log decides, not what a producer knew of the topic (A6)."""
+def test_keys_are_required_as_soon_as_a_topic_is_compacted(root):
+    """The current settings of the topic count, not those a producer has cached (A6)."""
     log = make_log(root)
     log.append([encoded(b"a")])
     root.alter_topic("t", {"cleanup.policy": "compact"})
@@ -183,7 +183,7 @@ def test_keys_are_asked_for_from_the_moment_a_topic_is_compacted(root):
 
 
 def test_a_mirror_keeps_the_offsets_of_its_source(root, log):
-    """They may have gaps, also at the beginning; reading goes over these (A8, A17)."""
+    """Offsets may have gaps, also at the beginning; reads skip them (A8, A17)."""
     receipts = log.append_at([(10, encoded(b"a", b"b")), (12, encoded(b"c")), (20, encoded(b"d"))])
     log.append_at([(21, encoded(b"e"))], durability="fsync")
 
@@ -201,8 +201,8 @@ def test_a_mirror_keeps_the_offsets_of_its_source(root, log):
     assert log.append_at([]) == []
 
 
-def test_a_repeat_among_given_offsets_moves_no_other_batch(log):
-    """It is answered with the offsets it got, and leaves a gap (A8, G16)."""
+def test_a_repeated_batch_at_an_explicit_offset_moves_no_other_batch(log):
+    """Its receipt has the original offsets, and the offset in the call remains a gap (A8, G16)."""
     first, second = (encoded(b"%d" % number, producer=(7, 0, number)) for number in (0, 1))
     log.append_at([(5, first)])
     receipts = log.append_at([(6, encoded(b"a")), (7, first), (8, second), (9, encoded(b"b"))])
@@ -211,21 +211,21 @@ def test_a_repeat_among_given_offsets_moves_no_other_batch(log):
     assert [row[:4:3] for row in rows(log)] == [(5, b"0"), (6, b"a"), (8, b"1"), (9, b"b")]
 
 
-def test_what_a_topic_refuses_is_refused_at_given_offsets_too(root):
-    """Before anything is written, a gap included (A4, A6)."""
+def test_invalid_batches_are_refused_at_explicit_offsets_too(root):
+    """The check comes before any write, so there is no gap either (A4, A6)."""
     log = make_log(root, {"cleanup.policy": "compact", "max.message.bytes": 1000})
-    good = encoded(b"a", keys=[b"k"])
+    valid = encoded(b"a", keys=[b"k"])
     with pytest.raises(InvalidRecordError, match=r"Records \[1\] have no key"):
-        log.append_at([(5, good), (6, encoded(b"b"))])
+        log.append_at([(5, valid), (6, encoded(b"b"))])
     with pytest.raises(RecordTooLargeError):
-        log.append_at([(5, good), (6, encoded(b"b" * 1000, keys=[b"k"]))])
+        log.append_at([(5, valid), (6, encoded(b"b" * 1000, keys=[b"k"]))])
 
     assert log.end_offset() == 0
-    assert log.append_at([(5, good)]) == [Appended(5, 6)]
+    assert log.append_at([(5, valid)]) == [Appended(5, 6)]
 
 
 def test_an_offset_below_the_end_or_out_of_order_is_refused(log):
-    """And nothing is written (A8)."""
+    """Nothing is written (A8)."""
     fill(log, 3)
     for offset in (0, 2):
         with pytest.raises(UnexpectedAppendOffsetError, match="goes on at offset 3"):
@@ -239,7 +239,7 @@ def test_an_offset_below_the_end_or_out_of_order_is_refused(log):
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 def test_a_gap_outlives_a_reboot(tmp_path, durability):
-    """What follows it is found again, and is not taken for what a cut left behind (A25, A8)."""
+    """Recovery keeps the batches after the gap (A25, A8)."""
     root = open_root(tmp_path)
     log = make_log(root)
     fill(log, 2)
@@ -256,7 +256,7 @@ def test_a_gap_outlives_a_reboot(tmp_path, durability):
 
 
 def test_threads_and_processes_append_without_mixing_their_batches(root, log):
-    """Offsets are dense, batches are whole, and each appender's order is kept (A10)."""
+    """Offsets are dense, batches are whole, and the batches of an appender stay in order (A10)."""
 
     def work(name):
         for number in range(30):
@@ -271,25 +271,25 @@ def test_threads_and_processes_append_without_mixing_their_batches(root, log):
     with in_threads(*appenders):
         pass
 
-    found = rows(log)
-    assert [row[0] for row in found] == list(range(360))
-    groups = [found[place][3] for place in range(0, 360, 3)]
-    assert [row[3] for row in found] == [value for value in groups for _ in range(3)]
+    records = rows(log)
+    assert [row[0] for row in records] == list(range(360))
+    batch_values = [records[position][3] for position in range(0, 360, 3)]
+    assert [row[3] for row in records] == [value for value in batch_values for _ in range(3)]
     for name in (b"a", b"b", b"c", b"d"):
-        mine = [value for value in groups if value.startswith(name)]
-        assert mine == [b"%b %d" % (name, number) for number in range(30)]
+        own_batches = [value for value in batch_values if value.startswith(name)]
+        assert own_batches == [b"%b %d" % (name, number) for number in range(30)]
 
 
-def test_readers_that_refresh_do_not_confuse_who_appends(root):
-    """A slow reader never puts an older manifest over the newer one of a roll (A10, A14)."""
+def test_readers_that_refresh_do_not_disturb_an_appender(root):
+    """A slow reader never replaces the cached manifest of a roll by an older one (A10, A14)."""
     log = make_log(root, {"segment.bytes": 1500})
 
-    def look():
+    def read_latest():
         log.start_offset()
         log.offset_for_timestamp(START + 10)
         rows(log, max(log.end_offset() - 3, 0))
 
-    with meanwhile(look, 3):
+    with meanwhile(read_latest, 3):
         fill(log, 150)
 
     assert offsets(log) == list(range(150))
@@ -297,10 +297,10 @@ def test_readers_that_refresh_do_not_confuse_who_appends(root):
 
 
 def test_a_handle_that_reads_cannot_append(root, log, tmp_path):
-    """mode="r" changes nothing."""
+    """With mode="r" every change raises."""
     fill(log, 3)
-    reading = open_root(tmp_path / "root", mode="r")
-    other = reading.partition("t", 0)
+    read_only = open_root(tmp_path / "root", mode="r")
+    other = read_only.partition("t", 0)
 
     assert values(other) == [b"v0", b"v1", b"v2"]
     for change in (lambda: other.append([encoded(b"x")]), other.flush, other.roll,
@@ -309,28 +309,28 @@ def test_a_handle_that_reads_cannot_append(root, log, tmp_path):
             change()
     fill(log, 1, first=3)
     assert values(other, 3) == [b"v3"]
-    reading.close()
+    read_only.close()
 
 
-def test_a_deleted_topic_is_told_to_who_still_has_its_log(root, log):
-    """Its records are gone; a topic of that name begins at 0 again (A38)."""
+def test_the_log_of_a_deleted_topic_raises(root, log):
+    """Its records are gone; a new topic of that name begins at offset 0 (A38)."""
     fill(log, 3)
     root.delete_topic("t")
     with pytest.raises(UnknownTopicOrPartitionError):
         log.append([encoded(b"x")])
-    again = make_log(root)
+    new_log = make_log(root)
     with pytest.raises(UnknownTopicOrPartitionError, match="created again"):
         log.append([encoded(b"x")])
 
-    assert again.append([encoded(b"new")]) == [Appended(0, 1)]
-    assert root.partition("t", 0) is again
+    assert new_log.append([encoded(b"new")]) == [Appended(0, 1)]
+    assert root.partition("t", 0) is new_log
 
 
 # Reading
 
 
 def test_reading_at_the_end_is_empty_and_past_it_out_of_range(log):
-    """The end is a legal position, one more is not (A17)."""
+    """The end of the log is a valid position, the offset after it is not (A17)."""
     fill(log, 3)
 
     assert log.reader(3).read() == []
@@ -340,55 +340,55 @@ def test_reading_at_the_end_is_empty_and_past_it_out_of_range(log):
 
 
 def test_a_reader_at_the_end_finds_what_comes(log):
-    """Asking again is cheap, and finds the next records."""
+    """Each `read` returns the records that were appended since the last one."""
     reader = log.reader(0)
     assert reader.read() == []
     for number in range(3):
         fill(log, 1, first=number)
-        assert [row[3] for one in reader.read() for row in batch_rows(one)] == [b"v%d" % number]
+        assert [row[3] for batch in reader.read() for row in batch_rows(batch)] == [b"v%d" % number]
         assert reader.read() == []
 
 
-def test_a_reader_believes_an_end_it_is_given_only_to_go_on(log):
-    """An end that the caller read a moment ago may be older than the reader, or than a cut."""
-    before = log.tail()
+def test_a_reader_uses_the_tail_of_its_caller_only_to_go_on(log):
+    """The tail may be older than the position of the reader, or than a truncation."""
+    old_tail = log.tail()
     fill(log, 3)
-    middle = log.tail()
+    middle_tail = log.tail()
     fill(log, 3, first=3)
     reader = log.reader(0)
 
-    assert [one.base_offset for one in reader.read(tail=middle)] == [0, 1, 2]
-    assert reader.read(tail=middle) == []
-    assert [one.base_offset for one in reader.read(tail=before)] == [3, 4, 5]
+    assert [batch.base_offset for batch in reader.read(tail=middle_tail)] == [0, 1, 2]
+    assert reader.read(tail=middle_tail) == []
+    assert [batch.base_offset for batch in reader.read(tail=old_tail)] == [3, 4, 5]
 
-    reader, long = log.reader(2), log.tail()
+    reader, tail_before_cut = log.reader(2), log.tail()
     log.truncate_to(3)
-    assert [one.base_offset for one in reader.read(tail=long)] == [2]
+    assert [batch.base_offset for batch in reader.read(tail=tail_before_cut)] == [2]
 
 
 def test_a_read_inside_a_batch_gives_that_batch(log):
-    """The caller leaves out what is below (A17)."""
+    """The caller drops the records below its offset (A17)."""
     fill(log, 3, size=10)
     reader = log.reader(15)
 
-    assert [one.base_offset for one in reader.read()] == [10, 20]
+    assert [batch.base_offset for batch in reader.read()] == [10, 20]
     assert reader.offset == 30
     assert offsets(log, 15) == list(range(15, 30))
 
 
-@pytest.mark.parametrize("most", [1, 600, 5000, 1 << 20])
-def test_reading_piece_by_piece_gives_every_record_once(root, most):
-    """Over all segments, whatever is asked for at a time (A18, A19)."""
+@pytest.mark.parametrize("max_bytes", [1, 600, 5000, 1 << 20])
+def test_reading_piece_by_piece_gives_every_record_once(root, max_bytes):
+    """It crosses all segments, for any `max_bytes` (A18, A19)."""
     log = make_log(root, {"segment.bytes": 2000, "index.interval.bytes": 600})
     fill(log, 20, size=3)
 
     assert len(bases(log)) > 3
     for offset in range(61):
-        assert [row[0] for row in rows(log, offset, most)] == list(range(offset, 60))
+        assert [row[0] for row in rows(log, offset, max_bytes)] == list(range(offset, 60))
 
 
 def test_nothing_past_the_published_end_is_read(root, log):
-    """Bytes may be there, but they are nobody's (A20)."""
+    """Bytes past the end are not part of the log (A20)."""
     fill(log, 3)
     reader = log.reader(0)
     (path,) = segment_files(root.path)
@@ -402,59 +402,59 @@ def test_nothing_past_the_published_end_is_read(root, log):
 
 
 def test_durable_visibility_shows_only_what_was_flushed(root, log, tmp_path):
-    """The rule of the 2011 paper: consumers see what a power cut cannot take (A20)."""
-    careful = open_root(tmp_path / "root", visibility="durable")
-    other = careful.partition("t", 0)
+    """Consumers see only records that survive a power cut, as in the Kafka paper of 2011 (A20)."""
+    durable_root = open_root(tmp_path / "root", visibility="durable")
+    durable_log = durable_root.partition("t", 0)
     fill(log, 2)
-    assert (other.end_offset(), values(other)) == (0, [])
+    assert (durable_log.end_offset(), values(durable_log)) == (0, [])
     with pytest.raises(OffsetOutOfRangeError):
-        other.reader(1)
+        durable_log.reader(1)
     log.flush()
-    assert values(other) == [b"v0", b"v1"]
+    assert values(durable_log) == [b"v0", b"v1"]
     fill(log, 1, first=2)
-    assert values(other) == [b"v0", b"v1"]
+    assert values(durable_log) == [b"v0", b"v1"]
     fill(log, 1, first=3, durability="fsync")
-    assert values(other) == values(log) == [b"v0", b"v1", b"v2", b"v3"]
-    careful.close()
+    assert values(durable_log) == values(log) == [b"v0", b"v1", b"v2", b"v3"]
+    durable_root.close()
 
 
 def test_a_reader_finishes_on_files_that_were_unlinked(root):
-    """Or is told that the offset is gone: never garbage, never a signal (A21)."""
+    """It reads its open file or raises; there is no garbage and no signal (A21)."""
     log = make_log(root, {"segment.bytes": 1500})
     fill(log, 10)
     reader = log.reader(0)
-    first = reader.read(1)
+    batches = reader.read(1)
     root.delete_topic("t")
 
-    assert [row[3] for one in first for row in batch_rows(one)][:1] == [b"v0"]
+    assert [row[3] for batch in batches for row in batch_rows(batch)][:1] == [b"v0"]
     with pytest.raises(UnknownTopicOrPartitionError):
         reader.read()
 
 
-def test_a_damaged_batch_is_told_with_its_place_and_can_be_skipped(root, log):
-    """Topic, partition, offset, file and byte; the ones around it are read (A32)."""
+def test_a_damaged_batch_is_reported_with_its_position_and_can_be_skipped(root, log):
+    """The error has topic, partition, offset, file and byte; other batches are read (A32)."""
     fill(log, 3, size=2)
     log.append([encoded(b"after")])
     (path,) = segment_files(root.path)
-    good = [one.position for one in log.reader(0).read()]
+    file_positions = [batch.position for batch in log.reader(0).read()]
     with path.open("r+b") as file:
-        file.seek(good[1] + 60)
+        file.seek(file_positions[1] + 60)
         file.write(b"\xff\xfe\xfd")
 
     reader = log.reader(0)
-    assert [one.base_offset for one in reader.read()] == [0]
+    assert [batch.base_offset for batch in reader.read()] == [0]
     for _ in range(2):
         with pytest.raises(CorruptBatchError) as caught:
             reader.read()
         assert (caught.value.topic, caught.value.partition, caught.value.offset) == ("t", 0, 2)
         assert caught.value.path == str(path.relative_to(root.path))
-        assert caught.value.position == good[1]
+        assert caught.value.position == file_positions[1]
         assert reader.offset == 2
     abandon(root)
 
 
-def test_a_reader_knows_its_offset_when_the_log_was_cut_and_written_again(root):
-    """A place in a file that was cut is not trusted: the reader looks again (A36)."""
+def test_a_reader_knows_its_offset_after_the_log_was_truncated_and_written_again(root):
+    """After a truncation the reader looks up its position in the file again (A36)."""
     log = make_log(root)
     fill(log, 5)
     reader = log.reader(0)
@@ -464,18 +464,18 @@ def test_a_reader_knows_its_offset_when_the_log_was_cut_and_written_again(root):
         reader.read()
     log.truncate_to(1)
     reader = log.reader(0)
-    assert [one.next_offset for one in reader.read()] == [1]
+    assert [batch.next_offset for batch in reader.read()] == [1]
     fill(log, 3)
     log.truncate_to(1)
     log.append([encoded(b"longer than before", b"x"), encoded(b"y")])
 
     assert isinstance(reader, PartitionReader)
-    found = [row[:4:3] for one in reader.read() for row in batch_rows(one)]
-    assert found == [(1, b"longer than before"), (2, b"x"), (3, b"y")]
+    records = [row[:4:3] for batch in reader.read() for row in batch_rows(batch)]
+    assert records == [(1, b"longer than before"), (2, b"x"), (3, b"y")]
 
 
-def test_a_reader_is_told_that_the_log_was_cut_below_it(log):
-    """Even if there are others at these offsets by now, and where to go on (A36, A37)."""
+def test_a_reader_raises_after_the_log_was_truncated_below_it(log):
+    """It raises even if the offsets were used again, and says where to continue (A36, A37)."""
     fill(log, 6)
     reader, behind = log.reader(0), log.reader(3)
     reader.read()
@@ -485,10 +485,10 @@ def test_a_reader_is_told_that_the_log_was_cut_below_it(log):
     fill(log, 3, first=20)
 
     for _ in range(2):
-        with pytest.raises(LogTruncatedError, match="cut at offset 4") as told:
+        with pytest.raises(LogTruncatedError, match="cut at offset 4") as raised:
             reader.read()
-        assert (told.value.offset, told.value.next_offset) == (6, 4)
-    assert [row[3] for one in behind.read() for row in batch_rows(one)] == [
+        assert (raised.value.offset, raised.value.next_offset) == (6, 4)
+    assert [row[3] for batch in behind.read() for row in batch_rows(batch)] == [
         b"v3",
         b"v20",
         b"v21",
@@ -496,21 +496,21 @@ def test_a_reader_is_told_that_the_log_was_cut_below_it(log):
     ]
 
 
-def test_every_cut_that_a_reader_missed_counts(log):
-    """The first epoch after its own says where the ways parted (A37)."""
+def test_every_truncation_that_a_reader_missed_counts(log):
+    """The reader continues where the first epoch after its own begins (A37)."""
     fill(log, 6)
     reader = log.reader(5)
     log.truncate_to(3)
     fill(log, 6, first=10)
     log.truncate_to(8)
 
-    with pytest.raises(LogTruncatedError) as told:
+    with pytest.raises(LogTruncatedError) as raised:
         reader.read()
-    assert told.value.next_offset == 3
+    assert raised.value.next_offset == 3
 
 
-def test_an_offset_that_was_kept_with_its_epoch_is_checked(root, log):
-    """As a checkpoint elsewhere does it: past the end of its epoch it is gone (R8)."""
+def test_an_offset_that_was_saved_with_its_epoch_is_checked(root, log):
+    """Past the end of its epoch the saved offset was truncated (R8)."""
     fill(log, 4)
     epoch = log.tail().leader_epoch
     log.truncate_to(2)
@@ -519,13 +519,13 @@ def test_an_offset_that_was_kept_with_its_epoch_is_checked(root, log):
     assert log.reader(2, epoch).read()[0].base_offset == 2
     assert log.reader(3).read()[0].base_offset == 3
     for offset in (3, 4, 100):
-        with pytest.raises(LogTruncatedError) as told:
+        with pytest.raises(LogTruncatedError) as raised:
             log.reader(offset, epoch)
-        assert told.value.next_offset == 2
+        assert raised.value.next_offset == 2
 
 
-def test_a_recovery_that_lost_nothing_is_no_cut(root, log):
-    """The epoch grows, but it begins where the log ended (A37)."""
+def test_a_recovery_that_lost_nothing_is_no_truncation(root, log):
+    """The epoch grows, but begins at the end of the log (A37)."""
     fill(log, 4)
     reader = log.reader(0)
     reader.read()
@@ -533,7 +533,7 @@ def test_a_recovery_that_lost_nothing_is_no_cut(root, log):
     log.context.live.write(lambda txn: txn.delete(log.tail_key))
     fill(log, 1, first=4)
 
-    assert [one.base_offset for one in reader.read()] == [4]
+    assert [batch.base_offset for batch in reader.read()] == [4]
     assert reader.leader_epoch > epoch
 
 
@@ -545,7 +545,7 @@ def partition_info(log):
 
 
 def test_a_flush_moves_the_recovery_point_to_the_end(log):
-    """Only a flush does, and it never goes back but by a cut (A22, A23)."""
+    """Only a flush moves it forward, and only a truncation moves it back (A22, A23)."""
     fill(log, 3)
     assert (partition_info(log).recovery_offset, log.tail().durable_offset) == (0, 0)
     log.flush()
@@ -559,27 +559,29 @@ def test_a_flush_moves_the_recovery_point_to_the_end(log):
 
 
 @pytest.fixture
-def several(tmp_path):
-    """Five partitions of two topics, each with a record that nobody flushed, and their root."""
+def partitions_to_flush(tmp_path):
+    """A root and its five partitions of two topics, each with one record that is not flushed."""
     root = open_root(tmp_path / "several", files=FaultyFiles, lock_timeout=0.2)
     root.create_topic("a", 2, TopicConfig())
     root.create_topic("b", 3, TopicConfig())
-    logs = [root.partition("a", n) for n in range(2)] + [root.partition("b", n) for n in range(3)]
+    logs = [root.partition("a", number) for number in range(2)] + [
+        root.partition("b", number) for number in range(3)
+    ]
     for log in logs:
         fill(log, 1)
     yield root, logs
     abandon(root)
 
 
-def test_many_partitions_are_flushed_at_once(several):
-    """Each file and each directory once, one commit of each database (A22)."""
-    root, logs = several
+def test_many_partitions_are_flushed_at_once(partitions_to_flush):
+    """Each file and directory is synced once, with one commit of each database (A22)."""
+    root, logs = partitions_to_flush
     files, context = root.context.files, root.context
     before, versions = files.counts.copy(), (context.state.version(), context.live.version())
     root.flush()
 
-    done = files.counts - before
-    assert (done["sync"], done["sync_directory"]) == (5, 5 + 2 + 1)
+    operations = files.counts - before
+    assert (operations["sync"], operations["sync_directory"]) == (5, 5 + 2 + 1)
     assert (context.state.version(), context.live.version()) == (versions[0] + 1, versions[1] + 1)
     assert [partition_info(log).recovery_offset for log in logs] == [1] * 5
     assert [log.tail().durable_offset for log in logs] == [1] * 5
@@ -588,27 +590,31 @@ def test_many_partitions_are_flushed_at_once(several):
     fill(logs[0], 1)
     before = files.counts.copy()
     root.flush()
-    done = files.counts - before
-    assert (done["sync"], done["sync_directory"]) == (1, 0)
+    operations = files.counts - before
+    assert (operations["sync"], operations["sync_directory"]) == (1, 0)
 
 
-@pytest.mark.parametrize(("kind", "n", "hit"), [("sync", 3, [3]), ("sync_directory", 1, [0, 1])])
-def test_a_partition_that_cannot_be_flushed_holds_up_no_other(several, kind, n, hit):
-    """It alone is read-only from then on; the error is raised when the others are done (P8, P9)."""
-    root, logs = several
-    root.context.files.fail_at(n, errno.EIO, only=(kind,))
+@pytest.mark.parametrize(
+    ("kind", "index", "failed"), [("sync", 3, [3]), ("sync_directory", 1, [0, 1])]
+)
+def test_a_partition_that_cannot_be_flushed_holds_up_no_other(
+    partitions_to_flush, kind, index, failed
+):
+    """Only it becomes read-only; the error is raised after the others are flushed (P8, P9)."""
+    root, logs = partitions_to_flush
+    root.context.files.fail_at(index, errno.EIO, only=(kind,))
     with pytest.raises(DurabilityError):
         root.flush()
 
-    assert [n for n, log in enumerate(logs) if log.tail().failed] == hit
-    assert [n for n, log in enumerate(logs) if log.dirty] == hit
-    found = [partition_info(log).recovery_offset for log in logs]
-    assert found == [0 if n in hit else 1 for n in range(5)]
+    assert [index for index, log in enumerate(logs) if log.tail().failed] == failed
+    assert [index for index, log in enumerate(logs) if log.dirty] == failed
+    recovery_offsets = [partition_info(log).recovery_offset for log in logs]
+    assert recovery_offsets == [0 if index in failed else 1 for index in range(5)]
 
 
-def test_a_partition_that_somebody_holds_is_waited_for_alone(several, tmp_path):
-    """The others are flushed and free meanwhile (P16)."""
-    root, logs = several
+def test_a_locked_partition_delays_no_other_flush(partitions_to_flush, tmp_path):
+    """The other partitions are flushed and unlocked meanwhile (P16)."""
+    root, logs = partitions_to_flush
     other = open_root(tmp_path / "several")
     holder = other.partition("b", 1)
     holder.acquire()
@@ -624,7 +630,7 @@ def test_a_partition_that_somebody_holds_is_waited_for_alone(several, tmp_path):
 
 
 def test_flushing_an_empty_partition_is_fine(log):
-    """And makes its file durable (A22)."""
+    """It makes the file of the segment durable (A22)."""
     log.flush()
     log.roll()
     log.flush()
@@ -632,19 +638,19 @@ def test_flushing_an_empty_partition_is_fine(log):
     assert log.end_offset() == 0
 
 
-def test_flush_messages_flushes_when_so_many_wait(root):
-    """Kafka's flush.messages (A22)."""
+def test_flush_messages_flushes_after_that_many_records(root):
+    """The setting is Kafka's flush.messages (A22)."""
     log = make_log(root, {"flush.messages": 5})
-    durable = []
+    durable_offsets = []
     for number in range(12):
         fill(log, 1, first=number)
-        durable.append(log.tail().durable_offset)
+        durable_offsets.append(log.tail().durable_offset)
 
-    assert durable == [0, 0, 0, 0, 5, 5, 5, 5, 5, 10, 10, 10]
+    assert durable_offsets == [0, 0, 0, 0, 5, 5, 5, 5, 5, 10, 10, 10]
 
 
-def test_flush_ms_flushes_when_the_last_one_is_so_long_ago(root, clock):
-    """Kafka's flush.ms, at the next append (A22)."""
+def test_flush_ms_flushes_when_the_last_flush_is_that_long_ago(root, clock):
+    """The setting is Kafka's flush.ms; the next append flushes (A22)."""
     log = make_log(root, {"flush.ms": 100})
     fill(log, 1)
     log.flush()
@@ -657,18 +663,18 @@ def test_flush_ms_flushes_when_the_last_one_is_so_long_ago(root, clock):
 
 
 def test_durability_fsync_is_durable_when_append_returns(log):
-    """Also what others wrote before, without a flush (group commit)."""
+    """Earlier appends that were not flushed become durable, too (group commit)."""
     fill(log, 2)
     fill(log, 1, first=2, durability="fsync")
 
     assert log.tail().durable_offset == log.end_offset() == 3
 
 
-# Cutting
+# Truncating
 
 
-def test_a_cut_at_or_past_the_end_does_nothing(log):
-    """False, and no new epoch (A34)."""
+def test_a_truncation_at_or_past_the_end_does_nothing(log):
+    """It returns False and begins no epoch (A34)."""
     fill(log, 3)
     epoch = log.tail().leader_epoch
 
@@ -680,8 +686,8 @@ def test_a_cut_at_or_past_the_end_does_nothing(log):
 
 
 @pytest.mark.parametrize("offset", range(1, 30))
-def test_a_cut_removes_every_record_from_the_offset_on(tmp_path, offset):
-    """A batch that straddles it goes entirely; the end is the offset, also in the gap (A34)."""
+def test_a_truncation_removes_every_record_from_the_offset_on(tmp_path, offset):
+    """A batch across the offset is removed entirely; the log ends at the offset (A34)."""
     root = open_root(tmp_path / "root")
     log = make_log(root, {"segment.bytes": 1500, "index.interval.bytes": 500})
     fill(log, 10, size=3)
@@ -695,13 +701,13 @@ def test_a_cut_removes_every_record_from_the_offset_on(tmp_path, offset):
     assert values(log, offset // 3 * 3) == [b"next"]
     assert healthy(root)
     abandon(root)
-    again = open_root(tmp_path / "root")
-    assert offsets(again.partition("t", 0)) == [*range(offset // 3 * 3), offset]
-    again.close()
+    reopened = open_root(tmp_path / "root")
+    assert offsets(reopened.partition("t", 0)) == [*range(offset // 3 * 3), offset]
+    reopened.close()
 
 
-def test_a_cut_before_everything_starts_over_there(log):
-    """An empty log whose start and end are the offset (A35)."""
+def test_a_truncation_to_the_start_empties_the_log(log):
+    """The log is empty, and starts and ends at the offset (A35)."""
     fill(log, 3)
     log.truncate_to(0)
 
@@ -709,38 +715,38 @@ def test_a_cut_before_everything_starts_over_there(log):
     assert log.append([encoded(b"x")]) == [Appended(0, 1)]
 
 
-def test_a_cut_raises_the_epoch_of_what_follows(log):
-    """So that a reader can tell reused offsets from the old ones (A36, A37)."""
+def test_a_truncation_raises_the_epoch_of_later_batches(log):
+    """Epochs distinguish the new records at an offset from the old ones (A36, A37)."""
     fill(log, 5)
-    before = log.tail().leader_epoch
+    first_epoch = log.tail().leader_epoch
     log.truncate_to(3)
     fill(log, 1, first=3)
     log.truncate_to(2)
     fill(log, 2, first=2)
 
-    assert [one.leader_epoch - before for one in log.reader(0).read()] == [0, 0, 2, 2]
+    assert [batch.leader_epoch - first_epoch for batch in log.reader(0).read()] == [0, 0, 2, 2]
     epochs = log.context.state.read(lambda txn: catalog.epochs(txn, log.key))
-    assert epochs == [(before, 0), (before + 2, 2)]
+    assert epochs == [(first_epoch, 0), (first_epoch + 2, 2)]
 
 
 # Looking up a time
 
 
 def test_a_time_lookup_is_the_first_record_in_offset_order(root):
-    """Not the nearest in time, where timestamps are out of order (B10, B13)."""
+    """If timestamps are out of order, it is not the nearest in time (B10, B13)."""
     log = make_log(root, {"segment.bytes": 1200, "index.interval.bytes": 0})
     times = [10, 30, 20, 50, 40, 40, 70, 5, 60]
-    for place in range(0, 9, 3):
-        log.append([encoded(b"a", b"b", b"c", at=times[place : place + 3])])
+    for first in range(0, 9, 3):
+        log.append([encoded(b"a", b"b", b"c", at=times[first : first + 3])])
         log.roll()
 
     for time in range(80):
-        wanted = [(offset, at) for offset, at in enumerate(times) if at >= time]
-        found = log.offset_for_timestamp(time)
-        assert (found and found[:2]) == (wanted[0] if wanted else None)
+        expected = [(offset, at) for offset, at in enumerate(times) if at >= time]
+        looked_up = log.offset_for_timestamp(time)
+        assert (looked_up and looked_up[:2]) == (expected[0] if expected else None)
     assert log.offset_for_timestamp(0).leader_epoch == log.tail().leader_epoch
 
 
 def test_a_time_lookup_in_an_empty_log_finds_nothing(log):
-    """None, not an error (B10)."""
+    """It returns None (B10)."""
     assert log.offset_for_timestamp(0) is None

@@ -1,4 +1,4 @@
-"""Appends that fail half way: what is left of them, now and after a power cut (P8, P11)."""
+"""Appends that fail half way: the log is unchanged, also after a power cut (P8, P11)."""
 
 import errno
 from functools import partial
@@ -13,7 +13,7 @@ A, B, C = (encoded(name * 60) for name in (b"a", b"b", b"c"))
 
 
 def fail_half_way(log, written):
-    """Write so many bytes of an append of three batches; then the disk refuses the rest."""
+    """Append three batches; the disk takes `written` bytes and fails for the rest."""
     files = log.context.files
     files.short_at(0, written)
     files.fail_at(1, errno.EIO, only=("write",))
@@ -23,7 +23,7 @@ def fail_half_way(log, written):
 
 
 def test_a_failed_append_does_not_come_back_with_a_power_cut(tmp_path):
-    """Its bytes are cut back off, and stay off, whatever is written in their place (P8, P5)."""
+    """Its bytes are truncated, and no later append brings them back (P8, P5)."""
     root = open_root(tmp_path / "root", files=partial(FaultyFiles, record=True))
     log = make_log(root)
     log.append([A])
@@ -35,13 +35,13 @@ def test_a_failed_append_does_not_come_back_with_a_power_cut(tmp_path):
     recording = files.recording()
     abandon(root)
 
-    found = set()
+    states_after = set()
     for number, image in enumerate(recording.states(limit=400, seed=0, per_cut=24)):
         if "refused" in image.notes:
             directory = tmp_path / str(number)
             directory.mkdir()
             materialise(image, directory)
-            after = open_root(directory, files=REBOOTED)
-            found.add(tuple(values(after.partition("t", 0))))
-            abandon(after)
-    assert found == {(b"a" * 60,), (b"a" * 60, b"c" * 60)}
+            rebooted = open_root(directory, files=REBOOTED)
+            states_after.add(tuple(values(rebooted.partition("t", 0))))
+            abandon(rebooted)
+    assert states_after == {(b"a" * 60,), (b"a" * 60, b"c" * 60)}

@@ -1,4 +1,4 @@
-"""Sealed segments that were swapped for ones with gaps: all is read on as before (D10, D25)."""
+"""Sealed segments that were replaced by compacted ones, whose offsets have gaps (D10, D25)."""
 
 import pytest
 from support.faulty_files import REBOOTED, FaultyFiles
@@ -27,7 +27,7 @@ from embedlog.segment import SegmentFile
 
 CONFIG = {"segment.bytes": 3000, "index.interval.bytes": 0, "file.delete.delay.ms": 0}
 KEPT = {1, 2, 7, 19, 20}
-LEFT = [1, 2, 7, 19, 20, 33, 34, 35]
+REMAINING = [1, 2, 7, 19, 20, 33, 34, 35]
 
 
 @pytest.fixture
@@ -40,91 +40,93 @@ def log(root):
 
 
 def read(reader, max_bytes=1):
-    """Offsets of the next batches, without what lies below the position."""
+    """Return the offsets in the next batches, without those below the position."""
     first = reader.offset
-    found = [offset for one in reader.read(max_bytes) for offset in one.offsets().to_pylist()]
-    return [offset for offset in found if offset >= first]
+    read_offsets = [
+        offset for batch in reader.read(max_bytes) for offset in batch.offsets().to_pylist()
+    ]
+    return [offset for offset in read_offsets if offset >= first]
 
 
-def passing(log):
+def uncommitted_files(log):
     return log.context.state.read(lambda txn: catalog.uncommitted_files(txn, log.key))
 
 
-def test_what_is_kept_keeps_its_offset_and_is_found_from_everywhere(log):
-    """D10: removed offsets remain legal positions, where the next higher one is read."""
+def test_remaining_records_keep_their_offsets_and_are_read_from_any_position(log):
+    """D10: a removed offset remains a valid position; the next higher one is read."""
     before = {row[0]: row for row in rows(log)}
 
     keep(log, KEPT, parts=2)
 
     assert bases(log) == [0, 33]
-    assert rows(log) == [before[offset] for offset in LEFT]
+    assert rows(log) == [before[offset] for offset in REMAINING]
     for offset in range(37):
-        assert offsets(log, offset) == [one for one in LEFT if one >= offset]
+        assert offsets(log, offset) == [remaining for remaining in REMAINING if remaining >= offset]
     assert (log.start_offset(), log.end_offset()) == (0, 36)
 
 
-def test_times_are_found_in_it(log):
-    """B10: the first record in offset order at or after a time, among those that are left."""
-    before = {row[0]: row[1] for row in rows(log)}
+def test_times_are_looked_up_in_compacted_segments(log):
+    """B10: the result is the first remaining record in offset order at or after the time."""
+    times = {row[0]: row[1] for row in rows(log)}
     keep(log, KEPT, parts=3)
-    for time in range(min(before.values()) - 1, max(before.values()) + 2):
-        expected = next((offset for offset in LEFT if before[offset] >= time), None)
-        found = log.offset_for_timestamp(time)
-        assert (found and found.offset) == expected
+    for time in range(min(times.values()) - 1, max(times.values()) + 2):
+        expected = next((offset for offset in REMAINING if times[offset] >= time), None)
+        looked_up = log.offset_for_timestamp(time)
+        assert (looked_up and looked_up.offset) == expected
 
 
-@pytest.mark.parametrize("kept", [set(), {0}, {32}, {17}, {18}], ids=str)
-def test_a_reader_comes_to_the_end_whatever_is_left(root, log, kept):
-    """D11: an empty batch says where the segment ends, so a consumer has no lag at the end."""
+@pytest.mark.parametrize("kept_offsets", [set(), {0}, {32}, {17}, {18}], ids=str)
+def test_a_reader_reaches_the_end_for_any_remaining_records(root, log, kept_offsets):
+    """D11: an empty batch marks the end of the segment, so a consumer at the end has no lag."""
     log.roll()
-    keep(log, kept)
+    keep(log, kept_offsets)
 
-    assert offsets(log) == sorted(kept)
+    assert offsets(log) == sorted(kept_offsets)
     with Consumer(root, "t", auto_offset_reset="earliest") as consumer:
-        found = [one.offset for some in consumer.poll().values() for one in some]
-        assert found == sorted(kept)
+        polled = [record.offset for records in consumer.poll().values() for record in records]
+        assert polled == sorted(kept_offsets)
         assert consumer.poll() == {}
         assert consumer.position(TopicPartition("t", 0)) == 36
     for offset in range(37):
         with Consumer(root) as consumer:
-            where = TopicPartition("t", 0)
-            consumer.assign([where])
-            consumer.seek(where, offset)
-            some = [one.num_rows for one in consumer.iter_batches(until="end")]
-            assert sum(some) == sum(one >= offset for one in kept)
+            partition = TopicPartition("t", 0)
+            consumer.assign([partition])
+            consumer.seek(partition, offset)
+            row_counts = [batch.num_rows for batch in consumer.iter_batches(until="end")]
+            assert sum(row_counts) == sum(number >= offset for number in kept_offsets)
 
 
-def test_a_reader_in_the_middle_goes_on_where_it_was(log):
-    """P20: on the file it holds, then on the new ones; nothing twice, nothing left out."""
+def test_a_reader_in_the_middle_continues_at_its_position(log):
+    """P20: it reads its open file to the end, then the new ones, and each record once."""
     for stop in range(12):
-        reader, seen = log.reader(0), []
-        while len(seen) <= stop and reader.offset < 36:
-            seen += read(reader)
+        reader, offsets_read = log.reader(0), []
+        while len(offsets_read) <= stop and reader.offset < 36:
+            offsets_read += read(reader)
         if stop == 4:
             keep(log, KEPT, slice(1))
         if stop == 6:
             keep(log, KEPT, slice(None))
         while reader.offset < 36:
-            seen += read(reader)
-        assert seen == sorted(set(seen))
-        assert set(LEFT) <= set(seen)
+            offsets_read += read(reader)
+        assert offsets_read == sorted(set(offsets_read))
+        assert set(REMAINING) <= set(offsets_read)
 
 
 def test_a_reader_that_is_overtaken_skips_nothing(log):
-    """What follows a segment is found by offset: the next one may hold more than came after."""
+    """It finds the next segment by offset; that segment may begin before the offset."""
     reader = log.reader(0)
-    seen = read(reader, 1 << 20)
+    offsets_read = read(reader, 1 << 20)
     assert reader.offset == 18
     keep(log, set(range(36)))
 
     while reader.offset < 36:
-        seen += read(reader)
+        offsets_read += read(reader)
 
-    assert seen == list(range(36))
+    assert offsets_read == list(range(36))
 
 
-def test_it_is_merged_again_and_appended_to(log):
-    """Compacted segments are sealed segments like any other."""
+def test_compacted_segments_are_merged_again_and_appended_to(log):
+    """They are sealed segments like any other."""
     keep(log, KEPT, slice(1))
     fill(log, 12, first=12, size=3)
     keep(log, {*KEPT, 40, 41})
@@ -134,27 +136,27 @@ def test_it_is_merged_again_and_appended_to(log):
 
 
 def test_a_recovery_does_not_take_gaps_for_lost_records(root, log, tmp_path):
-    """A26: after a reboot the log is as it was."""
+    """A26: the log is unchanged after a reboot."""
     keep(log, KEPT, parts=2)
     before = rows(log)
     abandon(root)
 
-    again = open_root(root.path, files=REBOOTED)
+    reopened = open_root(root.path, files=REBOOTED)
 
-    assert rows(again.partition("t", 0)) == before
-    assert healthy(again)
-    again.close()
+    assert rows(reopened.partition("t", 0)) == before
+    assert healthy(reopened)
+    reopened.close()
 
 
 @pytest.mark.parametrize("offset", [0, 2, 8, 19, 32, 33, 34])
-def test_it_is_cut_like_any_other(log, offset):
-    """A34, D26: a batch that straddles the cut goes entirely, and nothing past it is clean."""
+def test_compacted_segments_are_truncated_like_any_other(log, offset):
+    """A34, D26: a batch across the offset is removed entirely; the cleaned offset moves back."""
     keep(log, KEPT, parts=3, cleaned=33)
 
     log.truncate_to(offset)
 
     assert log.end_offset() <= offset
-    assert all(one < offset for one in offsets(log))
+    assert all(remaining < offset for remaining in offsets(log))
     cleaned = log.context.state.read(lambda txn: keyspace.CLEANED_OFFSETS.get(txn, log.key))
     assert cleaned <= offset
     fill(log, 4, first=90)
@@ -162,8 +164,8 @@ def test_it_is_cut_like_any_other(log, offset):
 
 
 @pytest.mark.parametrize("offset", [17, 18, 19, 21, 24, 30, 32, 33])
-def test_what_is_left_of_one_may_be_nothing_or_all(root, log, offset):
-    """A34: what is appended after the cut has no column of offsets, whatever it follows."""
+def test_a_truncation_may_leave_nothing_or_all_of_a_compacted_segment(root, log, offset):
+    """A34: batches appended after the truncation have no column of offsets."""
     keep(log, set(range(18)), slice(1))
     keep(log, set(range(18, 33)), slice(1, 2), parts=5)
     assert bases(log) == [0, 18, 33]
@@ -174,101 +176,101 @@ def test_what_is_left_of_one_may_be_nothing_or_all(root, log, offset):
     assert offsets(log)[-4:] == [offset, offset + 1, offset + 2, offset + 3]
     assert healthy(root)
     abandon(root)
-    again = open_root(root.path)
-    assert offsets(again.partition("t", 0))[-4:] == [offset + place for place in range(4)]
-    again.close()
+    reopened = open_root(root.path)
+    assert offsets(reopened.partition("t", 0))[-4:] == [offset + number for number in range(4)]
+    reopened.close()
 
 
-def test_a_damaged_one_is_repaired(root, log):
-    """P12: good batches keep their offsets, also where the schema is damaged."""
+def test_a_damaged_compacted_segment_is_repaired(root, log):
+    """P12: good batches keep their offsets, even if the schema is damaged."""
     keep(log, KEPT, parts=3)
     (path, *_) = segment_files(root.path)
     data = bytearray(path.read_bytes())
-    place = SegmentFile(root.context.files, str(path.relative_to(root.path))).start
+    start = SegmentFile(root.context.files, str(path.relative_to(root.path))).start
     data[30] ^= 0xFF
-    data[place + 200] ^= 0xFF
+    data[start + 200] ^= 0xFF
     path.write_bytes(data)
 
-    told = repair_root(root, dry_run=False)
+    messages = repair_root(root, dry_run=False)
 
-    assert any("dropped" in one for one in told)
+    assert any("dropped" in message for message in messages)
     assert offsets(log) == [7, 19, 20, 33, 34, 35]
 
 
 def test_producers_are_known_after_their_batches_are_gone(root):
-    """G16: a repeated batch is answered with the offsets it got, also after a reboot."""
+    """G16: the receipt of a repeated batch has its original offsets, also after a reboot."""
     log = make_log(root, {**CONFIG, "segment.bytes": 800})
     for number in range(4):
         log.append([encoded(b"a", b"b", producer=(7, 0, 2 * number))])
     log.roll()
     keep(log, {0})
     abandon(root)
-    again = open_root(root.path, files=REBOOTED)
+    reopened = open_root(root.path, files=REBOOTED)
 
-    (receipt,) = again.partition("t", 0).append([encoded(b"a", b"b", producer=(7, 0, 6))])
+    (receipt,) = reopened.partition("t", 0).append([encoded(b"a", b"b", producer=(7, 0, 6))])
 
     assert receipt.duplicate
     assert receipt.base_offset == 6
-    again.close()
+    reopened.close()
 
 
-@pytest.mark.parametrize("more", [0, 8])
-def test_a_state_that_is_older_than_a_compaction_adopts_it(tmp_path, more):
-    """P13: the copy names files that are gone; what took their place is not swept away."""
+@pytest.mark.parametrize("later_batches", [0, 8])
+def test_a_state_that_is_older_than_a_compaction_adopts_it(tmp_path, later_batches):
+    """P13: the copy of `state` lists deleted files; their replacements are adopted."""
     root = open_root(tmp_path / "root")
     log = make_log(root, CONFIG)
     fill(log, 12, size=3)
     root.close()
     root = open_root(tmp_path / "root")
     log = root.partition("t", 0)
-    fill(log, more, first=12, size=3)
+    fill(log, later_batches, first=12, size=3)
     log.roll()
     keep(log, KEPT)
     keep(log, KEPT)
-    fill(log, more, first=50, size=3)
+    fill(log, later_batches, first=50, size=3)
     expected = rows(log)
     log.flush()
     abandon(root)
     (tmp_path / "root/state/data.mdb").write_bytes(b"damaged" * 5000)
 
-    again = open_root(tmp_path / "root")
+    reopened = open_root(tmp_path / "root")
 
-    assert any("in the place of" in one for one in again.startup_report)
-    assert rows(again.partition("t", 0)) == expected
-    fill(again.partition("t", 0), 1, first=99)
-    assert healthy(again)
-    again.close()
+    assert any("in the place of" in message for message in reopened.startup_report)
+    assert rows(reopened.partition("t", 0)) == expected
+    fill(reopened.partition("t", 0), 1, first=99)
+    assert healthy(reopened)
+    reopened.close()
 
 
 # What is refused
 
 
 def test_segments_that_changed_meanwhile_are_not_replaced(root, log):
-    """D22: a cut wins over the compaction, whose files are removed."""
+    """D22: a truncation wins over a compaction, whose new files are removed."""
     flush.flush_up_to(log, 33)
-    old = [one for one in log.segments.values() if one.sealed]
-    swap = replace.Replacement(log, 0, headers=False)
+    segments = [segment for segment in log.segments.values() if segment.sealed]
+    replacement = replace.Replacement(log, 0, headers=False)
     log.truncate_to(20)
 
     with pytest.raises(FencedError, match="changed"):
-        swap.swap(old)
-    swap.abandon()
+        replacement.swap(segments)
+    replacement.abandon()
 
-    assert passing(log) == []
+    assert uncommitted_files(log) == []
     assert offsets(log) == list(range(18))
 
 
-def test_what_is_not_on_the_disk_is_not_replaced(root, log):
-    """Past the recovery point recovery takes gaps for lost records."""
-    old = [one for one in log.segments.values() if one.sealed]
-    swap = replace.Replacement(log, 0, headers=False)
+def test_segments_that_are_not_flushed_are_not_replaced(root, log):
+    """Past the recovery point, recovery would treat gaps as lost records."""
+    segments = [segment for segment in log.segments.values() if segment.sealed]
+    replacement = replace.Replacement(log, 0, headers=False)
     with pytest.raises(FencedError, match="not on the disk"):
-        swap.swap(old)
-    swap.abandon()
+        replacement.swap(segments)
+    replacement.abandon()
 
 
-def test_the_fence_is_asked_under_the_lock(root, log):
-    """R3: a destructive step re-reads its right right before the commit."""
+def test_the_fence_is_checked_under_the_lock(root, log):
+    """R3: a destructive step checks its epoch right before the commit."""
 
     def fence():
         assert log.thread_lock.locked()
@@ -282,43 +284,43 @@ def test_the_fence_is_asked_under_the_lock(root, log):
 
 
 def test_one_process_at_a_time_rewrites_a_partition(root, log):
-    """And what one left that was killed is removed by the next."""
-    with replace.rewrite_lock(log) as free:
+    """The next process removes the files of one that was killed."""
+    with replace.rewrite_lock(log) as first:
         replace.Replacement(log, 0, headers=False)
         with replace.rewrite_lock(log) as second:
-            assert (free, second) == (True, False)
-    assert len(passing(log)) == 1
-    assert healthy(root), "a file on its way is no garbage"
+            assert (first, second) == (True, False)
+    assert len(uncommitted_files(log)) == 1
+    assert healthy(root), "an uncommitted file is no garbage"
 
     with replace.rewrite_lock(log):
-        assert passing(log) == []
+        assert uncommitted_files(log) == []
     assert len(segment_files(root.path)) == 3
 
 
-def test_what_a_killed_process_left_is_removed_when_the_root_is_opened(root, log):
-    """D24: no stray files."""
+def test_files_of_a_killed_process_are_removed_when_the_root_is_opened(root, log):
+    """D24: opening a root removes uncommitted files."""
     replace.Replacement(log, 0, headers=False)
     abandon(root)
 
-    again = open_root(root.path)
+    reopened = open_root(root.path)
 
     assert len(segment_files(root.path)) == 3
-    assert passing(again.partition("t", 0)) == []
-    again.close()
+    assert uncommitted_files(reopened.partition("t", 0)) == []
+    reopened.close()
 
 
-def test_a_failed_flush_of_a_new_file_harms_nobody(tmp_path):
-    """P9: the log is on the old files, and may be written to."""
+def test_a_failed_flush_of_a_new_file_changes_nothing(tmp_path):
+    """P9: the log keeps its old files and accepts appends."""
     root = open_root(tmp_path / "root", files=FaultyFiles)
     log = make_log(root, CONFIG)
     fill(log, 12, size=3)
     flush.flush_up_to(log, 33)
     root.context.files.fail_at(0, 5, only={"sync"})
 
-    with pytest.raises(StorageError) as told:
+    with pytest.raises(StorageError) as raised:
         keep(log, KEPT)
 
-    assert told.type is StorageError
+    assert raised.type is StorageError
     assert offsets(log) == list(range(36))
     fill(log, 1, durability="fsync")
     assert len(segment_files(root.path)) == 3
@@ -326,13 +328,13 @@ def test_a_failed_flush_of_a_new_file_harms_nobody(tmp_path):
 
 
 def test_a_view_counts_the_records_that_are_left(root, log):
-    """D10: a removed offset is no row, as a removed item is none of a list."""
+    """D10: removed offsets have no row, as removed items are not in a list."""
     keep(log, KEPT)
     view = Topic(root, "t")
 
-    assert [one.offset for one in view] == LEFT
-    assert [view[row].offset for row in range(len(view))] == LEFT
-    with pytest.raises(IndexError, match=f"Row {len(LEFT)} is out of range"):
-        view[len(LEFT)]
-    assert [one.offset for one in view[1:3]] == LEFT[1:3]
-    assert view.to_arrow(["offset"])["offset"].to_pylist() == LEFT
+    assert [record.offset for record in view] == REMAINING
+    assert [view[row].offset for row in range(len(view))] == REMAINING
+    with pytest.raises(IndexError, match=f"Row {len(REMAINING)} is out of range"):
+        view[len(REMAINING)]
+    assert [record.offset for record in view[1:3]] == REMAINING[1:3]
+    assert view.to_arrow(["offset"])["offset"].to_pylist() == REMAINING

@@ -1,4 +1,4 @@
-"""When a segment is full or old, and what a roll leaves behind (A11–A16)."""
+"""Rolls: when a segment is full or old, and the sealed segment (A11–A16)."""
 
 from contextlib import closing
 from itertools import pairwise
@@ -28,7 +28,7 @@ SIZE = encoded(b"v0").size
 @pytest.mark.parametrize("fit", [1, 2, 3, 7])
 @pytest.mark.parametrize("spare", [0, SIZE - 1])
 def test_a_segment_takes_as_many_batches_as_fit(root, fit, spare):
-    """floor(segment.bytes / size) batches each: the count can be told beforehand (A11, A13)."""
+    """Each segment has floor(segment.bytes / size) batches (A11, A13)."""
     log = make_log(root, {"segment.bytes": fit * SIZE + spare})
     fill(log, 10)
 
@@ -37,7 +37,7 @@ def test_a_segment_takes_as_many_batches_as_fit(root, fit, spare):
 
 
 def test_batches_of_one_append_may_fall_into_several_segments(root):
-    """A roll can come between two of them, never inside one (A11)."""
+    """A roll may come between two batches, never inside one (A11)."""
     log = make_log(root, {"segment.bytes": 2 * SIZE})
     receipts = log.append([encoded(b"v%d" % number) for number in range(5)])
 
@@ -47,7 +47,7 @@ def test_batches_of_one_append_may_fall_into_several_segments(root):
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_segment_spans_no_more_offsets_than_it_may(root, size):
-    """segment.max.offset.span (A11), also for single records, which are appended by a short way."""
+    """segment.max.offset.span (A11) also limits single records, which `append_fast` appends."""
     log = make_log(root, {"segment.max.offset.span": 4})
     for _ in range(10):
         log.append([encoded(*[b"v"] * size)])
@@ -55,7 +55,7 @@ def test_a_segment_spans_no_more_offsets_than_it_may(root, size):
 
 
 def test_an_old_segment_is_rolled_by_the_records_own_time(root, clock):
-    """Age is counted from the first batch, not by the clock (A12)."""
+    """The age is the time since the first batch by timestamps, not by the clock (A12)."""
     log = make_log(root, {"segment.ms": 100})
     clock.advance(1_000_000)
     for time in (0, 100, 50, 101, 150, 202):
@@ -65,7 +65,7 @@ def test_an_old_segment_is_rolled_by_the_records_own_time(root, clock):
 
 
 def test_old_timestamps_do_not_roll_and_a_far_future_one_does(root):
-    """Out of order is no reason; one record of the future is (A12)."""
+    """An older timestamp rolls nothing; one far in the future rolls (A12)."""
     log = make_log(root, {"segment.ms": 100})
     for time in (START, START - 10_000, 0, START + 10_000):
         log.append([encoded(b"x", at=time)])
@@ -74,7 +74,7 @@ def test_old_timestamps_do_not_roll_and_a_far_future_one_does(root):
 
 
 def test_log_append_time_ages_by_the_logs_clock(root, clock):
-    """The producer's time does not count where the log sets it (A12)."""
+    """The producer's timestamps do not count if the log sets them (A12)."""
     log = make_log(root, {"segment.ms": 100, "message.timestamp.type": "LogAppendTime"})
     for _ in range(4):
         log.append([encoded(b"x", at=START + 10**9)])
@@ -84,7 +84,7 @@ def test_log_append_time_ages_by_the_logs_clock(root, clock):
 
 
 def test_jitter_shortens_the_age_by_a_fixed_part_for_each_segment(root):
-    """So that the segments of many partitions do not roll at once (A16)."""
+    """Then the segments of many partitions do not roll at once (A16)."""
     log = make_log(root, {"segment.ms": 1000, "segment.jitter.ms": 900})
     for time in range(0, 20_000, 10):
         log.append([encoded(b"x", at=START + time)])
@@ -97,17 +97,17 @@ def test_jitter_shortens_the_age_by_a_fixed_part_for_each_segment(root):
 
 
 def test_the_first_record_with_headers_rolls(log):
-    """A segment has one schema; later ones with and without headers share it."""
+    """A segment has one schema; later batches with and without headers share it."""
     fill(log, 2)
-    for heads in ([[("a", b"1")]], None, [[("b", None)]]):
-        log.append([encoded(b"x", headers=heads)])
+    for header_lists in ([[("a", b"1")]], None, [[("b", None)]]):
+        log.append([encoded(b"x", headers=header_lists)])
 
     assert bases(log) == [0, 2]
     assert [row[4] for row in rows(log, 2)] == [[("a", b"1")], [], [("b", None)]]
 
 
 def test_headers_in_an_empty_segment_replace_it(root, log):
-    """The empty file is made again with the other schema, and no stray is left (A14)."""
+    """The empty file is replaced by one with the other schema (A14)."""
     log.append([encoded(b"x", headers=[[("a", b"1")]])])
 
     assert bases(log) == [0]
@@ -115,7 +115,7 @@ def test_headers_in_an_empty_segment_replace_it(root, log):
 
 
 def test_rolling_an_empty_segment_does_nothing(log):
-    """An empty segment never rolls, by time or by hand (A13)."""
+    """An empty segment never rolls, neither by age nor by `roll` (A13)."""
     assert not log.roll()
     fill(log, 1)
     assert log.roll()
@@ -124,7 +124,7 @@ def test_rolling_an_empty_segment_does_nothing(log):
 
 
 def test_a_change_of_settings_counts_from_the_next_append(root):
-    """Without a reopen (C10)."""
+    """The partition is not reopened (C10)."""
     log = make_log(root, {"segment.bytes": 10 * SIZE})
     fill(log, 3)
     root.alter_topic("t", {"segment.bytes": SIZE})
@@ -134,7 +134,7 @@ def test_a_change_of_settings_counts_from_the_next_append(root):
 
 
 def test_a_sealed_segment_is_described_by_the_manifest(root):
-    """Its end, its bytes, its largest time; its file ends with the mark and never changes (A15)."""
+    """The row has its end, size and largest timestamp; the file ends with the end mark (A15)."""
     log = make_log(root, {"segment.bytes": 3 * SIZE, "index.interval.bytes": 0})
     for time in (5, 9, 7, 1):
         log.append([encoded(b"v%d" % time, at=START + time)])
@@ -145,28 +145,28 @@ def test_a_sealed_segment_is_described_by_the_manifest(root):
     assert (sealed.max_timestamp, sealed.size) == (START + 9, len(data))
     assert data[sealed.end_position :] == END_MARK
     assert not active.sealed
-    assert [name.name for name in segment_files(root.path)] == [
+    assert [path.name for path in segment_files(root.path)] == [
         "00000000000000000000-1.arrows",
         "00000000000000000003-2.arrows",
     ]
 
 
 def test_the_index_of_a_sealed_segment_is_that_of_the_active_one(root):
-    """Written once, at the roll, into `state`; the rows in `live` are gone (A15, B1)."""
+    """The roll writes it to `state` and deletes the rows in `live` (A15, B1)."""
     log = make_log(root, {"index.interval.bytes": SIZE})
     fill(log, 9)
     (active,) = log.segments.values()
-    before = lookup.entries(log, active)
+    active_entries = lookup.entries(log, active)
     log.roll()
     sealed = log.segments[0]
 
-    assert [entry.offset for entry in before] == [2, 4, 6, 8]
-    assert lookup.entries(log, sealed) == before
+    assert [entry.offset for entry in active_entries] == [2, 4, 6, 8]
+    assert lookup.entries(log, sealed) == active_entries
     assert lookup.entries(log, active) == []
 
 
 def test_a_roll_with_fsync_moves_the_recovery_point(tmp_path):
-    """The sealed segment is on the disk, with its name, before the new one begins (A15)."""
+    """The sealed segment and its name are durable before the new segment begins (A15)."""
     root = open_root(tmp_path / "root", durability="fsync")
     log = make_log(root, {"segment.bytes": 3 * SIZE})
     fill(log, 4)
@@ -178,50 +178,54 @@ def test_a_roll_with_fsync_moves_the_recovery_point(tmp_path):
 
 
 def test_another_handle_finds_what_was_rolled(root, log, tmp_path):
-    """Readers and writers of other handles go on in the new segment (A19)."""
+    """Readers and writers of other handles continue in the new segment (A19)."""
     other = open_root(tmp_path / "root")
-    there = other.partition("t", 0)
-    reader = there.reader(0)
+    other_log = other.partition("t", 0)
+    reader = other_log.reader(0)
     for number in range(4):
-        (log if number % 2 else there).append([encoded(b"v%d" % number)])
+        (log if number % 2 else other_log).append([encoded(b"v%d" % number)])
         log.roll()
         assert len(reader.read()) == 1
 
-    assert values(there) == [b"v0", b"v1", b"v2", b"v3"]
+    assert values(other_log) == [b"v0", b"v1", b"v2", b"v3"]
     other.close()
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_segment_that_is_named_but_not_made_is_not_opened(root, begun, monkeypatch, tmp_path):
-    """A reader may believe in an end of before a cut, and what is anew be in the middle of a roll.
+@pytest.mark.parametrize("file_exists", [False, True])
+def test_a_segment_that_is_named_but_not_made_is_not_opened(
+    root, file_exists, monkeypatch, tmp_path
+):
+    """The tail of a reader may be older than a truncation, and a roll may be under way.
 
-    There is no file yet, or an empty one (A19).
+    The new segment then has no file yet, or an empty one (A19).
     """
     log = make_log(root)
     fill(log, 4)
     other = open_root(tmp_path / "root")
-    reader, long = other.partition("t", 0).reader(0), log.tail()
+    reader, tail_before_cut = other.partition("t", 0).reader(0), log.tail()
     log.truncate_to(2)
     monkeypatch.setattr(roll, "start_segment", lambda log, *_: log.tail())
     log.roll()
     path = tmp_path / "root" / log.path_of(log.active_segment)
     assert log.active_segment.base_offset == 2 and not path.exists()
-    if begun:
+    if file_exists:
         path.touch()
 
-    found = [one.base_offset for _ in range(3) for one in reader.read(tail=long)]
-    assert found == [0, 1]
+    base_offsets = [
+        batch.base_offset for _ in range(3) for batch in reader.read(tail=tail_before_cut)
+    ]
+    assert base_offsets == [0, 1]
     other.close()
     monkeypatch.undo()
     fill(log, 1, first=2)
     assert values(log) == [b"v0", b"v1", b"v2"]
 
 
-# The manifest, as far as it is needed
+# Partial reads of the manifest
 
 
 def test_a_lookup_and_a_scan_read_no_more_of_the_manifest_than_they_need(root, monkeypatch):
-    """A new handle finds any offset by a seek, however many segments there are."""
+    """A new handle finds any offset by a seek, for any number of segments."""
     fill(make_log(root, {"segment.bytes": 2 * SIZE}), 40)
     root._partitions.clear()
     log = root.partition("t", 0)
@@ -234,15 +238,15 @@ def test_a_lookup_and_a_scan_read_no_more_of_the_manifest_than_they_need(root, m
 
 
 def test_the_manifest_and_its_last_line_are_of_one_instant(root, tmp_path):
-    """Whoever asks for all of it later than for its end gets another end as well."""
+    """A handle that reads the whole manifest reads the active segment again, too."""
     log = make_log(root, {"segment.bytes": 2 * SIZE})
     fill(log, 3)
     log.refresh()
     with closing(open_root(root.path)) as other:
         fill(other.partition("t", 0), 4, first=3)
-    before = log.active_segment
+    active_before = log.active_segment
 
     assert list(log.segments) == [0, 2, 4, 6]
-    assert (before.base_offset, log.active_segment) == (2, log.segments[6])
+    assert (active_before.base_offset, log.active_segment) == (2, log.segments[6])
     assert log.segment_at(5) == log.segments[4] == log.segment_after(log.segments[2])
     assert log.segment_after(log.active_segment) is None

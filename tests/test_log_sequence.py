@@ -1,4 +1,4 @@
-"""Idempotence: a producer's repetitions are answered, its gaps refused (G15–G19)."""
+"""Idempotence: repeated batches are detected, gaps in the sequence raise (G15–G19)."""
 
 import pytest
 from support.clock import START, ManualClock
@@ -20,7 +20,7 @@ def send(log, number, count=1, *, pid=7, epoch=0, **options):
 
 
 def test_a_repetition_gets_the_first_receipt(log):
-    """The same offsets, marked as a repetition; nothing is appended (G16)."""
+    """The receipt has the same offsets and `duplicate`; nothing is appended (G16)."""
     fill(log, 2)
     first = send(log, 0, 3)
 
@@ -31,7 +31,7 @@ def test_a_repetition_gets_the_first_receipt(log):
 
 
 def test_the_last_five_batches_are_remembered(log):
-    """Kafka's number: one more is out of order, however well it was appended (G16)."""
+    """A repetition of the sixth last batch is out of order, as in Kafka (G16)."""
     for number in range(8):
         send(log, number)
 
@@ -44,7 +44,7 @@ def test_the_last_five_batches_are_remembered(log):
 
 @pytest.mark.parametrize(("number", "count"), [(4, 1), (1, 1), (0, 2), (0, 4), (2, 2)])
 def test_a_gap_or_a_partial_repetition_is_out_of_order(log, number, count):
-    """Never a partial append (G16)."""
+    """No part of the batch is appended (G16)."""
     send(log, 0, 3)
 
     with pytest.raises(OutOfOrderSequenceError):
@@ -53,7 +53,7 @@ def test_a_gap_or_a_partial_repetition_is_out_of_order(log, number, count):
 
 
 def test_one_bad_batch_fails_the_whole_append(log):
-    """All batches or none."""
+    """An append writes all its batches or none."""
     send(log, 0)
     with pytest.raises(OutOfOrderSequenceError):
         log.append([encoded(b"fine"), encoded(b"x", producer=(7, 0, 5))])
@@ -63,14 +63,14 @@ def test_one_bad_batch_fails_the_whole_append(log):
 
 def test_repetitions_inside_one_append_are_found(log):
     """The second of two equal batches is the repetition of the first."""
-    same = [encoded(b"x", producer=(7, 0, 0)) for _ in range(2)]
+    repeated = [encoded(b"x", producer=(7, 0, 0)) for _ in range(2)]
 
-    assert log.append(same) == [Appended(0, 1), Appended(0, 1, None, True)]
+    assert log.append(repeated) == [Appended(0, 1), Appended(0, 1, None, True)]
     assert log.end_offset() == 1
 
 
 def test_sequence_numbers_wrap_to_0(log):
-    """After 2³¹−1 comes 0, also inside a batch (G15)."""
+    """0 follows 2³¹−1, also inside a batch (G15)."""
     assert producer_state.after(LAST_SEQUENCE, 1) == 0
     send(log, LAST_SEQUENCE - 1, 4)
     send(log, 2)
@@ -82,7 +82,7 @@ def test_sequence_numbers_wrap_to_0(log):
 
 
 def test_a_lower_epoch_is_fenced_and_a_higher_one_begins_at_0(log):
-    """A newer producer of the name took over (G17)."""
+    """A higher epoch means that a newer producer has taken over (G17)."""
     send(log, 0)
     with pytest.raises(OutOfOrderSequenceError, match="not 0"):
         send(log, 5, epoch=1)
@@ -93,7 +93,7 @@ def test_a_lower_epoch_is_fenced_and_a_higher_one_begins_at_0(log):
 
 
 def test_an_unknown_producer_may_begin_anywhere(log):
-    """Its state may have expired with its data (G17)."""
+    """The state of the producer may have expired (G17)."""
     assert send(log, 1000, pid=1) == Appended(0, 1)
     assert send(log, 1001, pid=1) == Appended(1, 2)
     assert send(log, 5, pid=2) == Appended(2, 3)
@@ -102,19 +102,19 @@ def test_an_unknown_producer_may_begin_anywhere(log):
 def test_producers_and_partitions_count_by_themselves(root):
     """State is kept for each producer in each partition (G15)."""
     root.create_topic("t", 2, make_log(root, topic="u").config)
-    one, two = root.partition("t", 0), root.partition("t", 1)
-    for log in (one, two):
+    first, second = root.partition("t", 0), root.partition("t", 1)
+    for log in (first, second):
         for pid in (1, 2):
             send(log, 0, pid=pid)
 
-    assert [log.end_offset() for log in (one, two)] == [2, 2]
+    assert [log.end_offset() for log in (first, second)] == [2, 2]
 
 
-@pytest.mark.parametrize("how", ["closed", "killed", "rebooted"])
+@pytest.mark.parametrize("ending", ["closed", "killed", "rebooted"])
 @pytest.mark.parametrize("flushed", [0, 3, 9, 10])
 @pytest.mark.parametrize("rolled", [False, True])
-def test_what_is_remembered_survives(tmp_path, how, flushed, rolled):
-    """A clean close, kill -9 and a reboot: rebuilt, it is the same (G18)."""
+def test_the_state_of_producers_survives(tmp_path, ending, flushed, rolled):
+    """The state is the same after a clean close, a kill and a reboot (G18)."""
     root = open_root(tmp_path / "root")
     log = make_log(root)
     for number in range(10):
@@ -126,8 +126,8 @@ def test_what_is_remembered_survives(tmp_path, how, flushed, rolled):
         send(log, number, pid=8)
     if flushed == 10:
         log.flush()
-    _ = root.close() if how == "closed" else abandon(root)
-    root = open_root(tmp_path / "root", files=REBOOTED if how == "rebooted" else FaultyFiles)
+    _ = root.close() if ending == "closed" else abandon(root)
+    root = open_root(tmp_path / "root", files=REBOOTED if ending == "rebooted" else FaultyFiles)
     log = root.partition("t", 0)
 
     for pid in (7, 8):
@@ -140,8 +140,8 @@ def test_what_is_remembered_survives(tmp_path, how, flushed, rolled):
 
 
 @pytest.mark.parametrize("flush_at", [None, 4, 9])
-def test_a_cut_takes_what_was_past_it_from_the_memory(tmp_path, flush_at):
-    """Rolled back and replayed: the batches that remain are known, the others are not (A34)."""
+def test_a_truncation_forgets_the_batches_past_it(tmp_path, flush_at):
+    """The state is rolled back and replayed: only the remaining batches are known (A34)."""
     root = open_root(tmp_path / "root")
     log = make_log(root, {"segment.bytes": 1500})
     for number in range(10):
@@ -157,8 +157,8 @@ def test_a_cut_takes_what_was_past_it_from_the_memory(tmp_path, flush_at):
     root.close()
 
 
-def test_offsets_that_others_took_are_never_a_repetitions_receipt(tmp_path):
-    """What was cut is forgotten also by the memory on the disk (A34, G18)."""
+def test_a_truncated_batch_is_no_repetition_after_a_reboot(tmp_path):
+    """The truncation also removes the batches from the snapshot on the disk (A34, G18)."""
     root = open_root(tmp_path / "root")
     log = make_log(root)
     for number in range(8):
@@ -177,26 +177,41 @@ def test_offsets_that_others_took_are_never_a_repetitions_receipt(tmp_path):
 
 
 def test_a_producers_row_comes_back():
-    """Packed and unpacked, alone and with others (G18)."""
+    """A state is packed and unpacked alone, and in a snapshot with others (G18)."""
     batches = SentBatch(0, 9, 0, 10), SentBatch(10, 10, 17, 18)
-    some, none = remembered(3, 1 << 40, batches), remembered(0x7FFE, -1)
+    with_batches, without_batches = remembered(3, 1 << 40, batches), remembered(0x7FFE, -1)
 
-    assert (some.epoch, some.due, producer_state.last_ms(some.row), some.batches) == (
+    assert (
+        with_batches.epoch,
+        with_batches.due,
+        producer_state.last_ms(with_batches.row),
+        with_batches.batches,
+    ) == (
         3,
         11,
         1 << 40,
         batches,
     )
-    assert (none.epoch, none.due, producer_state.last_ms(none.row), none.batches) == (
+    assert (
+        without_batches.epoch,
+        without_batches.due,
+        producer_state.last_ms(without_batches.row),
+        without_batches.batches,
+    ) == (
         0x7FFE,
         None,
         -1,
         (),
     )
-    assert [producer_state.unpack(one.row) for one in (some, none)] == [some, none]
-    assert producer_state.unpack_all(producer_state.pack_all({1: some, 1 << 40: none})) == {
-        1: some,
-        1 << 40: none,
+    assert [producer_state.unpack(state.row) for state in (with_batches, without_batches)] == [
+        with_batches,
+        without_batches,
+    ]
+    assert producer_state.unpack_all(
+        producer_state.pack_all({1: with_batches, 1 << 40: without_batches})
+    ) == {
+        1: with_batches,
+        1 << 40: without_batches,
     }
     assert producer_state.unpack_all(b"") == {}
 
@@ -208,7 +223,7 @@ DAY = 86_400_000
 
 
 def test_a_producer_that_was_idle_for_a_day_is_forgotten(log, clock):
-    """What it sends next may have any number, as a new producer's (G17, G19)."""
+    """Its next batch may have any sequence number, like one of a new producer (G17, G19)."""
     send(log, 0)
     clock.advance(1)
     send(log, 0, pid=8)
@@ -223,7 +238,7 @@ def test_a_producer_that_was_idle_for_a_day_is_forgotten(log, clock):
 
 
 def test_an_append_keeps_a_producer_for_another_day(log, clock):
-    """Idle is counted from the last append, by the log's clock (G19)."""
+    """The idle time counts from the last append, by the log's clock (G19)."""
     send(log, 0)
     clock.advance(DAY - 1)
     send(log, 1)
@@ -234,7 +249,7 @@ def test_an_append_keeps_a_producer_for_another_day(log, clock):
 
 
 def test_how_long_a_producer_is_remembered_is_a_setting(root, clock):
-    """producer.id.expiration.ms; in Kafka of the broker, here of the topic (G19)."""
+    """producer.id.expiration.ms is a setting of the topic; in Kafka, of the broker (G19)."""
     log = make_log(root, {"producer.id.expiration.ms": 1000})
     send(log, 0)
 
@@ -243,7 +258,7 @@ def test_how_long_a_producer_is_remembered_is_a_setting(root, clock):
 
 
 def test_a_roll_forgets_idle_producers(log, clock):
-    """Nobody needs to ask: each process that makes a producer has another id (G19)."""
+    """Every process creates producers with new ids, so rolls drop the idle ones (G19)."""
     send(log, 0)
     clock.advance(DAY)
     send(log, 0, pid=8)
@@ -255,7 +270,7 @@ def test_a_roll_forgets_idle_producers(log, clock):
 
 @pytest.mark.parametrize("later", [0, DAY])
 def test_an_idle_producer_does_not_come_back_with_a_recovery(tmp_path, later):
-    """It is left out of what is kept with the recovery point, and of what is read from it (G18)."""
+    """Snapshots do not contain it, and recovery drops it from older ones (G18)."""
     clock = ManualClock()
     root = open_root(tmp_path, clock=clock)
     log = make_log(root)

@@ -1,4 +1,4 @@
-"""One member: joins, takes, commits, releases, leaves; dies, is stopped, and returns (M5–M22)."""
+"""One member joins, acquires, commits, releases, leaves, dies, is stopped, returns (M5–M22)."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def uptime():
 
 @pytest.fixture
 def group(root, uptime):
-    """The group g of a root with the topic t of four partitions."""
+    """The group "g" of a root that has a topic "t" with four partitions."""
     make_topics(root, t=4)
     return make_group(root, "g", uptime)
 
@@ -73,7 +73,7 @@ CLIENTS = {
 
 @pytest.mark.parametrize("client", CLIENTS, ids=ascii)
 def test_any_client_id_is_accepted(root, client):
-    """The member id begins with it, as far as an LMDB key can have it."""
+    """The member id begins with up to 100 characters of it, made safe for a file name."""
     make_topics(root, t=1)
     group = make_group(root, "g" * 200)
     member = join(group, client_id=client)
@@ -87,7 +87,7 @@ def test_any_client_id_is_accepted(root, client):
 
 
 def test_a_new_member_owns_nothing_before_it_acquires(group):
-    """Its assignment is added, acquired, and then kept."""
+    """Its partitions are first added, then acquired, then kept."""
     member = join(group)
     assert member.owned == set()
     assert member.changed()
@@ -101,7 +101,7 @@ def test_a_new_member_owns_nothing_before_it_acquires(group):
 
 
 def test_a_member_that_is_refused_leaves_nothing_behind(group):
-    """Neither a member nor a lock file (M5, M12)."""
+    """Neither a member nor a lock file remains (M5, M12)."""
     join(group)
     with pytest.raises(InconsistentGroupProtocolError):
         join(group, assignors=list(STICKY))
@@ -113,17 +113,17 @@ def test_a_member_that_is_refused_leaves_nothing_behind(group):
 
 
 @pytest.mark.parametrize(
-    "wish", [{"max_members": 1}, {"assignors": list(STICKY)}], ids=["room", "wish"]
+    "options", [{"max_members": 1}, {"assignors": list(STICKY)}], ids=["max_members", "assignors"]
 )
-def test_a_dead_member_does_not_keep_another_out(group, wish):
-    """Neither by the maximum of members nor by its assignors (M5, M10, M12)."""
+def test_a_dead_member_does_not_keep_another_out(group, options):
+    """Neither the maximum of members nor the common assignors count it (M5, M10, M12)."""
     crash(join(group))
-    member = join(group, **wish)
+    member = join(group, **options)
     assert list(group.read().members) == [member.id]
 
 
-def test_a_topic_that_does_not_exist_is_waited_for(group, root):
-    """It is assigned once it is created (E19, M16)."""
+def test_a_topic_that_does_not_exist_is_assigned_when_it_is_created(group, root):
+    """Until then its subscriber owns nothing (E19, M16)."""
     member = join(group, ["late"])
     settle(member)
     assert member.owned == set()
@@ -145,12 +145,12 @@ def test_a_partition_is_acquired_only_after_its_owner_has_released_it(group):
     late = join(group)
     late.check_assignment(RANGE)
     before = owners(group)
-    taken = [*other.acquire(from_end=False), *late.acquire(from_end=False)]
-    assert not before.keys() & set(taken)
+    acquired = [*other.acquire(from_end=False), *late.acquire(from_end=False)]
+    assert not before.keys() & set(acquired)
 
     settle(member, other, late)
     assert sorted(owners(group)) == ALL
-    assert sorted(len(each.owned) for each in (member, other, late)) == [1, 1, 2]
+    assert sorted(len(participant.owned) for participant in (member, other, late)) == [1, 1, 2]
 
 
 def test_an_assigned_partition_with_an_owner_is_awaited_and_then_added(group):
@@ -162,17 +162,17 @@ def test_an_assigned_partition_with_an_owner_is_awaited_and_then_added(group):
     assert (step.added, len(step.awaited)) == ((), 2)
     assert other.acquire(from_end=False) == {}
 
-    mine = member.check_assignment(RANGE).step
-    assert (len(mine.kept), mine.revoked) == (2, step.awaited)
-    member.commit(at(5, mine.kept[0].partition))
-    member.release(mine.revoked)
+    own_step = member.check_assignment(RANGE).step
+    assert (len(own_step.kept), own_step.revoked) == (2, step.awaited)
+    member.commit(at(5, own_step.kept[0].partition))
+    member.release(own_step.revoked)
     assert other.changed()
     assert other.check_assignment(RANGE).step.added == step.awaited
     assert sorted(other.acquire(from_end=False)) == list(step.awaited)
 
 
 def test_every_owner_has_a_higher_epoch(group):
-    """Higher than those of all owners before it (M22)."""
+    """The epoch is higher than those of all previous owners (M22)."""
     member = join(group)
     for epoch in range(1, 5):
         settle(member)
@@ -193,19 +193,19 @@ STARTS = {
 
 @pytest.mark.parametrize("start", STARTS)
 def test_acquire_returns_where_to_begin(group, root, start):
-    """At the committed offset, even 0; without one where the group began to read (E1, E2)."""
+    """It is the committed offset, even 0, or else where the group began to read (E1, E2)."""
     committed, from_end, _ = STARTS[start]
     fill(root.partition("t", 0), 3)
     if committed is not None:
         group.commit(at(committed))
-    found = follow(join(group), from_end=from_end)[T0]
+    start_position = follow(join(group), from_end=from_end)[T0]
 
-    assert found.committed == (None if committed is None else OffsetAndMetadata(committed))
-    assert found.end == (3 if from_end and committed is None else None)
+    assert start_position.committed == (None if committed is None else OffsetAndMetadata(committed))
+    assert start_position.end == (3 if from_end and committed is None else None)
 
 
 def test_the_next_owner_begins_where_the_group_began(group, root):
-    """Not at the current end: no member has read the records in between (E1)."""
+    """It does not begin at the current end: no member has read the records before it (E1)."""
     member = join(group)
     assert {start.end for start in follow(member, from_end=True).values()} == {0}
     other = join(group)
@@ -221,19 +221,19 @@ def test_the_next_owner_begins_at_the_commit_before_the_release(group):
     """The committed offset is read in the transaction that acquires the partition (M23)."""
     member = join(group)
     settle(member)
-    for each in ALL:
-        member.commit(at(7 + each.partition, each.partition))
+    for partition in ALL:
+        member.commit(at(7 + partition.partition, partition.partition))
     other = join(group)
     member.release(member.check_assignment(RANGE).step.revoked)
 
-    for each, start in follow(other).items():
-        assert start.committed.offset == 7 + each.partition
+    for partition, start in follow(other).items():
+        assert start.committed.offset == 7 + partition.partition
 
 
 # Committing
 
 
-def stopped(group, uptime, root):
+def removed_after_session_timeout(group, uptime, root):
     member = join(group)
     settle(member)
     uptime.advance(SESSION_MS)
@@ -241,8 +241,8 @@ def stopped(group, uptime, root):
     return member
 
 
-def overtaken(group, uptime, root):
-    member = stopped(group, uptime, root)
+def replaced_after_session_timeout(group, uptime, root):
+    member = removed_after_session_timeout(group, uptime, root)
     settle(join(group))
     return member
 
@@ -294,8 +294,8 @@ def joined_only(group, uptime, root):
 
 
 STALE = {
-    "its session ended": (stopped, "no longer a member"),
-    "another member owns it": (overtaken, "no longer a member"),
+    "its session ended": (removed_after_session_timeout, "no longer a member"),
+    "another member owns it": (replaced_after_session_timeout, "no longer a member"),
     "it released it": (released, "is not assigned"),
     "another member acquired it": (given_away, "is not assigned"),
     "its instance id was taken over": (fenced, "Another member, process"),
@@ -310,12 +310,12 @@ STALE = {
 
 @pytest.mark.parametrize("stale", STALE)
 def test_a_commit_of_a_member_that_is_not_the_owner_is_refused(group, uptime, root, stale):
-    """In the transaction that would write it, with all offsets of the call (E23, P14, M22)."""
+    """The check is in the transaction of the write; no offset is written (E23, P14, M22)."""
     group.commit({**at(1), **at(1, 1)})
-    make, words = STALE[stale]
-    member = make(group, uptime, root)
+    make_stale, message = STALE[stale]
+    member = make_stale(group, uptime, root)
     before = offset_of(group, T0), offset_of(group, T1)
-    with pytest.raises(CommitFailedError, match=words) as raised:
+    with pytest.raises(CommitFailedError, match=message) as raised:
         member.commit({**at(9, 1), **at(9)})
 
     assert (raised.value.group, raised.value.member) == ("g", member.id)
@@ -324,21 +324,21 @@ def test_a_commit_of_a_member_that_is_not_the_owner_is_refused(group, uptime, ro
 
 
 def test_a_commit_writes_all_offsets_or_none(group):
-    """Also if just one of its partitions has another owner (E23)."""
+    """None if only one of its partitions has another owner (E23)."""
     member, other = join(group), join(group)
     settle(member, other)
-    mine, yours = sorted(member.owned)[0], sorted(other.owned)[0]
+    own_partition, other_partition = sorted(member.owned)[0], sorted(other.owned)[0]
     with pytest.raises(CommitFailedError) as raised:
-        member.commit({mine: OffsetAndMetadata(5), yours: OffsetAndMetadata(5)})
+        member.commit({own_partition: OffsetAndMetadata(5), other_partition: OffsetAndMetadata(5)})
 
-    assert (raised.value.topic, raised.value.partition) == tuple(yours)
-    assert offset_of(group, mine) is None
-    member.commit({mine: OffsetAndMetadata(5)})
-    assert (offset_of(group, mine), offset_of(group, yours)) == (5, None)
+    assert (raised.value.topic, raised.value.partition) == tuple(other_partition)
+    assert offset_of(group, own_partition) is None
+    member.commit({own_partition: OffsetAndMetadata(5)})
+    assert (offset_of(group, own_partition), offset_of(group, other_partition)) == (5, None)
 
 
 def test_a_commit_for_a_deleted_topic_raises(group, root):
-    """The error is the one for an unknown topic."""
+    """The error is UnknownTopicOrPartitionError."""
     member = join(group)
     settle(member)
     root.delete_topic("t")
@@ -347,13 +347,13 @@ def test_a_commit_for_a_deleted_topic_raises(group, root):
 
 
 def test_an_owner_may_commit_during_a_rebalance(group):
-    """Commits of the old generation are accepted until it releases the partition (E23)."""
+    """Commits of the old generation are accepted until the release of the partition (E23)."""
     member = join(group)
     settle(member)
     join(group)
     member.commit(at(5))
     member.check_assignment(RANGE)
-    member.commit({each: OffsetAndMetadata(6) for each in ALL})
+    member.commit({partition: OffsetAndMetadata(6) for partition in ALL})
 
     assert offset_of(group) == 6
 
@@ -362,40 +362,40 @@ def test_an_owner_may_commit_during_a_rebalance(group):
 
 
 def test_a_member_checks_again_until_the_target_is_current(group, monkeypatch):
-    """After a change during the rebalance there may be no other member to notice it."""
+    """No other member may be left to notice a change during the rebalance."""
     member = join(group)
     rebalance = group.rebalance
 
-    def unsettle_after(assignors):
+    def rebalance_then_crash_another(assignors):
         rebalance(assignors)
         crashed = join(group)
         crash(crashed)
         monkeypatch.undo()
 
-    monkeypatch.setattr(group, "rebalance", unsettle_after)
+    monkeypatch.setattr(group, "rebalance", rebalance_then_crash_another)
     member.check_assignment(RANGE)
     assert not group.read().settled
     assert member.changed()
 
 
-def answer_lost(group, work):
-    """Run a step that is committed, but whose answer does not reach the member."""
+def lose_answer(group, step):
+    """Run a step that commits, but raises before the member has the answer."""
 
-    class Broken:
+    class BrokenWake:
         def advance(self):
             raise KeyboardInterrupt
 
-    wake, group.context.wake = group.context.wake, Broken()
+    wake, group.context.wake = group.context.wake, BrokenWake()
     with pytest.raises(KeyboardInterrupt):
-        work()
+        step()
     group.context.wake = wake
 
 
 def test_a_partition_released_without_an_answer_can_be_acquired_again(group):
-    """The rows count: a member keeps only what they say it owns."""
+    """The rows count: a member keeps only the partitions that it owns according to them."""
     member = join(group)
     settle(member)
-    answer_lost(group, lambda: member.release([T0]))
+    lose_answer(group, lambda: member.release([T0]))
     with pytest.raises(CommitFailedError, match="the owner is no member with epoch 1"):
         member.commit(at(3))
 
@@ -405,10 +405,10 @@ def test_a_partition_released_without_an_answer_can_be_acquired_again(group):
 
 
 def test_a_partition_acquired_without_an_answer_is_acquired_again(group):
-    """With a new epoch."""
+    """The second time it has a new epoch."""
     member = join(group)
     member.check_assignment(RANGE)
-    answer_lost(group, lambda: member.acquire(from_end=False))
+    lose_answer(group, lambda: member.acquire(from_end=False))
     assert member.owned == set()
 
     assert member.check_assignment(RANGE).step.added == tuple(ALL)
@@ -418,10 +418,10 @@ def test_a_partition_acquired_without_an_answer_is_acquired_again(group):
 
 
 def test_a_partition_acquired_without_an_answer_is_released_if_assigned_to_another(group):
-    """Otherwise no member would ever get it."""
+    """Otherwise no member could ever acquire it."""
     member = join(group)
     member.check_assignment(RANGE)
-    answer_lost(group, lambda: member.acquire(from_end=False))
+    lose_answer(group, lambda: member.acquire(from_end=False))
     other = join(group)
     settle(other, member)
 
@@ -430,10 +430,10 @@ def test_a_partition_acquired_without_an_answer_is_released_if_assigned_to_anoth
 
 
 def test_partitions_may_be_released_from_any_iterable(group):
-    """Each once, even if the iterable repeats it."""
+    """A partition that the iterable repeats is released once."""
     member = join(group)
     settle(member)
-    member.release(each for each in (T0, T0, T1))
+    member.release(partition for partition in (T0, T0, T1))
     member.release([])
 
     assert member.owned == set(ALL[2:])
@@ -451,7 +451,7 @@ def test_a_topic_that_was_created_again_is_released_and_acquired_again(group, ro
 
     step = member.check_assignment(RANGE).step
     assert (step.kept, step.revoked) == ((), tuple(ALL))
-    assert member.acquire(from_end=False) == {}, "first it must let go of the old ones"
+    assert member.acquire(from_end=False) == {}, "it must first release the old ones"
     member.release(step.revoked)
     assert {start.committed for start in follow(member).values()} == {None}
     assert sorted(owners(group)) == [T0, T1]
@@ -461,7 +461,7 @@ def test_a_topic_that_was_created_again_is_released_and_acquired_again(group, ro
 
 
 def test_a_dynamic_member_that_leaves_is_removed_at_once(group):
-    """And may leave repeatedly (M11, E24)."""
+    """`leave` may be repeated (M11, E24)."""
     member, other = join(group), join(group)
     settle(member, other)
     member.leave()
@@ -483,7 +483,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_every_call_of_a_removed_member_raises(group, call):
-    """Its partitions are lost, and it must join again (M11)."""
+    """It has lost its partitions, and must join again (M11)."""
     member = join(group)
     settle(member)
     group.remove_members([member.id])
@@ -494,24 +494,24 @@ def test_every_call_of_a_removed_member_raises(group, call):
 
 
 def test_a_static_member_that_returns_keeps_its_partitions_without_a_rebalance(group):
-    """No target is computed, and nothing moves (M13)."""
+    """No target assignment is computed, and no partition moves (M13)."""
     member, other = join(group, instance_id="i"), join(group)
     settle(member, other)
-    had, generation = member.owned, group.read().generation
+    owned, generation = member.owned, group.read().generation
     member.leave()
-    again = join(group, instance_id="i")
-    step = again.check_assignment(RANGE).step
+    returned = join(group, instance_id="i")
+    step = returned.check_assignment(RANGE).step
 
-    assert set(step.added) == had
-    assert follow(again).keys() == had
+    assert set(step.added) == owned
+    assert follow(returned).keys() == owned
     assert other.check_assignment(RANGE).step.kept == tuple(sorted(other.owned))
     assert group.read().generation == generation
-    again.commit({each: OffsetAndMetadata(3) for each in had})
+    returned.commit({partition: OffsetAndMetadata(3) for partition in owned})
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_second_member_of_the_same_instance_id_fences_the_first(group, call):
-    """The next call of the first one raises that (M13)."""
+    """The next call of the first one raises FencedInstanceIdError (M13)."""
     member = join(group, instance_id="i")
     settle(member)
     second = join(group, instance_id="i")
@@ -525,18 +525,18 @@ def test_a_second_member_of_the_same_instance_id_fences_the_first(group, call):
 
 @pytest.mark.parametrize("late", [False, True], ids=["before it is back", "after it is back"])
 def test_a_static_member_that_returns_releases_what_is_assigned_to_others_meanwhile(group, late):
-    """Although it never acquired it itself (M13, M22)."""
+    """Its previous run acquired them, and it releases them (M13, M22)."""
     member = join(group, instance_id="i")
     settle(member)
     member.leave()
     other = None if late else join(group)
     if other is not None:
         follow(other)
-    again = join(group, instance_id="i")
+    returned = join(group, instance_id="i")
     other = other or join(group)
-    settle(other, again)
+    settle(other, returned)
 
-    assert (len(again.owned), len(other.owned)) == (2, 2)
+    assert (len(returned.owned), len(other.owned)) == (2, 2)
     assert group.snapshot().state == "Stable"
 
 
@@ -546,18 +546,18 @@ def test_a_static_member_does_not_wait_for_a_topic_it_is_no_longer_subscribed_to
     member = join(group, instance_id="i")
     settle(member)
     member.leave()
-    again, other = join(group, ["u"], instance_id="i"), join(group)
-    settle(again, other)
+    returned, other = join(group, ["u"], instance_id="i"), join(group)
+    settle(returned, other)
 
-    assert again.owned == {TopicPartition("u", 0)}
+    assert returned.owned == {TopicPartition("u", 0)}
     assert other.owned == set(ALL)
 
 
 # Processes
 
 
-def joined(path, ready):
-    """In a child: join, acquire everything, and stay."""
+def join_and_acquire(path, ready):
+    """Join in a child, and acquire everything."""
     root = open_root(path)
     member = join(make_group(root))
     settle(member)
@@ -565,21 +565,25 @@ def joined(path, ready):
 
 
 def test_a_killed_owner_is_found_dead_at_once(group, root):
-    """Without any timeout the survivors own everything (M10, P15)."""
-    with PausedChild(lambda ready: joined(root.path, ready)) as child:
+    """The survivors own everything before its session times out (M10, P15)."""
+    with PausedChild(lambda ready: join_and_acquire(root.path, ready)) as child:
         member = join(group)
         follow(member)
         assert member.owned == set()
         assert group.remove_dead_members() == []
-        (dead,) = (each for each in group.read().members.values() if each.pid == child.pid)
+        (dead,) = (
+            member_info
+            for member_info in group.read().members.values()
+            if member_info.pid == child.pid
+        )
         child.kill()
         started = time.monotonic()
         assert group.remove_dead_members() == [dead.id]
         follow(member)
-        took = time.monotonic() - started
+        seconds = time.monotonic() - started
 
     assert member.owned == set(ALL)
-    assert took < patient(1)
+    assert seconds < patient(1)
 
 
 def test_a_child_of_a_killed_owner_does_not_keep_it_alive(group, root, tmp_path):
@@ -605,7 +609,7 @@ def test_a_child_of_a_killed_owner_does_not_keep_it_alive(group, root, tmp_path)
 
 
 def test_a_child_does_not_end_the_membership_of_its_parent(group):
-    """Whatever it does with inherited objects, and however it ends (P18)."""
+    """The child may use the inherited objects, and end (P18)."""
     member = join(group)
     settle(member)
 
@@ -621,65 +625,73 @@ def test_a_child_does_not_end_the_membership_of_its_parent(group):
 
 
 def test_a_stopped_owner_is_replaced_and_its_commit_refused(group, root, uptime):
-    """After its session; and when it wakes it does no harm (P14, M22)."""
+    """It is replaced after its session timeout; when it resumes its calls raise (P14, M22)."""
 
     def stops_and_commits():
-        own = join(make_group(open_root(root.path)))
-        settle(own)
-        own.commit(at(1))
+        member_in_child = join(make_group(open_root(root.path)))
+        settle(member_in_child)
+        member_in_child.commit(at(1))
         os.kill(os.getpid(), signal.SIGSTOP)
         with pytest.raises(CommitFailedError):
-            own.commit(at(2))
+            member_in_child.commit(at(2))
         with pytest.raises(UnknownMemberIdError):
-            own.heartbeat()
-        return own.id
+            member_in_child.heartbeat()
+        return member_in_child.id
 
     child = forks.Child(stops_and_commits)
     assert child.stopped()
     member = join(group)
     follow(member)
-    assert group.remove_dead_members() == [], "it is stopped, and not dead"
+    assert group.remove_dead_members() == [], "the owner is stopped, not dead"
     uptime.advance(SESSION_MS)
-    (gone,) = group.remove_dead_members(exclude=member.id)
+    (removed_id,) = group.remove_dead_members(exclude=member.id)
     assert follow(member)[T0].committed.offset == 1
     member.commit(at(9))
     child.go_on()
 
     end = child.end()
-    assert (end.finding(), end.value) == (None, gone)
+    assert (end.finding(), end.value) == (None, removed_id)
     assert offset_of(group) == 9
 
 
 def test_processes_that_join_at_once_own_each_partition_once(group, root):
-    """Each step is one transaction (M22)."""
+    """Each step of a member is one transaction (M22)."""
 
     def share():
         member = join(make_group(open_root(root.path)))
         deadline = time.monotonic() + patient(20)
-        rest = 0
-        while time.monotonic() < deadline and rest < 50:
+        unchanged_rounds = 0
+        while time.monotonic() < deadline and unchanged_rounds < 50:
             follow(member)
-            rest = rest + 1 if not member.changed() and len(member.group.read().members) == 3 else 0
+            unchanged_rounds = (
+                unchanged_rounds + 1
+                if not member.changed() and len(member.group.read().members) == 3
+                else 0
+            )
             time.sleep(0.001)
-        member.commit({each: OffsetAndMetadata(1) for each in member.owned})
+        member.commit({partition: OffsetAndMetadata(1) for partition in member.owned})
         os.kill(os.getpid(), signal.SIGSTOP)
         return sorted(member.owned)
 
     children = [forks.Child(share) for _ in range(3)]
     assert all(child.stopped() for child in children)
     assert len(group.read().members) == 3
-    now = owners(group)
+    final_owners = owners(group)
     for child in children:
         child.go_on()
-    parts = [child.end().value for child in children]
+    assignments = [child.end().value for child in children]
 
-    assert sorted(member for part in parts for member in part) == ALL == sorted(now)
-    assert sorted(map(len, parts)) == [1, 1, 2]
-    assert {offset_of(group, each) for each in ALL} == {1}
+    assert (
+        sorted(member for assignment in assignments for member in assignment)
+        == ALL
+        == sorted(final_owners)
+    )
+    assert sorted(map(len, assignments)) == [1, 1, 2]
+    assert {offset_of(group, partition) for partition in ALL} == {1}
 
 
 def test_threads_that_join_and_leave_end_with_one_owner_per_partition(group):
-    """Twelve members in four threads; the last one owns everything."""
+    """Twelve members join and leave in four threads; then the last one owns everything."""
     errors = []
 
     def come_and_go():
@@ -693,10 +705,10 @@ def test_threads_that_join_and_leave_end_with_one_owner_per_partition(group):
             errors.append(error)
 
     threads = [threading.Thread(target=come_and_go) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert errors == []
     last = join(group)
     settle(last)

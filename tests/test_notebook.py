@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom, and shows what its text says."""
+"""The notebook runs from top to bottom, and its outputs are those that its text describes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ RUN = "from nbclient.cli import main; main()"
 
 
 def run(directory: Path) -> list[dict[str, Any]]:
-    """Return its cells with what they put out, run in a kernel, in a process of its own.
+    """Run the notebook in a process of its own, and return its cells with their outputs.
 
-    The cells for Spark are left out only where there is no Java.
+    Without Java the cells for Spark are skipped.
     """
     notebook = Path(shutil.copy(NOTEBOOK, directory))
-    words = ["--inplace", f"--timeout={patient(240):.0f}"]
+    arguments = ["--inplace", f"--timeout={patient(240):.0f}"]
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        words.append("--NbClientApp.skip_cells_with_tag=spark")
-    # The first two make Spark start sooner; the others keep the files of a user out of it.
+        arguments.append("--NbClientApp.skip_cells_with_tag=spark")
+    # The first two make Spark start sooner; the others keep the user's files unused.
     settings = {
         "PYSPARK_PYTHON": quick_python(directory),
         "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -Xmx1g",
@@ -34,24 +34,24 @@ def run(directory: Path) -> list[dict[str, Any]]:
         "JUPYTER_RUNTIME_DIR": str(directory / "runtime"),
         "IPYTHONDIR": str(directory / "ipython"),
     }
-    run_python("-c", RUN, *words, notebook, seconds=500, env={**os.environ, **settings})
+    run_python("-c", RUN, *arguments, notebook, seconds=500, env={**os.environ, **settings})
     return [cell for cell in json.loads(notebook.read_text())["cells"] if "outputs" in cell]
 
 
 def shown(cells: list[dict[str, Any]], *, having: str) -> str:
-    """All that the one cell with these words put out, as text."""
+    """Return all output of the one cell whose source contains `having`, as text."""
     (cell,) = [cell for cell in cells if having in "".join(cell["source"])]
-    found = []
+    texts = []
     for output in cell["outputs"]:
         forms = output.get("data", {output.get("name"): output.get("text")})
-        found += ["".join(form) for kind, form in forms.items() if kind != "stderr"]
-    return "\n".join(found)
+        texts += ["".join(form) for kind, form in forms.items() if kind != "stderr"]
+    return "\n".join(texts)
 
 
 @pytest.mark.tier("all")
 @pytest.mark.xdist_group("spark")
 def test_the_notebook_runs_from_top_to_bottom(tmp_path):
-    """What its text says is what its cells show; one test, for the kernel and Spark start once."""
+    """The outputs are those that its text describes; one test starts the kernel and Spark once."""
     cells = run(tmp_path)
 
     assert shown(cells, having="topic[100:110]").count("<tr><td>") == 10
@@ -62,7 +62,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     later = shown(cells, having='print("lag"')
     assert "lag 1000" in later
     assert "0 members, lag 0 in 4 partitions" in later
-    # Its first line: the bar of a short compaction leaves none behind.
+    # The progress bar of a short compaction leaves no line before the output.
     compacted = shown(cells, having="log.compact(").splitlines()
     assert compacted[0].startswith("4,993 records, ")
     assert compacted[1].startswith("1,876 aircraft, ")
@@ -72,8 +72,8 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     assert shown(cells, having="log.verify()") == "[]"
 
 
-def test_it_is_kept_without_outputs():
-    """They would change with each run, and hide what is new in a diff."""
+def test_the_notebook_is_saved_without_outputs():
+    """Outputs change with each run, and would hide the real changes in a diff."""
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         assert cell.get("outputs", []) == []
         assert cell.get("execution_count") is None

@@ -1,4 +1,4 @@
-"""Committed positions: stored, saved, and brought back by the next boot (E4, E21, P5, R8)."""
+"""Committed positions: commits, checkpoints, and recovery after a reboot (E4, E21, P5, R8)."""
 
 import os
 
@@ -18,9 +18,9 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 T0 = TopicPartition("t", 0)
 
 
-def position_of(root, group="g", one=T0):
-    found = make_group(root, group).committed([one])[one]
-    return None if found is None else found.position.offset
+def position_of(root, group="g", partition=T0):
+    committed = make_group(root, group).committed([partition])[partition]
+    return None if committed is None else committed.position.offset
 
 
 def save(root):
@@ -28,19 +28,19 @@ def save(root):
 
 
 def saved(root, group=b"g"):
-    """The offsets in `state`, by key."""
+    """Return the offsets that are saved in `state`, in the order of keys."""
     rows = root.context.state.read(lambda txn: offsets.of_group(txn, group, offsets.CHECKPOINTS))
     return [row.position.offset for row in rows.values()]
 
 
 @pytest.fixture
-def here(root):
-    """A root with the topic t."""
+def root(root):
+    """A root that has a topic "t" with two partitions."""
     make_topics(root, t=2)
     return root
 
 
-# As stored
+# Commits
 
 POSITIONS = {
     "an offset": OffsetAndMetadata(3),
@@ -53,20 +53,20 @@ POSITIONS = {
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_a_position_comes_back_as_it_was(here, position):
-    """The offset is the next to read; note and leader epoch make the round trip (E4)."""
-    group = make_group(here)
+def test_a_position_comes_back_as_it_was(root, position):
+    """Offset, metadata and leader epoch come back (E4)."""
+    group = make_group(root)
     group.commit({T0: POSITIONS[position]})
 
-    found = group.committed([T0, TopicPartition("t", 1)])
-    assert found[T0].position == POSITIONS[position]
-    assert found[T0].committed_ms == here.clock()
-    assert found[TopicPartition("t", 1)] is None
+    committed = group.committed([T0, TopicPartition("t", 1)])
+    assert committed[T0].position == POSITIONS[position]
+    assert committed[T0].committed_ms == root.clock()
+    assert committed[TopicPartition("t", 1)] is None
 
 
-def test_kafkas_ways_to_say_that_there_is_no_note_and_no_epoch_are_understood(here):
-    """kafka-python has -1, Java has null."""
-    group = make_group(here)
+def test_kafkas_values_for_no_metadata_and_no_epoch_are_accepted(root):
+    """kafka-python uses -1 for no epoch, Java uses null."""
+    group = make_group(root)
     group.commit({T0: OffsetAndMetadata(3, None, -1)})
 
     assert group.committed([T0])[T0].position == OffsetAndMetadata(3)
@@ -82,24 +82,24 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("bad", BAD)
-def test_a_bad_position_is_refused_with_all_that_came_with_it(here, bad):
-    """All of a commit, or nothing (E21)."""
-    group = make_group(here)
-    position, error = BAD[bad]
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_position_is_refused_with_all_others_of_the_commit(root, case):
+    """A commit writes all its positions or none (E21)."""
+    group = make_group(root)
+    position, error = BAD[case]
     with pytest.raises(error):
         group.commit({TopicPartition("t", 1): OffsetAndMetadata(1), T0: position})
 
     assert set(group.committed([T0, TopicPartition("t", 1)]).values()) == {None}
 
 
-def test_nothing_may_be_committed_and_an_offset_past_the_end_too(here):
-    """An empty map is ok, and so is an offset that is not there yet (E21)."""
-    group = make_group(here)
+def test_an_empty_commit_and_an_offset_past_the_end_are_accepted(root):
+    """The offset is not compared with the end of the log, as in Kafka (E21)."""
+    group = make_group(root)
     group.commit({})
     group.commit(at(1000))
 
-    assert position_of(here) == 1000
+    assert position_of(root) == 1000
 
 
 NAMES = {
@@ -116,33 +116,33 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_group_may_have_any_name_that_fits_into_a_key(here, name):
+def test_a_group_may_have_any_name_that_fits_into_a_key(root, name):
     """1 to 200 bytes without NUL; no name is part of a path (E18)."""
-    name, fine = NAMES[name]
-    if fine:
-        make_group(here, name).commit(at(5))
-        assert position_of(here, name) == 5
+    name, valid = NAMES[name]
+    if valid:
+        make_group(root, name).commit(at(5))
+        assert position_of(root, name) == 5
         return
     with pytest.raises(InvalidGroupIdError):
-        make_group(here, name)
+        make_group(root, name)
 
 
-# Saved
+# Checkpoints
 
 
-def test_a_commit_is_saved_by_the_next_checkpoint_and_only_once(here):
-    """Of every group; when nothing was committed since, it does nothing."""
-    make_group(here).commit(at(5))
-    make_group(here, "g2").commit({**at(6), **at(7, 1)})
-    assert (saved(here), saved(here, b"g2")) == ([], [])
+def test_a_commit_is_saved_by_the_next_checkpoint_and_only_once(root):
+    """A checkpoint saves the new commits of all groups."""
+    make_group(root).commit(at(5))
+    make_group(root, "g2").commit({**at(6), **at(7, 1)})
+    assert (saved(root), saved(root, b"g2")) == ([], [])
 
-    assert save(here) == 3
-    assert (saved(here), saved(here, b"g2")) == ([5], [6, 7])
-    assert save(here) == 0
+    assert save(root) == 3
+    assert (saved(root), saved(root, b"g2")) == ([5], [6, 7])
+    assert save(root) == 0
 
 
 def test_with_fsync_a_commit_is_saved_when_it_returns(tmp_path):
-    """That is what the durability of the log says (P4)."""
+    """The durability of the log also applies to commits (P4)."""
     root = open_root(tmp_path, durability="fsync")
     make_topics(root, t=1)
     make_group(root).commit(at(5))
@@ -151,79 +151,79 @@ def test_with_fsync_a_commit_is_saved_when_it_returns(tmp_path):
     root.close()
 
 
-def test_a_slow_checkpoint_does_not_save_an_older_position_over_a_newer_one(here):
-    """What to save is looked up under the lock that orders the saving."""
-    group, real = make_group(here), here.context.state
+def test_a_slow_checkpoint_does_not_save_an_older_position_over_a_newer_one(root):
+    """The positions are read under the lock that orders the checkpoints."""
+    group, state = make_group(root), root.context.state
 
     class OvertakenState:
         def write(self, step):
             group.commit(at(6))
-            offsets.checkpoint(here.context.live, real)
-            return real.write(step)
+            offsets.checkpoint(root.context.live, state)
+            return state.write(step)
 
     group.commit(at(5))
-    offsets.checkpoint(here.context.live, OvertakenState())
-    save(here)
-    assert saved(here) == [6]
+    offsets.checkpoint(root.context.live, OvertakenState())
+    save(root)
+    assert saved(root) == [6]
 
 
-def test_what_is_committed_while_a_checkpoint_saves_is_saved_by_the_next(here):
-    """The mark of what is unsaved goes only if the row is the one that was saved."""
-    group, real = make_group(here), here.context.live
+def test_what_is_committed_while_a_checkpoint_saves_is_saved_by_the_next(root):
+    """The mark of an unsaved row is deleted only if the row has not changed since."""
+    group, live = make_group(root), root.context.live
 
     class OvertakenLive:
-        read = real.read
+        read = live.read
 
         def write(self, step):
             group.commit(at(6))
-            return real.write(step)
+            return live.write(step)
 
     group.commit(at(5))
-    offsets.checkpoint(OvertakenLive(), here.context.state)
-    assert saved(here) == [5]
-    assert save(here) == 1
-    assert saved(here) == [6]
+    offsets.checkpoint(OvertakenLive(), root.context.state)
+    assert saved(root) == [5]
+    assert save(root) == 1
+    assert saved(root) == [6]
 
 
-def test_checkpoints_of_many_threads_never_go_back(here):
-    """And in the end the last commit is saved."""
-    group, seen = make_group(here), []
-    with meanwhile(lambda: save(here), count=3):
+def test_checkpoints_of_many_threads_never_go_back(root):
+    """At the end the last commit is saved."""
+    group, saved_offsets = make_group(root), []
+    with meanwhile(lambda: save(root), count=3):
         for offset in range(150):
             group.commit(at(offset))
-            seen += saved(here)
-    save(here)
-    assert seen == sorted(seen)
-    assert saved(here) == [149]
+            saved_offsets += saved(root)
+    save(root)
+    assert saved_offsets == sorted(saved_offsets)
+    assert saved(root) == [149]
 
 
-def test_a_fork_beside_checkpoints_ends(here):
-    """Both take the databases in one order, whichever was opened first (P18)."""
-    group = make_group(here)
-    opened = list(kv._environments.items())
+def test_a_fork_beside_checkpoints_ends(root):
+    """Both lock the databases in the same order, whichever was opened first (P18)."""
+    group = make_group(root)
+    environments = list(kv._environments.items())
     kv._environments.clear()
-    kv._environments.update(reversed(opened))
+    kv._environments.update(reversed(environments))
 
-    with meanwhile(lambda: (group.commit(at(1)), save(here))):
+    with meanwhile(lambda: (group.commit(at(1)), save(root))):
         for _ in range(20):
             in_child(lambda: None)
 
 
-def test_what_is_deleted_is_deleted_by_the_checkpoint_too(here):
-    """Else the next boot would bring it back."""
-    group = make_group(here)
+def test_deleted_offsets_are_deleted_from_the_checkpoint_too(root):
+    """Otherwise they would be back after a reboot."""
+    group = make_group(root)
     group.commit(at(5))
-    save(here)
+    save(root)
     group.delete_offsets([T0])
 
-    assert saved(here) == []
+    assert saved(root) == []
 
 
-# The next boot
+# Reboots
 
 
 def test_after_a_power_cut_positions_are_as_of_the_last_checkpoint(tmp_path):
-    """Back, never forward."""
+    """A position may move back, never forward."""
     root = open_root(tmp_path)
     make_topics(root, t=1)
     fill(root.partition("t", 0), 9)
@@ -266,50 +266,50 @@ def test_a_closed_log_has_saved_everything(tmp_path):
     root.close()
 
 
-def cut_short(path, keep):
-    """Fill a log with six records, save position 6, and lose what a power cut takes."""
+def cut_short(path, remaining):
+    """Fill a log with six records, save position 6, and keep the `remaining` records."""
     root = open_root(path)
     log = make_log(root)
     log.append([encoded(b"v0"), encoded(b"v1")])
-    size = segment_files(path)[0].stat().st_size if keep else None
+    size = segment_files(path)[0].stat().st_size if remaining else None
     fill(log, 4, first=2)
     make_group(root).commit({T0: OffsetAndMetadata(6, "note", 0)})
     make_group(root, "below").commit(at(1))
     save(root)
     abandon(root)
     (file,) = segment_files(path)
-    if keep:
+    if remaining:
         os.truncate(file, size)
     else:
         file.unlink()
 
 
-@pytest.mark.parametrize("keep", [2, 0], ids=["two records are left", "no file is left"])
-def test_a_position_past_the_end_moves_back_to_it(tmp_path, keep):
-    """The records are gone; its note and its leader epoch stay (P5, R8)."""
-    cut_short(tmp_path, keep)
+@pytest.mark.parametrize("remaining", [2, 0], ids=["two records are left", "no file is left"])
+def test_a_position_past_the_end_moves_back_to_it(tmp_path, remaining):
+    """The records are lost; metadata and leader epoch are unchanged (P5, R8)."""
+    cut_short(tmp_path, remaining)
     root = open_root(tmp_path, files=REBOOTED)
 
-    assert root.partition("t", 0).end_offset() == keep
-    found = make_group(root).committed([T0])[T0].position
-    assert found == OffsetAndMetadata(keep, "note", 0)
-    assert position_of(root, "below") == min(1, keep)
+    assert root.partition("t", 0).end_offset() == remaining
+    position = make_group(root).committed([T0])[T0].position
+    assert position == OffsetAndMetadata(remaining, "note", 0)
+    assert position_of(root, "below") == min(1, remaining)
     assert healthy(root)
     root.close()
 
 
-@pytest.mark.parametrize("used", [False, True], ids=["nobody looks", "somebody looks"])
-@pytest.mark.parametrize("again", [False, True], ids=["in that boot", "in the next boot"])
-def test_a_group_does_not_miss_what_comes_in_the_place_of_lost_records(tmp_path, used, again):
-    """Whenever it is used next: the position was moved back for good (P5, R8)."""
+@pytest.mark.parametrize("use_group", [False, True], ids=["unused group", "used group"])
+@pytest.mark.parametrize("reboot_again", [False, True], ids=["in that boot", "in the next boot"])
+def test_a_group_reads_the_records_that_replace_lost_ones(tmp_path, use_group, reboot_again):
+    """Its position was moved back for good, whether or not the group was used (P5, R8)."""
     cut_short(tmp_path, 2)
     root = open_root(tmp_path, files=REBOOTED)
-    if used:
+    if use_group:
         make_group(root).remove_dead_members()
-        make_group(root).remove_members(["nobody"])
+        make_group(root).remove_members(["unknown"])
     fill(root.partition("t", 0), 9)
     root.flush()
-    if again:
+    if reboot_again:
         abandon(root)
         root = open_root(tmp_path, files=REBOOTED_AGAIN)
 
@@ -318,8 +318,8 @@ def test_a_group_does_not_miss_what_comes_in_the_place_of_lost_records(tmp_path,
     root.close()
 
 
-def test_what_is_adopted_past_the_end_is_moved_back_and_saved_so(here):
-    """Also where the log was cut without a recovery."""
+def test_a_position_adopted_past_the_end_is_moved_back_and_saved(root):
+    """The log may have been truncated without a recovery."""
     key = PARTITION_KEY.pack(1, 0)
     row = CommittedOffset(OffsetAndMetadata(7), 0)
 
@@ -327,13 +327,13 @@ def test_what_is_adopted_past_the_end_is_moved_back_and_saved_so(here):
         offsets.adopt(txn, b"g", {key: row}, lambda txn, partition: (0, 4))
         return offsets.of_group(txn, b"g")[key].position.offset
 
-    assert here.context.live.write(step) == 4
-    assert save(here) == 1
-    assert saved(here) == [4]
+    assert root.context.live.write(step) == 4
+    assert save(root) == 1
+    assert saved(root) == [4]
 
 
 def test_a_damaged_position_stops_its_group_and_not_the_recovery(tmp_path):
-    """It carries a checksum; who uses the group is told (P13)."""
+    """The row has a checksum; calls for the group raise CorruptionError (P13)."""
     cut_short(tmp_path, 2)
     root = open_root(tmp_path)
 
@@ -351,12 +351,12 @@ def test_a_damaged_position_stops_its_group_and_not_the_recovery(tmp_path):
     root.close()
 
 
-def test_groups_are_found_by_what_they_saved(here):
-    """One seek for each, whatever its name."""
+def test_the_names_of_groups_are_read_from_their_checkpoints(root):
+    """Names that begin alike are separate groups."""
     names = ["g", "g2", "gg", "g\x01", "ä"]
-    for each in names:
-        make_group(here, each).commit({**at(5), **at(6, 1)})
-    save(here)
+    for name in names:
+        make_group(root, name).commit({**at(5), **at(6, 1)})
+    save(root)
 
-    found = here.context.state.read(lambda txn: list(offsets.CHECKPOINTS.first_fields(txn)))
-    assert sorted(found) == sorted(names)
+    saved_names = root.context.state.read(lambda txn: list(offsets.CHECKPOINTS.first_fields(txn)))
+    assert sorted(saved_names) == sorted(names)

@@ -1,4 +1,4 @@
-"""A process that uses thousands of partitions has few files open, and works on."""
+"""A process may use many more partitions than it may have open files."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.tier("test")  # it opens thousands of files
 
 PARTITIONS = 150
 LIMIT = 128
-"""Descriptors that the process may have besides those it begins with: fewer than partitions."""
+"""The number of further descriptors that the process may open: fewer than partitions."""
 
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-class Opened:
-    """A holder that notes whether it was asked to close its files."""
+class RecordingHolder:
+    """A holder of files that counts how often it has closed them."""
 
     def __init__(self, busy: bool = False) -> None:
         self.busy, self.released = busy, 0
@@ -42,77 +42,77 @@ class Opened:
         return not self.busy
 
 
-def test_what_was_opened_longest_ago_is_closed_first() -> None:
-    """A holder that is in use keeps its files for now, and closes them later."""
+def test_the_files_opened_longest_ago_are_closed_first() -> None:
+    """A holder in use keeps its files until later."""
     files = OpenFiles(8)
-    holders = [Opened(busy=number == 0) for number in range(8)]
+    holders = [RecordingHolder(busy=number == 0) for number in range(8)]
     for holder in holders:
         files.opened(holder)
     files.opened(holders[1])  # again: now the youngest
-    files.opened(ninth := Opened())
+    files.opened(ninth := RecordingHolder())
 
     assert [holder.released for holder in holders] == [0, 0, 1, 0, 0, 0, 0, 0]
     assert ninth.released == 0
     holders[0].busy = False
-    later = [Opened() for _ in range(8)]
+    later = [RecordingHolder() for _ in range(8)]
     for holder in later:
         files.opened(holder)
     assert holders[0].released == 1
 
 
-def test_what_is_gone_does_not_count() -> None:
-    """A reader that is garbage has closed its file."""
+def test_a_holder_that_was_garbage_collected_does_not_count() -> None:
+    """A reader closes its file when it is garbage collected."""
     files = OpenFiles(8)
-    kept = Opened()
-    files.opened(kept)
+    holder = RecordingHolder()
+    files.opened(holder)
     for _ in range(100):
-        files.opened(Opened())
+        files.opened(RecordingHolder())
         gc.collect(0)
 
-    assert kept.released == 0
+    assert holder.released == 0
 
 
-def test_the_limit_is_a_part_of_what_the_process_may_have() -> None:
-    """Each holder has up to two descriptors, and the program wants some too."""
+def test_the_limit_is_a_fraction_of_the_limit_of_the_process() -> None:
+    """Each holder has up to two descriptors, and the program needs some, too."""
     assert [limit_for(count) for count in (0, 1024, 4096, 1 << 20)] == [16, 128, 512, 1000]
 
 
 def use_all_partitions(path: Path) -> int:
-    """Write to, read, and delete more partitions than there are descriptors; returns the most."""
-    most, before = 0, descriptors()
+    """Use more partitions than descriptors, and return the largest number of descriptors."""
+    max_descriptors, before = 0, descriptors()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + LIMIT, hard))
     with embedlog.open(path, maintenance=False) as log:
         log.create_topic("t", PARTITIONS)
         with log.producer() as producer:
-            for turn in range(2):
+            for round_number in range(2):
                 for number in range(PARTITIONS):
-                    producer.send("t", b"%d" % turn, partition=number)
+                    producer.send("t", b"%d" % round_number, partition=number)
                 producer.flush()
-                most = max(most, descriptors() - before)
+                max_descriptors = max(max_descriptors, descriptors() - before)
         with log.consumer(auto_offset_reset="earliest") as consumer:
             consumer.assign([TopicPartition("t", number) for number in range(PARTITIONS)])
-            found: dict[TopicPartition, list[bytes]] = {}
-            for turn in range(3):
-                for where, records in consumer.poll(1000, max_records=10_000).items():
-                    found.setdefault(where, []).extend(record.value for record in records)
-                most = max(most, descriptors() - before)
-                if turn == 0:
+            polled: dict[TopicPartition, list[bytes]] = {}
+            for round_number in range(3):
+                for partition, records in consumer.poll(1000, max_records=10_000).items():
+                    polled.setdefault(partition, []).extend(record.value for record in records)
+                max_descriptors = max(max_descriptors, descriptors() - before)
+                if round_number == 0:
                     log.partition("t", 7).roll()
                     log.producer().send("t", b"2", partition=7).result()
         expected = {number: [b"0", b"1"] for number in range(PARTITIONS)}
         expected[7].append(b"2")
-        assert {where.partition: got for where, got in found.items()} == expected
+        assert {partition.partition: sent for partition, sent in polled.items()} == expected
         assert len(log.topic("t")) == 2 * PARTITIONS + 1
         assert log.verify() == []
-        most = max(most, descriptors() - before)
+        max_descriptors = max(max_descriptors, descriptors() - before)
         log.delete_topic("t")
     assert list(Path(path, "topics").iterdir()) == []
-    return most
+    return max_descriptors
 
 
 def test_a_process_with_few_descriptors_uses_many_partitions(tmp_path: Path) -> None:
-    """To write to, read, flush, verify and delete them: at most three quarters of them."""
+    """It writes, reads, flushes, verifies and deletes with three quarters of them."""
     end = forks.run(lambda: use_all_partitions(tmp_path / "root"))
 
     assert end.finding() is None
@@ -120,16 +120,16 @@ def test_a_process_with_few_descriptors_uses_many_partitions(tmp_path: Path) -> 
 
 
 def test_appends_go_on_while_their_files_are_closed_again_and_again(tmp_path: Path) -> None:
-    """Many threads over more partitions than may have files open: nothing is lost."""
+    """Threads use more partitions than may have open files, and no record is lost."""
     root = open_root(tmp_path)
     root.context.open_files = OpenFiles(8)
     root.create_topic("t", 24, TopicConfig())
 
     def work(first: int) -> None:
-        for turn in range(20):
+        for round_number in range(20):
             for number in range(24):
                 log = root.partition("t", (number + first) % 24)
-                fill(log, 1, first=turn)
+                fill(log, 1, first=round_number)
                 reader = log.reader(0)
                 while reader.read():
                     pass
@@ -138,13 +138,13 @@ def test_appends_go_on_while_their_files_are_closed_again_and_again(tmp_path: Pa
         pass
 
     for number in range(24):
-        found = values(root.partition("t", number))
-        assert sorted(found) == sorted([b"v%d" % turn for turn in range(20)] * 3)
+        appended = values(root.partition("t", number))
+        assert sorted(appended) == sorted([b"v%d" % round_number for round_number in range(20)] * 3)
     root.close()
 
 
 def test_a_topic_is_not_deleted_while_a_partition_is_held(tmp_path: Path) -> None:
-    """The call raises, and nothing is changed; once the partition is free, the topic goes."""
+    """The call raises and changes nothing; it works after the release of the partition."""
     root = open_root(tmp_path, lock_timeout=0.05)
     log = make_log(root)
     fill(log, 3)
@@ -162,7 +162,7 @@ def test_a_topic_is_not_deleted_while_a_partition_is_held(tmp_path: Path) -> Non
 
 
 def test_logs_that_a_program_forgets_to_close_leave_no_files_open(tmp_path: Path) -> None:
-    """As a notebook does whose cell is run again and again."""
+    """A notebook does this when its cell is run repeatedly."""
     counts = []
     for _ in range(6):
         log = embedlog.open(tmp_path / "root")
@@ -179,7 +179,7 @@ def test_logs_that_a_program_forgets_to_close_leave_no_files_open(tmp_path: Path
 
 
 def test_the_databases_of_a_forgotten_log_are_closed_with_the_next_one(tmp_path: Path) -> None:
-    """LMDB lets a process open a database once, so it is not closed while it may be in use."""
+    """A process may open an LMDB database only once, so closing it waits for the next open."""
     before = descriptors()
     for number in range(6):
         log = embedlog.open(tmp_path / f"root{number}", maintenance=False)

@@ -1,8 +1,6 @@
-"""Rows of who owns what: epochs grow, and a partition without an owner keeps its row (M22)."""
+"""Ownership rows: epochs grow, and a partition without an owner keeps its row (M22)."""
 
 import pytest
-from support.clock import ManualClock
-from support.roots import open_root
 
 from embedlog.groups import ownership
 from embedlog.groups.ownership import NO_OWNER, NO_START, OWNERS, PartitionOwner
@@ -11,10 +9,8 @@ from embedlog.record import TopicPartition
 
 
 @pytest.fixture
-def live(tmp_path):
-    root = open_root(tmp_path, clock=ManualClock())
-    yield root.context.live
-    root.close()
+def live(root):
+    return root.context.live
 
 
 def key(topic, partition=0, group=b"g"):
@@ -43,34 +39,34 @@ ROWS = [
 
 @pytest.mark.parametrize("owner", ROWS, ids=str)
 def test_a_row_comes_back_as_it_was(owner):
-    """Epoch, start, member and topic."""
+    """Epoch, start, member and topic come back."""
     assert OWNERS.unpack(OWNERS.pack(owner)) == owner
 
 
-def test_a_key_tells_partition_and_topic():
-    """The name is in the row, the id in the key."""
+def test_a_key_contains_partition_and_topic():
+    """The key has the id of the topic, the row its name."""
     assert ownership.topic_id(key(7, 3)) == 7
     assert ownership.topic_partition(key(7, 3), PartitionOwner(topic="t")) == TopicPartition("t", 3)
 
 
 def test_a_group_has_only_its_own_rows():
-    """Not those of one whose name begins the same (M17)."""
+    """Groups whose names begin alike have separate rows (M17)."""
     names = [b"g", b"g2", b"gg", b"g\x01", b"g ", b"f"]
-    one = {name: OWNERS.key(name, PARTITION_KEY.pack(1, 0)) for name in names}
+    keys = {name: OWNERS.key(name, PARTITION_KEY.pack(1, 0)) for name in names}
     for name in names:
         prefix = OWNERS.prefix(name)
-        assert [each for each in names if one[each].startswith(prefix)] == [name]
+        assert [other for other in names if keys[other].startswith(prefix)] == [name]
 
 
-def test_a_row_that_is_not_there_has_no_owner(live):
-    """And its first owner gets epoch 1."""
+def test_a_missing_row_means_no_owner(live):
+    """The first owner gets epoch 1."""
     assert live.read(lambda txn: ownership.get(txn, key(1))) == PartitionOwner(
         0, NO_START, NO_OWNER, ""
     )
 
 
 def test_freed_partitions_keep_epoch_and_start(live):
-    """Who takes one next begins where they did, by a higher epoch (E1, M22)."""
+    """The next owner begins where the group began, with a higher epoch (E1, M22)."""
     put(live, {key(1): PartitionOwner(4, 9, "a", "t"), key(1, 1): PartitionOwner(2, 8, "b", "t")})
     live.write(lambda txn: ownership.free(txn, b"g", {"a"}))
 
@@ -80,8 +76,8 @@ def test_freed_partitions_keep_epoch_and_start(live):
     }
 
 
-def test_when_the_last_member_goes_every_start_is_forgotten(live):
-    """Also that of what nobody owned: who comes next begins at the end of then (E1)."""
+def test_when_the_last_member_leaves_every_start_is_forgotten(live):
+    """Partitions without an owner lose theirs, too: the next member has a new start (E1)."""
     put(
         live,
         {key(1): PartitionOwner(4, 9, "a", "t"), key(1, 1): PartitionOwner(2, 8, NO_OWNER, "t")},
@@ -94,8 +90,8 @@ def test_when_the_last_member_goes_every_start_is_forgotten(live):
     }
 
 
-def test_what_is_handed_over_has_a_new_epoch(live):
-    """So that a commit of the one before does not land (M13)."""
+def test_a_partition_that_is_handed_over_has_a_new_epoch(live):
+    """A commit of the previous owner is refused by its epoch (M13)."""
     put(live, {key(1): PartitionOwner(4, 9, "a", "t"), key(1, 1): PartitionOwner(2, 8, "b", "t")})
     live.write(lambda txn: ownership.hand_over(txn, b"g", "a", "c"))
 
@@ -105,27 +101,31 @@ def test_what_is_handed_over_has_a_new_epoch(live):
     }
 
 
-FATES = {
-    # (member, in subscribed, in there) → what is left
-    "owned, of a topic that is gone": ("a", 3, PartitionOwner(4, 9, "a", "t")),
-    "free, of a topic that is gone": (NO_OWNER, 3, None),
-    "free, of one that nobody reads": (NO_OWNER, 2, PartitionOwner(4, NO_START, NO_OWNER, "t")),
-    "free, of one that somebody reads": (NO_OWNER, 1, PartitionOwner(4, 9, NO_OWNER, "t")),
+FORGOTTEN = {
+    # (member, topic id) → the row afterwards
+    "owned, of a deleted topic": ("a", 3, PartitionOwner(4, 9, "a", "t")),
+    "free, of a deleted topic": (NO_OWNER, 3, None),
+    "free, of a topic without subscribers": (
+        NO_OWNER,
+        2,
+        PartitionOwner(4, NO_START, NO_OWNER, "t"),
+    ),
+    "free, of a topic with subscribers": (NO_OWNER, 1, PartitionOwner(4, 9, NO_OWNER, "t")),
 }
 
 
-@pytest.mark.parametrize("fate", FATES)
-def test_a_row_is_forgotten_with_its_topic_only(live, fate):
-    """Its epoch never begins anew while the topic is there (M22)."""
-    member, topic, left = FATES[fate]
+@pytest.mark.parametrize("case", FORGOTTEN)
+def test_a_row_is_forgotten_with_its_topic_only(live, case):
+    """While the topic exists, its epochs never start over (M22)."""
+    member, topic, expected = FORGOTTEN[case]
     put(live, {key(topic): PartitionOwner(4, 9, member, "t")})
     live.write(lambda txn: ownership.forget(txn, b"g", {1}, {1, 2}))
 
-    assert rows(live).get(key(topic)) == left
+    assert rows(live).get(key(topic)) == expected
 
 
 def test_a_group_is_not_touched_by_steps_of_another(live):
-    """Freeing, handing over and forgetting are of one group (M17)."""
+    """`free`, `hand_over` and `forget` change the rows of one group (M17)."""
     other = {key(1, group=b"g2"): PartitionOwner(4, 9, "a", "t")}
     put(live, {key(1): PartitionOwner(4, 9, "a", "t"), **other})
 

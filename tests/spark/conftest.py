@@ -23,8 +23,8 @@ from embedlog.spark.source_options import parse
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests that use the session in one worker; each worker would start its own.
 
-    They take a second and more each.  The tier `test` runs only those that have its mark: a read
-    and a write of each kind.
+    Each takes a second or more.  The tier `test` runs only those marked with it: a read and a
+    write of each kind.
     """
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
@@ -39,6 +39,16 @@ def log(tmp_path: Path) -> Iterator[Log]:
     # Its records are from 2023: retention would delete them in the middle of a slow test.
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         log.create_topic("t", partitions=2)
+        yield log
+        assert log.verify() == []
+
+
+@pytest.fixture
+def sink_log(tmp_path: Path) -> Iterator[Log]:
+    """A log with "t" of three partitions and "u" of one, verified after the test."""
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t", partitions=3)
+        log.create_topic("u")
         yield log
         assert log.verify() == []
 
@@ -61,7 +71,7 @@ def send(log: Log) -> Callable[..., None]:
 
 @pytest.fixture
 def options(log: Log) -> Callable[..., dict[str, str]]:
-    """Options of a reader of the log; of topic "t" unless they select other topics."""
+    """Return options of a reader of the log: of topic "t" unless they select other topics."""
 
     def options(**overrides: Any) -> dict[str, str]:
         selection = {"subscribe", "subscribePattern", "assign"} & overrides.keys()
@@ -73,7 +83,7 @@ def options(log: Log) -> Callable[..., dict[str, str]]:
 
 @pytest.fixture
 def rows(options: Callable[..., dict[str, str]]) -> Callable[..., list[dict[str, Any]]]:
-    """The rows of a batch query, planned and read in this process, without Spark."""
+    """Plan and read a batch query in this process, without Spark, and return its rows."""
 
     def rows(names: tuple[str, ...] = ALL, **overrides: Any) -> list[dict[str, Any]]:
         return read_all(plan_batch(parse(options(**overrides))), names)
@@ -87,7 +97,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("Java is not installed")
     with warnings.catch_warnings():
-        # Warnings of pyspark's imports and sockets.
+        # The imports and sockets of pyspark cause warnings.
         warnings.simplefilter("ignore")
         spark = begin(tmp_path_factory.mktemp("spark"))
     yield spark

@@ -1,4 +1,4 @@
-"""Batch queries: planning from metadata, and reading as in an executor; without Spark."""
+"""Batch queries, planned from metadata and read as in an executor, without Spark."""
 
 import json
 import os
@@ -38,7 +38,14 @@ from embedlog.spark.input_partitions import (
 from embedlog.spark.partition_reader import FileChunk, LogInputPartition, PartitionSlice
 from embedlog.spark.source_options import parse
 
-# What is read
+
+def row_counts(partition, names=("offset",)):
+    """Read an input partition, and return the number of rows of each Arrow batch."""
+    batches = partition_reader.read_input_partition(partition, names, True)
+    return [rows.num_rows for rows in batches]
+
+
+# Rows
 
 
 def test_rows_have_the_columns_of_kafkas_source(rows, send):
@@ -61,7 +68,7 @@ def test_rows_have_the_columns_of_kafkas_source(rows, send):
 
 
 def test_nulls_stay_nulls_and_no_headers_are_null(rows, send):
-    """As in Kafka's source, whether the segment has headers or not."""
+    """This is as in Kafka's source, for segments with and without headers."""
     send("t", {0: [None, b""]})
     assert [(row["key"], row["value"], row["headers"]) for row in rows()] == [
         (None, None, None),
@@ -103,15 +110,15 @@ def test_the_schema_is_the_one_that_spark_expects(rows, send, options):
 
 
 def test_timestamps_of_the_log_have_timestamp_type_1(log, rows, send):
-    """Also if both types are in one segment."""
+    """One segment may have both types."""
     send("t", {0: [1]})
     log.alter_topic("t", {"message.timestamp.type": "LogAppendTime"})
     send("t", {0: [2]})
 
-    both = rows()
+    rows_of_both = rows()
 
-    assert [row["timestampType"] for row in both] == [0, 1]
-    assert both[1]["timestamp"].timestamp() * 1000 > START
+    assert [row["timestampType"] for row in rows_of_both] == [0, 1]
+    assert rows_of_both[1]["timestamp"].timestamp() * 1000 > START
 
 
 def test_a_schema_is_a_projection(rows, send):
@@ -132,7 +139,7 @@ def test_a_schema_is_a_projection(rows, send):
     ],
 )
 def test_a_schema_with_unknown_columns_is_refused(fields, message):
-    """So is headers without includeHeaders."""
+    """The column "headers" is unknown without includeHeaders."""
     with pytest.raises(InvalidConfigError, match=message):
         kafka_columns.projected_columns(fields, include_headers=False)
 
@@ -148,16 +155,13 @@ def test_a_timestamp_out_of_sparks_range_is_an_error(log, rows):
 
 def test_small_batches_are_combined(log, options):
     """Spark takes more time for a batch than for a thousand rows."""
-    part = log.partition("t", 0)
+    partition_log = log.partition("t", 0)
     for first in range(0, 70_000, 1000):
-        part.append([encoded(*[b"x"] * 10) for _ in range(100)])
-        assert part.end_offset() == first + 1000
+        partition_log.append([encoded(*[b"x"] * 10) for _ in range(100)])
+        assert partition_log.end_offset() == first + 1000
 
     (partition,) = plan_batch(parse(options(assign='{"t": [0]}')))
-    sizes = [
-        rows.num_rows
-        for rows in partition_reader.read_input_partition(partition, ("offset",), True)
-    ]
+    sizes = row_counts(partition)
 
     assert sum(sizes) == 70_000
     assert all(size >= partition_reader.TARGET_ROWS for size in sizes[:-1])
@@ -165,15 +169,12 @@ def test_small_batches_are_combined(log, options):
 
 
 def test_large_batches_are_yielded_in_parts(log, options):
-    """At most 65,536 rows at once."""
+    """A part has at most 65,536 rows."""
     log.alter_topic("t", {"max.message.bytes": 10 << 20})
     log.partition("t", 0).append([encoded(*[b""] * 150_000)])
 
     (partition,) = plan_batch(parse(options(assign='{"t": [0]}')))
-    sizes = [
-        rows.num_rows
-        for rows in partition_reader.read_input_partition(partition, ("offset",), True)
-    ]
+    sizes = row_counts(partition)
 
     assert sizes == [65_536, 65_536, 18_928]
 
@@ -212,8 +213,8 @@ def test_a_range_may_start_and_end_within_batches(rows, send):
 
 def test_gaps_are_no_data_loss(log, rows):
     """Compaction and mirrors leave gaps; the other records are read with their offsets."""
-    part = log.partition("t", 0)
-    part.append_at([(5, encoded(b"5", b"6")), (20, encoded(b"20")), (21, encoded(b"21"))])
+    partition_log = log.partition("t", 0)
+    partition_log.append_at([(5, encoded(b"5", b"6")), (20, encoded(b"20")), (21, encoded(b"21"))])
 
     assert [(row["offset"], row["value"]) for row in rows()] == [
         (offset, b"%d" % offset) for offset in (5, 6, 20, 21)
@@ -224,9 +225,13 @@ def test_gaps_are_no_data_loss(log, rows):
 def test_batches_with_offsets_of_their_own_are_read(log):
     """Compaction writes them: the rows of a range are selected by offset, not by position."""
     schema = batch.schema(offsets=True)
-    kept = [3, 10, 11, 40]
+    offsets = [3, 10, 11, 40]
     table = pa.RecordBatch.from_pylist(
-        [{"timestamp": START, "key": b"k", "value": b"%d" % n, "offset": n} for n in kept], schema
+        [
+            {"timestamp": START, "key": b"k", "value": b"%d" % offset, "offset": offset}
+            for offset in offsets
+        ],
+        schema,
     )
     encoded_batch = batch.encode(table, offsets=True)
     files = log.root.context.files
@@ -235,11 +240,13 @@ def test_batches_with_offsets_of_their_own_are_read(log):
     chunk = FileChunk("compacted.arrows", True, False, 0, file.start + size)
 
     def read(start, until):
-        part = PartitionSlice("t", 0, start, until, 0, (chunk,))
+        part_slice = PartitionSlice("t", 0, start, until, 0, (chunk,))
         names = ("offset", "value", "timestampType")
-        return [row["offset"] for row in read_all([LogInputPartition(log.path, (part,))], names)]
+        return [
+            row["offset"] for row in read_all([LogInputPartition(log.path, (part_slice,))], names)
+        ]
 
-    assert read(0, 50) == kept
+    assert read(0, 50) == offsets
     assert read(10, 40) == [10, 11]
     assert read(12, 40) == []
     os.unlink(os.path.join(log.path, "compacted.arrows"))
@@ -252,7 +259,7 @@ def test_an_empty_topic_has_no_tasks(log, options):
     assert plan_batch(parse(options(subscribe="t,empty"))) == []
 
 
-# What to read
+# Topics and offsets
 
 
 def test_topics_are_chosen_by_name_pattern_or_assignment(log, rows, send):
@@ -261,15 +268,24 @@ def test_topics_are_chosen_by_name_pattern_or_assignment(log, rows, send):
         log.create_topic(name, 2)
         send(name, {0: [1], 1: [2]})
 
-    def topics(**selection):
+    def partitions_read(**selection):
         return sorted({(row["topic"], row["partition"]) for row in rows(**selection)})
 
-    assert {topic for topic, _ in topics(subscribe="flights,weather")} == {"flights", "weather"}
-    assert {topic for topic, _ in topics(subscribePattern="flights.*")} == {"flights", "flights-2"}
-    assert {topic for topic, _ in topics(subscribePattern="flights")} == {"flights"}
-    assert topics(subscribePattern="nothing") == []
-    assert {topic for topic, _ in topics(subscribePattern=".*")} <= {*log.topics()}
-    assert topics(assign='{"weather": [1], "flights": [0]}') == [("flights", 0), ("weather", 1)]
+    assert {topic for topic, _ in partitions_read(subscribe="flights,weather")} == {
+        "flights",
+        "weather",
+    }
+    assert {topic for topic, _ in partitions_read(subscribePattern="flights.*")} == {
+        "flights",
+        "flights-2",
+    }
+    assert {topic for topic, _ in partitions_read(subscribePattern="flights")} == {"flights"}
+    assert partitions_read(subscribePattern="nothing") == []
+    assert {topic for topic, _ in partitions_read(subscribePattern=".*")} <= {*log.topics()}
+    assert partitions_read(assign='{"weather": [1], "flights": [0]}') == [
+        ("flights", 0),
+        ("weather", 1),
+    ]
 
 
 def test_a_topic_or_partition_that_does_not_exist_is_an_error(log, rows):
@@ -302,7 +318,7 @@ def test_a_path_without_a_log_is_an_error_and_not_created(tmp_path, options):
     ids=str,
 )
 def test_offsets_name_all_partitions_and_no_others(rows, send, bounds):
-    """This is Kafka's rule: a forgotten partition would be read from anywhere."""
+    """This is Kafka's rule: a forgotten partition would have no defined start."""
     send("t", {0: [1, 2], 1: [1, 2]})
 
     with pytest.raises(InvalidConfigError, match="other partitions than the query reads"):
@@ -321,13 +337,13 @@ def test_timestamps_select_offsets(rows, send):
 
 
 def test_a_starting_time_after_all_records_fails_or_is_the_end(rows, send):
-    """As startingOffsetsByTimestampStrategy says."""
+    """The option startingOffsetsByTimestampStrategy decides."""
     send("t", {0: [1], 1: [1]})
 
     with pytest.raises(OffsetOutOfRangeError, match="No record has a timestamp at or after"):
         rows(startingTimestamp=START + 1)
-    late = {"startingTimestamp": START + 1, "startingOffsetsByTimestampStrategy": "latest"}
-    assert rows(**late) == []
+    start_options = {"startingTimestamp": START + 1, "startingOffsetsByTimestampStrategy": "latest"}
+    assert rows(**start_options) == []
 
 
 def test_a_query_cannot_start_after_its_end(rows, send):
@@ -345,11 +361,11 @@ def test_a_query_cannot_start_after_its_end(rows, send):
 def test_a_start_outside_the_log_is_a_data_loss(rows, send):
     """The query fails, or starts at the nearest end of the log."""
     send("t", {0: range(10), 1: []})
-    late = {"startingOffsets": '{"t": {"0": 11, "1": 0}}'}
+    start_options = {"startingOffsets": '{"t": {"0": 11, "1": 0}}'}
 
     with pytest.raises(DataLossError, match="starts at offset 11, but has offsets 0 to 10"):
-        rows(**late)
-    assert rows(**late, failOnDataLoss="false") == []
+        rows(**start_options)
+    assert rows(**start_options, failOnDataLoss="false") == []
 
 
 # Tasks
@@ -366,7 +382,7 @@ def test_input_partitions_pickle_to_few_bytes(log, options, send):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "wanted", "parts"),
+    ("sizes", "total", "counts"),
     [
         ([5], 1, [1]),
         ([5], 4, [4]),
@@ -380,9 +396,9 @@ def test_input_partitions_pickle_to_few_bytes(log, options, send):
         ([10, 20, 30], 12, [2, 4, 6]),
     ],
 )
-def test_ranges_are_split_in_proportion_to_their_sizes(sizes, wanted, parts):
+def test_ranges_are_split_in_proportion_to_their_sizes(sizes, total, counts):
     """Large ranges are split, small ones stay whole."""
-    assert split_counts(sizes, wanted) == parts
+    assert split_counts(sizes, total) == counts
 
 
 @pytest.mark.parametrize(
@@ -398,7 +414,7 @@ def test_ranges_are_split_in_proportion_to_their_sizes(sizes, wanted, parts):
         ([], 2, {}, 0),
     ],
 )
-def test_there_are_as_many_tasks_as_pays_off(sizes, cores, limits, tasks):
+def test_the_number_of_tasks_depends_on_bytes_and_cores(sizes, cores, limits, tasks):
     """A task costs tens of milliseconds, and so does an idle core."""
     options = parse({"path": "/p", "subscribe": "t", **{k: str(v) for k, v in limits.items()}})
 
@@ -406,70 +422,76 @@ def test_there_are_as_many_tasks_as_pays_off(sizes, cores, limits, tasks):
 
 
 def test_small_slices_share_tasks_evenly():
-    """The largest slice first, each to the smallest task."""
+    """The largest slices are assigned first, each to the smallest task."""
     slices = [
-        PartitionSlice("t", n, 0, 1, 0, (), size) for n, size in enumerate([5, 1, 1, 1, 3, 1])
+        PartitionSlice("t", number, 0, 1, 0, (), size)
+        for number, size in enumerate([5, 1, 1, 1, 3, 1])
     ]
 
     tasks = pack_slices(slices, 2)
 
-    assert [sum(part.size for part in task) for task in tasks] == [6, 6]
-    assert [[part.partition for part in task] for task in tasks] == [[0, 1], [2, 3, 4, 5]] or all(
-        task == sorted(task, key=lambda part: part.partition) for task in tasks
-    )
+    assert [sum(part_slice.size for part_slice in task) for task in tasks] == [6, 6]
+    assert [[part_slice.partition for part_slice in task] for task in tasks] == [
+        [0, 1],
+        [2, 3, 4, 5],
+    ] or all(task == sorted(task, key=lambda part_slice: part_slice.partition) for task in tasks)
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_the_slices_of_a_partition_are_in_the_order_of_the_tasks(seed):
-    """What tasks write is published in their order, so a copy keeps the order of each key."""
+    """Writes are published in the order of tasks, so a copy keeps the order of each key."""
     rng = random.Random(seed)
-    parts = [(number, part) for number in range(4) for part in range(rng.randint(1, 6))]
+    starts = [(number, start) for number in range(4) for start in range(rng.randint(1, 6))]
     slices = [
         PartitionSlice("t", number, start, start + 1, 0, (), rng.randint(90, 110))
-        for number, start in parts
+        for number, start in starts
     ]
 
     tasks = pack_slices(slices, rng.randint(1, 8))
 
-    order = [(part.partition, part.from_offset) for task in tasks for part in task]
-    assert sorted(order, key=lambda pair: pair[0]) == parts
-    sizes = [sum(part.size for part in task) for task in tasks]
+    order = [
+        (part_slice.partition, part_slice.from_offset) for task in tasks for part_slice in task
+    ]
+    assert sorted(order, key=lambda pair: pair[0]) == starts
+    sizes = [sum(part_slice.size for part_slice in task) for task in tasks]
     assert max(sizes) - min(sizes) < 150
 
 
 def _filled(log, segments):
     """Fill a partition with 1 KB records, up to this many segments of about 200 KB."""
     log.create_topic("big", 1, {"segment.bytes": 200_000, "index.interval.bytes": 10_000})
-    part = log.partition("big", 0)
-    while len(part.segments) < segments:
-        first = part.end_offset()
-        part.append([encoded(*[b"%08d" % (first + row) + b"x" * 992 for row in range(5)])])
-        part.refresh()
-    return part
+    partition_log = log.partition("big", 0)
+    while len(partition_log.segments) < segments:
+        first = partition_log.end_offset()
+        partition_log.append([encoded(*[b"%08d" % (first + row) + b"x" * 992 for row in range(5)])])
+        partition_log.refresh()
+    return partition_log
 
 
 @pytest.mark.parametrize("tasks", [2, 3, 7, 20])
 def test_a_split_is_complete_and_even(log, monkeypatch, tasks):
     """Each offset is in one task, and tasks read about the same number of bytes."""
-    part = _filled(log, 4)
+    partition_log = _filled(log, 4)
     options = parse({"path": log.path, "subscribe": "big", "minPartitions": str(tasks)})
     monkeypatch.setattr(input_partitions.os, "sched_getaffinity", lambda pid: {0, 1})
 
-    whole = PartitionOffsets(TopicPartition("big", 0), 3, part.end_offset())
-    planned = plan_input_partitions(options, {whole.topic_partition: part}, [whole])
+    offset_range = PartitionOffsets(TopicPartition("big", 0), 3, partition_log.end_offset())
+    planned = plan_input_partitions(
+        options, {offset_range.topic_partition: partition_log}, [offset_range]
+    )
 
     slices = sorted(
-        (part for partition in planned for part in partition.slices),
-        key=lambda each: each.from_offset,
+        (part_slice for partition in planned for part_slice in partition.slices),
+        key=lambda part_slice: part_slice.from_offset,
     )
     assert len(planned) == tasks
     assert slices[0].from_offset == 3
-    assert slices[-1].until_offset == part.end_offset()
+    assert slices[-1].until_offset == partition_log.end_offset()
     assert all(first.until_offset == second.from_offset for first, second in pairwise(slices))
-    sizes = [part.until_offset - part.from_offset for part in slices]
+    sizes = [part_slice.until_offset - part_slice.from_offset for part_slice in slices]
     assert max(sizes) < 2 * min(sizes) + 10
     assert sorted(row["offset"] for row in read_all(planned, ("offset",))) == list(
-        range(3, part.end_offset())
+        range(3, partition_log.end_offset())
     )
 
 
@@ -485,27 +507,30 @@ def test_few_rows_in_one_batch_can_be_split_too(rows, options, send):
 
 
 def test_no_task_has_more_records_than_allowed(options, rows, send):
-    """As maxRecordsPerPartition says."""
+    """The limit is maxRecordsPerPartition."""
     send("t", {0: range(25), 1: range(100, 103)})
 
     tasks = plan_batch(parse(options(maxRecordsPerPartition=10)))
 
     sizes = [
-        part.until_offset - part.from_offset for partition in tasks for part in partition.slices
+        part_slice.until_offset - part_slice.from_offset
+        for partition in tasks
+        for part_slice in partition.slices
     ]
     assert sorted(sizes) == [3, 8, 8, 9]
     assert len(rows(maxRecordsPerPartition=10)) == 28
 
 
 def test_tasks_are_no_larger_than_allowed(log):
-    """As maxBytesPerPartition says, approximately."""
-    part = _filled(log, 4)
+    """The limit is maxBytesPerPartition; it is approximate."""
+    partition_log = _filled(log, 4)
     options = parse({"path": log.path, "subscribe": "big", "maxBytesPerPartition": "100000"})
 
     tasks = plan_batch(options)
 
-    assert len(tasks) >= part.size_bytes() // 100_000
-    assert max(part.size for partition in tasks for part in partition.slices) < 130_000
+    assert len(tasks) >= partition_log.size_bytes() // 100_000
+    sizes = [part_slice.size for partition in tasks for part_slice in partition.slices]
+    assert max(sizes) < 130_000
 
 
 def test_planning_reads_no_data(log, options, send, monkeypatch):
@@ -513,9 +538,9 @@ def test_planning_reads_no_data(log, options, send, monkeypatch):
     send("t", {0: range(100), 1: range(100)})
     files = type(log.root.context.files)
     opened = []
-    really = files.open
+    open_file = files.open
     monkeypatch.setattr(
-        files, "open", lambda self, path, **how: opened.append(path) or really(self, path, **how)
+        files, "open", lambda self, path, **how: opened.append(path) or open_file(self, path, **how)
     )
 
     assert plan_batch(parse(options(minPartitions=5)))
@@ -523,7 +548,7 @@ def test_planning_reads_no_data(log, options, send, monkeypatch):
     assert [path for path in opened if path.endswith(".arrows")] == []
 
 
-# What happens between plan and read
+# Changes between plan and read
 
 
 def test_a_deleted_file_is_a_data_loss(log, options, send):
@@ -542,27 +567,27 @@ def test_a_deleted_file_is_a_data_loss(log, options, send):
 
 
 def test_a_log_that_was_truncated_and_written_again_is_a_data_loss(log, options, send):
-    """Other records have these offsets now: their batches have a later leader epoch."""
+    """Other records have these offsets; their batches have a later leader epoch."""
     send("t", {0: range(10)})
     (partition,) = plan_batch(parse(options()))
-    (part,) = partition.slices
-    (chunk,) = part.chunks
+    (part_slice,) = partition.slices
+    (chunk,) = part_slice.chunks
 
-    def read(part):
+    def read(part_slice):
         return list(
             partition_reader.read_input_partition(
-                replace(partition, slices=(part,)), ("value",), True
+                replace(partition, slices=(part_slice,)), ("value",), True
             )
         )
 
     shorter = replace(chunk, end_position=chunk.end_position + 800)
     with pytest.raises(DataLossError, match="was truncated"):
-        read(replace(part, until_offset=20, chunks=(shorter,)))
+        read(replace(part_slice, until_offset=20, chunks=(shorter,)))
     with pytest.raises(DataLossError, match="written again"):
-        read(replace(part, leader_epoch=-1))
+        read(replace(part_slice, leader_epoch=-1))
     log.partition("t", 0).truncate_to(5)
     with pytest.raises(DataLossError, match="was deleted"):
-        read(part)
+        read(part_slice)
 
 
 def test_damage_is_an_error_even_without_fail_on_data_loss(log, options, send):
@@ -582,7 +607,7 @@ def test_damage_is_an_error_even_without_fail_on_data_loss(log, options, send):
 
 
 def test_a_roll_between_plan_and_read_changes_nothing(log, options, send):
-    """The segment is sealed now and has the same bytes."""
+    """The sealed segment has the same bytes."""
     send("t", {0: range(10)})
     (partition,) = plan_batch(parse(options()))
     log.partition("t", 0).roll()
@@ -615,17 +640,11 @@ def test_an_executor_opens_no_database_and_takes_no_lock(log, options, send, mon
     monkeypatch.setattr(lmdb, "Environment", never)
     monkeypatch.setattr(fcntl, "flock", never)
 
-    assert (
-        sum(
-            rows.num_rows
-            for rows in partition_reader.read_input_partition(partition, ("value",), True)
-        )
-        == 10
-    )
+    assert sum(row_counts(partition, ("value",))) == 10
 
 
 def test_a_log_that_is_not_writable_can_be_read(log, send, options, monkeypatch):
-    """For example by another user."""
+    """Another user may read it."""
     send("t", {0: range(10)})
     monkeypatch.setattr("embedlog.spark.source.os.access", lambda path, how: False)
 
@@ -633,7 +652,7 @@ def test_a_log_that_is_not_writable_can_be_read(log, send, options, monkeypatch)
 
 
 def test_there_is_a_task_for_each_core(log, send, options, monkeypatch):
-    """Many small partitions are read by that many tasks."""
+    """Many small partitions share one task for each core."""
     log.create_topic("many", 9)
     send("many", {number: [1] for number in range(9)})
     monkeypatch.setattr(input_partitions.os, "sched_getaffinity", lambda pid: {0, 1, 2})

@@ -1,4 +1,4 @@
-"""Executors that are JVMs of their own, as on a cluster whose hosts share the log's directory."""
+"""Executors in JVMs of their own, as on a cluster whose hosts share the log's directory."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def test_executors_in_other_jvms_read_and_write_a_log(tmp_path: Path) -> None:
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "SPARK_WORKER_DIR": str(tmp_path / "work"),
         }
-        words = ("-c", APPLICATION, Path(__file__).parents[1], tmp_path)
+        arguments = ("-c", APPLICATION, Path(__file__).parents[1], tmp_path)
         environment = {**os.environ, **paths}
-        result = json.loads(run_python(*words, env=environment, cwd=tmp_path, seconds=300))
+        result = json.loads(run_python(*arguments, env=environment, cwd=tmp_path, seconds=300))
 
         assert result["values"] == list(range(2000))
         assert len(result["jvms"]) == 2

@@ -1,4 +1,4 @@
-"""Kills the processes of a query that copies a growing topic, and compares the copy."""
+"""Copies of a growing topic by a query whose processes are killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embedlog.api import Log
 WORKERS = spark_kill_points.SOURCE + spark_kill_points.SINK
 DRIVERS = WORKERS + spark_kill_points.CHECKPOINT
 FIRST = ("before partitions", "after partitions", "before publish", "within publish")
-"""In a first batch after it was planned: it may be empty, and then no task stages anything."""
+"""Kill points after the plan of a first batch, which may be empty and have no tasks."""
 
 
 @pytest.fixture
@@ -28,58 +28,58 @@ def log(tmp_path: Path) -> Iterator[Log]:
         assert log.verify() == []
 
 
-def killed(
-    log: Log, directory: Path, runner: Any, places: list[str], run: Any = Matrix.run
+def run_with_kills(
+    log: Log, directory: Path, runner: Any, kill_points: list[str], run: Any = Matrix.run
 ) -> Matrix:
-    """Kill a process at each of these places, and stop the query in any case."""
+    """Kill a process at each kill point, and then stop the query."""
     matrix = Matrix(log, directory, runner)
     try:
-        run(matrix, places)
+        run(matrix, kill_points)
     finally:
         runner.stop()
         tell(matrix.report())
     return matrix
 
 
-def shuffled(places: tuple[str, ...], times: int) -> list[str]:
-    """Return places in random order, but first those of new queries, which copy everything."""
-    repeated = list(places) * times
+def shuffled(kill_points: tuple[str, ...], times: int) -> list[str]:
+    """Return kill points in random order, those of new queries first: these copy everything."""
+    repeated = list(kill_points) * times
     random.Random(1).shuffle(repeated)
-    return sorted(repeated, key=lambda place: "initialOffset" not in place)
+    return sorted(repeated, key=lambda kill_point: "initialOffset" not in kill_point)
 
 
 def test_a_copy_whose_processes_are_killed_has_every_record_once(spark, log, tmp_path):
-    """The source's process, a reading task, and the committing process; keys keep their order."""
-    places = ["after latestOffset", "within read", "after publish"]
+    """The source, a reading task and the commit are killed; records of a key stay in order."""
+    kill_points = ["after latestOffset", "within read", "after publish"]
     runner = InSession(spark_kill_points.register(spark), tmp_path)
-    assert killed(log, tmp_path, runner, places).kills.total() == len(places)
+    assert run_with_kills(log, tmp_path, runner, kill_points).kills.total() == len(kill_points)
 
 
 @pytest.mark.tier("nightly")
 def test_a_copy_whose_processes_are_killed_anywhere(spark, log, tmp_path):
-    """Before and after each step of reading and of writing, in any order."""
-    places = shuffled(WORKERS, 7)
+    """The kills come before and after each step of reads and writes, in random order."""
+    kill_points = shuffled(WORKERS, 7)
     runner = InSession(spark_kill_points.register(spark), tmp_path)
-    assert killed(log, tmp_path, runner, places).kills.total() >= 100
+    assert run_with_kills(log, tmp_path, runner, kill_points).kills.total() >= 100
 
 
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize("jvm_only", [True, False], ids=["its Python goes on", "with its Python"])
 def test_a_copy_whose_driver_is_killed_anywhere(log, tmp_path, jvm_only):
-    """The JVM is killed at the same places, and when a file appears in the checkpoint."""
-    places = shuffled(DRIVERS, 1)
-    killed(log, tmp_path, InDriver(tmp_path, jvm_only), places)
+    """The JVM is killed at the same points, and when a file appears in the checkpoint."""
+    kill_points = shuffled(DRIVERS, 1)
+    run_with_kills(log, tmp_path, InDriver(tmp_path, jvm_only), kill_points)
 
 
 @pytest.mark.tier("nightly")
 def test_a_copy_that_starts_at_the_end_continues_from_there(spark, log, tmp_path):
-    """Records that arrive after its first batch was planned are not skipped after a kill."""
+    """After a kill, records that arrived after the plan of the first batch are not skipped."""
     runner = InSession(spark_kill_points.register(spark), tmp_path)
-    killed(log, tmp_path, runner, shuffled(FIRST, 4), Matrix.run_from_the_end)
+    run_with_kills(log, tmp_path, runner, shuffled(FIRST, 4), Matrix.run_from_the_end)
 
 
 @pytest.mark.tier("nightly")
 def test_a_copy_that_starts_at_the_end_continues_after_its_driver_was_killed(log, tmp_path):
-    """Also if the checkpoint has only the offsets of the first batch."""
-    places = [*FIRST, *spark_kill_points.CHECKPOINT]
-    killed(log, tmp_path, InDriver(tmp_path), places, Matrix.run_from_the_end)
+    """The checkpoint may have only the offsets of the first batch."""
+    kill_points = [*FIRST, *spark_kill_points.CHECKPOINT]
+    run_with_kills(log, tmp_path, InDriver(tmp_path), kill_points, Matrix.run_from_the_end)

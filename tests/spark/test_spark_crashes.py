@@ -1,4 +1,4 @@
-"""Kills the processes of a streaming write before and after each step: nothing is lost or twice."""
+"""Kills of a streaming write before and after each step: it loses and duplicates nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 
 def put(source: Path, number: int, rows: int = 400) -> list[bytes]:
-    """Add a file of rows, which becomes a micro-batch."""
+    """Add a file of rows, which becomes a micro-batch, and return the rows."""
     source.mkdir(exist_ok=True)
     lines = [f"{number}-{row}" for row in range(rows)]
     (source.parent / "temporary").write_text("\n".join(lines))
@@ -53,7 +53,7 @@ def run(spark: Any, log: Log, directory: Path) -> bool:
     try:
         query.awaitTermination()
         return True
-    except Exception:  # noqa: BLE001 - Spark's error about a process that is gone
+    except Exception:  # noqa: BLE001 - Spark's error about a killed process
         return False
 
 
@@ -62,36 +62,36 @@ def everything(log: Log) -> list[bytes]:
     return sorted(itertools.chain(*partitions))  # type: ignore[arg-type]
 
 
-def kill_at(spark: Any, log: Log, directory: Path, places: list[str]) -> int:
-    """Kill a process of one query at each of these places; return the number of kills."""
+def kill_at(spark: Any, log: Log, directory: Path, kill_points: list[str]) -> int:
+    """Kill a process of one query at each kill point; return the number of kills."""
     sent: list[bytes] = []
     kills = 0
-    for number, place in enumerate(places):
+    for number, kill_point in enumerate(kill_points):
         sent += put(directory / "source", number)
-        spark_kill_points.order(directory / "kills", place)
+        spark_kill_points.order(directory / "kills", kill_point)
         for _ in range(4):
             if run(spark, log, directory):
                 break
-        assert not (directory / "kills" / place).exists(), f"no process came to {place!r}"
+        assert not (directory / "kills" / kill_point).exists(), f"no process came to {kill_point!r}"
         kills += 1
-        assert everything(log) == sorted(sent), f"after a kill {place}"
+        assert everything(log) == sorted(sent), f"after a kill {kill_point}"
     return kills
 
 
 def test_a_killed_process_loses_and_duplicates_nothing(spark, log, tmp_path):
     """The query restarts from its checkpoint, and published batches are recognised."""
-    places = ["within stage", "within publish", "after publish"]
-    kills = kill_at(spark_kill_points.register(spark), log, tmp_path, places)
+    kill_points = ["within stage", "within publish", "after publish"]
+    kills = kill_at(spark_kill_points.register(spark), log, tmp_path, kill_points)
     tell(f"{kills} kills")
-    assert kills == len(places)
+    assert kills == len(kill_points)
 
 
 @pytest.mark.tier("nightly")
 def test_many_killed_processes_lose_and_duplicate_nothing(spark, log, tmp_path):
-    """As above, more than a hundred times in random order."""
-    places = list(spark_kill_points.SINK) * 16
-    random.Random(1).shuffle(places)
-    kills = kill_at(spark_kill_points.register(spark), log, tmp_path, places)
+    """More than a hundred processes are killed, in random order."""
+    kill_points = list(spark_kill_points.SINK) * 16
+    random.Random(1).shuffle(kill_points)
+    kills = kill_at(spark_kill_points.register(spark), log, tmp_path, kill_points)
     tell(f"{kills} kills")
     assert kills >= 100
 
@@ -112,7 +112,7 @@ with embedlog.open(directory / "log") as log:
 """
 
 
-def drive(directory: Path) -> bool:
+def run_in_application(directory: Path) -> bool:
     """Run the query in another application; return whether it got to the end."""
     paths = (Path(embedlog.__file__).parents[1], Path(__file__).parents[1])
     path = os.pathsep.join(map(str, paths))
@@ -127,14 +127,14 @@ def drive(directory: Path) -> bool:
 
 @pytest.mark.tier("nightly")
 def test_a_killed_driver_loses_and_duplicates_nothing(log, tmp_path):
-    """The JVM is killed at each place and each step of the checkpoint; another one continues."""
+    """The JVM is killed at each kill point and step of the checkpoint; a new one continues."""
     sent: list[bytes] = []
-    places = spark_kill_points.SINK + spark_kill_points.CHECKPOINT
-    for number, place in enumerate(places):
+    kill_points = spark_kill_points.SINK + spark_kill_points.CHECKPOINT
+    for number, kill_point in enumerate(kill_points):
         sent += put(tmp_path / "source", number)
-        spark_kill_points.order(tmp_path / "kills", place)
-        drive(tmp_path)
-        assert not (tmp_path / "kills" / place).exists(), f"no process came to {place!r}"
-        assert any(drive(tmp_path) for _ in range(3))
-        assert everything(log) == sorted(sent), f"after a kill {place}"
-    tell(f"{len(places)} drivers killed, 0 lost, 0 duplicated of {len(sent)}")
+        spark_kill_points.order(tmp_path / "kills", kill_point)
+        run_in_application(tmp_path)
+        assert not (tmp_path / "kills" / kill_point).exists(), f"no process came to {kill_point!r}"
+        assert any(run_in_application(tmp_path) for _ in range(3))
+        assert everything(log) == sorted(sent), f"after a kill {kill_point}"
+    tell(f"{len(kill_points)} drivers killed, 0 lost, 0 duplicated of {len(sent)}")

@@ -1,4 +1,4 @@
-"""Leases keep retention and compaction from deleting what a query is still to read."""
+"""Leases keep retention and compaction from deleting records that a query has yet to read."""
 
 import json
 import os
@@ -23,7 +23,7 @@ DAY = 86_400_000
 
 @pytest.fixture
 def log(tmp_path, clock):
-    """A topic of small segments that are kept for a day; no maintenance in the background."""
+    """A log with a topic of small segments, a retention of one day and no background jobs."""
     config = {"segment.bytes": 2000, "retention.ms": DAY, "file.delete.delay.ms": 0}
     with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
         log.create_topic("t", 1, config)
@@ -34,22 +34,22 @@ def log(tmp_path, clock):
 
 
 @pytest.fixture
-def grow_old(log, clock):
-    def grow_old():
+def expire_records(log, clock):
+    def expire_records():
         clock.now += 3 * DAY
         log.maintain()
 
-    return grow_old
+    return expire_records
 
 
 def start_of(log):
     return log.partition("t", 0).start_offset()
 
 
-def test_retention_waits_for_a_batch_that_was_planned(log, options, grow_old):
-    """Spark does not say when the last task is done, so the lease ends by its time."""
+def test_retention_waits_for_a_batch_that_was_planned(log, options, expire_records):
+    """Spark does not report the end of the last task, so the lease ends by its timeout."""
     tasks = plan_batch(parse(options()))
-    grow_old()
+    expire_records()
 
     assert start_of(log) == 0
     assert values_of(read_all(tasks)) == list(range(60))
@@ -58,11 +58,11 @@ def test_retention_waits_for_a_batch_that_was_planned(log, options, grow_old):
     assert 3_500_000 < lease.ms_left <= 3_600_000
 
 
-def test_records_deleted_after_a_short_lease_are_a_loss(log, options, grow_old):
-    """The shortest readLeaseMs."""
+def test_records_deleted_after_a_short_lease_are_a_loss(log, options, expire_records):
+    """The lease has the shortest readLeaseMs."""
     tasks = plan_batch(parse(options(readLeaseMs=1)))
-    grow_old()
-    grow_old()
+    expire_records()
+    expire_records()
 
     assert start_of(log) > 0
     with pytest.raises(DataLossError, match="was deleted after the query was planned"):
@@ -70,13 +70,13 @@ def test_records_deleted_after_a_short_lease_are_a_loss(log, options, grow_old):
     assert len(read_all(tasks, fail_on_data_loss=False)) < 60
 
 
-def test_a_batch_that_loses_a_race_is_planned_again(log, options, grow_old, monkeypatch):
+def test_a_batch_that_loses_a_race_is_planned_again(log, options, expire_records, monkeypatch):
     """If retention moves the start after it was looked up, the earliest offset changes."""
     hold, calls = embedlog.Log.hold, []
 
     def late_hold(self, *args, **options):
         if not calls:
-            calls.append(grow_old())
+            calls.append(expire_records())
         return hold(self, *args, **options)
 
     monkeypatch.setattr(embedlog.Log, "hold", late_hold)
@@ -86,21 +86,21 @@ def test_a_batch_that_loses_a_race_is_planned_again(log, options, grow_old, monk
     assert start_of(log) > 0
 
 
-def test_retention_waits_for_a_stream_until_its_next_batch(log, options, grow_old):
+def test_retention_waits_for_a_stream_until_its_next_batch(log, options, expire_records):
     """The lease begins at the start of the last batch; earlier records may be deleted."""
     now_ms = [0]
     stream = MicroBatchStream(
         parse(options(startingOffsets="earliest", maxOffsetsPerTrigger=30)), lambda: now_ms[0]
     )
     start = stream.initial_offset()
-    grow_old()
+    expire_records()
     assert start_of(log) == 0
 
     end = json.loads(json.dumps(stream.latest_offset(start)))
     assert len(read_all(stream.plan_input_partitions(start, end))) == 30
     now_ms[0] += 10_000
     stream.latest_offset(end)
-    grow_old()
+    expire_records()
     assert 0 < start_of(log) <= 30
 
     assert len(read_all(stream.plan_input_partitions(end, stream.latest_offset(end)))) == 30
@@ -109,22 +109,22 @@ def test_retention_waits_for_a_stream_until_its_next_batch(log, options, grow_ol
 
 
 def test_an_idle_stream_renews_its_lease_every_few_seconds(log, options):
-    """Spark asks for the latest offset ninety times a second; most calls do not renew it."""
+    """Spark calls `latestOffset` ninety times a second; most calls do not renew the lease."""
     now_ms = [0]
     stream = MicroBatchStream(
         parse(options(startingOffsets="latest", readLeaseMs=60_000)), lambda: now_ms[0]
     )
     offset = stream.latest_offset(stream.initial_offset())
-    held = []
-    stream.source.hold = lambda name, offsets: held.append(now_ms[0]) or True
+    renewals = []
+    stream.source.hold = lambda name, offsets: renewals.append(now_ms[0]) or True
     for now_ms[0] in range(0, 20_000, 100):
         offset = stream.latest_offset(offset)
 
-    assert 2 <= len(held) <= 4
+    assert 2 <= len(renewals) <= 4
     stream.close()
 
 
-def test_retention_that_passed_a_stopped_stream_is_a_loss(log, options, grow_old):
+def test_retention_that_passed_a_stopped_stream_is_a_loss(log, options, expire_records):
     """The query fails, or continues at the earliest record and reads none twice."""
     stream_options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 5}
     stream = MicroBatchStream(parse(options(**stream_options)))
@@ -132,7 +132,7 @@ def test_retention_that_passed_a_stopped_stream_is_a_loss(log, options, grow_old
     assert len(read_all(stream.plan_input_partitions(stream.initial_offset(), end))) == 5
     stream.close()
     log.partition("t", 0).append([encoded(b"60", at=START + 3 * DAY)])
-    grow_old()
+    expire_records()
     assert start_of(log) > 5
 
     strict, lenient = (
@@ -141,8 +141,10 @@ def test_retention_that_passed_a_stopped_stream_is_a_loss(log, options, grow_old
     )
     with pytest.raises(DataLossError, match="was read up to offset 5, and begins at"):
         strict.latest_offset(end)
-    after = lenient.latest_offset(end)
-    assert values_of(read_all(lenient.plan_input_partitions(end, after)))[0] == start_of(log)
+    end_after_loss = lenient.latest_offset(end)
+    assert values_of(read_all(lenient.plan_input_partitions(end, end_after_loss)))[0] == start_of(
+        log
+    )
     strict.close()
     lenient.close()
 
@@ -162,19 +164,21 @@ def test_compacted_gaps_are_no_losses(tmp_path, options, clock):
         stream.close()
         clock.now += DAY
         log.maintain()
-        kept = [record.offset for record in log.topic("t")]
-        assert len(kept) < 100
+        offsets = [record.offset for record in log.topic("t")]
+        assert len(offsets) < 100
 
         rows = read_all(plan_batch(parse({"path": str(path), "subscribe": "t"})))
-        assert [row["offset"] for row in rows] == kept
-        middle = kept[3]
-        starting = {"startingOffsets": json.dumps({"t": {"0": middle - 1}})}
+        assert [row["offset"] for row in rows] == offsets
+        start_offset = offsets[3]
+        starting = {"startingOffsets": json.dumps({"t": {"0": start_offset - 1}})}
         rows = read_all(plan_batch(parse({"path": str(path), "subscribe": "t", **starting})))
         assert [row["offset"] for row in rows] == [
-            offset for offset in kept if offset >= middle - 1
+            offset for offset in offsets if offset >= start_offset - 1
         ]
         end = stream.latest_offset(start)
-        assert [row["offset"] for row in read_all(stream.plan_input_partitions(start, end))] == kept
+        assert [
+            row["offset"] for row in read_all(stream.plan_input_partitions(start, end))
+        ] == offsets
         stream.close()
         assert log.verify() == []
 
@@ -191,10 +195,10 @@ def test_a_signal_during_stop_does_not_interrupt_it(log, options, monkeypatch):
         reader = object.__new__(StreamReader)
         reader.__dict__.update(options=parse(options(startingOffsets="earliest")), names=())
         reader.initialOffset()
-        held = len(log.leases())
+        lease_count = len(log.leases())
         monkeypatch.setattr(LogSource, "release", release_with_signal)
         reader.stop()
-        return held
+        return lease_count
 
     assert in_child(stop_reader) == 1
     assert log.leases() == []

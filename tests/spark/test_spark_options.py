@@ -1,4 +1,4 @@
-"""The options of a reader are checked before the log is opened: names, values, kind of query."""
+"""Options of a reader: names, values and kind of query are checked before the log is opened."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_names_may_be_in_any_case():
 
 
 @pytest.mark.parametrize(
-    ("name", "near"),
+    ("name", "suggestion"),
     [
         ("subscribed", "subscribe"),
         ("startingOffset", "startingOffsets"),
@@ -49,9 +49,9 @@ def test_names_may_be_in_any_case():
         ("xyz", "The options are path"),
     ],
 )
-def test_an_unknown_option_is_refused_with_the_nearest_known_one(name, near):
+def test_an_unknown_option_is_refused_with_the_nearest_known_one(name, suggestion):
     """A typing error must not pass silently."""
-    with pytest.raises(InvalidConfigError, match=near):
+    with pytest.raises(InvalidConfigError, match=suggestion):
         parse({**REQUIRED, name: "1"})
 
 
@@ -100,7 +100,7 @@ def test_options_that_kafkas_source_refuses_are_refused(name):
     ],
 )
 def test_exactly_one_valid_subscription_is_required(options, message):
-    """As in Kafka's source."""
+    """This is the rule of Kafka's source."""
     with pytest.raises(InvalidConfigError, match=message):
         parse(options)
 
@@ -132,8 +132,8 @@ def test_an_invalid_value_is_refused_by_the_name_of_its_option(options):
         parsed(**options)
 
 
-def test_offsets_are_words_or_json():
-    """Words in any case; -2 and -1 for single partitions; a topic as a whole."""
+def test_offsets_are_names_or_json():
+    """Names in any case; JSON with -2 and -1 for single partitions, or names for whole topics."""
     assert parsed(startingOffsets="EARLIEST").starting_offsets == OffsetBound("offset", EARLIEST)
     assert parsed(endingOffsets="latest").ending_offsets == OffsetBound("offset", LATEST)
     bound = parsed(startingOffsets='{"t": {"0": 23, "1": -2}, "u": "latest"}').starting_offsets
@@ -142,8 +142,8 @@ def test_offsets_are_words_or_json():
     assert bound.get("v", 0) is None
 
 
-def test_one_time_takes_precedence_over_times_and_those_over_offsets():
-    """Kafka's order, on both sides."""
+def test_one_timestamp_takes_precedence_over_several_and_those_over_offsets():
+    """This is Kafka's order, for the start and the end."""
     times = '{"t": {"0": 1000}}'
     assert parsed(
         startingOffsets="earliest", startingOffsetsByTimestamp=times
@@ -158,7 +158,7 @@ def test_one_time_takes_precedence_over_times_and_those_over_offsets():
     [("15m", 900_000), ("90s", 90_000), ("250", 250), ("1h", 3_600_000), ("2 d", 172_800_000)],
 )
 def test_durations_are_read_as_spark_reads_them(text, ms):
-    """A number and a unit; milliseconds without one."""
+    """A duration is a number and a unit, by default milliseconds."""
     assert parsed(maxTriggerDelay=text).max_trigger_delay_ms == ms
 
 
@@ -195,6 +195,6 @@ def test_a_batch_ignores_the_options_of_triggers():
     ],
 )
 def test_a_stream_has_no_end(name, value):
-    """A trigger ends it."""
+    """The trigger ends it."""
     with pytest.raises(InvalidConfigError, match=name):
         check_stream(parsed(**{name: value}))

@@ -1,4 +1,4 @@
-"""The pipeline in a real Spark session: incremental, restartable, exactly once."""
+"""The pipeline in a real Spark session: it is incremental, restartable and exactly once."""
 
 from __future__ import annotations
 
@@ -32,22 +32,14 @@ DAY = 86_400_000
 
 
 @pytest.fixture
-def log(tmp_path):
-    """A log without maintenance: retention would delete its old records."""
-    with embedlog.open(tmp_path / "log", maintenance=False) as log:
-        log.create_topic("t", partitions=2)
-        yield log
-        assert log.verify() == []
-
-
-@pytest.fixture
 def into(tmp_path):
+    """The directory of the Parquet files."""
     return tmp_path / "parquet"
 
 
 @pytest.fixture
 def load(spark, log, into):
-    """Load topics, and check that the files agree with the log."""
+    """Load topics, and check that files and log agree."""
 
     def load(*topics, **options):
         report = pipeline.load(log.path, into, topics, spark=spark, **options)
@@ -65,23 +57,23 @@ def parquet(path, **options):
 
 
 def rows(into, columns=("topic", "partition", "offset")):
-    """Return the rows that a plain reader sees, sorted."""
+    """Return the rows that a reader of Parquet sees, sorted."""
     table = parquet(into, partitioning="hive").to_table(list(columns))
     return sorted(tuple(row.values()) for row in table.to_pylist())
 
 
 def everything(log):
     return [
-        (topic, part.partition, offset)
+        (topic, offset_range.partition, offset)
         for topic in log.topics()
-        for part in log.topic(topic).ranges()
-        for offset in range(part.start, part.stop)
+        for offset_range in log.topic(topic).ranges()
+        for offset in range(offset_range.start, offset_range.stop)
     ]
 
 
 @pytest.mark.tier("test")
 def test_it_loads_new_records_once(load, log, send, into):
-    """By topic and day; new records and new topics are loaded by the next run."""
+    """Files are partitioned by topic and day; the next run loads new records and topics."""
     send("t", {0: range(30), 1: range(20)})
     send("t", {0: range(10)}, at=START + DAY, headers=[("h", b"x")], key=b"k")
 
@@ -102,7 +94,7 @@ def test_it_loads_new_records_once(load, log, send, into):
 
 
 def test_a_pattern_without_a_topic_is_a_warning(load, log, send, into, caplog):
-    """Nothing is loaded: a topic may be created later, but it may be a typing error as well."""
+    """Nothing is loaded: the topic may be created later, or the pattern may have a typing error."""
     assert load(pattern="u").loaded == 0
     assert "matches the pattern 'u'" in caplog.text
     log.create_topic("u", partitions=1)
@@ -116,7 +108,7 @@ def test_a_pattern_without_a_topic_is_a_warning(load, log, send, into, caplog):
 
 
 def test_a_checkpoint_may_be_deleted(load, log, send, into, tmp_path):
-    """Published records are recognised by offset, and a topic that was created again by its id."""
+    """Published records are recognised by their offsets, a new topic of the same name by its id."""
     send("t", {0: range(30), 1: range(20)})
     load("t")
     send("t", {0: range(5)})
@@ -131,7 +123,7 @@ def test_a_checkpoint_may_be_deleted(load, log, send, into, tmp_path):
 
 
 def test_a_repeated_micro_batch_is_not_published_again(load, log, send, into):
-    """As if the process had died before Spark recorded that the micro-batch was done."""
+    """The process seems to have died before Spark recorded the end of the micro-batch."""
     send("t", {0: range(30), 1: range(20)})
     load("t", max_records_per_trigger=25)
     for path in (into / ".pipeline/checkpoint/commits").glob("*1*"):
@@ -143,7 +135,7 @@ def test_a_repeated_micro_batch_is_not_published_again(load, log, send, into):
 
 
 def test_errors_are_embedlog_errors(load, log, send, into, monkeypatch):
-    """They are one sentence, without Java's traceback."""
+    """The message is one sentence, without Java's traceback."""
     with pytest.raises(UnknownTopicOrPartitionError):
         load("x")
     with ParquetOutput(into), pytest.raises(LockTimeoutError, match="Another pipeline"):
@@ -181,18 +173,20 @@ def start(log, into, tmp_path, *options, out=subprocess.DEVNULL):
 
 
 def wait_for(process, into, count):
-    """Wait until this many rows can be read; at no time is a row there twice."""
-    seen, deadline = [], time.monotonic() + patient(120)
-    while process.poll() is None and len(seen) < count and time.monotonic() < deadline:
+    """Wait until this many rows can be read, and check that no row is ever duplicated."""
+    rows_read, deadline = [], time.monotonic() + patient(120)
+    while process.poll() is None and len(rows_read) < count and time.monotonic() < deadline:
         time.sleep(0.05)
-        seen = rows(into) if any(into.glob("topic=*/date=*/*")) else []
-        assert len(seen) == len({*seen})
+        rows_read = rows(into) if any(into.glob("topic=*/date=*/*")) else []
+        assert len(rows_read) == len({*rows_read})
 
 
 @pytest.mark.tier("nightly")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_with_follow_it_loads_new_records_until_a_signal(load, log, send, into, tmp_path, number):
-    """Then it reports; the next run does not load these records again."""
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_with_follow_it_loads_new_records_until_a_signal(
+    load, log, send, into, tmp_path, signal_number
+):
+    """After the signal it reports; the next run does not load these records again."""
     send("t", {0: range(30), 1: range(20)})
     options = ("--follow", "--every", "0.2")
     process = start(log, into, tmp_path, *options, out=subprocess.PIPE)
@@ -200,8 +194,8 @@ def test_with_follow_it_loads_new_records_until_a_signal(load, log, send, into, 
         wait_for(process, into, 50)
         send("t", {0: range(9)}, at=START + DAY)
         wait_for(process, into, 59)
-        # To Java as well, as a terminal or a supervisor does.
-        os.killpg(process.pid, number)
+        # The signal goes to Java as well, as from a terminal or a supervisor.
+        os.killpg(process.pid, signal_number)
         out, err = process.communicate(timeout=patient(60))
     finally:
         process.kill()
@@ -214,10 +208,10 @@ def test_with_follow_it_loads_new_records_until_a_signal(load, log, send, into, 
     assert rows(into) == everything(log)
 
 
-def kill_within(log, into, tmp_path, after):
-    """Kill it when this many files exist; return False if it ended first."""
+def kill_within(log, into, tmp_path, file_count):
+    """Kill the pipeline when this many files exist; return False if it ended before."""
     process = start(log, into, tmp_path)
-    while process.poll() is None and len(list(into.glob("topic=*/date=*/*"))) < after:
+    while process.poll() is None and len(list(into.glob("topic=*/date=*/*"))) < file_count:
         time.sleep(0.005)
     killed = process.poll() is None
     process.send_signal(signal.SIGKILL)
@@ -227,10 +221,10 @@ def kill_within(log, into, tmp_path, after):
 
 @pytest.mark.tier("nightly")
 def test_it_may_be_killed(load, log, send, into, tmp_path):
-    """Another process continues after that."""
+    """Another process continues after the kill."""
     send("t", {0: range(900), 1: range(600)})
 
-    assert kill_within(log, into, tmp_path, after=3)
+    assert kill_within(log, into, tmp_path, file_count=3)
     loaded = rows(into)
     assert len(loaded) == len({*loaded}) < 1500
 
@@ -240,7 +234,7 @@ def test_it_may_be_killed(load, log, send, into, tmp_path):
 
 @pytest.mark.tier("nightly")
 def test_it_may_be_killed_often(load, log, send, into, tmp_path):
-    """At any time, with more records to load each time."""
+    """The kills come at random times, each time with more records to load."""
     rng, killed = random.Random(1), 0
     for _ in range(20):
         send("t", {0: range(400), 1: range(300)})

@@ -1,4 +1,4 @@
-"""The offsets in a checkpoint, the limits per trigger, and the lag."""
+"""Offsets in a checkpoint, limits per trigger, and the lag."""
 
 import json
 from types import SimpleNamespace
@@ -13,12 +13,12 @@ T0, T1, T10, U0 = (TopicPartition(*pair) for pair in (("t", 0), ("t", 1), ("t", 
 
 
 def test_stream_offsets_have_kafkas_shape():
-    """Tools that read the checkpoint of Kafka's source can read ours."""
+    """Tools that read checkpoints of Kafka's source can read ours."""
     assert StreamOffset({T1: 40, T0: 23}).to_json() == {"t": {"0": 23, "1": 40}}
 
 
 def test_equal_stream_offsets_are_equal_texts():
-    """Spark compares texts to see whether there is anything to read."""
+    """Spark compares the texts to decide whether there are new records."""
     first = StreamOffset({T10: 3, T1: 2, U0: 1}, {"u": 2, "t": 1}, {T1: 5})
     second = StreamOffset({U0: 1, T1: 2, T10: 3}, {"t": 1, "u": 2}, {T1: 5})
 
@@ -50,7 +50,7 @@ def test_a_checkpoint_of_kafkas_source_can_be_read():
 
 
 def test_a_topic_may_be_named_like_an_extra_key():
-    """No topic begins with "@"."""
+    """Extra keys begin with "@", names of topics do not."""
     offset = StreamOffset(
         {TopicPartition("base", 0): 1, TopicPartition("topics", 0): 2}, {"base": 1}
     )
@@ -94,11 +94,11 @@ def test_a_trigger_is_not_delayed_for_ever():
     assert delay.delays(1, now_ms=1001), "each batch starts the delay again"
 
 
-@pytest.mark.parametrize("kind", [dict, lambda **facts: SimpleNamespace(**facts)])
-def test_lag_has_the_form_of_kafkas_metrics(kind):
+@pytest.mark.parametrize("make", [dict, lambda **fields: SimpleNamespace(**fields)])
+def test_lag_has_the_form_of_kafkas_metrics(make):
     """It is computed from the progress of a query, as dicts or as objects."""
-    source = kind(latestOffset='{"t": {"0": 10, "1": 7}, "u": {"0": 4}}', endOffset={"t": {"0": 6}})
-    progress = kind(sources=[source])
+    source = make(latestOffset='{"t": {"0": 10, "1": 7}, "u": {"0": 4}}', endOffset={"t": {"0": 6}})
+    progress = make(sources=[source])
 
     assert offsets_behind_latest(progress) == {
         "minOffsetsBehindLatest": 4,

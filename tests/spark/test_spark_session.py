@@ -1,4 +1,4 @@
-"""The checks before a session starts, its settings, and what the packages import."""
+"""Checks before a session starts, its settings, and the imports of the packages."""
 
 import os
 import pkgutil
@@ -24,8 +24,8 @@ def script(directory, name, text):
     return str(path)
 
 
-def words(code):
-    """Run Python code in another process; return the words that it prints."""
+def printed_words(code):
+    """Run Python code in another process; return the words of its output."""
     process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
@@ -33,7 +33,7 @@ def words(code):
 
 
 def test_without_java_the_error_says_what_to_install(monkeypatch, tmp_path):
-    """Spark's own error is about a missing script."""
+    """Without the check, Spark's error would be about a missing script."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
 
@@ -42,7 +42,7 @@ def test_without_java_the_error_says_what_to_install(monkeypatch, tmp_path):
 
 
 def test_a_wrong_java_home_is_an_error(monkeypatch, tmp_path):
-    """It takes precedence over PATH, as in Spark."""
+    """JAVA_HOME takes precedence over PATH, as in Spark."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
     with pytest.raises(SparkSetupError, match=r"JAVA_HOME=.* has no bin/java"):
@@ -68,12 +68,12 @@ def test_an_old_or_broken_java_is_an_error(monkeypatch, tmp_path, text, message)
 
 @pytest.mark.parametrize("name", ["pyspark", "pyarrow"])
 def test_a_missing_package_is_an_error(monkeypatch, name):
-    """It says what to install, and for which Python."""
+    """The error says what to install, and for which Python."""
     find_spec = spark_session.importlib.util.find_spec
     monkeypatch.setattr(
         spark_session.importlib.util,
         "find_spec",
-        lambda each: None if each == name else find_spec(each),
+        lambda package: None if package == name else find_spec(package),
     )
 
     with pytest.raises(SparkSetupError, match=f"{name} is not installed for .*pip install"):
@@ -92,7 +92,7 @@ def test_a_missing_package_is_an_error(monkeypatch, name):
     ],
 )
 def test_an_unsuitable_worker_python_is_an_error(tmp_path, text, message):
-    """By default Spark starts `python3`, often not the one of the virtual environment."""
+    """By default Spark starts `python3`, which is often not that of the virtual environment."""
     python = script(tmp_path, "python3", text)
 
     with pytest.raises(SparkSetupError, match=rf"{message}[\s\S]*PYSPARK_PYTHON={sys.executable}"):
@@ -100,13 +100,13 @@ def test_an_unsuitable_worker_python_is_an_error(tmp_path, text, message):
 
 
 def test_workers_with_the_same_packages_are_fine(tmp_path):
-    """Whatever the name of their Python."""
+    """The name of the workers' Python does not matter."""
     spark_session.check_worker_python(sys.executable)
     spark_session.check_worker_python(script(tmp_path, "other", f'exec "{sys.executable}" "$@"'))
 
 
 def test_the_log4j_settings_apply_only_while_java_starts(monkeypatch, tmp_path):
-    """If the user has configured logging, that is not changed."""
+    """They do not override a configuration of the user."""
     name = "LOG4J_CONFIGURATION_FILE"
     monkeypatch.delenv(name, raising=False)
     (tmp_path / "log4j2.properties.template").touch()
@@ -120,20 +120,20 @@ def test_the_log4j_settings_apply_only_while_java_starts(monkeypatch, tmp_path):
         assert name not in os.environ
 
     monkeypatch.delenv("SPARK_CONF_DIR")
-    monkeypatch.setenv(name, "mine.xml")
+    monkeypatch.setenv(name, "own.xml")
     with spark_session.default_log4j_settings():
-        assert os.environ[name] == "mine.xml"
-    assert os.environ[name] == "mine.xml"
+        assert os.environ[name] == "own.xml"
+    assert os.environ[name] == "own.xml"
 
 
 def test_a_session_without_python_data_sources_is_an_error():
-    """As in Spark 3."""
+    """Spark 3 has none."""
     with pytest.raises(SparkSetupError, match="no Python data sources"):
         spark_session.register(object())
 
 
 def test_the_settings_are_strings_and_include_the_worker_python():
-    """As `SparkSession.builder.config` expects."""
+    """`SparkSession.builder.config` expects strings."""
     conf = spark_session.recommended_conf()
 
     assert all(isinstance(value, str) for value in conf.values())
@@ -143,16 +143,16 @@ def test_the_settings_are_strings_and_include_the_worker_python():
 
 
 def test_executors_import_little():
-    """Reading imports neither LMDB nor pandas; `embedlog.spark` alone not even pyspark."""
-    assert words("import sys, embedlog.spark; print('pyspark' in sys.modules)") == ["False"]
+    """A read imports neither LMDB nor pandas; `embedlog.spark` alone does not import pyspark."""
+    assert printed_words("import sys, embedlog.spark; print('pyspark' in sys.modules)") == ["False"]
     code = "import sys, embedlog.spark.partition_reader; print({'lmdb', 'pandas'} & {*sys.modules})"
-    assert words(code) == ["set()"]
+    assert printed_words(code) == ["set()"]
     assert embedlog.spark.register is spark_session.register
 
 
 @pytest.mark.parametrize("package", [embedlog.spark, pipeline], ids=["spark", "pipeline"])
 def test_no_module_has_the_name_of_a_public_function(package):
-    """Otherwise the name would be the module or the function, depending on the imports before."""
+    """Otherwise the name would be the module or the function, depending on earlier imports."""
     modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
 
     assert modules & {*package.__all__} == set()
@@ -164,7 +164,7 @@ def test_spark_can_find_the_source_on_its_own():
         "import sys, pyspark.sql.datasource; before = {*sys.modules}; import pyspark_embedlog as m;"
         "print(m.DefaultSource.name(), 'pyarrow' in {*sys.modules} - before)"
     )
-    assert words(code) == ["embedlog", "False"]
+    assert printed_words(code) == ["embedlog", "False"]
 
 
 def test_the_module_that_spark_finds_never_raises():
@@ -173,4 +173,4 @@ def test_the_module_that_spark_finds_never_raises():
         "import sys; sys.modules['pyspark.sql.datasource'] = None;"
         "import pyspark_embedlog; print(hasattr(pyspark_embedlog, 'DefaultSource'))"
     )
-    assert words(code) == ["False"]
+    assert printed_words(code) == ["False"]

@@ -1,4 +1,4 @@
-"""The sink in a real Spark session: batches and streams, as in the tests of Kafka's sink."""
+"""The sink in a real Spark session: batches and streams, after the tests of Kafka's sink."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from support.clock import START
 from support.roots import values
 
-import embedlog
 from embedlog.api import Log
 from embedlog.files import Files
 from embedlog.partitioner import partition_for_key
@@ -20,15 +19,11 @@ from embedlog.publish import app_versions, staging
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Log]:
-    """A log with "t" of three partitions and "u" of one, verified after the test."""
-    with embedlog.open(tmp_path / "log") as log:
-        log.create_topic("t", partitions=3)
-        log.create_topic("u")
-        yield log
-        assert log.verify() == []
-        staged = [name for _, _, names in os.walk(f"{log.path}/staging") for name in names]
-        assert staged == []
+def log(sink_log: Log) -> Iterator[Log]:
+    """A log with topics to write to, without staged files after the test."""
+    yield sink_log
+    staged = [name for _, _, names in os.walk(f"{sink_log.path}/staging") for name in names]
+    assert staged == []
 
 
 def save(log: Log, frame: Any, **options: Any) -> None:
@@ -42,7 +37,7 @@ def content(log: Log, topic: str) -> list[list[bytes | None]]:
 
 
 def everything(log: Log, topic: str) -> list[bytes | None]:
-    return sorted(value for part in content(log, topic) for value in part)  # type: ignore[type-var]
+    return sorted(value for partition_values in content(log, topic) for value in partition_values)  # type: ignore[type-var]
 
 
 # Batches
@@ -50,7 +45,7 @@ def everything(log: Log, topic: str) -> list[bytes | None]:
 
 @pytest.mark.tier("test")
 def test_rows_are_partitioned_by_key_and_other_columns_are_ignored(spark, log):
-    """As Kafka partitions them; columns may be in any order."""
+    """Partitions are those of Kafka; columns may be in any order."""
     frame = spark.range(500).selectExpr("id extra", "cast(id as string) value", "value as key")
     save(log, frame, topic="t")
 
@@ -62,7 +57,7 @@ def test_rows_are_partitioned_by_key_and_other_columns_are_ignored(spark, log):
 
 
 def test_topics_partitions_headers_and_timestamps_are_columns(spark, log):
-    """All columns of Kafka's sink, and the timestamp of a record."""
+    """The sink has the columns of Kafka's sink, and the timestamp of a record."""
     sql = """
         select 'a' as value, 'u' as topic, cast(null as int) as partition,
             array(struct('h' as key, cast('1' as binary) as value)) as headers,
@@ -86,7 +81,7 @@ def test_topics_partitions_headers_and_timestamps_are_columns(spark, log):
     ],
 )
 def test_invalid_writes_are_refused_before_anything_is_written(spark, log, sql, options, message):
-    """With the messages of Kafka's sink; test_spark_staging.py has more cases, without Spark."""
+    """The messages are those of Kafka's sink; test_spark_staging.py has more cases."""
     with pytest.raises(Exception) as error:
         save(log, spark.sql(sql), **options)
 
@@ -95,19 +90,19 @@ def test_invalid_writes_are_refused_before_anything_is_written(spark, log, sql, 
 
 
 def test_a_task_that_fails_publishes_nothing_of_the_others(spark, log):
-    """All partitions get all of it or nothing."""
+    """A write is published in all partitions or in none."""
     rows = "select cast(id as string) as value, if(id = 999, null, 'u') as topic from range(1000)"
     with pytest.raises(Exception, match="null topic present in the data"):
         save(log, spark.sql(rows).repartition(4))
 
     assert everything(log, "u") == []
-    # Spark does not pass on a message of a task that succeeded while another failed: its file is
-    # swept later.
+    # Spark drops the message of a task that succeeded while another failed; its file is swept
+    # later.
     staging.sweep(Files(log.path), now_ms=START * 1000)
 
 
 def test_an_empty_dataframe_and_large_values_can_be_written(spark, log):
-    """Nothing is published for no rows, and large rows are split into batches that fit."""
+    """Without rows nothing is published; large rows are split into batches that fit."""
     save(log, spark.range(0).selectExpr("cast(id as string) value"), topic="u")
     assert everything(log, "u") == []
 
@@ -128,7 +123,7 @@ def test_a_version_is_published_once(spark, log):
 
 
 class Lines:
-    """A stream of text files, each of them a micro-batch, into a topic."""
+    """A query that writes text files into a topic, each file in a micro-batch."""
 
     def __init__(self, spark: Any, log: Log, directory: Path) -> None:
         self.spark, self.log, self.directory = spark, log, directory
@@ -170,7 +165,7 @@ def lines(spark, log, tmp_path):
 
 @pytest.mark.tier("test")
 def test_each_micro_batch_is_published_and_the_next_run_continues(lines, log):
-    """A query restarted from its checkpoint publishes what is new."""
+    """A query restarted from its checkpoint publishes only the new rows."""
     for count in (5, 1, 3):
         lines.put(count)
     query = lines.run()
@@ -196,8 +191,8 @@ def test_a_deleted_checkpoint_is_an_error_unless_restarts_are_allowed(lines, log
     assert content(log, "u") == [lines.sent * 2]
 
 
-def test_a_query_starts_over_if_its_topic_is_created_again_too(lines, log):
-    """The new topic holds nothing of the first run, so nothing can be published twice."""
+def test_a_query_may_start_over_if_its_topic_was_created_again(lines, log):
+    """The new topic has no records of the first run, so none can be published twice."""
     lines.put()
     lines.put()
     lines.run()
@@ -217,7 +212,7 @@ def test_a_query_starts_over_if_its_topic_is_created_again_too(lines, log):
 
 
 def test_a_query_starts_over_with_another_topic(lines, log):
-    """After its checkpoint was deleted; then it cannot go back to the first topic."""
+    """It may without a checkpoint; then it cannot go back to the first topic."""
     lines.put()
     lines.run()
     shutil.rmtree(lines.checkpoint)
@@ -232,7 +227,7 @@ def test_a_query_starts_over_with_another_topic(lines, log):
 
 
 def test_complete_mode_appends_the_whole_result(spark, lines, log):
-    """As in Kafka's sink; Spark refuses `update` for Python sinks."""
+    """It does so in Kafka's sink, too; Spark refuses `update` for Python sinks."""
     lines.put(4)
     counts = lines.frame().groupBy().count().selectExpr("cast(count as string) value")
     options = {"path": log.path, "topic": "u", "checkpointLocation": str(lines.checkpoint)}
@@ -244,7 +239,7 @@ def test_complete_mode_appends_the_whole_result(spark, lines, log):
 
 @pytest.mark.parametrize("names", [("one", "one"), ("to u", "to t")])
 def test_foreach_batch_writes_to_two_topics_once_each(lines, log, names):
-    """Under one name, as in Delta, or under two; repetitions are skipped."""
+    """With one `txnAppId`, as in Delta, or with two; repetitions are skipped."""
 
     def write_both(frame: Any, batch_id: int) -> None:
         for _ in range(2):
@@ -263,7 +258,7 @@ def test_foreach_batch_writes_to_two_topics_once_each(lines, log, names):
 
 
 def test_tasks_may_use_a_producer(spark, log):
-    """In foreachPartition, in the processes that Spark forks."""
+    """`foreachPartition` runs in processes that Spark forks."""
     path = log.path
 
     def send(rows: Any) -> None:
@@ -283,8 +278,8 @@ def test_app_versions_name_the_query_and_its_checkpoint(lines, log):
     lines.put()
     query = lines.run()
 
-    rows = app_versions.APP_VERSIONS
-    versions = log.root.context.state.read(lambda txn: dict(rows.scan_valid(txn)))
+    table = app_versions.APP_VERSIONS
+    versions = log.root.context.state.read(lambda txn: dict(table.scan_valid(txn)))
     topic = log.root.topic("u").id
     assert versions.keys() == {
         (query.id, app_versions.ANY_TOPIC),

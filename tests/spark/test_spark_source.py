@@ -35,11 +35,11 @@ def run(spark, load, tmp_path):
     def run(checkpoint="checkpoint", **overrides):
         batches = []
 
-        def keep(frame, batch_id):
+        def collect(frame, batch_id):
             batches.extend((batch_id, int(row.value)) for row in frame.select("value").collect())
 
         overrides.setdefault("startingOffsets", "earliest")
-        writer = load(stream=True, **overrides).writeStream.foreachBatch(keep)
+        writer = load(stream=True, **overrides).writeStream.foreachBatch(collect)
         query = writer.option("checkpointLocation", str(tmp_path / checkpoint))
         run.query = start_query(query.trigger(availableNow=True).start)
         run.query.awaitTermination()
@@ -92,7 +92,7 @@ def test_the_schema_is_kafkas(load):
 
 @pytest.mark.tier("test")
 def test_rows_arrive_complete(load, send):
-    """With every column, nulls and headers."""
+    """The rows have every column, nulls and headers."""
     send("t", {1: [b"v", None]}, key=b"k", headers=[("h", b"1"), ("h", None)])
     send("t", {1: [b"w"]}, at=START + 5)
 
@@ -107,7 +107,7 @@ def test_rows_arrive_complete(load, send):
 
 
 def test_counts_sums_filters_and_unions_are_right(load, log):
-    """Over several segments and tasks; the filter of one DataFrame does not apply to another."""
+    """They read several segments and tasks; filters apply only to their own DataFrame."""
     log.alter_topic("t", {"segment.bytes": 40_000})
     for number in range(100):
         log.partition("t", number % 2).append([encoded(*[b"%d" % number] * 100)])
@@ -122,7 +122,7 @@ def test_counts_sums_filters_and_unions_are_right(load, log):
 
 
 def test_a_schema_is_a_projection(load, send):
-    """Only its columns are read."""
+    """Only the columns of the schema are read."""
     send("t", {0: [1, 2, 3]})
 
     frame = load(schema="offset bigint, value binary")
@@ -136,7 +136,7 @@ def test_a_schema_is_a_projection(load, send):
 
 
 def test_a_loaded_dataframe_keeps_its_plan(load, send):
-    """Spark plans it once; load it again to see newer records."""
+    """Spark plans a DataFrame once; a new load also returns newer records."""
     send("t", {0: range(100)})
     frame = load()
     assert frame.count() == 100
@@ -147,13 +147,13 @@ def test_a_loaded_dataframe_keeps_its_plan(load, send):
 
 
 def test_an_empty_topic_is_empty(load, log):
-    """So is a pattern that matches no topic."""
+    """A pattern that matches no topic returns no rows either."""
     assert load().count() == 0
     assert load(subscribePattern="nothing").count() == 0
 
 
 def test_sql_can_use_the_source(spark, log, send):
-    """As a view with the same options."""
+    """A view has the same options."""
     send("t", {0: range(7)})
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW flights USING embedlog "
@@ -164,7 +164,7 @@ def test_sql_can_use_the_source(spark, log, send):
 
 
 def test_a_wrong_option_is_an_error_of_load(load):
-    """Not of the first action."""
+    """The error is not deferred to the first action."""
     message = error_of(lambda: load(subscribed="t"))
     assert "InvalidConfigError" in message
     assert "Did you mean 'subscribe'" in message
@@ -172,7 +172,7 @@ def test_a_wrong_option_is_an_error_of_load(load):
     assert load(**{"kafka.bootstrap.servers": "a:9092"}).count() == 0
 
 
-def test_an_error_that_needs_the_log_is_one_of_the_action(load, tmp_path):
+def test_an_error_that_needs_the_log_is_an_error_of_the_action(load, tmp_path):
     """`load` does not open the log."""
     assert "There is no such topic" in error_of(load(subscribe="nothing").count)
     assert "cannot start at the latest" in error_of(load(startingOffsets="latest").count)
@@ -180,17 +180,17 @@ def test_an_error_that_needs_the_log_is_one_of_the_action(load, tmp_path):
 
 
 def test_spark_finds_the_format_on_its_own(spark, options, send):
-    """It imports `pyspark_embedlog`; a new session does not have what others registered."""
+    """It imports `pyspark_embedlog`; a new session does not have the formats of other sessions."""
     send("t", {0: range(5)})
     spark_kill_points.register(spark)
-    fresh = spark.newSession()
+    new_session = spark.newSession()
 
-    assert "DATA_SOURCE_NOT_FOUND" in error_of(fresh.read.format("killable").load)
-    assert values(fresh.read.format("embedlog").options(**options()).load()) == list(range(5))
+    assert "DATA_SOURCE_NOT_FOUND" in error_of(new_session.read.format("killable").load)
+    assert values(new_session.read.format("embedlog").options(**options()).load()) == list(range(5))
 
 
 def test_data_loss_between_plan_and_action(load, log, send):
-    """The query fails and says what to do, or leaves the records out."""
+    """The query fails and says what to do, or skips the records."""
     send("t", {0: range(10)})
     strict, lenient = load(), load(failOnDataLoss="false")
     assert (strict.count(), lenient.count()) == (10, 10)
@@ -202,19 +202,19 @@ def test_data_loss_between_plan_and_action(load, log, send):
 
 
 def test_python_workers_are_shared_with_other_jobs(spark, load, send):
-    """Spark forks workers and reuses them for our reads and for functions of users."""
+    """Spark forks workers and reuses them for reads of the source and functions of users."""
     send("t", {0: range(50), 1: range(50, 100)})
 
-    def same(batches):
+    def unchanged(batches):
         yield from batches
 
     for _ in range(3):
-        frame = load(schema="value binary").mapInArrow(same, "value binary")
+        frame = load(schema="value binary").mapInArrow(unchanged, "value binary")
         assert values(frame) == list(range(100))
 
 
 def test_a_consumer_and_a_producer_work_inside_tasks(spark, log, send):
-    """Executors are processes like any other."""
+    """A task may open the log like any process."""
     send("t", {0: range(5)})
     path = log.path
     log.create_topic("out")
@@ -258,7 +258,7 @@ def test_a_stream_continues_from_its_checkpoint(run, log, send, tmp_path):
 
 
 def test_a_stream_reads_new_rows_partitions_and_topics(load, log, send, spark):
-    """While it runs; its progress has the lag."""
+    """It does so while it runs; its progress has the lag."""
     send("t", {0: [1]})
     stream = load(stream=True, subscribePattern="t.*", startingOffsets="earliest")
     query = start_query(stream.writeStream.format("memory").queryName("seen").start)
@@ -278,7 +278,7 @@ def test_a_stream_reads_new_rows_partitions_and_topics(load, log, send, spark):
 
 
 def test_a_stream_that_starts_at_the_end_skips_nothing(load, send, spark, log):
-    """Spark asks for the initial offset several times."""
+    """Spark calls `initialOffset` several times."""
     send("t", {0: range(10)})
     stream = load(stream=True)
     query = start_query(stream.writeStream.format("memory").queryName("tail").start)
@@ -304,7 +304,7 @@ def test_a_stopped_query_holds_no_lease(load, send, log):
 
 
 def test_a_failed_batch_is_repeated_with_the_same_rows(load, send, tmp_path):
-    """After the query failed and was started again, with more records in the log."""
+    """The query fails and is started again, with more records in the log."""
     send("t", {0: range(10)})
     batches = []
 
@@ -326,7 +326,7 @@ def test_a_failed_batch_is_repeated_with_the_same_rows(load, send, tmp_path):
 
 
 def test_invalid_options_of_a_stream_are_errors(load):
-    """Some of `load`, some of the start of the query."""
+    """Some are errors of `load`, some of the start of the query."""
     assert "Did you mean" in error_of(lambda: load(stream=True, startingOffset="earliest"))
     stream = load(stream=True, endingOffsets="latest")
     message = error_of(lambda: start_query(stream.writeStream.format("noop").start))
@@ -334,7 +334,7 @@ def test_invalid_options_of_a_stream_are_errors(load):
 
 
 def test_a_topic_can_be_joined_with_itself_by_watermarks(load, send, spark):
-    """A source is used twice in a query, with its timestamp as event time."""
+    """A query uses a source twice, with its timestamp as event time."""
     send("t", {0: range(10), 1: range(10)})
     left = load(stream=True, startingOffsets="earliest").withWatermark("timestamp", "1 minute")
     right = load(stream=True, startingOffsets="earliest", assign='{"t": [1]}')

@@ -1,9 +1,8 @@
-"""What a write task makes of its rows, and the options and columns of a writer; without Spark."""
+"""The files that a write task stages, and options and columns of a writer, without Spark."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -26,13 +25,9 @@ from embedlog.spark import batch_write, sink_options
 
 
 @pytest.fixture
-def log(tmp_path: Any) -> Iterator[Log]:
-    """A log with "t" of three partitions and "u" of one, verified after the test."""
-    with embedlog.open(tmp_path / "log") as log:
-        log.create_topic("t", partitions=3)
-        log.create_topic("u")
-        yield log
-        assert log.verify() == []
+def log(sink_log: Log) -> Log:
+    """A log with topics to write to."""
+    return sink_log
 
 
 def write(log: Log, *batches: Any, partition_id: int = 0, **options: str) -> Any:
@@ -60,21 +55,21 @@ def content(log: Log, topic: str) -> list[list[bytes | None]]:
     return [values(log.partition(topic, number)) for number in range(log.topic(topic).partitions)]
 
 
-def test_a_log_that_is_kept_open_is_the_one_at_its_path(tmp_path):
-    """A stream's process keeps it; it may be deleted and created again between two queries."""
+def test_a_cached_log_is_the_one_at_its_path(tmp_path):
+    """The process of a stream caches it; between two queries the log may be created again."""
     options = sink_options.parse({"path": str(tmp_path / "log")})
-    with batch_write.open_log(options, keep=True) as old:
-        old.create_topic("t")
-    with batch_write.open_log(options, keep=True) as same:
-        assert same is old
+    with batch_write.open_log(options, keep=True) as first_log:
+        first_log.create_topic("t")
+    with batch_write.open_log(options, keep=True) as second_log:
+        assert second_log is first_log
     shutil.rmtree(tmp_path / "log")
-    with batch_write.open_log(options, keep=True) as new:
-        assert new.topics() == []
-    new.close()
+    with batch_write.open_log(options, keep=True) as new_log:
+        assert new_log.topics() == []
+    new_log.close()
 
 
 def test_keys_are_partitioned_as_in_kafka(log):
-    """The hashes of a whole column are those of single keys."""
+    """The hashes of a column are those of its single keys."""
     keys = [b"key-%d" % number for number in range(100)]
     write(log, columns(key=keys, value=keys), topic="t")
 
@@ -83,7 +78,7 @@ def test_keys_are_partitioned_as_in_kafka(log):
 
 
 def test_the_partition_column_takes_precedence_over_the_key(log):
-    """Where it is null the key decides."""
+    """If it is null, the key decides."""
     write(
         log,
         columns(key=[b"k"] * 4, value=[b"0", b"1", b"2", b"?"], partition=[0, 1, 2, None]),
@@ -112,8 +107,8 @@ def test_a_partition_that_does_not_exist_is_an_error(log):
         write(log, columns(value=[b"v"], partition=[1]), topic="u")
 
 
-def test_the_topic_column_says_where_a_row_goes(log):
-    """The option takes precedence over it."""
+def test_the_topic_column_sets_the_topic_of_a_row(log):
+    """The option takes precedence over the column."""
     rows = columns(value=[b"1", b"2", b"3"], topic=["u", "t", "u"], key=[b"k"] * 3)
     write(log, rows)
     assert content(log, "u") == [[b"1", b"3"]]
@@ -132,7 +127,7 @@ def test_a_topic_that_does_not_exist_is_an_error(log):
 
 
 def test_a_null_topic_is_an_error(log):
-    """In the words of Kafka's sink."""
+    """The message is that of Kafka's sink."""
     with pytest.raises(InvalidRecordError, match="Null topic present in the data"):
         write(log, columns(value=[b"v", b"w"], topic=["t", None]))
 
@@ -161,7 +156,7 @@ def test_missing_timestamps_are_the_current_time(log):
 
 
 def test_headers_come_back_as_they_were(log):
-    """Duplicate keys and null values are kept; without headers the column is left out."""
+    """Duplicate keys and null values are stored; without headers there is no column."""
     headers = [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]
     write(log, columns(value=[b"1", b"2"], headers=[None, []]), topic="u")
     assert "headers" not in log["u"].to_arrow().column_names
@@ -179,7 +174,7 @@ def test_a_header_without_a_name_is_an_error(log):
 
 
 def test_many_small_batches_are_combined(log):
-    """The batches of the log are large, whatever the size of Spark's."""
+    """The batches of the log are large, even if those of Spark are small."""
     write(log, *(columns(value=[b"x" * 100] * 10) for _ in range(1000)), topic="u")
 
     (batch, *_) = log.partition("u", 0).reader(0).read()
@@ -197,12 +192,12 @@ def test_batches_fit_the_limits_of_the_topic(log):
         write(log, columns(value=[b"x" * 30_000]), topic="small")
 
 
-@pytest.mark.parametrize("how", ["topic", "option"])
-def test_batches_are_compressed_as_the_topic_or_the_option_says(log, how):
+@pytest.mark.parametrize("setting", ["topic", "option"])
+def test_batches_are_compressed_as_the_topic_or_the_option_says(log, setting):
     """The tasks compress, not the driver."""
-    config = {"compression.type": "zstd"} if how == "topic" else {}
+    config = {"compression.type": "zstd"} if setting == "topic" else {}
     log.create_topic("c", config=config)
-    options = {} if how == "topic" else {"compression": "zstd"}
+    options = {} if setting == "topic" else {"compression": "zstd"}
     write(log, columns(value=[b"x" * 100] * 1_000), topic="c", **options)
 
     assert log["c"].size_bytes() < 20_000
@@ -210,13 +205,13 @@ def test_batches_are_compressed_as_the_topic_or_the_option_says(log, how):
 
 
 def test_a_task_without_rows_stages_no_file(log):
-    """Neither without batches nor with empty ones."""
+    """Its input may have no batches or empty ones."""
     assert write(log, topic="u").records == 0
     assert write(log, columns(value=[]), topic="u").records == 0
 
 
 def test_a_task_that_cannot_reach_the_directory_says_what_to_do(log):
-    """As on another host that does not share the directory."""
+    """It may run on another host, which does not share the directory."""
     parsed = sink_options.parse({"path": log.path, "topic": "u"})
     task = batch_write.plan_write(parsed)
     remote = type(task)("/nowhere", task.directory, task.topic, task.targets)
@@ -283,7 +278,7 @@ TEXT, INT = StringType(), IntegerType()
     ],
 )
 def test_an_invalid_column_is_refused_with_the_message_of_kafkas_sink(types, topic, message):
-    """This is checked before anything is read or written."""
+    """The columns are checked before any read or write."""
     schema = StructType([StructField(name, column_type) for name, column_type in types.items()])
 
     with pytest.raises(InvalidConfigError, match=message):

@@ -21,7 +21,7 @@ from embedlog.spark.source_options import parse
 
 
 class Query:
-    """Calls a stream as Spark does, and keeps what Spark's checkpoint keeps."""
+    """Calls a stream as Spark does, and remembers what Spark's checkpoint would contain."""
 
     def __init__(self, options, clock=None):
         self._options, self._clock = options, clock
@@ -98,7 +98,7 @@ each_fail_on_data_loss = pytest.mark.parametrize(
     "fail", ["true", "false"], ids=["fails", "goes on"]
 )
 
-# Where a query starts
+# The start of a query
 
 
 @each_subscription
@@ -122,7 +122,7 @@ each_fail_on_data_loss = pytest.mark.parametrize(
 def test_a_query_starts_where_the_options_say_and_continues(
     log, query, send, subscription, fail, starting, first
 ):
-    """With each kind of subscription, also after a restart with new records."""
+    """This applies to all kinds of subscription, also after a restart with new records."""
     send("t", {0: range(5), 1: range(10, 15)})
     running = query(**subscription, **starting, failOnDataLoss=fail)
 
@@ -138,7 +138,7 @@ def test_a_query_starts_where_the_options_say_and_continues(
 
 
 def test_records_that_arrive_while_a_query_starts_are_not_skipped(query, send):
-    """Spark asks twice for the initial offset, and plans the first batch with the second answer."""
+    """Spark calls `initialOffset` twice, and plans the first batch with the second result."""
     running = query(startingOffsets="latest")
     running.stream.initial_offset()
     send("t", {0: [1, 2]})
@@ -147,7 +147,7 @@ def test_records_that_arrive_while_a_query_starts_are_not_skipped(query, send):
 
 
 def test_records_that_arrive_before_a_crash_in_the_first_batch_are_not_skipped(query, send):
-    """After it Spark asks for the initial offset again, and gets a later one."""
+    """After the crash Spark calls `initialOffset` again, which returns a later one."""
     running = query(startingOffsets="latest")
     running.stream.initial_offset()
     send("t", {0: [1, 2]})
@@ -196,7 +196,7 @@ def test_starting_offsets_are_for_new_queries_only(options, query, send):
 
 
 def test_a_starting_time_after_all_records_fails_or_is_the_end(query, send):
-    """As startingOffsetsByTimestampStrategy says."""
+    """The option startingOffsetsByTimestampStrategy decides."""
     send("t", {0: [1], 1: [2]})
 
     with pytest.raises(OffsetOutOfRangeError, match="No record has a timestamp at or after"):
@@ -228,7 +228,7 @@ def sizes_of(running):
 
 
 def test_a_limit_is_shared_in_proportion_to_the_backlogs(log, query, send):
-    """10 of 101, 11 and 1 rows at a time, also over a restart."""
+    """Each batch has 10 of 101, 11 and 1 rows, also after a restart."""
     log.create_partitions("t", 3)
     send("t", {0: range(101), 1: range(200, 211), 2: [300]})
     running = query(**EARLIEST, maxOffsetsPerTrigger=10)
@@ -256,7 +256,7 @@ def test_the_largest_limit_limits_nothing(query, send):
 
 
 def test_a_batch_waits_for_enough_rows_but_not_for_ever(query, send):
-    """As minOffsetsPerTrigger and maxTriggerDelay say; the first batch runs at once."""
+    """minOffsetsPerTrigger and maxTriggerDelay limit the wait; the first batch runs at once."""
     now_ms = [1_000_000]
     limits = {"minOffsetsPerTrigger": 10, "maxTriggerDelay": "5s"}
     running = query(lambda: now_ms[0], **EARLIEST, **limits)
@@ -305,7 +305,7 @@ def test_max_bytes_ends_a_batch_at_an_index_entry(log, query):
 
 
 def test_available_now_ends_where_the_log_ended_at_its_start(query, send):
-    """With a limit in several batches; later records are left to the next run."""
+    """A limit makes it several batches; the next run reads later records."""
     send("t", {0: range(10), 1: range(10, 20)})
     running = query(**EARLIEST, maxOffsetsPerTrigger=6)
     running.stream.prepare_for_available_now()
@@ -333,7 +333,7 @@ def test_available_now_does_not_wait_for_more(query, send):
 
 
 def test_available_now_reads_no_partition_created_later(log, query, send):
-    """Such a partition has no end to stop at."""
+    """A partition created later has no end to stop at."""
     send("t", {0: [1]})
     running = query(**EARLIEST)
     running.stream.prepare_for_available_now()
@@ -369,7 +369,7 @@ def test_available_now_and_a_topic_that_is_created_again(log, query, send, fail)
 
 @pytest.mark.parametrize("subscription", SUBSCRIPTIONS[:2], ids=["subscribe", "pattern"])
 def test_new_partitions_are_read_from_their_start(log, query, send, subscription):
-    """Also if they are created and filled while the query is stopped."""
+    """They may be created and filled while the query is stopped."""
     send("t", {0: [1], 1: [2]})
     running = query(**subscription)
     running.batch()
@@ -397,7 +397,7 @@ def test_new_topics_that_match_are_read_from_their_start(log, query, send):
 
 @each_fail_on_data_loss
 def test_a_deleted_topic_is_a_data_loss(log, query, send, fail):
-    """With failOnDataLoss=false the other topics are read on."""
+    """With failOnDataLoss=false the query continues with the other topics."""
     log.create_topic("t-2")
     running = query(subscribePattern="t.*", **EARLIEST, failOnDataLoss=fail)
     send("t", {0: [1]})
@@ -415,7 +415,7 @@ def test_a_deleted_topic_is_a_data_loss(log, query, send, fail):
 
 
 def test_a_checkpoint_is_never_empty(log, query, send):
-    """Otherwise the query would start over when topics come back."""
+    """Otherwise the query would start over when the topics exist again."""
     running = query(subscribePattern="t.*", **EARLIEST, failOnDataLoss="false")
     send("t", {0: [1]})
     running.batch()
@@ -429,21 +429,21 @@ def test_a_checkpoint_is_never_empty(log, query, send):
 
 
 @each_fail_on_data_loss
-@pytest.mark.parametrize("again", [1, 5, 9], ids=["shorter", "same", "longer"])
-def test_a_topic_that_is_created_again_is_another_one(log, query, send, fail, again):
-    """Also if it has grown past the query's offset, with other records."""
+@pytest.mark.parametrize("count", [1, 5, 9], ids=["shorter", "same", "longer"])
+def test_a_topic_that_is_created_again_is_another_one(log, query, send, fail, count):
+    """It may have grown past the query's offset, with other records."""
     running = query(**EARLIEST, failOnDataLoss=fail)
     send("t", {0: range(5)})
     running.batch()
     log.delete_topic("t")
     log.create_topic("t", 2)
-    send("t", {0: range(100, 100 + again)})
+    send("t", {0: range(100, 100 + count)})
 
     if fail == "true":
         with pytest.raises(DataLossError, match="was deleted and created again"):
             running.batch()
     else:
-        assert running.batch() == list(range(100, 100 + again))
+        assert running.batch() == list(range(100, 100 + count))
 
 
 @each_fail_on_data_loss
@@ -466,7 +466,7 @@ def test_a_topic_that_is_created_again_between_plan_and_run(log, query, send, fa
 
 @each_fail_on_data_loss
 def test_a_log_that_was_truncated_below_the_query_is_a_data_loss(log, query, send, fail):
-    """As after a power cut, other records get these offsets."""
+    """Other records get these offsets, as after a power cut."""
     running = query(**EARLIEST, failOnDataLoss=fail)
     send("t", {0: range(5)})
     send("t", {0: range(5, 10)})
@@ -497,12 +497,12 @@ def test_a_log_that_was_truncated_above_the_query_is_no_data_loss(log, query, se
 
 def test_gaps_are_no_data_loss(log, query):
     """Offsets need not be dense."""
-    part = log.partition("t", 0)
-    part.append_at([(3, encoded(b"3"))])
+    partition_log = log.partition("t", 0)
+    partition_log.append_at([(3, encoded(b"3"))])
     running = query(**EARLIEST)
 
     assert running.batch() == [3]
-    part.append_at([(10, encoded(b"10")), (20, encoded(b"20"))])
+    partition_log.append_at([(10, encoded(b"10")), (20, encoded(b"20"))])
     assert running.batch() == [10, 20]
 
 
@@ -510,14 +510,14 @@ def test_gaps_are_no_data_loss(log, query):
 
 
 def test_a_stream_reads_durable_records_only(log, query, send):
-    """It flushes the log itself rather than wait for a flush."""
+    """The stream flushes the log instead of waiting for a flush."""
     running = query(**EARLIEST)
     send("t", {0: [1]})
-    part = log.partition("t", 0)
-    assert part.tail().durable_offset == 0
+    partition_log = log.partition("t", 0)
+    assert partition_log.tail().durable_offset == 0
 
     assert running.batch() == [1]
-    assert part.tail().durable_offset == 1
+    assert partition_log.tail().durable_offset == 1
 
 
 def test_a_stream_with_visibility_append_reads_all_that_is_published(log, query, send):
@@ -530,7 +530,7 @@ def test_a_stream_with_visibility_append_reads_all_that_is_published(log, query,
 
 
 def test_an_idle_stream_flushes_nothing(query, send, monkeypatch):
-    """Spark asks for the latest offset ninety times a second."""
+    """Spark calls `latestOffset` ninety times a second."""
     running = query(**EARLIEST)
     send("t", {0: [1]})
     running.all()
@@ -540,7 +540,7 @@ def test_an_idle_stream_flushes_nothing(query, send, monkeypatch):
 
 
 def test_a_stream_reads_a_log_that_is_not_writable(log, query, send, monkeypatch):
-    """It reads what other processes flushed."""
+    """The stream reads the records that other processes flushed."""
     send("t", {0: [1]})
     log.flush()
     monkeypatch.setattr("embedlog.spark.source.os.access", lambda path, how: False)
@@ -573,7 +573,7 @@ def test_progress_can_be_committed_to_a_group(log, query, send):
 
 
 def test_a_group_with_members_is_not_changed(log, query, send):
-    """The query goes on without committing."""
+    """The query continues without commits."""
     running = query(**EARLIEST, commitToGroup="busy")
     send("t", {0: [1]})
     with log.consumer("t", group_id="busy") as consumer:
@@ -585,7 +585,7 @@ def test_a_group_with_members_is_not_changed(log, query, send):
 
 
 def test_a_stream_in_spark_before_4_2_reads_to_the_end(query, send):
-    """It does not pass the start of the batch."""
+    """Spark before 4.2 does not pass the start of the batch."""
     running = query(startingOffsets="latest")
     start = running.stream.initial_offset()
     send("t", {0: [1, 2]})
