@@ -290,7 +290,7 @@ class Group:
         Raises:
             AssignorError: The assignor failed; the group is not changed.
         """
-        while not (group := self.read()).settled:
+        while not (group := self.read()).target_is_current:
             name = assignor.select_assignor(
                 {info.id: info.assignors for info in group.members.values()}
             )
@@ -308,7 +308,7 @@ class Group:
 
         def install(txn: kv.Txn, current: Membership) -> None:
             if current.version == group.version:
-                current.settle(name, topics, target, max(existing, default=0))
+                current.set_target(name, topics, target, max(existing, default=0))
                 subscribed = {topic_id for topic_id, _ in topics.values()}
                 ownership.forget(txn, self.key, subscribed, existing)
 
@@ -318,7 +318,7 @@ class Group:
         """Request a rebalance if the subscribed topics are not those of the target any more."""
         group = self.read()
         topics = _subscribed_topics(group, self.context.catalog.topics())
-        if group.settled and topics != group.topics:
+        if group.target_is_current and topics != group.topics:
             self.update(lambda txn, group: group.notice(topics))
 
     # Committed offsets
@@ -548,7 +548,7 @@ def _state(group: Membership, owners: Mapping[TopicPartition, str]) -> str:
     """Return Kafka's name for the state of a group (M1)."""
     if not group.members:
         return "Empty"
-    if not group.settled:
+    if not group.target_is_current:
         return "PreparingRebalance"
     target = {tp: member for member, partitions in group.target.items() for tp in partitions}
     return "Stable" if target == owners else "CompletingRebalance"

@@ -1114,7 +1114,7 @@ def test_a_killed_process_is_replaced_at_once(tmp_path):
         assert owner.hear() == 2
         with embedlog.open(path) as log:
             other = log.consumer("t", group_id="g")
-            forks.until(lambda: other.poll(0) is None or group(log.root).read().settled)
+            forks.until(lambda: other.poll(0) is None or group(log.root).read().target_is_current)
             killed_at = owner.kill()
             poll_until_assigned([other], partitions("t", 2))
             assert time.monotonic() - killed_at < patient(2)

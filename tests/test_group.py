@@ -12,6 +12,7 @@ from support.groups import (
     STICKY,
     Uptime,
     at,
+    complete_rebalance,
     crash,
     follow,
     join,
@@ -20,7 +21,6 @@ from support.groups import (
     owner_rows,
     owners,
     positions,
-    settle,
 )
 from support.roots import abandon, fill, open_root
 
@@ -89,7 +89,7 @@ RENEWALS = {
 def test_a_heartbeat_or_a_commit_renews_the_session(group, uptime, renewal):
     """Each of them restarts it (M7)."""
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     uptime.advance(SESSION_MS - 1)
     RENEWALS[renewal](member)
     uptime.advance(SESSION_MS - 1)
@@ -119,7 +119,7 @@ def test_a_member_does_not_remove_itself(group, uptime):
 def test_a_member_whose_lock_is_free_is_removed_at_once(group):
     """Without a timeout: the free lock proves that it is dead (M10, P15)."""
     member, other = join(group), join(group)
-    settle(member, other)
+    complete_rebalance(member, other)
     crash(member)
 
     assert group.remove_dead_members() == [member.id]
@@ -130,7 +130,7 @@ def test_a_member_whose_lock_is_free_is_removed_at_once(group):
 def test_a_static_member_is_removed_only_after_its_session(group, uptime):
     """Even if its process died (M13)."""
     member = join(group, instance_id="i")
-    settle(member)
+    complete_rebalance(member)
     crash(member)
 
     assert group.remove_dead_members() == []
@@ -297,10 +297,10 @@ CHANGES = {
 def test_a_changed_topic_needs_a_new_target(group, root, change):
     """The first subscriber that notices the change computes it (M16)."""
     member, other = join(group, ["t", "new"]), join(group, ["u"])
-    settle(member, other)
+    complete_rebalance(member, other)
     CHANGES[change](root)
     other.group.check_topics()
-    settle(member, other)
+    complete_rebalance(member, other)
 
     topics = root.topics()
     expected = {
@@ -315,22 +315,22 @@ def test_a_changed_topic_needs_a_new_target(group, root, change):
 def test_topics_without_subscribers_do_not_matter(group, root):
     """Their changes need no new target (M16, M27)."""
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     root.create_topic("new", 2, TopicConfig())
     group.check_topics()
 
-    assert group.read().settled
+    assert group.read().target_is_current
     assert group.read().generation == 1
 
 
 def test_epochs_continue_when_a_topic_is_subscribed_to_again(group):
     """They never restart while the topic exists (M22)."""
     member = join(group, ["t", "u"])
-    settle(member)
+    complete_rebalance(member)
     member.resubscribe(["t"])
-    settle(member)
+    complete_rebalance(member)
     member.resubscribe(["t", "u"])
-    settle(member)
+    complete_rebalance(member)
 
     (owner,) = (row for row in owner_rows(group).values() if row.topic == "u")
     assert owner.epoch == 2
@@ -356,7 +356,7 @@ def test_a_group_has_kafkas_states(group):
 def test_a_snapshot_is_complete(group, root):
     """Members, owners, committed offsets, and the start and end of each partition."""
     member = join(group, client_id="reader")
-    settle(member)
+    complete_rebalance(member)
     member.commit(at(0, 1))
     snapshot = group.snapshot()
 
@@ -370,7 +370,7 @@ def test_a_snapshot_is_complete(group, root):
 def test_a_snapshot_has_no_partition_of_a_deleted_topic(group, root):
     """A new topic of the same name does not get them either (A38)."""
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     member.commit(at(1))
     root.delete_topic("t")
     assert (group.snapshot().owners, group.snapshot().committed) == ({}, {})
@@ -398,7 +398,7 @@ def test_a_group_exists_once_it_has_members_or_commits(group, root):
 def test_a_late_leave_does_not_create_a_deleted_group_again(group, root):
     """A stopped member may leave after its group was deleted."""
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     group.remove_members([member.id])
     group.delete()
     member.release(list(member.owned))
@@ -413,12 +413,12 @@ def test_groups_never_affect_each_other(group, root, uptime):
     others = [make_group(root, name, uptime) for name in ("g2", "gg", "f", "g\x01")]
     members = [join(other) for other in others]
     for member in members:
-        settle(member)
+        complete_rebalance(member)
         member.commit(at(3))
     before = [(other.read(), owner_rows(other), positions(other)) for other in others]
 
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     member.commit(at(9))
     crash(member)
     group.remove_dead_members()

@@ -14,6 +14,7 @@ from support.groups import (
     STICKY,
     Uptime,
     at,
+    complete_rebalance,
     crash,
     follow,
     join,
@@ -21,7 +22,6 @@ from support.groups import (
     make_topics,
     owner_rows,
     owners,
-    settle,
 )
 from support.patience import patient
 from support.roots import fill, open_root
@@ -77,7 +77,7 @@ def test_any_client_id_is_accepted(root, client):
     make_topics(root, t=1)
     group = make_group(root, "g" * 200)
     member = join(group, client_id=client)
-    settle(member)
+    complete_rebalance(member)
     member.commit(at(3))
 
     assert member.id.startswith(CLIENTS[client])
@@ -125,11 +125,11 @@ def test_a_dead_member_does_not_keep_another_out(group, options):
 def test_a_topic_that_does_not_exist_is_assigned_when_it_is_created(group, root):
     """Until then its subscriber owns nothing (E19, M16)."""
     member = join(group, ["late"])
-    settle(member)
+    complete_rebalance(member)
     assert member.owned == set()
     make_topics(root, late=2)
     group.check_topics()
-    settle(member)
+    complete_rebalance(member)
 
     assert member.owned == {TopicPartition("late", 0), TopicPartition("late", 1)}
 
@@ -148,7 +148,7 @@ def test_a_partition_is_acquired_only_after_its_owner_has_released_it(group):
     acquired = [*other.acquire(from_end=False), *late.acquire(from_end=False)]
     assert not before.keys() & set(acquired)
 
-    settle(member, other, late)
+    complete_rebalance(member, other, late)
     assert sorted(owners(group)) == ALL
     assert sorted(len(participant.owned) for participant in (member, other, late)) == [1, 1, 2]
 
@@ -156,7 +156,7 @@ def test_a_partition_is_acquired_only_after_its_owner_has_released_it(group):
 def test_an_assigned_partition_with_an_owner_is_awaited_and_then_added(group):
     """Members go on reading the partitions that they keep (M20)."""
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     other = join(group)
     step = other.check_assignment(RANGE).step
     assert (step.added, len(step.awaited)) == ((), 2)
@@ -175,7 +175,7 @@ def test_every_owner_has_a_higher_epoch(group):
     """The epoch is higher than those of all previous owners (M22)."""
     member = join(group)
     for epoch in range(1, 5):
-        settle(member)
+        complete_rebalance(member)
         assert {owner.epoch for owner in owner_rows(group).values()} == {epoch}
         member.leave() if epoch % 2 else (crash(member), group.remove_dead_members())
         member = join(group)
@@ -220,7 +220,7 @@ def test_the_next_owner_begins_where_the_group_began(group, root):
 def test_the_next_owner_begins_at_the_commit_before_the_release(group):
     """The committed offset is read in the transaction that acquires the partition (M23)."""
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     for partition in ALL:
         member.commit(at(7 + partition.partition, partition.partition))
     other = join(group)
@@ -235,7 +235,7 @@ def test_the_next_owner_begins_at_the_commit_before_the_release(group):
 
 def removed_after_session_timeout(group, uptime, root):
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     uptime.advance(SESSION_MS)
     group.remove_dead_members()
     return member
@@ -243,35 +243,35 @@ def removed_after_session_timeout(group, uptime, root):
 
 def replaced_after_session_timeout(group, uptime, root):
     member = removed_after_session_timeout(group, uptime, root)
-    settle(join(group))
+    complete_rebalance(join(group))
     return member
 
 
 def released(group, uptime, root):
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     member.release([T0])
     return member
 
 
 def given_away(group, uptime, root):
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     other = join(group)
-    settle(member, other)
+    complete_rebalance(member, other)
     return other if T0 in member.owned else member
 
 
 def fenced(group, uptime, root):
     member = join(group, instance_id="i")
-    settle(member)
-    settle(join(group, instance_id="i"))
+    complete_rebalance(member)
+    complete_rebalance(join(group, instance_id="i"))
     return member
 
 
 def of_another_topic(group, uptime, root):
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     root.delete_topic("t")
     make_topics(root, t=4)
     return member
@@ -280,7 +280,7 @@ def of_another_topic(group, uptime, root):
 def of_an_older_epoch(group, uptime, root):
     """Another handle of the member acquired the partition again, as after a lost answer."""
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     second = GroupMember(group, member.info, member._lock)
     second.check_assignment(RANGE)
     second.acquire(from_end=False)
@@ -326,7 +326,7 @@ def test_a_commit_of_a_member_that_is_not_the_owner_is_refused(group, uptime, ro
 def test_a_commit_writes_all_offsets_or_none(group):
     """None if only one of its partitions has another owner (E23)."""
     member, other = join(group), join(group)
-    settle(member, other)
+    complete_rebalance(member, other)
     own_partition, other_partition = sorted(member.owned)[0], sorted(other.owned)[0]
     with pytest.raises(CommitFailedError) as raised:
         member.commit({own_partition: OffsetAndMetadata(5), other_partition: OffsetAndMetadata(5)})
@@ -340,7 +340,7 @@ def test_a_commit_writes_all_offsets_or_none(group):
 def test_a_commit_for_a_deleted_topic_raises(group, root):
     """The error is UnknownTopicOrPartitionError."""
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     root.delete_topic("t")
     with pytest.raises(UnknownTopicOrPartitionError):
         member.commit(at(1))
@@ -349,7 +349,7 @@ def test_a_commit_for_a_deleted_topic_raises(group, root):
 def test_an_owner_may_commit_during_a_rebalance(group):
     """Commits of the old generation are accepted until the release of the partition (E23)."""
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     join(group)
     member.commit(at(5))
     member.check_assignment(RANGE)
@@ -394,7 +394,7 @@ def lose_answer(group, step):
 def test_a_partition_released_without_an_answer_can_be_acquired_again(group):
     """The rows count: a member keeps only the partitions that it owns according to them."""
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     lose_answer(group, lambda: member.release([T0]))
     with pytest.raises(CommitFailedError, match="the owner is no member with epoch 1"):
         member.commit(at(3))
@@ -412,7 +412,7 @@ def test_a_partition_acquired_without_an_answer_is_acquired_again(group):
     assert member.owned == set()
 
     assert member.check_assignment(RANGE).step.added == tuple(ALL)
-    settle(member)
+    complete_rebalance(member)
     member.commit(at(3))
     assert {owner.epoch for owner in owner_rows(group).values()} == {2}
 
@@ -423,7 +423,7 @@ def test_a_partition_acquired_without_an_answer_is_released_if_assigned_to_anoth
     member.check_assignment(RANGE)
     lose_answer(group, lambda: member.acquire(from_end=False))
     other = join(group)
-    settle(other, member)
+    complete_rebalance(other, member)
 
     assert (len(member.owned), len(other.owned)) == (2, 2)
     assert sorted(owners(group)) == ALL
@@ -432,7 +432,7 @@ def test_a_partition_acquired_without_an_answer_is_released_if_assigned_to_anoth
 def test_partitions_may_be_released_from_any_iterable(group):
     """A partition that the iterable repeats is released once."""
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     member.release(partition for partition in (T0, T0, T1))
     member.release([])
 
@@ -443,7 +443,7 @@ def test_partitions_may_be_released_from_any_iterable(group):
 def test_a_topic_that_was_created_again_is_released_and_acquired_again(group, root):
     """The new topic has other rows (A38)."""
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     member.commit(at(5))
     root.delete_topic("t")
     make_topics(root, t=2)
@@ -463,7 +463,7 @@ def test_a_topic_that_was_created_again_is_released_and_acquired_again(group, ro
 def test_a_dynamic_member_that_leaves_is_removed_at_once(group):
     """`leave` may be repeated (M11, E24)."""
     member, other = join(group), join(group)
-    settle(member, other)
+    complete_rebalance(member, other)
     member.leave()
     member.leave()
 
@@ -485,7 +485,7 @@ CALLS = {
 def test_every_call_of_a_removed_member_raises(group, call):
     """It has lost its partitions, and must join again (M11)."""
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
     group.remove_members([member.id])
     with pytest.raises(UnknownMemberIdError, match="was removed from the group"):
         CALLS[call](member)
@@ -496,7 +496,7 @@ def test_every_call_of_a_removed_member_raises(group, call):
 def test_a_static_member_that_returns_keeps_its_partitions_without_a_rebalance(group):
     """No target assignment is computed, and no partition moves (M13)."""
     member, other = join(group, instance_id="i"), join(group)
-    settle(member, other)
+    complete_rebalance(member, other)
     owned, generation = member.owned, group.read().generation
     member.leave()
     returned = join(group, instance_id="i")
@@ -513,13 +513,13 @@ def test_a_static_member_that_returns_keeps_its_partitions_without_a_rebalance(g
 def test_a_second_member_of_the_same_instance_id_fences_the_first(group, call):
     """The next call of the first one raises FencedInstanceIdError (M13)."""
     member = join(group, instance_id="i")
-    settle(member)
+    complete_rebalance(member)
     second = join(group, instance_id="i")
     with pytest.raises(FencedInstanceIdError, match="'i'"):
         CALLS[call](member)
 
     member.leave()
-    settle(second)
+    complete_rebalance(second)
     assert second.owned == set(ALL)
 
 
@@ -527,14 +527,14 @@ def test_a_second_member_of_the_same_instance_id_fences_the_first(group, call):
 def test_a_static_member_that_returns_releases_what_is_assigned_to_others_meanwhile(group, late):
     """Its previous run acquired them, and it releases them (M13, M22)."""
     member = join(group, instance_id="i")
-    settle(member)
+    complete_rebalance(member)
     member.leave()
     other = None if late else join(group)
     if other is not None:
         follow(other)
     returned = join(group, instance_id="i")
     other = other or join(group)
-    settle(other, returned)
+    complete_rebalance(other, returned)
 
     assert (len(returned.owned), len(other.owned)) == (2, 2)
     assert group.snapshot().state == "Stable"
@@ -544,10 +544,10 @@ def test_a_static_member_does_not_wait_for_a_topic_it_is_no_longer_subscribed_to
     """It returns with another subscription (M13)."""
     make_topics(root, u=1)
     member = join(group, instance_id="i")
-    settle(member)
+    complete_rebalance(member)
     member.leave()
     returned, other = join(group, ["u"], instance_id="i"), join(group)
-    settle(returned, other)
+    complete_rebalance(returned, other)
 
     assert returned.owned == {TopicPartition("u", 0)}
     assert other.owned == set(ALL)
@@ -560,7 +560,7 @@ def join_and_acquire(path, ready):
     """Join in a child, and acquire everything."""
     root = open_root(path)
     member = join(make_group(root))
-    settle(member)
+    complete_rebalance(member)
     ready()
 
 
@@ -592,7 +592,7 @@ def test_a_child_of_a_killed_owner_does_not_keep_it_alive(group, root, tmp_path)
 
     def parent_of_one(ready):
         owner = open_root(root.path)
-        settle(join(make_group(owner)))
+        complete_rebalance(join(make_group(owner)))
         pid = os.fork()
         if pid == 0:
             time.sleep(60)
@@ -611,7 +611,7 @@ def test_a_child_of_a_killed_owner_does_not_keep_it_alive(group, root, tmp_path)
 def test_a_child_does_not_end_the_membership_of_its_parent(group):
     """The child may use the inherited objects, and end (P18)."""
     member = join(group)
-    settle(member)
+    complete_rebalance(member)
 
     def leave():
         group.context.live.get(b"x")
@@ -629,7 +629,7 @@ def test_a_stopped_owner_is_replaced_and_its_commit_refused(group, root, uptime)
 
     def stops_and_commits():
         member_in_child = join(make_group(open_root(root.path)))
-        settle(member_in_child)
+        complete_rebalance(member_in_child)
         member_in_child.commit(at(1))
         os.kill(os.getpid(), signal.SIGSTOP)
         with pytest.raises(CommitFailedError):
@@ -711,5 +711,5 @@ def test_threads_that_join_and_leave_end_with_one_owner_per_partition(group):
         thread.join()
     assert errors == []
     last = join(group)
-    settle(last)
+    complete_rebalance(last)
     assert owners(group) == dict.fromkeys(ALL, last.id)

@@ -27,7 +27,7 @@ def group_of(*members):
 
 def group_with_target(*members, target=None):
     group = group_of(*members)
-    group.settle("range", {"t": (1, 2)}, target or {member.id: () for member in members}, 1)
+    group.set_target("range", {"t": (1, 2)}, target or {member.id: () for member in members}, 1)
     return group
 
 
@@ -48,7 +48,7 @@ def test_each_target_is_a_generation():
     assert group.generation == 2
 
     group.admit(info("b"))
-    group.settle("range", {}, {"b": ()}, 1)
+    group.set_target("range", {}, {"b": ()}, 1)
     assert group.generation == 3
 
 
@@ -82,7 +82,7 @@ def test_a_new_target_is_needed_for_other_members_topics_or_subscriptions(change
     version = group.version
 
     step(group)
-    assert group.settled == stays
+    assert group.target_is_current == stays
     assert (group.version == version) == (stays and change != "a static member returns")
 
 
@@ -92,7 +92,7 @@ def test_a_group_that_needs_a_target_still_does_when_a_static_member_returns():
     group.admit(info("a"))
     group.admit(info("s2", instance="s"))
 
-    assert not group.settled
+    assert not group.target_is_current
 
 
 def test_a_static_member_that_returns_has_its_former_position_and_target():
@@ -123,7 +123,7 @@ def test_the_former_assignors_of_a_static_member_do_not_count():
     group = group_of(info("s", instance="s", assignors=("range",)))
     group.admit(info("s2", instance="s", assignors=("sticky",)))
 
-    assert not group.settled
+    assert not group.target_is_current
 
 
 def test_a_group_has_no_more_members_than_it_may():
@@ -142,7 +142,7 @@ def test_when_the_last_member_leaves_the_time_is_set_and_the_target_cleared():
     removed = group.remove(["a", "a", "x"], 99)
 
     assert [member.id for member in removed] == ["a"]
-    assert (group.emptied_ms, group.settled, group.target) == (99, True, {})
+    assert (group.emptied_ms, group.target_is_current, group.target) == (99, True, {})
     assert group.assignor is None
 
 

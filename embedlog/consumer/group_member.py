@@ -183,7 +183,7 @@ class GroupMember:
                 orphans.append(claim)
         step = assignor.next_step(target, current, owned_by_others)
         step = step._replace(revoked=tuple(sorted(owned.keys() - step.kept)))
-        version = group.version if group.settled else REBALANCE_NEEDED
+        version = group.version if group.target_is_current else REBALANCE_NEEDED
         return MemberAssignment(group.generation, version, step, owned, orphans)
 
     def acquire(self, *, from_end: bool) -> dict[TopicPartition, StartPosition]:

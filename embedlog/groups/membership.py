@@ -5,7 +5,7 @@ the steps below, and writes it back, all in one transaction.
 
 A *target* is the assignment that a *generation* should reach; an assignor computes it.  The
 rows of `ownership` have the current owners, which follow the target one partition at a
-time.  When the members change, the group is not *settled* until the next member that
+time.  When the members change, the target is out of date until the next member that
 checks it computes a new target.
 """
 
@@ -61,7 +61,7 @@ class Membership:
     """Grows with every change, also of owners; see `touch`."""
     generation: int = 0
     """The number of the target; grows with every target while the group exists (M2)."""
-    settled: bool = True
+    target_is_current: bool = True
     """Whether the target was made for the current members and topics."""
     assignor: str | None = None
     members: dict[str, MemberInfo] = field(default_factory=dict)
@@ -103,14 +103,14 @@ class Membership:
             }
             self.target = {ids.get(id_, id_): assigned for id_, assigned in self.target.items()}
             # With the same subscription it gets the same partitions: no other member notices.
-            self.settled &= replaced.subscription == member.subscription
+            self.target_is_current &= replaced.subscription == member.subscription
             return replaced
         if max_members is not None and len(others) >= max_members:
             raise GroupMaxSizeReachedError(
                 f"The group already has {max_members} members, its limit"
             )
         self.members[member.id] = member
-        self.settled = False
+        self.target_is_current = False
         return None
 
     def _instance(self, instance_id: str | None) -> MemberInfo | None:
@@ -126,10 +126,10 @@ class Membership:
             self.target.pop(member.id, None)
         if removed:
             self.touch()
-            self.settled = False
+            self.target_is_current = False
             if not self.members:
                 # The target of an empty group is a separate generation (M2).
-                self.settle(None, {}, {}, 0)
+                self.set_target(None, {}, {}, 0)
                 self.newest, self.began, self.emptied_ms = None, {}, now_ms
         return removed
 
@@ -140,15 +140,15 @@ class Membership:
         if info.topics != subscribed:
             self.touch()
             self.members[member] = info._replace(topics=subscribed)
-            self.settled = False
+            self.target_is_current = False
 
     def notice(self, topics: Topics) -> None:
         """Request a new target if the subscribed topics are not those of the target (M16)."""
-        if self.settled and topics != self.topics:
+        if self.target_is_current and topics != self.topics:
             self.touch()
-            self.settled = False
+            self.target_is_current = False
 
-    def settle(
+    def set_target(
         self,
         name: str | None,
         topics: Topics,
@@ -162,7 +162,7 @@ class Membership:
         self.newest = newest if self.newest is None else self.newest
         for topic, (_, count) in topics.items():
             self.began.setdefault(topic, count)
-        self.settled = True
+        self.target_is_current = True
 
     # Questions
 

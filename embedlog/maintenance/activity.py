@@ -350,7 +350,7 @@ def _detect_rebalances(root: Root, fence: Fence) -> list[Event]:
                 continue
             reported = REPORTED_GROUPS.get(txn, name)
             generation = 0 if reported is None else reported.generation
-            if group.settled and group.generation != generation:
+            if group.target_is_current and group.generation != generation:
                 generation = group.generation
                 facts = {
                     "group": name,

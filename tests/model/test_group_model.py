@@ -541,7 +541,7 @@ class GroupModel(RuleBasedStateMachine):
     # Promises
 
     @rule(patient=st.booleans())
-    def settle(self, patient: bool) -> None:
+    def complete_rebalance(self, patient: bool) -> None:
         """Once all members have followed, every subscribed partition has its owner (M22)."""
         if patient:
             self.uptime.advance(SESSION_MS)
@@ -568,7 +568,7 @@ class GroupModel(RuleBasedStateMachine):
         topics = self.root.topics()
         if not self.session or not self.players:
             return
-        assert group.settled
+        assert group.target_is_current
         target = {tp: member for member, partitions in group.target.items() for tp in partitions}
         for tp in target:
             row = self._row(tp)
@@ -617,7 +617,7 @@ class GroupModel(RuleBasedStateMachine):
         assert group.generation >= self.generation
         assert group.version == self.group.version() >= self.version
         self.generation, self.version = group.generation, group.version
-        if group.settled:
+        if group.target_is_current:
             assert group.target.keys() == group.members.keys()
             assigned = [tp for id_ in group.target.values() for tp in id_]
             assert len(assigned) == len(set(assigned))
@@ -639,7 +639,7 @@ class GroupModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             if self.players:
-                self.settle(True)
+                self.complete_rebalance(True)
             for player in self.players:
                 player.member.leave()
             self.uptime.advance(2 * SESSION_MS)

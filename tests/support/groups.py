@@ -60,7 +60,7 @@ def follow(
     return member.acquire(from_end=from_end)
 
 
-def settle(*group_members: GroupMember, assignors: dict[str, Assignor] = RANGE) -> None:
+def complete_rebalance(*group_members: GroupMember, assignors: dict[str, Assignor] = RANGE) -> None:
     """Have members follow until no assignment changes any more."""
     for _ in range(20):
         for member in group_members:
