@@ -374,7 +374,7 @@ def test_a_member_checks_again_until_the_target_is_current(group, monkeypatch):
 
     monkeypatch.setattr(group, "rebalance", rebalance_then_crash_another)
     member.check_assignment(RANGE)
-    assert not group.read().settled
+    assert not group.read().target_is_current
     assert member.changed()
 
 
