@@ -1,13 +1,13 @@
-"""Nobody waits for pandas, which pyarrow would import by the way, unless it is asked for."""
+"""embedlog imports pandas only for a caller that asks for a data frame."""
 
 from support.children import run_python
 
-# In a process of its own, since this one may have it.
+# A separate process: this one may have imported pandas already.
 WORK = """
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        assert name != "pandas", "somebody imports pandas"
+        assert name != "pandas", "pandas is imported"
 sys.meta_path.insert(0, Refuse())
 
 import embedlog
@@ -28,8 +28,8 @@ with embedlog.open(sys.argv[1]) as log:
         consumer.seek_to_beginning()
         assert consumer.poll(1000)
         consumer.commit()
-        where = embedlog.TopicPartition("t", 0)
-        assert consumer.offsets_for_times({where: 5})[where]
+        partition = embedlog.TopicPartition("t", 0)
+        assert consumer.offsets_for_times({partition: 5})[partition]
     for name in ("t", "keyed", "stamped"):
         topic = log.topic(name)
         assert len(topic.to_arrow()) == len(topic) and topic.head(3).to_arrow() and topic[-2:]
@@ -46,12 +46,13 @@ from embedlog.spark.partition_reader import read_input_partition
 from embedlog.spark.source_options import parse
 options = parse({"path": sys.argv[1], "subscribe": "t,keyed,stamped", "includeHeaders": "true"})
 names = tuple(SPARK_TYPES)
-found = [rows for part in plan_batch(options) for rows in read_input_partition(part, names, True)]
-assert {rows.num_rows for rows in found}
+partitions = plan_batch(options)
+batches = [rows for part in partitions for rows in read_input_partition(part, names, True)]
+assert {rows.num_rows for rows in batches}
 print("done")
 """
 
 
 def test_no_work_on_the_log_imports_pandas(tmp_path):
-    """To import it takes 300 ms, of the first call or of each of Spark's workers."""
+    """The import takes 300 ms, in the first call or in each of Spark's workers."""
     assert run_python("-c", WORK, tmp_path / "log") == "done\n"
