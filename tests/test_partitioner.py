@@ -1,4 +1,4 @@
-"""Where records go: bit for bit where Kafka would put them."""
+"""Records get the partitions that Kafka would give them."""
 
 from collections import Counter
 from itertools import pairwise
@@ -20,7 +20,7 @@ from embedlog.partitioner import (
     partitions_for_keys,
 )
 
-KAFKAS_OWN = [
+KAFKAS_VECTORS = [
     (b"21", -973932308),
     (b"foobar", -790332482),
     (b"a-little-bit-long-string", -985981536),
@@ -29,7 +29,7 @@ KAFKAS_OWN = [
     (b"abc", 479470107),
 ]
 COUNTS = (2, 3, 4, 6, 10, 12, 50)
-PLACES = [
+EXPECTED_PARTITIONS = [
     (b"", 275646681, (1, 0, 1, 3, 1, 9, 31)),
     (b"a", -1563381124, (0, 1, 0, 4, 4, 4, 24)),
     (b"b", -1853091852, (0, 2, 0, 2, 6, 8, 46)),
@@ -46,36 +46,36 @@ PLACES = [
 
 
 def hashed(keys, width=np.int32):
-    """Hash keys side by side."""
+    """Hash a column of keys with `murmur2_many`."""
     offsets = np.cumsum([0, *map(len, keys)]).astype(width)
     return murmur2_many(offsets, np.frombuffer(b"".join(keys), np.uint8)).tolist()
 
 
-@pytest.mark.parametrize(("key", "expected"), KAFKAS_OWN)
+@pytest.mark.parametrize(("key", "expected"), KAFKAS_VECTORS)
 def test_murmur2_is_kafkas(key, expected):
     """G2: Kafka's published vectors."""
     assert murmur2(key) == expected
     assert hashed([key]) == [expected]
 
 
-@pytest.mark.parametrize(("key", "expected", "places"), PLACES)
-def test_a_key_lies_where_kafka_puts_it(key, expected, places):
-    """G1: (hash & 0x7fffffff) % partitions, the empty key included."""
+@pytest.mark.parametrize(("key", "expected", "partitions"), EXPECTED_PARTITIONS)
+def test_a_key_lies_where_kafka_puts_it(key, expected, partitions):
+    """G1: the partition is (hash & 0x7fffffff) % partitions, also for an empty key."""
     assert murmur2(key) == expected
-    assert tuple(partition_for_key(key, count) for count in COUNTS) == places
-    for count, place in zip(COUNTS, places, strict=True):
-        assert partitions_for_keys(pa.array([key], pa.binary()), count).tolist() == [place]
+    assert tuple(partition_for_key(key, count) for count in COUNTS) == partitions
+    for count, partition in zip(COUNTS, partitions, strict=True):
+        assert partitions_for_keys(pa.array([key], pa.binary()), count).tolist() == [partition]
 
 
 @given(st.lists(st.binary(max_size=40), max_size=60), st.sampled_from([np.int32, np.int64]))
 def test_many_keys_are_hashed_as_one_by_one(keys, width):
-    """G2: the vectorised hash is the same function, for keys of any lengths."""
+    """G2: the vectorised hash equals `murmur2` for keys of any lengths."""
     assert hashed(keys, width) == [murmur2(key) for key in keys]
 
 
 @given(st.integers(0, 20), st.integers(0, 60), st.randoms(use_true_random=False))
 def test_keys_of_one_length_are_hashed_as_one_by_one(length, count, random):
-    """G2: the fast path for keys of equal lengths is the same function."""
+    """G2: the fast path for keys of equal lengths equals `murmur2`."""
     keys = [random.randbytes(length) for _ in range(count)]
 
     assert hashed(keys) == [murmur2(key) for key in keys]
@@ -84,7 +84,7 @@ def test_keys_of_one_length_are_hashed_as_one_by_one(length, count, random):
 @settings(max_examples=30)
 @given(st.lists(st.binary(max_size=30), min_size=1, max_size=120), st.integers(1, 40))
 def test_chunks_do_not_change_the_hash(keys, chunk):
-    """G2: neither a chunk's keys nor its bytes are seen in the result."""
+    """G2: the result does not depend on the size of the chunks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partitioner, "_CHUNK_KEYS", chunk)
         patch.setattr(partitioner, "_CHUNK_BYTES", chunk * 3)
@@ -93,7 +93,7 @@ def test_chunks_do_not_change_the_hash(keys, chunk):
 
 
 def test_one_huge_key_among_many_small_ones_is_hashed_right():
-    """G2: the long few are hashed one by one, in their own places."""
+    """G2: the few long keys are hashed one by one, and each hash keeps its position."""
     random = Random(20)
     sizes = [100_000, *[3] * 50, 5_000, *range(40)]
     keys = [random.randbytes(size) for size in sizes]
@@ -103,44 +103,44 @@ def test_one_huge_key_among_many_small_ones_is_hashed_right():
 
 @pytest.mark.parametrize("kind", ["binary", "large_binary", "string", "large_string"])
 def test_a_column_of_keys_goes_where_its_keys_go(kind):
-    """G1: any Arrow column of bytes or text, also a slice of one; a null has no partition."""
+    """G1: a column of bytes or text, or a slice of one, is accepted; a null has no partition."""
     keys = ["out", None, "", "key-1", "a longer key", None, "x" * 33, "out"]
     column = pa.array(keys, getattr(pa, kind)()).slice(1, 6)
 
-    places = partitions_for_keys(column, 12).tolist()
+    partitions = partitions_for_keys(column, 12).tolist()
 
-    assert places == [
+    assert partitions == [
         -1 if key is None else partition_for_key(key.encode(), 12) for key in keys[1:7]
     ]
 
 
 def test_columns_without_bytes_have_partitions_too():
-    """G1: no rows, only nulls, and only empty keys are no special cases."""
+    """G1: columns without rows, with nulls only and with empty keys only are accepted."""
     assert partitions_for_keys(pa.array([], pa.binary()), 3).tolist() == []
     assert partitions_for_keys(pa.array([None, None], pa.binary()), 3).tolist() == [-1, -1]
     assert partitions_for_keys(pa.array([b"", b""], pa.binary()), 50).tolist() == [31, 31]
 
 
 def test_a_column_of_numbers_is_no_column_of_keys():
-    """A key is bytes; how a number becomes bytes is the caller's decision."""
+    """A key is bytes; the caller decides how a number becomes bytes."""
     with pytest.raises(TypeError, match="int64"):
         partitions_for_keys(pa.array([1, 2]), 3)
 
 
 def test_sticky_stays_until_its_batch_is_full_and_closed():
-    """G3: batch_size bytes and a closed batch, or twice as many bytes, end the stay."""
+    """G3: it changes after batch_size bytes when a batch closes, or after twice as many bytes."""
     sticky = StickyPartitioner(100, rng=Random(1))
     first = sticky.choose(1000)
-    steps = []
+    unchanged = []
     for size, closed in [(60, True), (39, True), (1, False), (99, False), (1, False)]:
         sticky.added(size, batch_closed=closed)
-        steps.append(sticky.choose(1000) == first)
+        unchanged.append(sticky.choose(1000) == first)
 
-    assert steps == [True, True, True, True, False]
+    assert unchanged == [True, True, True, True, False]
 
 
 def test_sticky_moves_when_a_full_batch_closes():
-    """G3: the usual end of a stay."""
+    """G3: a batch that closes after batch_size bytes changes the partition."""
     sticky = StickyPartitioner(100, rng=Random(1))
     first = sticky.choose(1000)
     sticky.added(100, batch_closed=True)
@@ -149,19 +149,19 @@ def test_sticky_moves_when_a_full_batch_closes():
 
 
 def test_sticky_gives_each_partition_its_turn():
-    """G3: all of them before one comes again, and none twice in a row."""
+    """G3: every partition is chosen before one repeats, and none twice in a row."""
     sticky = StickyPartitioner(1, rng=Random(3))
-    seen = []
+    chosen = []
     for _ in range(50):
-        seen.append(sticky.choose(5))
+        chosen.append(sticky.choose(5))
         sticky.added(1, batch_closed=True)
-    assert all(sorted(seen[n : n + 5]) == [0, 1, 2, 3, 4] for n in range(0, 50, 5))
-    assert all(a != b for a, b in pairwise(seen))
-    assert len({tuple(seen[n : n + 5]) for n in range(0, 50, 5)}) > 3
+    assert all(sorted(chosen[n : n + 5]) == [0, 1, 2, 3, 4] for n in range(0, 50, 5))
+    assert all(a != b for a, b in pairwise(chosen))
+    assert len({tuple(chosen[n : n + 5]) for n in range(0, 50, 5)}) > 3
 
 
 def test_sticky_moves_when_its_time_is_over():
-    """G3: by the time of the choice."""
+    """G3: the time that `choose` takes decides."""
     sticky = StickyPartitioner(100, longest=2.0, rng=Random(3))
     first = sticky.choose(1000, now=10.0)
     assert sticky.choose(1000, now=12.0) == first
@@ -173,40 +173,40 @@ def test_sticky_moves_when_its_time_is_over():
 
 def choices(count, **kwargs):
     sticky = StickyPartitioner(1, rng=Random(5))
-    seen = Counter()
+    counts = Counter()
     for _ in range(count):
-        seen[sticky.choose(3, **kwargs)] += 1
+        counts[sticky.choose(3, **kwargs)] += 1
         sticky.added(1, batch_closed=True)
-    return seen
+    return counts
 
 
 def test_sticky_prefers_short_queues():
     """G3: queues of 0, 3 and 1 weigh 4, 1 and 3."""
-    seen = choices(8000, queues=[0, 3, 1])
+    counts = choices(8000, queues=[0, 3, 1])
 
     for partition, weight in enumerate([4, 1, 3]):
-        assert seen[partition] == pytest.approx(1000 * weight, rel=0.15)
+        assert counts[partition] == pytest.approx(1000 * weight, rel=0.15)
 
 
 def test_sticky_is_fair_when_nothing_is_known():
-    """G3: without queues every partition is as likely."""
-    seen = choices(6000)
+    """G3: without queues all partitions are equally likely."""
+    counts = choices(6000)
 
-    assert all(seen[partition] == pytest.approx(2000, rel=0.15) for partition in range(3))
+    assert all(counts[partition] == pytest.approx(2000, rel=0.15) for partition in range(3))
 
 
 def test_round_robin_fills_every_partition_alike():
     """G4: no partition is skipped, however often a batch begins."""
-    turns = RoundRobinPartitioner()
+    round_robin = RoundRobinPartitioner()
 
-    assert Counter(turns.choose(4) for _ in range(400)) == dict.fromkeys(range(4), 100)
+    assert Counter(round_robin.choose(4) for _ in range(400)) == dict.fromkeys(range(4), 100)
 
 
 def test_more_partitions_take_effect_at_once():
-    """G5: the count is given with every choice; a partition that is gone is left."""
-    turns, sticky = RoundRobinPartitioner(), StickyPartitioner(100, rng=Random(3))
+    """G5: each choice takes the number of partitions, and leaves one that no longer exists."""
+    round_robin, sticky = RoundRobinPartitioner(), StickyPartitioner(100, rng=Random(3))
 
-    assert {turns.choose(2) for _ in range(4)} == {0, 1}
-    assert {turns.choose(3) for _ in range(3)} == {0, 1, 2}
+    assert {round_robin.choose(2) for _ in range(4)} == {0, 1}
+    assert {round_robin.choose(3) for _ in range(3)} == {0, 1, 2}
     sticky.choose(1000)
     assert sticky.choose(1) == 0
