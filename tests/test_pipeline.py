@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -44,13 +45,25 @@ def log(tmp_path):
         yield log
 
 
+@pytest.fixture
+def out(tmp_path):
+    """The directory of the output."""
+    return str(tmp_path / "out")
+
+
+@pytest.fixture
+def day(out):
+    """The directory in which `write` puts the files of the topic."""
+    return Path(out, "topic=t", "date=2023-11-14")
+
+
 def write(directory, rows, name="a.parquet"):
     """Write a file of rows, pairs of partition and offset, at the hours that the log has."""
-    at = [START + offset * HOUR for _, offset in rows]
+    times = [START + offset * HOUR for _, offset in rows]
     columns = {
         "partition": pa.array([partition for partition, _ in rows], pa.int32()),
         "offset": pa.array([offset for _, offset in rows], pa.int64()),
-        "timestamp": pa.array(at, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+        "timestamp": pa.array(times, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
     }
     directory.mkdir(parents=True, exist_ok=True)
     parquet.write_table(pa.table(columns), directory / name)
@@ -72,14 +85,13 @@ DIFFERENCES = [
 
 
 @pytest.mark.parametrize(("change", "expected"), DIFFERENCES)
-def test_the_audit_compares_every_record(log, tmp_path, change, expected):
+def test_the_audit_compares_every_record(log, out, day, change, expected):
     """It finds lost, duplicate and unexpected records in any file."""
     rows = change(all_rows())
-    day = tmp_path / "out" / "topic=t" / "date=2023-11-14"
     write(day, rows[::2], "a.parquet")
     write(day, rows[1::2], "b.parquet")
 
-    report = audit(log, str(tmp_path / "out"), ENDS)
+    report = audit(log, out, ENDS)
 
     for message in expected:
         assert any(message in problem for problem in report.problems)
@@ -87,47 +99,44 @@ def test_the_audit_compares_every_record(log, tmp_path, change, expected):
     assert report.records == len(rows)
 
 
-def test_the_audit_compares_the_hours(log, tmp_path):
+def test_the_audit_compares_the_hours(log, out, day):
     """It finds a wrong timestamp even if the offsets are right."""
-    directory = tmp_path / "out" / "topic=t" / "date=2023-11-14"
-    write(directory, all_rows())
-    table = parquet.read_table(directory / "a.parquet", partitioning=None)
+    write(day, all_rows())
+    table = parquet.read_table(day / "a.parquet", partitioning=None)
     moved = table["timestamp"].to_pylist()
     moved[0] = datetime(2020, 1, 1, tzinfo=UTC)
     table = table.set_column(2, "timestamp", pa.array(moved, pa.timestamp("us", "UTC")))
-    parquet.write_table(table, directory / "a.parquet")
+    parquet.write_table(table, day / "a.parquet")
 
-    problems = audit(log, str(tmp_path / "out"), ENDS).problems
+    problems = audit(log, out, ENDS).problems
 
     assert problems[0] == "t: 2020-01-01 00:00 has 1 in the files, 0 in log"
     assert len(problems) == 2
 
 
-def test_records_removed_from_the_log_are_not_compared(log, tmp_path):
-    """By retention, by compaction or with the topic: they are counted and are no problem."""
-    out = tmp_path / "out"
-    write(out / "topic=t" / "date=2023-11-14", all_rows())
+def test_records_removed_from_the_log_are_not_compared(log, out, day):
+    """Records removed by retention, compaction or with the topic are counted, not reported."""
+    write(day, all_rows())
     log.delete_records({T0: 15})
-    report = audit(log, str(out), ENDS)
+    report = audit(log, out, ENDS)
     assert (report.problems, report.gone, report.records) == ([], 15, 30)
 
     log.alter_topic("t", {"cleanup.policy": "compact"})
     log.compact("t", force=True)
-    report = audit(log, str(out), ENDS)
+    report = audit(log, out, ENDS)
     assert report.problems == []
     assert report.gone > 15
 
     log.delete_topic("t")
-    assert (audit(log, str(out), ENDS).gone, audit(log, str(out), ENDS).problems) == (30, [])
+    assert (audit(log, out, ENDS).gone, audit(log, out, ENDS).problems) == (30, [])
 
 
 @pytest.fixture
-def compared(log, tmp_path):
+def compared(log, out, day):
     """What an audit without problems compared: two files with all of the log."""
-    day = tmp_path / "out" / "topic=t" / "date=2023-11-14"
     write(day, all_rows()[:9], "a.parquet")
     write(day, all_rows()[9:], "b.parquet")
-    report = audit(log, str(tmp_path / "out"), ENDS)
+    report = audit(log, out, ENDS)
     assert report.problems == []
     return {
         name: AuditedTopic.from_json(json.loads(json.dumps(audited.to_json())))
@@ -144,9 +153,8 @@ def send_more(log, count=5):
     return {T0: 20, T1: 10 + count}
 
 
-def test_what_was_compared_is_not_read_again(log, tmp_path, compared):
+def test_what_was_compared_is_not_read_again(log, out, day, compared):
     """Overwriting the old files with zeros goes unnoticed; the report covers all records."""
-    day = tmp_path / "out" / "topic=t" / "date=2023-11-14"
     for path in day.iterdir():
         status = path.stat()
         path.write_bytes(bytes(status.st_size))
@@ -154,14 +162,14 @@ def test_what_was_compared_is_not_read_again(log, tmp_path, compared):
     ends = send_more(log)
     write(day, [(1, offset) for offset in range(10, 15)], "c.parquet")
 
-    report = audit(log, str(tmp_path / "out"), ends, 5, compared)
+    report = audit(log, out, ends, 5, compared)
 
     assert (report.problems, report.records, report.known, report.gone) == ([], 35, 30, 0)
     assert command.table(report)[-1].endswith(
         "in files 35, 30 of them compared before: files and log agree"
     )
     with pytest.raises(pa.ArrowInvalid):
-        audit(log, str(tmp_path / "out"), ends)
+        audit(log, out, ends)
 
 
 CHANGED = [
@@ -178,22 +186,20 @@ CHANGED = [
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGED)
-def test_changes_are_found_as_if_everything_were_read(log, tmp_path, compared, change, message):
-    """In old and in new files, an incremental audit finds what a full audit finds."""
-    day = tmp_path / "out" / "topic=t" / "date=2023-11-14"
+def test_changes_are_found_as_if_everything_were_read(log, out, day, compared, change, message):
+    """An incremental audit finds the same changes of old and new files as a full audit."""
     ends = send_more(log)
     write(day, [(1, offset) for offset in range(10, 15)], "c.parquet")
 
     change(day)
-    report = audit(log, str(tmp_path / "out"), ends, 0, compared)
+    report = audit(log, out, ends, 0, compared)
 
     assert any(message in problem for problem in report.problems)
-    assert report.problems == audit(log, str(tmp_path / "out"), ends).problems
+    assert report.problems == audit(log, out, ends).problems
 
 
-def test_a_changed_log_is_compared_again(log, tmp_path, compared):
+def test_a_changed_log_is_compared_again(log, out, compared):
     """A truncation starts a leader epoch, and a topic that is created again has another id."""
-    out = str(tmp_path / "out")
     assert audit(log, out, ENDS, 0, compared).known == 30
     log.root.partition("t", 0).truncate_to(18)
     report = audit(log, out, ENDS, 0, compared)
@@ -203,8 +209,8 @@ def test_a_changed_log_is_compared_again(log, tmp_path, compared):
     assert (audit(log, out, ENDS, 0, compared).known, audit(log, out, ENDS).gone) == (0, 30)
 
 
-def test_a_lease_keeps_the_log_while_it_is_compared(log, tmp_path, compared, monkeypatch):
-    """It begins where the audit reads, and is released afterwards."""
+def test_a_lease_keeps_the_log_while_it_is_compared(log, out, compared, monkeypatch):
+    """The lease begins at the first offset that the audit reads, and is released afterwards."""
     leased, read_files = [], parquet_audit._read_files
 
     def read_and_note_leases(paths):
@@ -213,19 +219,19 @@ def test_a_lease_keeps_the_log_while_it_is_compared(log, tmp_path, compared, mon
 
     monkeypatch.setattr(parquet_audit, "_read_files", read_and_note_leases)
     log.delete_records({T0: 7})
-    audit(log, str(tmp_path / "out"), ENDS)
-    audit(log, str(tmp_path / "out"), send_more(log, 2), 0, compared)
+    audit(log, out, ENDS)
+    audit(log, out, send_more(log, 2), 0, compared)
 
     # The second audit misses two records in the files, and reads everything to report them.
     assert leased == [[{T0: 7, T1: 0}], [{T1: 10}], [{T0: 7, T1: 0}]]
     assert leases(log.root) == []
     with embedlog.open(log.path, mode="r") as reader:
-        assert audit(reader, str(tmp_path / "out"), ENDS).problems == []
+        assert audit(reader, out, ENDS).problems == []
 
 
-def test_the_output_keeps_what_was_compared(tmp_path, compared):
+def test_the_output_keeps_what_was_compared(tmp_path, out, compared):
     """If the file is unreadable or of another version, everything is read."""
-    with ParquetOutput(str(tmp_path / "out")) as output:
+    with ParquetOutput(out) as output:
         assert output.read_compared() == {}
         output.write_compared(compared)
         assert output.read_compared() == compared
@@ -236,10 +242,10 @@ def test_the_output_keeps_what_was_compared(tmp_path, compared):
         assert output.read_compared() == {"t": NOT_AUDITED}
 
 
-def test_a_report_is_a_table_and_json(log, tmp_path):
+def test_a_report_is_a_table_and_json(log, out, day):
     """The table has the last hours, the JSON all of them."""
-    write(tmp_path / "out" / "topic=t" / "date=2023-11-14", all_rows())
-    report = audit(log, str(tmp_path / "out"), ENDS, loaded=30)
+    write(day, all_rows())
+    report = audit(log, out, ENDS, loaded=30)
 
     lines = command.table(report)
     assert lines[0].split() == ["topic", "hour", "(UTC)", "in", "files", "in", "the", "log"]
@@ -260,8 +266,8 @@ def stage(output, days=("2023-11-14",)):
         directory = os.path.join(path, "topic=t", f"date={day}")
         os.makedirs(directory)
         parquet.write_table(pa.table({"offset": [1, 2]}), os.path.join(directory, "part.parquet"))
-        for other in ("_SUCCESS", ".part.parquet.crc"):
-            (open(os.path.join(directory, other), "w")).close()
+        for name in ("_SUCCESS", ".part.parquet.crc"):
+            (open(os.path.join(directory, name), "w")).close()
     return path
 
 
@@ -270,7 +276,7 @@ def published_files(out):
 
 
 def test_a_micro_batch_is_published_under_new_names(tmp_path):
-    """The next process knows what is published."""
+    """The next process continues with the published offsets and the next number."""
     with ParquetOutput(str(tmp_path)) as output:
         output.publish(stage(output), StreamOffset({T0: 2}, {"t": 1}))
         output.publish(stage(output), StreamOffset({T0: 1, T1: 4}, {"t": 1}))
@@ -403,7 +409,7 @@ def test_published_rows_are_filtered_out():
 
 
 def test_sparks_errors_become_embedlog_errors():
-    """The last embedlog error in the text, else the cause that Spark states."""
+    """The last embedlog error in the text counts, otherwise the cause that Spark states."""
     data_loss = "org.x.Y: bad\n  at z\nembedlog.errors.DataLossError: records are gone [t-0]\n"
     assert type(to_embedlog_error(RuntimeError(data_loss))) is DataLossError
     disk = "x\nCaused by: java.io.IOException: No space left on device\n\tat java"
@@ -411,14 +417,14 @@ def test_sparks_errors_become_embedlog_errors():
     assert str(to_embedlog_error(ValueError())) == "Spark failed: ValueError"
 
 
-def test_the_command_reports_invalid_usage(tmp_path, capsys):
-    """In one sentence, before Spark starts."""
-    options = ["--root", str(tmp_path / "log"), "--into", str(tmp_path / "out")]
+def test_the_command_reports_invalid_usage(tmp_path, out, capsys):
+    """The error is one sentence, and comes before Spark starts."""
+    options = ["--root", str(tmp_path / "log"), "--into", out]
     assert command.main(["--help"]) == 0
     assert "exactly" in capsys.readouterr().out
-    for wrong in (["--max-records-per-trigger", "0"], ["--every", "-1"], ["--every", "x"]):
-        assert command.main(["t", *options, *wrong]) == 2
-        assert f", got {wrong[1]!r}" in capsys.readouterr().err
+    for invalid in (["--max-records-per-trigger", "0"], ["--every", "-1"], ["--every", "x"]):
+        assert command.main(["t", *options, *invalid]) == 2
+        assert f", got {invalid[1]!r}" in capsys.readouterr().err
     assert command.main(options) == 2
     assert command.main([*options, "--pattern", "["]) == 2
     assert "'[' is not a regular expression" in capsys.readouterr().err
@@ -428,10 +434,10 @@ def test_the_command_reports_invalid_usage(tmp_path, capsys):
     assert message.count("\n") == 1
 
 
-def test_the_exit_code_says_whether_files_and_log_agree(log, tmp_path, capsys, monkeypatch):
+def test_the_exit_code_says_whether_files_and_log_agree(log, out, day, capsys, monkeypatch):
     """It is 1, with a message on stderr, if the audit finds a problem."""
-    write(tmp_path / "out" / "topic=t" / "date=2023-11-14", all_rows()[1:])
-    monkeypatch.setattr(command, "_load", lambda _: audit(log, str(tmp_path / "out"), ENDS))
+    write(day, all_rows()[1:])
+    monkeypatch.setattr(command, "_load", lambda _: audit(log, out, ENDS))
 
     assert command.main(["t", "--root", log.path, "--into", "x"]) == 1
     output = capsys.readouterr()
