@@ -13,13 +13,13 @@ from embedlog.progress import ProgressBar, format_bytes
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch):
+def redraw_at_every_call(monkeypatch):
     """Every call redraws the bar."""
     monkeypatch.setattr(progress, "_REDRAW_SECONDS", 0.0)
 
 
 def test_a_pipe_sees_no_bar(capsys):
-    """A log file does not either."""
+    """stderr is not a terminal, as with a pipe or a file."""
     with ProgressBar("compact") as bar:
         bar(1, 2)
     assert capsys.readouterr().err == ""
@@ -74,7 +74,7 @@ def test_a_notebook_sees_one_line_that_changes(lines):
 
 
 def test_a_notebook_shows_nothing_for_a_short_operation(lines, monkeypatch):
-    """Not even an empty line below the cell."""
+    """It does not leave an empty line below the cell either."""
     monkeypatch.setattr(progress, "_REDRAW_SECONDS", 60.0)
     with ProgressBar("compact") as bar:
         bar(1, 4)
@@ -82,6 +82,6 @@ def test_a_notebook_shows_nothing_for_a_short_operation(lines, monkeypatch):
 
 
 def test_sizes_are_formatted_in_powers_of_ten():
-    """As disks are sold."""
+    """Disks are sold in these units."""
     texts = [format_bytes(count) for count in (0, 999, 1000, 1.5e6, 2e9, 3e12, 4e15)]
     assert texts == ["0 B", "999 B", "1.0 kB", "1.5 MB", "2.0 GB", "3.0 TB", "4000.0 TB"]
