@@ -1,4 +1,4 @@
-"""What the README and the guide show is run, as a newcomer would paste it."""
+"""The code in the README and the guide runs as a user would paste it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from support.children import run_python
 
 REPOSITORY = Path(__file__).parent.parent
 FORKS = "ignore:This process:DeprecationWarning"
-"""Newer Pythons warn of any fork beside threads; a run forks unless it is told not to."""
+"""Newer Pythons warn about a fork in a process with threads; `run_group` forks by default."""
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
 def run(code: str, directory: Path) -> str:
-    """Run a session in a directory of its own and return what it printed."""
+    """Run a session in its own directory and return what it printed."""
     return run_python("-W", "error", "-W", FORKS, "-c", code, cwd=directory)
 
 
@@ -33,7 +33,7 @@ def test_the_session_in_the_readme_runs_as_it_stands(tmp_path):
 
 @pytest.mark.tier("test")
 def test_the_session_in_the_readme_runs_a_second_time(tmp_path):
-    """A newcomer pastes it again: the topic is there, and the record is the second."""
+    """The topic exists already, and the record gets the second offset."""
     session, _ = BLOCK.findall((REPOSITORY / "README.md").read_text())
 
     run(session, tmp_path)
@@ -43,7 +43,7 @@ def test_the_session_in_the_readme_runs_a_second_time(tmp_path):
 
 @pytest.mark.tier("test")
 def test_the_group_in_the_readme_handles_each_record_once(tmp_path):
-    """After the session before it, and a second time: what is committed does not come again."""
+    """A second run of the group does not handle committed records again."""
     session, shared = BLOCK.findall((REPOSITORY / "README.md").read_text())
     run(session, tmp_path)
 
@@ -58,12 +58,12 @@ def test_the_group_in_the_readme_handles_each_record_once(tmp_path):
     "page", ["README.md", "docs/index.md", "docs/tutorial.md", "docs/spark.md"]
 )
 def test_what_is_shown_can_be_typed_line_by_line(page):
-    """In `python -i` a block ends with an empty line; without one, what follows is an error."""
+    """In `python -i` an empty line must end each block, or the next line is a syntax error."""
     for block in BLOCK.findall((REPOSITORY / page).read_text()):
         typed: list[str] = []
         for line in [*block.splitlines(), ""]:
             typed.append(line)
-            # None: it waits for more, as a terminal does.
+            # None: the interpreter waits for more lines.
             if codeop.compile_command("\n".join(typed)) is not None:
                 typed.clear()
         assert typed == []
@@ -71,14 +71,14 @@ def test_what_is_shown_can_be_typed_line_by_line(page):
 
 @pytest.mark.tier("test")
 def test_the_guide_runs_from_top_to_bottom(tmp_path):
-    """Its pieces follow each other; only what waits for ever is left out."""
-    pieces = BLOCK.findall((REPOSITORY / "docs" / "index.md").read_text())
-    given = """
+    """Its blocks run in one session; only the loop that never ends is left out."""
+    blocks = BLOCK.findall((REPOSITORY / "docs" / "index.md").read_text())
+    setup = """
         import duckdb, pandas
         values, keys = [b"one", b"two"], [b"a", b"b"]
         frame = pandas.DataFrame({"tailnum": ["N1"], "json": ["{}"]})
     """
-    code = "\n".join([*given.replace("        ", "").splitlines(), *pieces])
+    code = "\n".join([*setup.replace("        ", "").splitlines(), *blocks])
     code = code.replace(
         """for record in consumer:                       # waits for more, without using the CPU
     ...
