@@ -1,4 +1,4 @@
-"""The tutorial runs from top to bottom, and prints what stands below each block."""
+"""The tutorial runs from top to bottom and prints the output that it shows."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ MARK = "=== the next block ==="
 
 
 def script(blocks: list[tuple[str, str, str]]) -> str:
-    """Return one program for all blocks, with a mark after what each of them prints."""
-    parts = ["import subprocess as shell"]
+    """Return one program for all blocks, which prints a mark after each of them."""
+    statements = ["import subprocess as shell"]
     for kind, code, _ in blocks:
         if kind == "sh":
             options = "shell=True, check=True, text=True, stdout=shell.PIPE"
             code = f"print(shell.run({code!r}, {options}).stdout, end='')"
-        parts += [code, f"print({MARK!r}, flush=True)"]
-    return "\n".join(parts)
+        statements += [code, f"print({MARK!r}, flush=True)"]
+    return "\n".join(statements)
 
 
 def test_the_tutorial_prints_what_it_says(tmp_path):
-    """Every block in one session; commands of the shell run beside it."""
+    """The Python blocks run in one session, the shell blocks as its subprocesses."""
     blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
     commands = tmp_path / "bin"
     commands.mkdir()
