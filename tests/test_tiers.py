@@ -1,4 +1,4 @@
-"""How a run is made smaller: samples are spread evenly, and the larger tiers lose nothing."""
+"""A smaller tier runs an evenly spread sample of the cases; the larger tiers run them all."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def tier(request, monkeypatch):
 
 
 def test_a_tier_runs_what_the_smaller_ones_run(tier):
-    """From quick to nightly."""
+    """The tiers are ordered from quick to nightly."""
     assert [name for name in TIERS if runs(name)] == list(TIERS[: TIERS.index(tier) + 1])
 
 
 def test_the_value_is_of_this_tier_or_of_the_nearest_smaller_one(tier):
-    """A tier smaller than all of them has the value of the smallest."""
+    """A tier smaller than all that have a value uses the value of the smallest one."""
     assert choose(nightly=9, test=4, all=8) == {"all": 8, "nightly": 9}.get(tier, 4)
     assert choose(quick=1, all=3) == {"quick": 1, "test": 1}.get(tier, 3)
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 100])
 def test_the_larger_tiers_try_all_cases(monkeypatch, count):
-    """Whatever the small ones do."""
+    """`sample` returns every case in the tiers `all` and `nightly`."""
     for tier in ("all", "nightly"):
         monkeypatch.setattr(tiers, "_tier", tier)
         assert sample(range(count), 5) == list(range(count))
@@ -37,7 +37,7 @@ def test_the_larger_tiers_try_all_cases(monkeypatch, count):
 @pytest.mark.parametrize("tier", ["quick", "test"])
 @pytest.mark.parametrize(("count", "most"), [(3, 5), (5, 5), (6, 5), (100, 2), (1000, 30)])
 def test_a_sample_is_spread_evenly_with_both_ends(tier, monkeypatch, count, most):
-    """At most so many, each once, in order, none far from the next, and the same each time."""
+    """It has at most `most` cases in order, with small gaps, and is the same each time."""
     monkeypatch.setattr(tiers, "_tier", tier)
 
     chosen = sample(range(count), most)
@@ -51,7 +51,7 @@ def test_a_sample_is_spread_evenly_with_both_ends(tier, monkeypatch, count, most
 
 
 def test_a_sample_of_kinds_that_take_turns_has_all_of_them(monkeypatch):
-    """At equal distances it could have one kind only."""
+    """A sample at equal distances could contain only one kind."""
     monkeypatch.setattr(tiers, "_tier", "test")
 
     chosen = sample([("once", "forever")[number % 2] for number in range(400)], 40)
