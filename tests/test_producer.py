@@ -1,4 +1,4 @@
-"""The producer writes each record once and in order, and its future says where."""
+"""The producer writes each record once and in order, and its future has the offset."""
 
 import errno
 import gc
@@ -52,6 +52,8 @@ from embedlog.producer.topic_settings import COLUMN_BYTES, HEAD_BYTES
 from embedlog.record import RecordMetadata
 
 FAST = {"retry_backoff_ms": 5, "request_timeout_ms": 20}
+EXPIRING = {"delivery_timeout_ms": 60, "request_timeout_ms": 10, "retry_backoff_ms": 5}
+LINGERING = {"linger_ms": 10_000, "delivery_timeout_ms": 60_000}
 
 
 @pytest.fixture
@@ -76,13 +78,25 @@ def make(root, name, partitions=1, **config):
     root.create_topic(name, partitions, TopicConfig.parse(config))
 
 
-def everything(root, topic):
-    """The values of each partition."""
+def values_by_partition(root, topic):
+    """Return the values of each partition."""
     return [values(root.partition(topic, n)) for n in range(root.partitions(topic))]
 
 
-class Held:
-    """A partition whose lock is held, as another process would."""
+def run_producer(directory, config, *lines):
+    """Run lines of Python with a ``producer`` in another process; return its exit code."""
+    preamble = (
+        f"import os, sys; sys.path[:0] = {sys.path!r}",
+        "from support.roots import open_root",
+        "from embedlog.producer import Producer",
+        f"producer = Producer(open_root({str(directory / 'log')!r}), {config})",
+    )
+    program = "\n".join([*preamble, *lines])
+    return subprocess.run([sys.executable, "-c", program], check=False).returncode
+
+
+class LockedPartition:
+    """Holds the lock of a partition, as another process would."""
 
     def __init__(self, root, topic, partition=0):
         self.log = root.partition(topic, partition)
@@ -117,8 +131,8 @@ def test_a_record_comes_back_as_it_was_sent(root, producer):
     producer.send("one", bytearray(b"x"), memoryview(b"y"))
     producer.flush()
 
-    found = [(key, value, heads) for _, _, key, value, heads in rows(root.partition("one", 0))]
-    assert found == [
+    records = [(key, value, heads) for _, _, key, value, heads in rows(root.partition("one", 0))]
+    assert records == [
         (None, b"v", []),
         (b"", b"", []),
         (b"k", None, []),
@@ -133,13 +147,13 @@ def test_a_key_decides_the_partition_and_the_order_there_is_kept(root, producer)
     futures = [producer.send("four", b"%d" % n, key) for n, key in enumerate(keys)]
     producer.flush()
 
-    found = [values(root.partition("four", n)) for n in range(4)]
+    written = [values(root.partition("four", n)) for n in range(4)]
     for n, (key, future) in enumerate(zip(keys, futures, strict=True)):
         metadata = future.result(0)
         assert metadata.partition == partition_for_key(key, 4)
-        assert found[metadata.partition][metadata.offset] == b"%d" % n
-    for each in found:
-        assert [int(value) for value in each] == sorted(int(value) for value in each)
+        assert written[metadata.partition][metadata.offset] == b"%d" % n
+    for partition in written:
+        assert [int(value) for value in partition] == sorted(int(value) for value in partition)
 
 
 def test_a_single_record_gets_the_partition_that_a_batch_gets(root, producer):
@@ -153,26 +167,26 @@ def test_an_explicit_partition_is_used(root, producer):
     futures = [producer.send("four", b"v", b"k", partition=n % 3) for n in range(9)]
 
     assert [future.result().partition for future in futures] == [n % 3 for n in range(9)]
-    for wrong in (-1, 4):
+    for invalid in (-1, 4):
         with pytest.raises(UnknownTopicOrPartitionError):
-            producer.send("four", b"v", partition=wrong)
+            producer.send("four", b"v", partition=invalid)
 
 
 def test_records_without_a_key_stay_with_a_partition_for_a_while(root):
-    """G3: sticky, so that batches are large, and every partition has its turn."""
+    """G3: sticky, so that batches are large; every partition gets records."""
     with Producer(root, batch_size=2000) as producer:
         for n in range(2000):
             producer.send("four", b"%04d" % n + bytes(96))
-    found = everything(root, "four")
+    written = values_by_partition(root, "four")
 
-    assert all(found)
-    numbers = [int(value[:4]) for value in found[0]]
+    assert all(written)
+    numbers = [int(value[:4]) for value in written[0]]
     assert sum(b == a + 1 for a, b in pairwise(numbers)) > len(numbers) * 0.7
 
 
 @pytest.mark.parametrize("how", ["one by one", "by linger"])
 def test_a_slow_stream_without_keys_reaches_every_partition(root, how):
-    """G3: a partition is kept for 16 KiB as in Kafka, however large a batch may become."""
+    """G3: the partition changes after 16 KiB as in Kafka, however large a batch may become."""
     make(root, "eight", 8)
     with Producer(root, partitioner_sticky_ms=3_600_000) as producer:
         for _ in range(2000 if how == "one by one" else 100):
@@ -181,9 +195,9 @@ def test_a_slow_stream_without_keys_reaches_every_partition(root, how):
                 continue
             futures = [producer.send("eight", bytes(100)) for _ in range(20)]
             forks.until(lambda futures=futures: all(future.done() for future in futures))
-        written = [len(found) for found in everything(root, "eight")]
-        assert sum(written) == 2000 == producer.metrics()["records"]
-        assert min(written) > 100
+        counts = [len(partition) for partition in values_by_partition(root, "eight")]
+        assert sum(counts) == 2000 == producer.metrics()["records"]
+        assert min(counts) > 100
         if how == "by linger":
             assert producer.metrics()["batches"] < 1000
 
@@ -203,7 +217,7 @@ def test_a_fast_stream_without_keys_still_makes_large_batches(root):
         producer.flush()
         assert all(future.succeeded() for future in futures)
         assert producer.metrics()["batches"] < 4000 * 1016 / (128 << 10)
-    assert all(everything(root, "four"))
+    assert all(values_by_partition(root, "four"))
 
 
 def test_round_robin_leaves_no_partition_out(root):
@@ -214,23 +228,23 @@ def test_round_robin_leaves_no_partition_out(root):
         futures += [producer.send("four", b"%d" % n) for n in range(8)]
 
         assert [future.result().partition for future in futures] == [0, 1, 2, 3] * 4
-        assert {one.partition for one in producer.send_batch("four", [b"x"] * 8).result()} == {
-            *range(4)
-        }
+        assert {
+            appended.partition for appended in producer.send_batch("four", [b"x"] * 8).result()
+        } == {*range(4)}
 
 
 def test_a_partitioner_of_the_user_sees_key_and_partitions(root):
     """kafka-python's signature: (key_bytes, all_partitions, available)."""
-    seen = []
+    calls = []
 
-    def last(key, every, available):
-        seen.append((key, every, available))
-        return every[-1]
+    def last(key, all_partitions, available):
+        calls.append((key, all_partitions, available))
+        return all_partitions[-1]
 
     with Producer(root, partitioner=last) as producer:
         assert producer.send("four", b"v", b"k").result().partition == 3
         producer.send_batch("four", [b"v"], [b"k"]).result()
-    assert seen == [(b"k", [0, 1, 2, 3], [0, 1, 2, 3])] * 2
+    assert calls == [(b"k", [0, 1, 2, 3], [0, 1, 2, 3])] * 2
 
 
 def test_new_partitions_are_used_from_the_next_drain_on(root, producer):
@@ -243,7 +257,7 @@ def test_new_partitions_are_used_from_the_next_drain_on(root, producer):
 
 
 def test_an_unknown_topic_is_created_unless_that_is_disabled(tmp_path):
-    """auto.create.topics.enable: at the first send."""
+    """auto.create.topics.enable: the first send creates it."""
     with Producer(open_root(tmp_path / "a")) as producer:
         assert producer.send("new", b"v").result().offset == 0
         producer.root.close()
@@ -255,16 +269,16 @@ def test_an_unknown_topic_is_created_unless_that_is_disabled(tmp_path):
 
 def test_keys_and_values_that_are_not_bytes_are_refused(root, producer):
     """Keys and values are bytes; the message says how to encode text."""
-    for wrong in ("text", 7, ["a"]):
+    for invalid in ("text", 7, ["a"]):
         with pytest.raises(SerializationError):
-            producer.send("one", wrong)
+            producer.send("one", invalid)
         with pytest.raises(SerializationError):
-            producer.send("one", b"v", wrong)
+            producer.send("one", b"v", invalid)
         with pytest.raises(SerializationError):
-            producer.send_batch("one", [b"v", wrong])
+            producer.send_batch("one", [b"v", invalid])
     with pytest.raises(SerializationError, match="encode"):
         producer.send("one", "text")
-    # As the columns of a data frame have where something is missing.
+    # A data frame has NaN where a key is missing.
     with pytest.raises(SerializationError, match=r"got float.*append_table"):
         producer.send_batch("one", [b"v", b"w"], keys=[b"k", float("nan")])
     for headers in ([("a",)], [(None, b"v")], [("a", "text")]):
@@ -287,11 +301,11 @@ def test_serializers_are_callables_or_objects(root):
     with Producer(root, key_serializer=str.encode, value_serializer=Shout()) as producer:
         producer.send("one", "v", "k").result()
         producer.send_batch("one", ["w"], ["l"])
-    found = [(row[2], row[3]) for row in rows(root.partition("one", 0))]
-    assert found == [(b"k", b"ONE:V"), (b"l", b"ONE:W")]
+    written = [(row[2], row[3]) for row in rows(root.partition("one", 0))]
+    assert written == [(b"k", b"ONE:V"), (b"l", b"ONE:W")]
 
 
-BOTH_WAYS_TOPICS = {
+COMPARED_TOPICS = {
     "one": (1, {}),
     "four": (4, {}),
     "small": (2, {"max.message.bytes": 400}),
@@ -302,16 +316,16 @@ BOTH_WAYS_TOPICS = {
 }
 
 
-class BothWays:
-    """Two producers of one root: one writes single records the fast way, one the general way."""
+class FastAndGeneral:
+    """Two producers of one root: one writes single records on the fast path, one never does."""
 
     def __init__(self, root, **config):
         self.root = root
-        # Nothing depends on the time.
+        # Neither producer may act on the time.
         config |= {"linger_ms": 3_600_000, "partitioner_sticky_ms": 3_600_000}
         self.producers = {way: Producer(root, **config) for way in ("fast", "general")}
         for prefix, producer in self.producers.items():
-            for name, (partitions, config) in BOTH_WAYS_TOPICS.items():
+            for name, (partitions, config) in COMPARED_TOPICS.items():
                 make(root, f"{prefix}-{name}", partitions, **config)
                 queue = producer._open(f"{prefix}-{name}")
                 queue.row_partitioner._sticky._rng = random.Random(7)
@@ -319,7 +333,7 @@ class BothWays:
                     queue._send_one_fast = lambda lock_timeout: False
 
     def send(self, prefix, topic, *record):
-        """Send a record and return its metadata or error, and what was counted."""
+        """Send a record; return its metadata or error, and the metrics."""
         producer = self.producers[prefix]
         future = producer.send(f"{prefix}-{topic}", *record)
         with suppress(EmbedlogError):
@@ -328,25 +342,25 @@ class BothWays:
         return str(outcome).replace(prefix, "topic"), type(outcome), producer.metrics()
 
     def batches(self, prefix, topic):
-        """Return everything about the batches of a topic, except who wrote them."""
+        """Return all fields of the batches of a topic, except the producer's."""
         return [
-            (partition, one.size, one.base_offset, one.base_sequence, one.lists())
-            for partition in range(BOTH_WAYS_TOPICS[topic][0])
-            for one in batches_of(self.root.partition(f"{prefix}-{topic}", partition))
+            (partition, batch.size, batch.base_offset, batch.base_sequence, batch.lists())
+            for partition in range(COMPARED_TOPICS[topic][0])
+            for batch in batches_of(self.root.partition(f"{prefix}-{topic}", partition))
         ]
 
 
 def batches_of(log):
     reader = log.reader(0)
-    while found := reader.read():
-        yield from found
+    while batches := reader.read():
+        yield from batches
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
 def test_the_fast_and_the_general_way_of_one_record_agree(tmp_path, idempotent):
-    """`TopicQueue._send_one_fast` writes, returns and refuses what `drain_locked` does without."""
+    """`TopicQueue._send_one_fast` writes, returns and refuses the same as `drain_locked` alone."""
     root = open_root(tmp_path / "log")
-    both, sent = BothWays(root, enable_idempotence=idempotent), []
+    producers, outcomes = FastAndGeneral(root, enable_idempotence=idempotent), []
     keys = st.none() | st.sampled_from([b"", b"k", b"key-000001"])
     values = st.none() | st.binary(max_size=20) | st.sampled_from([250, 330, 500]).map(bytes)
     headers = st.sampled_from([None, None, None, [("h", b"1")]])
@@ -355,17 +369,17 @@ def test_the_fast_and_the_general_way_of_one_record_agree(tmp_path, idempotent):
     records = st.tuples(values, keys, headers, partitions, timestamps)
 
     @settings(max_examples=150, deadline=None, database=None, derandomize=True)
-    @given(st.sampled_from(list(BOTH_WAYS_TOPICS)), records)
+    @given(st.sampled_from(list(COMPARED_TOPICS)), records)
     def check(topic, record):
-        fast, general = (both.send(way, topic, *record) for way in both.producers)
+        fast, general = (producers.send(way, topic, *record) for way in producers.producers)
         assert fast == general
-        sent.append(fast[1])
+        outcomes.append(fast[1])
 
     check()
-    for topic in BOTH_WAYS_TOPICS:
-        assert both.batches("fast", topic) == both.batches("general", topic)
-    assert {RecordTooLargeError, InvalidRecordError, tuple} <= set(sent)
-    for producer in both.producers.values():
+    for topic in COMPARED_TOPICS:
+        assert producers.batches("fast", topic) == producers.batches("general", topic)
+    assert {RecordTooLargeError, InvalidRecordError, tuple} <= set(outcomes)
+    for producer in producers.producers.values():
         producer.close()
     assert healthy(root)
     root.close()
@@ -395,29 +409,29 @@ def test_a_record_that_is_too_large_fails_alone(root):
 
 
 def test_batches_are_never_larger_than_the_topic_takes(root):
-    """G13: records are split into batches that fit, whatever batch_size says."""
+    """G13: records are split into batches that fit, for any batch_size."""
     make(root, "small", **{"max.message.bytes": 5000})
     with Producer(root, batch_size=1 << 20) as producer:
         futures = [producer.send("small", b"%03d" % n + bytes(97)) for n in range(300)]
         producer.flush()
         assert [future.result().offset for future in futures] == list(range(300))
         ranges = producer.send_batch("small", [bytes(100)] * 300).result()
-    assert len(ranges) > 5 and sum(one.count for one in ranges) == 300
+    assert len(ranges) > 5 and sum(appended.count for appended in ranges) == 300
 
 
 def test_a_compacted_topic_refuses_records_without_a_key(root, producer):
     """A6: `send` fails the future; `send_batch` raises with the indices, and writes nothing."""
     make(root, "table", **{"cleanup.policy": "compact"})
-    alone = producer.send("table", b"v")
-    good = producer.send("table", b"v", b"k")
+    unkeyed = producer.send("table", b"v")
+    keyed = producer.send("table", b"v", b"k")
 
-    assert isinstance(alone.exception, InvalidRecordError)
+    assert isinstance(unkeyed.exception, InvalidRecordError)
     with pytest.raises(InvalidRecordError) as caught:
         producer.send_batch("table", [b"a", b"b", b"c"], [b"k", None, None])
     assert caught.value.indices == [1, 2]
     with pytest.raises(InvalidRecordError):
         producer.append_table("table", pa.table({"value": [b"a"]}))
-    assert good.result().offset == 0
+    assert keyed.result().offset == 0
     assert values(root.partition("table", 0)) == [b"v"]
 
 
@@ -442,9 +456,7 @@ def test_the_log_can_stamp_records_with_its_own_time(root, producer):
 def test_a_record_that_no_caller_waits_for_is_written_too(root, producer):
     """G6: the background thread writes it after about a millisecond with linger_ms=0."""
     future = producer.send("one", b"v")
-    limit = time.monotonic() + patient(5)
-    while not future.done() and time.monotonic() < limit:
-        threading.Event().wait(0.005)
+    forks.until(future.done)
 
     assert future.is_done and future.value.offset == 0
 
@@ -476,7 +488,7 @@ def test_flush_waits_for_what_was_sent_before(root, producer):
 
 
 def test_callbacks_run_in_order_with_the_result_or_the_error(root, producer):
-    """G9: one gets metadata or an exception, after its own arguments; what it raises is logged."""
+    """G9: a callback gets its own arguments and the result or the error; its errors are logged."""
     make(root, "table", **{"cleanup.policy": "compact"})
     seen = []
     for n in range(5):
@@ -494,17 +506,17 @@ def test_callbacks_run_in_order_with_the_result_or_the_error(root, producer):
 def test_a_callback_may_send_flush_wait_and_close(root):
     """G9, G10: no lock is held while it runs."""
     producer = Producer(root)
-    seen = []
+    offsets = []
 
-    def again(metadata):
-        seen.append(producer.send("one", b"second").result(patient(5)).offset)
+    def send_again(metadata):
+        offsets.append(producer.send("one", b"second").result(patient(5)).offset)
         producer.flush(patient(5))
         producer.close()
 
-    producer.send("one", b"first").add_callback(again)
+    producer.send("one", b"first").add_callback(send_again)
     producer.flush(patient(5))
 
-    assert seen == [1]
+    assert offsets == [1]
     with pytest.raises(ClosedError):
         producer.send("one", b"third")
 
@@ -512,19 +524,21 @@ def test_a_callback_may_send_flush_wait_and_close(root):
 def test_many_threads_lose_nothing_and_keep_their_own_order(root, producer):
     """A10, G12: the records of each thread keep their order, and every future has its offset."""
 
-    def work(name):
+    def send(name):
         return [producer.send("one", b"%d-%d" % (name, n)) for n in range(2000)]
 
     with ThreadPoolExecutor(4) as pool:
-        futures = list(pool.map(work, range(4)))
+        futures_by_thread = list(pool.map(send, range(4)))
     producer.flush()
-    found = values(root.partition("one", 0))
+    written = values(root.partition("one", 0))
 
-    assert len(found) == 8000
-    for name, mine in enumerate(futures):
-        offsets = [future.result(0).offset for future in mine]
+    assert len(written) == 8000
+    for name, sent in enumerate(futures_by_thread):
+        offsets = [future.result(0).offset for future in sent]
         assert offsets == sorted(offsets)
-        assert [found[offset] for offset in offsets] == [b"%d-%d" % (name, n) for n in range(2000)]
+        assert [written[offset] for offset in offsets] == [
+            b"%d-%d" % (name, n) for n in range(2000)
+        ]
 
 
 def test_acks_0_does_not_wait_to_know(root):
@@ -552,7 +566,7 @@ def test_send_blocks_while_memory_is_full_and_gives_up(root):
     """G8: BufferExhaustedError after max_block_ms; the memory is free again after a write."""
     config = {"buffer_memory": 4000, "max_block_ms": 120, **FAST}
     with Producer(root, **config) as producer:
-        with Held(root, "one"):
+        with LockedPartition(root, "one"):
             start = time.monotonic()
             with pytest.raises(BufferExhaustedError):
                 for _ in range(100):
@@ -566,7 +580,7 @@ def test_send_blocks_while_memory_is_full_and_gives_up(root):
 def test_a_write_is_tried_again_and_order_is_kept(root):
     """G12: later records wait behind those that are retried; nothing is written twice."""
     with Producer(root, **FAST) as producer:
-        with Held(root, "one"):
+        with LockedPartition(root, "one"):
             first = producer.send("one", b"1")
             with pytest.raises(TimeoutError):
                 first.result(0.05)
@@ -599,13 +613,13 @@ def test_records_that_cannot_be_encoded_now_hold_up_later_ones(root, monkeypatch
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_drain_that_is_interrupted_loses_nothing(root, monkeypatch, when):
-    """Before or after its batches are with the writers: the next drain writes them."""
-    put = TopicQueue._hand_to_writers
+    """Whether its batches are with the writers already or not, the next drain writes them."""
+    hand_to_writers = TopicQueue._hand_to_writers
 
     def interrupted(*args):
         monkeypatch.undo()
         if when == "after":
-            put(*args)
+            hand_to_writers(*args)
         raise KeyboardInterrupt
 
     with Producer(root, linger_ms=10_000) as producer:
@@ -621,15 +635,15 @@ def test_a_drain_that_is_interrupted_loses_nothing(root, monkeypatch, when):
 
 @pytest.mark.parametrize("written", [True, False])
 def test_an_interrupted_wait_loses_nothing_and_writes_nothing_twice(root, monkeypatch, written):
-    """After Ctrl-C in `result` one may wait again, whether the append was done or not."""
+    """After Ctrl-C in `result` a caller may wait again, whether the append was done or not."""
     with Producer(root, linger_ms=10_000) as producer:
         producer.send("one", b"1").result()
         append = PartitionLog.append
 
-        def interrupted(*args, **named):
+        def interrupted(*args, **options):
             monkeypatch.undo()
             if written:
-                append(*args, **named)
+                append(*args, **options)
             raise KeyboardInterrupt
 
         future = producer.send("one", b"2")
@@ -645,10 +659,9 @@ def test_an_interrupted_wait_loses_nothing_and_writes_nothing_twice(root, monkey
 
 def test_an_expired_record_never_appears_and_leaves_no_gap(root):
     """G11: TimeoutError after delivery_timeout_ms; the next record has the next number (G16)."""
-    config = {"delivery_timeout_ms": 60, "request_timeout_ms": 10, "retry_backoff_ms": 5}
-    with Producer(root, **config) as producer:
+    with Producer(root, **EXPIRING) as producer:
         producer.send("one", b"1").result()
-        with Held(root, "one"):
+        with LockedPartition(root, "one"):
             lost = producer.send("one", b"lost")
             with pytest.raises(TimeoutError, match="delivery_timeout_ms"):
                 while True:
@@ -661,8 +674,8 @@ def test_an_expired_record_never_appears_and_leaves_no_gap(root):
     assert values(root.partition("one", 0)) == [b"1", b"2"]
 
 
-def fails(future):
-    """Return what a future raises in the end."""
+def exception_of(future):
+    """Wait until a future is done; return its exception."""
     while not future.done():
         with suppress(EmbedlogError):
             future.result(0.2)
@@ -675,8 +688,8 @@ def test_without_retries_a_record_fails_with_what_the_append_raised(root):
         config = {"retries": retries, "request_timeout_ms": 20, "retry_backoff_ms": 1}
         with Producer(root, **config) as producer:
             producer.send("one", b"1").result()
-            with Held(root, "one"):
-                error = fails(producer.send("one", b"lost"))
+            with LockedPartition(root, "one"):
+                error = exception_of(producer.send("one", b"lost"))
             assert type(error) is LockTimeoutError
             assert type(error.__cause__) is LockTimeoutError
             assert f"{attempts} in " in str(error) and f"(retries {retries})" in str(error)
@@ -688,7 +701,7 @@ def test_a_short_wait_does_not_use_up_the_retries(root):
     """An attempt with a shorter timeout than request_timeout_ms does not count against retries."""
     with Producer(root, retries=0, retry_backoff_ms=1) as producer:
         producer.send("one", b"1").result()
-        with Held(root, "one"):
+        with LockedPartition(root, "one"):
             future = producer.send("one", b"2")
             for _ in range(3):
                 with pytest.raises(TimeoutError, match="wait again"):
@@ -698,26 +711,24 @@ def test_a_short_wait_does_not_use_up_the_retries(root):
 
 def test_the_error_of_an_expired_record_says_how_late_it_is_and_why(root):
     """G11: the error has the time, the setting, the attempts, and the last error as its cause."""
-    config = {"delivery_timeout_ms": 60, "request_timeout_ms": 10, "retry_backoff_ms": 5}
-    with Producer(root, **config) as producer:
+    with Producer(root, **EXPIRING) as producer:
         producer.send("one", b"1").result()
-        with Held(root, "one"):
-            error = fails(producer.send("one", b"lost"))
+        with LockedPartition(root, "one"):
+            error = exception_of(producer.send("one", b"lost"))
     assert type(error) is TimeoutError
     assert type(error.__cause__) is LockTimeoutError
-    found = re.search(r"attempts in (\d+\.\d+) s \(delivery_timeout_ms 60\)", str(error))
-    assert found and float(found[1]) >= 0.06
+    waited = re.search(r"attempts in (\d+\.\d+) s \(delivery_timeout_ms 60\)", str(error))
+    assert waited and float(waited[1]) >= 0.06
 
 
 def test_the_batches_of_a_numbered_call_fail_together(root):
     """G11: the second of two batches that expire fails with the first, and only once."""
-    config = {"delivery_timeout_ms": 60, "request_timeout_ms": 10, "retry_backoff_ms": 5}
-    with Producer(root, batch_size=100, **config) as producer:
+    with Producer(root, batch_size=100, **EXPIRING) as producer:
         producer.send_batch("one", [b"1"], sequence=0).result()
-        with Held(root, "one"):
+        with LockedPartition(root, "one"):
             lost = producer.send_batch("one", [bytes(80)] * 2, sequence=1)
             assert len(lost._delivery.batches) == 2
-            assert type(fails(lost)) is TimeoutError
+            assert type(exception_of(lost)) is TimeoutError
         assert producer.send_batch("one", [b"2"], sequence=1).result()[0].base_offset == 1
         assert (producer.metrics()["errors"], producer.metrics()["buffered"]) == (2, 0)
     assert values(root.partition("one", 0)) == [b"1", b"2"]
@@ -740,10 +751,10 @@ def test_a_full_disk_is_reported_as_one(tmp_path, config, call):
     with Producer(root, **config) as producer:
         producer.send("one", b"1").result()
         root.context.files.room = 0
-        many = call == "send_batch"
+        in_batch = call == "send_batch"
         value = bytes(20_000)
-        future = producer.send_batch("one", [value]) if many else producer.send("one", value)
-        error = fails(future)
+        future = producer.send_batch("one", [value]) if in_batch else producer.send("one", value)
+        error = exception_of(future)
         assert type(error) is DiskFullError and error.errno == errno.ENOSPC
         assert "not written after" in str(error)
         root.context.files.room = None
@@ -757,7 +768,7 @@ def test_a_full_disk_is_reported_as_one(tmp_path, config, call):
 def test_a_topic_that_another_process_deletes_stops_no_flush_and_no_close(
     tmp_path, durability, made_again
 ):
-    """Acknowledged records stay so; the others of the topic fail, and other topics are written."""
+    """Acknowledged records stay so; other records of that topic fail, other topics are written."""
 
     def delete():
         with embedlog.open(tmp_path / "log", maintenance=False) as other:
@@ -776,10 +787,10 @@ def test_a_topic_that_another_process_deletes_stops_no_flush_and_no_close(
         for partition in range(2):
             producer.send("stays", b"1", partition=partition).result()
         lost = producer.send("gone", b"2")
-        kept = [producer.send("stays", b"2", partition=n) for n in range(2)]
+        others = [producer.send("stays", b"2", partition=n) for n in range(2)]
         assert forks.run(delete).finding() is None
         log.flush()
-        assert written.succeeded() and all(future.succeeded() for future in kept)
+        assert written.succeeded() and all(future.succeeded() for future in others)
         if made_again:
             assert lost.value.offset == 0
         else:
@@ -793,61 +804,61 @@ def test_a_topic_that_another_process_deletes_stops_no_flush_and_no_close(
 def test_a_partition_must_be_a_number_and_a_sequence_too(root, producer):
     """Typed errors, and nothing is written; True is not accepted as 1."""
     producer.send("four", b"v", partition=1).result()
-    for wrong in (True, "1", 1.0):
+    for invalid in (True, "1", 1.0):
         for call in (producer.send, producer.send_batch):
             with pytest.raises(InvalidPartitionError, match="must be an int"):
-                call("four", [b"v"] if call == producer.send_batch else b"v", partition=wrong)
+                call("four", [b"v"] if call == producer.send_batch else b"v", partition=invalid)
         with pytest.raises(InvalidPartitionError):
-            producer.last_sequence("four", wrong)
+            producer.last_sequence("four", invalid)
         with pytest.raises(InvalidPartitionError):
-            root.partition("four", wrong)
-    for wrong in (-1, True, "0", 1.5):
+            root.partition("four", invalid)
+    for invalid in (-1, True, "0", 1.5):
         with pytest.raises(InvalidRecordError, match="sequence must be"):
-            producer.send_batch("one", [b"v"], sequence=wrong)
+            producer.send_batch("one", [b"v"], sequence=invalid)
     assert values(root.partition("one", 0)) == [] and len(values(root.partition("four", 1))) == 1
 
 
-@pytest.mark.parametrize("unusual", [False, True], ids=["plain", "headers"])
-def test_a_send_that_is_interrupted_shifts_no_column(root, producer, unusual):
+@pytest.mark.parametrize("general", [False, True], ids=["plain", "headers"])
+def test_a_send_that_is_interrupted_shifts_no_column(root, producer, general):
     """Ctrl-C may come between any two lines: the next record still has its own key."""
     stop = lines = 0
-    more = {"headers": [("h", b"1")], "partition": 3} if unusual else {}
-    function = "add_row" if unusual else "send"
+    options = {"headers": [("h", b"1")], "partition": 3} if general else {}
+    function = "add_row" if general else "send"
 
     def trace(frame, event, argument):
-        return each if frame.f_code.co_name == function else None
+        return trace_line if frame.f_code.co_name == function else None
 
-    def each(frame, event, argument):
+    def trace_line(frame, event, argument):
         nonlocal lines
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         if event == "line" and ("append(" in text or "[row] = " in text or "return row" in text):
             lines += 1
             if lines == stop:
                 raise KeyboardInterrupt
-        return each
+        return trace_line
 
     for stop in range(1, 8):  # noqa: B007 - the tracer reads it
         lines = 0
         sys.settrace(trace)
         try:
-            producer.send("four", b"interrupted", b"other", **more)
+            producer.send("four", b"interrupted", b"other", **options)
         except KeyboardInterrupt:
             pass
         finally:
             sys.settrace(None)
-        mine = producer.send("four", b"mine", b"own").result()
-        row = rows(root.partition("four", mine.partition), mine.offset)[0]
+        metadata = producer.send("four", b"mine", b"own").result()
+        row = rows(root.partition("four", metadata.partition), metadata.offset)[0]
         assert row[2:] == (b"own", b"mine", [])
-        assert mine.partition == partition_for_key(b"own", 4)
+        assert metadata.partition == partition_for_key(b"own", 4)
     producer.flush()
     for n in range(4):
         for _, _, key, value, headers in rows(root.partition("four", n)):
             assert (key, value) in {(b"own", b"mine"), (b"other", b"interrupted")}
-            assert (headers == [("h", b"1")] and n == 3) or not unusual or value == b"mine"
+            assert (headers == [("h", b"1")] and n == 3) or not general or value == b"mine"
 
 
 def test_a_truncated_log_does_not_stop_the_producer_for_good(root, producer):
-    """G16, A34: a truncation removes its sequence numbers; one batch fails, the next is written."""
+    """G16, A34: the sequence numbers are truncated too: one batch fails, the next is written."""
     for n in range(3):
         producer.send("one", b"%d" % n).result()
     root.partition("one", 0).truncate_to(1)
@@ -888,28 +899,28 @@ def test_a_batch_that_is_sent_again_is_answered_with_its_first_offsets(tmp_path)
     root = open_root(tmp_path / "log")
     old = Producer(root, producer_name="loader")
     (written,) = old.send_batch("one", batch, sequence=1000).result()
-    (again,) = old.send_batch("one", batch, sequence=1000).result()
+    (resent,) = old.send_batch("one", batch, sequence=1000).result()
     root.close()
 
     root = open_root(tmp_path / "log")
-    alive = Producer(root, producer_name="loader")
+    fenced = Producer(root, producer_name="loader")
     new = Producer(root, producer_name="loader")
-    alive._context.identity()
+    fenced._context.identity()
     (repeated,) = new.send_batch("one", batch, sequence=1000).result()
 
     assert (written.base_offset, written.count, written.duplicate) == (0, 10, False)
-    assert again[:4] == repeated[:4] == written[:4]
-    assert again.duplicate and repeated.duplicate
+    assert resent[:4] == repeated[:4] == written[:4]
+    assert resent.duplicate and repeated.duplicate
     assert new.last_sequence("one") == 1009
     for gap in (1011, 990, 1005):
         with pytest.raises(OutOfOrderSequenceError):
             new.send_batch("one", batch, sequence=gap).result()
     with pytest.raises(InvalidProducerEpochError):
-        alive.send_batch("one", batch, sequence=1010).result()
+        fenced.send_batch("one", batch, sequence=1010).result()
     assert new.send_batch("one", batch, sequence=1010).result()[0].base_offset == 10
     assert values(root.partition("one", 0)) == batch + batch
     new.close()
-    alive.close()
+    fenced.close()
     root.close()
 
 
@@ -918,18 +929,20 @@ def test_a_large_load_whose_answer_was_lost_is_taken_up(root, whole):
     """G16: batches older than those that the log remembers are reported without offsets."""
     batch = [b"%05d" % n for n in range(3000)]
     with Producer(root, producer_name="p", batch_size=2100) as producer:
-        done = producer.send_batch("one", batch if whole else batch[:2000], sequence=0).result()
+        first_ranges = producer.send_batch(
+            "one", batch if whole else batch[:2000], sequence=0
+        ).result()
     with Producer(root, producer_name="p", batch_size=2100) as producer:
         ranges = producer.send_batch("one", batch, sequence=0).result()
 
-    assert len(done) > 5
-    assert sum(one.count for one in ranges) == 3000
+    assert len(first_ranges) > 5
+    assert sum(appended.count for appended in ranges) == 3000
     assert ranges[0].duplicate and ranges[0].base_offset is None
     assert values(root.partition("one", 0)) == batch
 
 
 def test_numbered_records_go_to_one_partition(root, producer):
-    """Sequence numbers must have no gaps in a partition."""
+    """Sequence numbers have no gaps within a partition."""
     with pytest.raises(IllegalStateError):
         producer.send_batch("four", [b"v"], [b"k"], sequence=0)
     assert producer.send_batch("four", [b"v"], [b"k"], partition=2, sequence=7).result()
@@ -938,22 +951,14 @@ def test_numbered_records_go_to_one_partition(root, producer):
 
 
 def test_a_killed_producer_leaves_numbers_that_the_next_goes_on_with(tmp_path):
-    """P1, G18: the state is in the log, not in the process."""
-    script = (
-        "import os, sys; sys.path[:0] = %r\n"
-        "from support.roots import open_root\n"
-        "from embedlog.producer import Producer\n"
-        "producer = Producer(open_root(%r), producer_name='p')\n"
-        "producer.send_batch('t', [b'a', b'b'], sequence=5).result()\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    where = str(tmp_path / "log")
-    subprocess.run([sys.executable, "-c", script % (sys.path, where)], check=False)
-    root = open_root(where)
+    """P1, G18: the sequence numbers are stored in the log."""
+    send = "producer.send_batch('t', [b'a', b'b'], sequence=5).result()"
+    assert run_producer(tmp_path, "producer_name='p'", send, "os.kill(os.getpid(), 9)") == -9
+    root = open_root(tmp_path / "log")
     with Producer(root, producer_name="p") as producer:
         assert producer.last_sequence("t") == 6
-        (again,) = producer.send_batch("t", [b"a", b"b"], sequence=5).result()
-        assert again.duplicate and again.base_offset == 0
+        (resent,) = producer.send_batch("t", [b"a", b"b"], sequence=5).result()
+        assert resent.duplicate and resent.base_offset == 0
     assert values(root.partition("t", 0)) == [b"a", b"b"]
     root.close()
 
@@ -962,11 +967,11 @@ def test_a_killed_producer_leaves_numbers_that_the_next_goes_on_with(tmp_path):
 
 
 @pytest.mark.parametrize("count", [5000, partition_rows.MAX_LIST_ROWS + 1])
-@pytest.mark.parametrize("even", [True, False])
-def test_a_batch_is_split_by_key_and_by_size(root, count, even):
+@pytest.mark.parametrize("equal_lengths", [True, False])
+def test_a_batch_is_split_by_key_and_by_size(root, count, equal_lengths):
     """G1: each partition has the records of its keys, in the order of the call."""
-    keys = [b"key-%d" % ((n % 101) + 100 * even) for n in range(count)]
-    batch = [b"%06d" % n if even else b"%d" % n for n in range(count)]
+    keys = [b"key-%d" % ((n % 101) + 100 * equal_lengths) for n in range(count)]
+    batch = [b"%06d" % n if equal_lengths else b"%d" % n for n in range(count)]
     with Producer(root, batch_size=4096) as producer:
         future = producer.send_batch("four", batch, keys)
         ranges = future.result()
@@ -974,74 +979,74 @@ def test_a_batch_is_split_by_key_and_by_size(root, count, even):
     expected = [[] for _ in range(4)]
     for key, value in zip(keys, batch, strict=True):
         expected[partition_for_key(key, 4)].append(value)
-    assert everything(root, "four") == expected
-    assert sum(one.count for one in ranges) == count
-    assert all(one.next_offset == one.base_offset + one.count for one in ranges)
+    assert values_by_partition(root, "four") == expected
+    assert sum(appended.count for appended in ranges) == count
+    assert all(appended.next_offset == appended.base_offset + appended.count for appended in ranges)
 
 
 @pytest.mark.parametrize(
-    ("count", "config", "most"),
+    ("count", "config", "limit"),
     [
         (partition_rows.MAX_LIST_ROWS, {}, 256 << 10),
         (partition_rows.MAX_LIST_ROWS + 1, {}, COLUMN_BYTES),
         (partition_rows.MAX_LIST_ROWS + 1, {"batch_size": 64 << 10}, 64 << 10),
     ],
 )
-def test_batches_of_keyed_rows_are_as_large_as_asked_for(root, count, config, most):
+def test_batches_of_keyed_rows_are_as_large_as_asked_for(root, count, config, limit):
     """G6: batch_size is used if it is set, or for few rows; otherwise batches are larger."""
     keys = [b"key-%d" % (n % 101) for n in range(count)]
     with Producer(root, **config) as producer:
         producer.send_batch("four", [bytes(600)] * count, keys)
     log = root.partition("four", 0)
     reader, sizes = log.reader(0), []
-    while found := reader.read():
-        sizes += [one.size for one in found]
+    while batches := reader.read():
+        sizes += [batch.size for batch in batches]
 
     assert len(sizes) > 1
-    assert most * 0.9 < max(sizes) <= most + HEAD_BYTES
+    assert limit * 0.9 < max(sizes) <= limit + HEAD_BYTES
 
 
 @pytest.mark.parametrize("count", [1, 2, 300])
 def test_rows_go_by_key_with_all_they_have(root, producer, count):
-    """G1, G3: records keep timestamps and headers; those without keys go to one partition."""
+    """G1, G3: records keep timestamps and headers; those without a key share one partition."""
     keys = [None if n % 3 == 1 else b"key-%d" % n for n in range(count)]
     headers = [[("n", b"%d" % n)] if n % 2 else None for n in range(count)]
     batch = [None if n % 7 == 5 else b"%d" % n for n in range(count)]
 
     producer.send_batch("four", batch, keys, headers, list(range(count))).result()
 
-    seen = {
-        at: (partition, key, value, some)
+    records = {
+        timestamp: (partition, key, value, row_headers)
         for partition in range(4)
-        for _, at, key, value, some in rows(root.partition("four", partition))
+        for _, timestamp, key, value, row_headers in rows(root.partition("four", partition))
     }
-    assert sorted(seen) == list(range(count))
-    for n, (partition, key, value, some) in seen.items():
-        assert (key, value, some or None) == (keys[n], batch[n], headers[n])
+    assert sorted(records) == list(range(count))
+    for n, (partition, key, value, row_headers) in records.items():
+        assert (key, value, row_headers or None) == (keys[n], batch[n], headers[n])
         assert key is None or partition == partition_for_key(key, 4)
-    assert len({partition for partition, key, *_ in seen.values() if key is None}) <= 1
+    assert len({partition for partition, key, *_ in records.values() if key is None}) <= 1
 
 
 @pytest.mark.parametrize("topic", ["one", "four"])
 @pytest.mark.parametrize("count", [50, 500])
 @pytest.mark.parametrize("partitioner", [None, "round_robin"])
 def test_nothing_of_a_batch_with_a_strange_value_is_written(root, topic, count, partitioner):
-    """Nothing is written to other partitions either."""
+    """Other partitions get none of its records either."""
     keys = [b"key-%d" % n for n in range(count)]
-    for strange in ("text", 7):
-        for place in range(0, count, count // 5):
+    for invalid in ("text", 7):
+        for row in range(0, count, count // 5):
             with Producer(root, batch_size=4000, partitioner=partitioner) as producer:
                 batch = [b"v"] * count
-                batch[place] = strange
+                batch[row] = invalid
                 with pytest.raises(SerializationError):
                     producer.send_batch(topic, batch, keys)
                 producer.flush()
 
-    assert not any(everything(root, topic))
+    assert not any(values_by_partition(root, topic))
 
 
 def test_an_empty_batch_is_nothing(root, producer):
-    """A2: no offset is used, and no error is raised."""
+    """A2: it uses no offset and raises no error."""
     assert producer.send_batch("one", []).result() == []
     assert producer.append_table("one", pa.table({"value": pa.array([], pa.binary())})).done()
 
@@ -1060,8 +1065,8 @@ def test_a_batch_keeps_everything_of_its_records(root, producer):
 
 
 def test_a_batch_comes_after_what_was_sent_before(root):
-    """G12: send and send_batch keep one order."""
-    with Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000) as producer:
+    """G12: send and send_batch share one order."""
+    with Producer(root, **LINGERING) as producer:
         producer.send("one", b"1")
         producer.send_batch("one", [b"2"])
         producer.send("one", b"3")
@@ -1089,8 +1094,8 @@ def test_tables_of_other_libraries_can_be_appended(root, producer, kind, topic):
     """Tables of pyarrow, pandas and Polars: text becomes UTF-8 bytes, null stays null."""
     producer.append_table(topic, tables()[kind], timestamp=None).result()
 
-    found = [row for n in range(root.partitions(topic)) for row in rows(root.partition(topic, n))]
-    assert sorted((key, value) for _, _, key, value, _ in found) == [
+    written = [row for n in range(root.partitions(topic)) for row in rows(root.partition(topic, n))]
+    assert sorted((key, value) for _, _, key, value, _ in written) == [
         (b"k", b"a"),
         (b"l", b"bb"),
         (b"m", None),
@@ -1108,11 +1113,11 @@ def test_the_columns_of_a_table_are_named(root, producer):
     )
     producer.append_table("one", table, key="who", value="what", timestamp="when")
 
-    found = [row[1:4] for row in rows(root.partition("one", 0))]
-    assert found == [(5000, b"a", b"x"), (6000, b"b", b"y")]
-    for wrong in ({}, {"value": "nothing"}, {"value": "when"}, {"value": "what", "key": "none"}):
+    written = [row[1:4] for row in rows(root.partition("one", 0))]
+    assert written == [(5000, b"a", b"x"), (6000, b"b", b"y")]
+    for invalid in ({}, {"value": "nothing"}, {"value": "when"}, {"value": "what", "key": "none"}):
         with pytest.raises(SerializationError):
-            producer.append_table("one", table, **wrong)
+            producer.append_table("one", table, **invalid)
     with pytest.raises(SerializationError):
         producer.append_table("one", object())
 
@@ -1124,7 +1129,7 @@ def test_a_large_table_is_cut_into_batches_by_size(root):
     with Producer(root, batch_size=30_000) as producer:
         ranges = producer.append_table("one", table).result()
     assert values(root.partition("one", 0)) == batch
-    assert max(one.count for one in ranges) * 16 < 30_000
+    assert max(appended.count for appended in ranges) * 16 < 30_000
     assert len(ranges) < 20_000 * 24 / 30_000 + 3
 
 
@@ -1133,15 +1138,15 @@ def test_a_batch_without_keys_is_not_too_large_because_of_its_null_bitmap(root, 
     encoded = []
     encode = row_batches.encode
 
-    def noted(*args, **named):
-        encoded.append(encode(*args, **named))
+    def recorded_encode(*args, **options):
+        encoded.append(encode(*args, **options))
         return encoded[-1]
 
-    monkeypatch.setattr(row_batches, "encode", noted)
+    monkeypatch.setattr(row_batches, "encode", recorded_encode)
     with Producer(root) as producer:
         ranges = producer.append_table("one", pa.table({"value": [b"v" * 9] * 200_000})).result()
     assert len(encoded) == len(ranges)
-    assert max(one.size for one in encoded) > COLUMN_BYTES * 0.9
+    assert max(batch.size for batch in encoded) > COLUMN_BYTES * 0.9
 
 
 def test_a_table_is_written_in_appends_of_limited_size(root, monkeypatch):
@@ -1149,16 +1154,18 @@ def test_a_table_is_written_in_appends_of_limited_size(root, monkeypatch):
     sizes = []
     write = Files.write
 
-    def noted(self, fd, buffers, position):
+    def recorded_write(self, fd, buffers, position):
         sizes.append(sum(map(len, buffers)))
         return write(self, fd, buffers, position)
 
-    monkeypatch.setattr(Files, "write", noted)
+    monkeypatch.setattr(Files, "write", recorded_write)
     batch = [b"%0999d" % n for n in range(6000)]
     with Producer(root) as producer:
         ranges = producer.append_table("one", pa.table({"value": batch})).result()
 
-    assert [one.base_offset for one in ranges] == sorted(one.base_offset for one in ranges)
+    assert [appended.base_offset for appended in ranges] == sorted(
+        appended.base_offset for appended in ranges
+    )
     assert values(root.partition("one", 0)) == batch
     assert WRITE_BYTES // 2 < max(sizes) <= WRITE_BYTES
 
@@ -1168,7 +1175,7 @@ def test_a_table_is_written_in_appends_of_limited_size(root, monkeypatch):
 
 def test_close_writes_the_rest_and_can_be_repeated(root):
     """G10: close drains and is idempotent; a later send raises ClosedError."""
-    producer = Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000)
+    producer = Producer(root, **LINGERING)
     future = producer.send("one", b"v")
     producer.close()
     producer.close()
@@ -1183,7 +1190,7 @@ def test_close_writes_the_rest_and_can_be_repeated(root):
 
 def test_close_with_timeout_0_fails_the_rest(root):
     """G10: close(0) fails every future, and writes nothing more."""
-    producer = Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000)
+    producer = Producer(root, **LINGERING)
     future, errors = producer.send("one", b"v"), []
     future.add_errback(errors.append)
     producer.close(0)
@@ -1197,7 +1204,7 @@ def test_close_with_timeout_0_fails_the_rest(root):
 def test_close_gives_up_on_a_partition_that_is_held(root):
     """G10: close returns after its timeout, and records that are not written fail."""
     producer = Producer(root, **FAST)
-    with Held(root, "one"):
+    with LockedPartition(root, "one"):
         future = producer.send("one", b"v")
         start = time.monotonic()
         producer.close(0.1)
@@ -1207,14 +1214,14 @@ def test_close_gives_up_on_a_partition_that_is_held(root):
 
 
 def test_a_producer_that_was_not_closed_is_flushed_with_a_warning(root):
-    """A ResourceWarning has the number of unsent records when the producer is collected."""
-    producer = Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000)
+    """A ResourceWarning states the number of unsent records when the producer is collected."""
+    producer = Producer(root, **LINGERING)
     producer.send("one", b"v")
-    with pytest.warns(ResourceWarning, match="1 records were unsent") as told:  # noqa: PT031
+    with pytest.warns(ResourceWarning, match="1 records were unsent") as caught:  # noqa: PT031
         del producer
         gc.collect()
-        # The producer's thread may look at it just now: then it goes with that look.
-        forks.until(lambda: len(told))
+        # The producer's thread may hold a reference until it has finished its round.
+        forks.until(lambda: len(caught))
     assert values(root.partition("one", 0)) == [b"v"]
 
 
@@ -1226,64 +1233,56 @@ def test_a_producer_without_unsent_records_goes_quietly(root):
         warnings.simplefilter("error")
         del producer
         gc.collect()
-    limit = time.monotonic() + patient(5)
-    while any(one.name == "embedlog-producer" for one in threading.enumerate()):
-        assert time.monotonic() < limit
-        threading.Event().wait(0.01)
+    forks.until(
+        lambda: "embedlog-producer" not in {thread.name for thread in threading.enumerate()}
+    )
 
 
 def test_what_is_unsent_at_the_exit_is_flushed(tmp_path):
     """A script that does not close its producer loses nothing."""
-    script = (
-        "import sys; sys.path[:0] = %r\n"
-        "from support.roots import open_root\n"
-        "from embedlog.producer import Producer\n"
-        "producer = Producer(open_root(%r), linger_ms=60000, delivery_timeout_ms=120000)\n"
-        "for n in range(100): producer.send('t', b'%%d' %% n)\n"
-    )
-    where = str(tmp_path / "log")
-    subprocess.run([sys.executable, "-c", script % (sys.path, where)], check=True)
-    root = open_root(where)
+    send = "for n in range(100): producer.send('t', b'%d' % n)"
+    assert run_producer(tmp_path, "linger_ms=60000, delivery_timeout_ms=120000", send) == 0
+    root = open_root(tmp_path / "log")
     assert len(values(root.partition("t", 0))) == 100
     root.close()
 
 
 def test_a_forked_child_begins_without_records_or_identity(root):
     """P18: the parent writes what was sent before; the child has an identity of its own."""
-    with Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000) as producer:
-        mine = producer.send("one", b"parent")
-        before = producer._context.identity()
+    with Producer(root, **LINGERING) as producer:
+        future = producer.send("one", b"parent")
+        identity = producer._context.identity()
 
         def check_child():
-            assert producer._context.identity() != before and mine.failed()
+            assert producer._context.identity() != identity and future.failed()
             assert producer.send("one", b"child").result(patient(5)).offset == 0
 
         forks.call(check_child)
-        assert mine.result(patient(5)).offset == 1
+        assert future.result(patient(5)).offset == 1
     assert values(root.partition("one", 0)) == [b"child", b"parent"]
 
 
 def test_a_record_that_is_being_written_at_a_fork_is_the_parents(root, monkeypatch):
     """P18: its future fails in the child, also on the fast path."""
-    append, failed = PartitionLog.append, []
+    append, failed_in_child = PartitionLog.append, []
 
-    def forking(*args, **named):
+    def fork_and_append(*args, **options):
         monkeypatch.undo()
-        failed.append(forks.call(lambda: mine.failed()))
-        return append(*args, **named)
+        failed_in_child.append(forks.call(lambda: future.failed()))
+        return append(*args, **options)
 
     with Producer(root, linger_ms=10_000) as producer:
         producer.send("one", b"1").result()
-        mine = producer.send("one", b"2")
-        monkeypatch.setattr(PartitionLog, "append", forking)
-        assert mine.result().offset == 1
-    assert failed == [True]
+        future = producer.send("one", b"2")
+        monkeypatch.setattr(PartitionLog, "append", fork_and_append)
+        assert future.result().offset == 1
+    assert failed_in_child == [True]
 
 
 def test_a_producer_is_pickled_as_its_root_and_settings():
     """A worker opens the root again and has its own producer."""
 
-    class Elsewhere:
+    class PickledRoot:
         durability, closed, path = "os", False, "x"
 
         @staticmethod
@@ -1291,13 +1290,13 @@ def test_a_producer_is_pickled_as_its_root_and_settings():
             return 0
 
         def __reduce__(self):
-            return Opened, ()
+            return OpenedRoot, ()
 
-    again = pickle.loads(pickle.dumps(Producer(Elsewhere(), linger_ms=7)))
-    assert isinstance(again.root, Opened) and again.config.linger_ms == 7
+    unpickled = pickle.loads(pickle.dumps(Producer(PickledRoot(), linger_ms=7)))
+    assert isinstance(unpickled.root, OpenedRoot) and unpickled.config.linger_ms == 7
 
 
-class Opened:
+class OpenedRoot:
     durability, closed, path = "os", False, "x"
 
     @staticmethod
@@ -1310,10 +1309,10 @@ def test_metrics_say_what_was_sent(root, producer):
     for n in range(10):
         producer.send("one", b"%d" % n)
     producer.send_batch("one", [b"v"] * 5)
-    found = producer.metrics()
+    metrics = producer.metrics()
 
-    assert found["records"] == 15 and found["batches"] >= 2 and found["bytes"] > 15
-    assert found["buffered"] == found["errors"] == 0
+    assert metrics["records"] == 15 and metrics["batches"] >= 2 and metrics["bytes"] > 15
+    assert metrics["buffered"] == metrics["errors"] == 0
     assert repr(producer).startswith("<Producer")
 
 
@@ -1334,7 +1333,7 @@ def test_with_fsync_a_result_means_durable(tmp_path):
 
 
 def test_a_new_epoch_is_answered_with_its_own_batches_only(root):
-    """G16, G17: a new epoch repeats nothing of the old one; its numbers begin at 0, as in Kafka."""
+    """G16, G17: it repeats no batch of the old one, and its sequence begins at 0, as in Kafka."""
     log = root.partition("one", 0)
     log.append([encoded(b"a", producer=(9, 0, 0))])
     log.append([encoded(b"b", producer=(9, 1, 0))])
@@ -1347,7 +1346,7 @@ def test_a_new_epoch_is_answered_with_its_own_batches_only(root):
 
 
 def test_a_record_that_is_written_but_not_flushed_in_time_fails_as_that(tmp_path, monkeypatch):
-    """G11: it is in the log, so a program that sends it again would have it twice."""
+    """G11: the message says that it is in the log, so that a program does not send it again."""
     root = open_root(tmp_path / "log", durability="fsync")
     root.create_topic("t", 1, TopicConfig())
 
