@@ -1,4 +1,4 @@
-"""Finding the end again: torn tails, lost files, lost databases (A24–A32, R5–R8)."""
+"""Recovery finds the end of a log with torn tails or lost files and databases (A24–A32, R5–R8)."""
 
 import os
 import random
@@ -36,8 +36,8 @@ from embedlog.root.verify import rebuild_index, verify_root
 SIZE = encoded(b"v0").size
 
 
-def crashed(path, batches=6, *, config=None, flush_at=None, size=2):
-    """Fill a log and leave it as a killed process would; returns its segment files."""
+def crashed_log(path, batches=6, *, config=None, flush_at=None, size=2):
+    """Fill a log and leave it as a killed process would; return its segment files."""
     root = open_root(path)
     log = make_log(root, config)
     for number in range(batches):
@@ -50,7 +50,20 @@ def crashed(path, batches=6, *, config=None, flush_at=None, size=2):
     return segment_files(path)
 
 
-def recovered(path, files=REBOOTED):
+def append_bytes(path, data):
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def overwrite(path, position):
+    """Write garbage into a file; a negative position counts from its end."""
+    with path.open("r+b") as file:
+        file.seek(position, os.SEEK_END if position < 0 else os.SEEK_SET)
+        file.write(b"garbage")
+
+
+def reopen(path, files=REBOOTED):
+    """Open a root, by default after a reboot; return it and the log of t-0."""
     root = open_root(path, files=files)
     return root, root.partition("t", 0)
 
@@ -71,30 +84,29 @@ GARBAGE = {
     "a batch with zeros in its body": lambda batch: batch[:-40] + bytes(40),
     "a batch with zeros in its head": lambda batch: bytes(64) + batch[64:],
     "a batch with one bit changed": lambda batch: batch[:200] + b"\x55" + batch[201:],
-    "a batch whose offsets were there before": lambda batch: _batch(3),
-    "a batch that leaves a gap": lambda batch: _batch(99),
+    "a batch whose offsets were there before": lambda batch: batch_at(3),
+    "a batch that leaves a gap": lambda batch: batch_at(99),
     "a bad batch and a good one": lambda batch: bytes(len(batch)) + batch,
 }
 
 
-def _batch(offset):
+def batch_at(offset):
     return b"".join(bytes(part) for part in encoded(b"garbage", b"g").stamp(offset, 0))
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("flush_at", [None, 3, 6])
 def test_whatever_follows_the_last_good_batch_is_cut(tmp_path, garbage, flush_at):
-    """Whole batches stay, the next append gets the right offset, and survives as well (A27)."""
-    (path,) = crashed(tmp_path, flush_at=flush_at)
-    with path.open("ab") as file:
-        file.write(GARBAGE[garbage](_batch(12)))
-    root, log = recovered(tmp_path)
+    """A27: whole batches stay; the next append gets the right offset and survives a reboot too."""
+    (path,) = crashed_log(tmp_path, flush_at=flush_at)
+    append_bytes(path, GARBAGE[garbage](batch_at(12)))
+    root, log = reopen(tmp_path)
 
     assert offsets(log) == list(range(12))
     assert log.append([encoded(b"next")]) == [Appended(12, 13)]
     assert healthy(root)
     abandon(root)
-    root, log = recovered(tmp_path, REBOOTED_AGAIN)
+    root, log = reopen(tmp_path, REBOOTED_AGAIN)
     assert values(log, 11) == [b"v11", b"next"]
     assert healthy(root)
     root.close()
@@ -102,39 +114,38 @@ def test_whatever_follows_the_last_good_batch_is_cut(tmp_path, garbage, flush_at
 
 SILENT = {
     "nothing",
-    "the end mark",  # of a roll that did not get further
-    "a batch whose offsets were there before",  # of before a truncation
+    "the end mark",  # of a roll that was interrupted
+    "a batch whose offsets were there before",  # left by a truncation
     "a batch that leaves a gap",
 }
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_a_recovery_that_drops_damaged_bytes_logs_one_warning(tmp_path, caplog, garbage):
-    """R7: it names partition, file, byte, reason, new end and how much is lost."""
-    (path,) = crashed(tmp_path, flush_at=3)
-    end, data = path.stat().st_size, GARBAGE[garbage](_batch(12))
-    with path.open("ab") as file:
-        file.write(data)
+    """R7: it has partition, file, byte, reason, new end, and how many bytes are dropped."""
+    (path,) = crashed_log(tmp_path, flush_at=3)
+    end, data = path.stat().st_size, GARBAGE[garbage](batch_at(12))
+    append_bytes(path, data)
 
-    root, log = recovered(tmp_path)
+    root, log = reopen(tmp_path)
     assert log.end_offset() == 12
     messages = [record.getMessage() for record in caplog.records]
     abandon(root)
-    root, _ = recovered(tmp_path, REBOOTED_AGAIN)
+    root, _ = reopen(tmp_path, REBOOTED_AGAIN)
     root.close()
 
     assert len(caplog.records) == len(messages) == (garbage not in SILENT), messages
     for record in caplog.records:
         assert (record.name, record.levelname) == ("embedlog", "WARNING")
         message = record.getMessage()
-        where = path.relative_to(tmp_path).as_posix()
-        assert message.startswith(f"t-0: recovery found damage in {where} at byte {end} (")
+        name = path.relative_to(tmp_path).as_posix()
+        assert message.startswith(f"t-0: recovery found damage in {name} at byte {end} (")
         assert f"ends at offset 12, and {len(data)} bytes after it are dropped" in message
 
 
 def test_the_warning_of_a_recovery_counts_the_segments_behind_the_damage(tmp_path, caplog):
-    """A25: they are dropped as well; a reader of a root that is not recovered warns of nothing."""
-    paths = crashed(tmp_path, 24, config={"segment.bytes": 2500}, flush_at=2)
+    """A25: they are dropped as well; opening with mode="r" drops nothing and logs no warning."""
+    paths = crashed_log(tmp_path, 24, config={"segment.bytes": 2500}, flush_at=2)
     assert len(paths) > 3
     sizes = [path.stat().st_size for path in paths]
     data = bytearray(paths[1].read_bytes())
@@ -144,22 +155,21 @@ def test_the_warning_of_a_recovery_counts_the_segments_behind_the_damage(tmp_pat
     with closing(open_root(tmp_path, mode="r", files=REBOOTED)) as root:
         end = root.partition("t", 0).end_offset()
     assert caplog.records == []
-    root, log = recovered(tmp_path)
+    root, log = reopen(tmp_path)
 
     (record,) = caplog.records
     assert log.end_offset() == end
-    kept = paths[1].stat().st_size
-    assert f"ends at offset {end}, and {sum(sizes[1:]) - kept} bytes" in record.getMessage()
+    size_left = paths[1].stat().st_size
+    assert f"ends at offset {end}, and {sum(sizes[1:]) - size_left} bytes" in record.getMessage()
     root.close()
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_garbage_of_a_killed_writer_is_cut_by_the_next_append(tmp_path, garbage):
-    """In the same boot the published end is known: nothing is scanned."""
-    (path,) = crashed(tmp_path)
-    with path.open("ab") as file:
-        file.write(GARBAGE[garbage](_batch(12)))
-    root, log = recovered(tmp_path, FaultyFiles)
+    """In the same boot `live` has the published end, so that nothing is scanned."""
+    (path,) = crashed_log(tmp_path)
+    append_bytes(path, GARBAGE[garbage](batch_at(12)))
+    root, log = reopen(tmp_path, FaultyFiles)
 
     assert offsets(log) == list(range(12))
     assert log.append([encoded(b"next")]) == [Appended(12, 13)]
@@ -167,52 +177,50 @@ def test_garbage_of_a_killed_writer_is_cut_by_the_next_append(tmp_path, garbage)
     root.close()
 
 
-@pytest.mark.parametrize("chance", range(12))
-def test_a_tail_cut_anywhere_leaves_the_batches_before_the_cut(tmp_path, chance):
-    """Random truncation of the last segment (A27)."""
-    (path,) = crashed(tmp_path, flush_at=2)
+@pytest.mark.parametrize("seed", range(12))
+def test_a_tail_cut_anywhere_leaves_the_batches_before_the_cut(tmp_path, seed):
+    """A27: the last segment is truncated at a random byte."""
+    (path,) = crashed_log(tmp_path, flush_at=2)
     start = path.stat().st_size - 6 * encoded(b"v0", b"v1").size
-    least = start + 2 * encoded(b"v0", b"v1").size
-    size = random.Random(chance).randint(least, path.stat().st_size)
+    flushed = start + 2 * encoded(b"v0", b"v1").size
+    size = random.Random(seed).randint(flushed, path.stat().st_size)
     os.truncate(path, size)
-    root, log = recovered(tmp_path)
+    root, log = reopen(tmp_path)
 
-    kept = (size - start) // encoded(b"v0", b"v1").size * 2
-    assert offsets(log) == list(range(kept))
-    assert log.append([encoded(b"next")]) == [Appended(kept, kept + 1)]
+    end = (size - start) // encoded(b"v0", b"v1").size * 2
+    assert offsets(log) == list(range(end))
+    assert log.append([encoded(b"next")]) == [Appended(end, end + 1)]
     assert healthy(root)
     root.close()
 
 
 def test_a_damaged_middle_past_the_recovery_point_ends_the_log_there(tmp_path):
-    """All later segments go, the good ones stay, twice is as once (A25, A26)."""
-    paths = crashed(tmp_path, 14, config={"segment.bytes": 2000}, flush_at=2)
+    """A25, A26: all later segments are deleted; a second recovery changes nothing."""
+    paths = crashed_log(tmp_path, 14, config={"segment.bytes": 2000}, flush_at=2)
     assert len(paths) > 3
-    with paths[1].open("r+b") as file:
-        file.seek(-100, os.SEEK_END)
-        file.write(b"garbage")
-    root, log = recovered(tmp_path)
+    overwrite(paths[1], -100)
+    root, log = reopen(tmp_path)
     end, segments = log.end_offset(), bases(log)
     assert offsets(log) == list(range(end))
     assert 8 <= end < 16
     assert healthy(root)
     abandon(root)
-    root, log = recovered(tmp_path, REBOOTED_AGAIN)
+    root, log = reopen(tmp_path, REBOOTED_AGAIN)
 
     assert (log.end_offset(), bases(log)) == (end, segments)
     assert len(segment_files(tmp_path)) == len(segments)
     root.close()
 
 
-@pytest.mark.parametrize("where", [0, 100, 700, 1300])
-def test_damage_below_the_recovery_point_is_an_error_and_cuts_nothing(tmp_path, where):
-    """It was on the disk: so it is told, with its place, and no byte is touched (A25, R7)."""
-    (path,) = crashed(tmp_path, flush_at=6)
+@pytest.mark.parametrize("position", [0, 100, 700, 1300])
+def test_damage_below_the_recovery_point_is_an_error_and_cuts_nothing(tmp_path, position):
+    """A25, R7: these bytes were flushed: the error has the path, and the file is not changed."""
+    (path,) = crashed_log(tmp_path, flush_at=6)
     data = path.read_bytes()
-    path.write_bytes(data[:where] + b"garbage!" + data[where + 8 :])
+    path.write_bytes(data[:position] + b"garbage!" + data[position + 8 :])
     damaged = path.read_bytes()
     with pytest.raises(CorruptionError, match="below the recovery point") as caught:
-        recovered(tmp_path)[1].end_offset()
+        reopen(tmp_path)[1].end_offset()
 
     assert (caught.value.topic, caught.value.partition) == ("t", 0)
     assert caught.value.path == str(path.relative_to(tmp_path))
@@ -220,38 +228,36 @@ def test_damage_below_the_recovery_point_is_an_error_and_cuts_nothing(tmp_path, 
 
 
 def test_a_flushed_tail_that_was_cut_is_an_error_and_not_a_shorter_log(tmp_path):
-    """Fewer bytes than were flushed: a disk that lied, or somebody's hand (R7)."""
-    (path,) = crashed(tmp_path, flush_at=6)
+    """R7: the file has fewer bytes than were flushed, by a disk that lied or by hand."""
+    (path,) = crashed_log(tmp_path, flush_at=6)
     os.truncate(path, path.stat().st_size - 10)
 
     with pytest.raises(CorruptionError, match="below the recovery point"):
-        recovered(tmp_path)[1].end_offset()
+        reopen(tmp_path)[1].end_offset()
 
 
-def test_damage_after_a_clean_close_is_found_by_who_reads_it(tmp_path):
-    """No scan at open: the read tells, and one may go on past it (A32)."""
+def test_damage_after_a_clean_close_is_found_by_a_read(tmp_path):
+    """A32: opening the root scans nothing; the read raises."""
     root = open_root(tmp_path)
     fill(make_log(root), 3, size=2)
     root.close()
     (path,) = segment_files(tmp_path)
-    with path.open("r+b") as file:
-        file.seek(-20, os.SEEK_END)
-        file.write(b"garbage")
+    overwrite(path, -20)
     root = open_root(tmp_path)
     log = root.partition("t", 0)
 
     reader = log.reader(4)
     with pytest.raises(CorruptBatchError):
-        for one in reader.read():
-            one.verify()
+        for batch in reader.read():
+            batch.verify()
     abandon(root)
 
 
 # Files
 
 
-def test_a_missing_empty_tail_is_made_again(tmp_path):
-    """It was named, and the machine stopped before the file was there (A28)."""
+def test_a_missing_empty_tail_is_created_again(tmp_path):
+    """A28: the manifest named it, and the machine stopped before the file existed."""
     root = open_root(tmp_path)
     log = make_log(root)
     fill(log, 2)
@@ -259,7 +265,7 @@ def test_a_missing_empty_tail_is_made_again(tmp_path):
     log.flush()
     abandon(root)
     segment_files(tmp_path)[-1].unlink()
-    root, log = recovered(tmp_path)
+    root, log = reopen(tmp_path)
 
     assert log.append([encoded(b"next")]) == [Appended(2, 3)]
     assert bases(log) == [0, 2]
@@ -268,15 +274,15 @@ def test_a_missing_empty_tail_is_made_again(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xff\xff\xff", bytes(100)])
-def test_an_empty_tail_without_a_whole_schema_is_made_again(tmp_path, content):
-    """The machine stopped while the file was made."""
+def test_an_empty_tail_without_a_whole_schema_is_created_again(tmp_path, content):
+    """The machine stopped while the file was written."""
     root = open_root(tmp_path)
     log = make_log(root)
     fill(log, 2)
     log.roll()
     abandon(root)
     segment_files(tmp_path)[-1].write_bytes(content)
-    root, log = recovered(tmp_path)
+    root, log = reopen(tmp_path)
 
     assert log.append([encoded(b"next")]) == [Appended(2, 3)]
     assert values(log) == [b"v0", b"v1", b"next"]
@@ -284,39 +290,39 @@ def test_an_empty_tail_without_a_whole_schema_is_made_again(tmp_path, content):
     root.close()
 
 
-def test_a_missing_sealed_file_is_a_loud_error(tmp_path):
-    """What was flushed may not be missing; nothing else is touched (R7)."""
-    paths = crashed(tmp_path, 9, config={"segment.bytes": 2000}, flush_at=9)
+def test_a_missing_sealed_file_is_an_error(tmp_path):
+    """R7: a flushed segment must exist; the other files are not touched."""
+    paths = crashed_log(tmp_path, 9, config={"segment.bytes": 2000}, flush_at=9)
     paths[1].unlink()
     with pytest.raises(CorruptionError, match="below the recovery point") as caught:
-        recovered(tmp_path)[1].end_offset()
+        reopen(tmp_path)[1].end_offset()
 
     assert caught.value.path == str(paths[1].relative_to(tmp_path))
     assert segment_files(tmp_path) == [paths[0], *paths[2:]]
 
 
-def test_files_that_nobody_named_are_removed_and_foreign_ones_left(tmp_path):
-    """A segment outside the manifest is garbage; a user's file is not ours (A28)."""
-    crashed(tmp_path)
+def test_stray_segments_are_removed_and_foreign_files_left(tmp_path):
+    """A28: a segment outside the manifest is deleted; a user's file is not."""
+    crashed_log(tmp_path)
     partition = segment_files(tmp_path)[0].parent
     stray = partition / "00000000000000000099-1.arrows"
     stray.write_bytes(b"what a killed process left")
     (partition.parent.parent / "gone-99" / "0").mkdir(parents=True)
-    mine = partition / "notes.txt"
-    mine.write_text("mine")
+    notes = partition / "notes.txt"
+    notes.write_text("mine")
     root = open_root(tmp_path)
 
     assert not stray.exists()
     assert not (partition.parent.parent / "gone-99").exists()
-    assert mine.read_text() == "mine"
-    assert any(stray.name in told for told in root.startup_report)
+    assert notes.read_text() == "mine"
+    assert any(stray.name in line for line in root.startup_report)
     assert healthy(root)
     root.close()
 
 
 def test_strays_are_removed_after_a_reboot_that_lost_live(tmp_path):
-    """`live` may be gone altogether: that does not make the root a new one (A28)."""
-    (path,) = crashed(tmp_path)
+    """A28: a root without `live` is not a new root."""
+    (path,) = crashed_log(tmp_path)
     stray = path.parent / "00000000000000000099-1.arrows"
     stray.write_bytes(b"what a killed process left")
     shutil.rmtree(tmp_path / "live")
@@ -329,7 +335,7 @@ def test_strays_are_removed_after_a_reboot_that_lost_live(tmp_path):
 
 
 def test_a_segment_with_a_number_that_was_never_given_out_is_adopted(tmp_path):
-    """Then it is `state` that is too old: an old copy of it was put back by hand (R7)."""
+    """R7: `state` is too old: an old copy of it was restored by hand."""
     root = open_root(tmp_path)
     log = make_log(root, {"segment.bytes": 3 * SIZE})
     fill(log, 4)
@@ -347,46 +353,46 @@ def test_a_segment_with_a_number_that_was_never_given_out_is_adopted(tmp_path):
     root.close()
 
 
-# Live
+# The database `live`
 
 
-def deleted(live):
+def delete_live(live):
     shutil.rmtree(live)
 
 
-def without_a_boot(live):
+def delete_boot_id(live):
     (live / "boot").unlink()
 
 
-def with_another_boot(live):
+def replace_boot_id(live):
     (live / "boot").write_bytes(b"another boot 1 2\n")
 
 
-def without_data(live):
+def delete_data(live):
     (live / "data.mdb").unlink()
 
 
-def with_noise(live):
+def overwrite_with_noise(live):
     data = live / "data.mdb"
     data.write_bytes(random.Random(2).randbytes(data.stat().st_size))
 
 
-def cut_in_half(live):
+def cut_data(live):
     os.truncate(live / "data.mdb", 4096 + 100)
 
 
 @pytest.mark.parametrize(
     "damage",
-    [deleted, without_a_boot, with_another_boot, without_data, with_noise, cut_in_half],
+    [delete_live, delete_boot_id, replace_boot_id, delete_data, overwrite_with_noise, cut_data],
 )
-def test_live_is_built_anew_when_it_cannot_be_trusted(tmp_path, damage):
-    """It belongs to one boot and is never opened before that is certain (P13)."""
-    crashed(tmp_path, 9, config={"segment.bytes": 2000, "index.interval.bytes": 0}, flush_at=3)
+def test_live_is_rebuilt_when_it_cannot_be_trusted(tmp_path, damage):
+    """P13: it belongs to one boot, and is not opened before that is certain."""
+    crashed_log(tmp_path, 9, config={"segment.bytes": 2000, "index.interval.bytes": 0}, flush_at=3)
     damage(tmp_path / "live")
     root = open_root(tmp_path)
     log = root.partition("t", 0)
 
-    assert any("live" in told for told in root.startup_report)
+    assert any("live" in line for line in root.startup_report)
     assert offsets(log) == list(range(18))
     assert log.append([encoded(b"next")]) == [Appended(18, 19)]
     assert healthy(root)
@@ -395,8 +401,8 @@ def test_live_is_built_anew_when_it_cannot_be_trusted(tmp_path, damage):
 
 @pytest.mark.parametrize("clean", [False, True])
 @pytest.mark.parametrize("name", ["state", "live"])
-def test_a_database_of_an_absurd_size_is_not_looked_through(tmp_path, name, clean):
-    """A planted file that is all hole costs its maker nothing, and us no minutes (P22)."""
+def test_a_database_of_an_absurd_size_is_not_scanned(tmp_path, name, clean):
+    """P22: a sparse file costs an attacker nothing, and must not cost a user minutes."""
     root = open_root(tmp_path)
     fill(make_log(root), 3)
     root.close() if clean else abandon(root)
@@ -412,8 +418,8 @@ def test_a_database_of_an_absurd_size_is_not_looked_through(tmp_path, name, clea
     root.close()
 
 
-def test_after_a_clean_close_nothing_is_mended(tmp_path):
-    """The next open is instant (A24)."""
+def test_after_a_clean_close_nothing_is_recovered(tmp_path):
+    """A24: the next open is instant."""
     root = open_root(tmp_path)
     fill(make_log(root), 3)
     epoch = root.partition("t", 0).tail().leader_epoch
@@ -426,7 +432,7 @@ def test_after_a_clean_close_nothing_is_mended(tmp_path):
 
 
 def test_a_copied_root_has_another_identity(tmp_path):
-    """`cp -r` is a backup: `live` is that of the original, and is built anew."""
+    """`cp -r` is a backup: the `live` of the original is not used, but rebuilt."""
     root = open_root(tmp_path / "one")
     fill(make_log(root), 3)
     root.close()
@@ -439,21 +445,20 @@ def test_a_copied_root_has_another_identity(tmp_path):
 
 
 def test_a_recovery_raises_the_epoch(tmp_path):
-    """Records somebody saw may be gone, so their offsets get another epoch (A37, R8)."""
-    crashed(tmp_path)
-    root, log = recovered(tmp_path)
+    """A37, R8: records that were read may be lost, so their offsets get another epoch."""
+    crashed_log(tmp_path)
+    root, log = reopen(tmp_path)
     fill(log, 1, first=20)
 
-    epochs = [one.leader_epoch for one in log.reader(0).read()]
+    epochs = [batch.leader_epoch for batch in log.reader(0).read()]
     assert epochs[-1] > epochs[0]
     root.close()
 
 
 def test_a_reader_previews_what_a_recovery_will_find(tmp_path):
-    """mode="r" after a reboot: it scans, and changes nothing."""
-    (path,) = crashed(tmp_path)
-    with path.open("ab") as file:
-        file.write(b"torn")
+    """A reader with mode="r" scans after a reboot, and changes nothing."""
+    (path,) = crashed_log(tmp_path)
+    append_bytes(path, b"torn")
     before = path.read_bytes()
     root = open_root(tmp_path, mode="r", files=REBOOTED)
 
@@ -463,17 +468,17 @@ def test_a_reader_previews_what_a_recovery_will_find(tmp_path):
     assert path.read_bytes() == before
 
 
-# State
+# The database `state`
 
 
-def with_a_copy(path, more=7):
-    """A log whose `state` has a copy from a clean close, and segments that are newer."""
+def root_with_old_copy(path):
+    """Return a root whose `state` was copied at a clean close, before the last segments."""
     root = open_root(path)
     log = make_log(root, {"segment.bytes": 3 * SIZE})
     fill(log, 4)
     root.close()
     root = open_root(path)
-    fill(root.partition("t", 0), more, first=4)
+    fill(root.partition("t", 0), 7, first=4)
     return root
 
 
@@ -483,7 +488,7 @@ def break_state(path):
 
 
 def change_row(path, table, change):
-    """Put the last row of a table back under what ``change`` makes of its key and bytes."""
+    """Replace the last row of a table by what ``change`` returns for its key and value."""
     with lmdb.open(str(path / "state")) as env, env.begin(write=True) as txn:
         key, row = list(kv.rows(txn, table.prefix()))[-1]
         changed_key, changed_row = change(bytes(key), bytes(row))
@@ -491,28 +496,28 @@ def change_row(path, table, change):
         txn.put(changed_key, changed_row)
 
 
-def with_bit(data, place, bit=4):
+def flip_bit(data, position, bit=4):
     changed = bytearray(data)
-    changed[place] ^= bit
+    changed[position] ^= bit
     return bytes(changed)
 
 
-def rename_the_last_segment(path):
-    """One bit of a key, which LMDB does not notice: the row is another partition's."""
-    change_row(path, keyspace.SEGMENTS, lambda key, row: (with_bit(key, 10), row))
+def move_last_segment_to_another_partition(path):
+    """Flip one bit of its key, which LMDB does not notice."""
+    change_row(path, keyspace.SEGMENTS, lambda key, row: (flip_bit(key, 10), row))
 
 
-def make_a_position_of_the_last_segment(path):
-    """One bit again, and it looks like what a group committed."""
-    change_row(path, keyspace.SEGMENTS, lambda key, row: (with_bit(key, 0, 16), row))
+def turn_last_segment_into_a_commit(path):
+    """Flip one bit of its key, so that it looks like a group's committed offset."""
+    change_row(path, keyspace.SEGMENTS, lambda key, row: (flip_bit(key, 0, 16), row))
 
 
-def rename_the_topic(path):
-    change_row(path, keyspace.TOPICS, lambda key, row: (with_bit(key, -1), row))
+def change_key_of_topic(path):
+    change_row(path, keyspace.TOPICS, lambda key, row: (flip_bit(key, -1), row))
 
 
-def change_the_last_segment(path):
-    change_row(path, keyspace.SEGMENTS, lambda key, row: (key, with_bit(row, 12)))
+def change_value_of_last_segment(path):
+    change_row(path, keyspace.SEGMENTS, lambda key, row: (key, flip_bit(row, 12)))
 
 
 @pytest.mark.tier("test")
@@ -522,26 +527,26 @@ def change_the_last_segment(path):
     [
         break_state,
         lambda path: shutil.rmtree(path / "state"),
-        rename_the_last_segment,
-        make_a_position_of_the_last_segment,
-        rename_the_topic,
-        change_the_last_segment,
+        move_last_segment_to_another_partition,
+        turn_last_segment_into_a_commit,
+        change_key_of_topic,
+        change_value_of_last_segment,
     ],
 )
 def test_a_damaged_state_is_restored_and_newer_segments_adopted(tmp_path, files, damage):
-    """Metadata that looks odd deletes no data (R7)."""
-    root = with_a_copy(tmp_path)
+    """R7: damaged metadata deletes no data."""
+    root = root_with_old_copy(tmp_path)
     log = root.partition("t", 0)
     log.append([encoded(b"h", headers=[[("a", b"1")]])])
     log.append([encoded(b"i")])
-    wanted, before = rows(log), bases(log)
+    expected, expected_bases = rows(log), bases(log)
     abandon(root)
     damage(tmp_path)
     root = open_root(tmp_path, files=files)
     log = root.partition("t", 0)
 
-    assert any("restored" in told for told in root.startup_report)
-    assert (rows(log), bases(log)) == (wanted, before)
+    assert any("restored" in line for line in root.startup_report)
+    assert (rows(log), bases(log)) == (expected, expected_bases)
     assert log.append([encoded(b"next")]) == [Appended(13, 14)]
     assert log.offset_for_timestamp(START + 5)[:2] == (5, START + 5)
     assert healthy(root)
@@ -560,34 +565,34 @@ def test_a_damaged_state_is_restored_and_newer_segments_adopted(tmp_path, files,
     ],
     ids=lambda table: table.name,
 )
-def test_damage_that_one_is_told_of_restores_nothing(tmp_path, table):
-    """An index is made anew, a producer is told of its row (P13), and a copy may be old."""
+def test_damage_of_a_reported_row_restores_nothing(tmp_path, table):
+    """P13: indexes are rebuilt, other rows raise when used; restoring a copy could lose more."""
     root = open_root(tmp_path)
     log = make_log(root, {"segment.bytes": 3 * SIZE, "index.interval.bytes": 1})
     root.context.catalog.producer_identity("p")  # by name
     fill(log, 7)
     staged_files.publish(root, [staged_files.stage(root, t_0=[b"published"])], 0)
-    wanted = rows(log)
+    expected = rows(log)
     abandon(root)
-    change_row(tmp_path, table, lambda key, row: (key, with_bit(row, 12)))
+    change_row(tmp_path, table, lambda key, row: (key, flip_bit(row, 12)))
     root = open_root(tmp_path)
 
-    assert not any("restored" in told for told in root.startup_report)
-    assert rows(root.partition("t", 0)) == wanted
+    assert not any("restored" in line for line in root.startup_report)
+    assert rows(root.partition("t", 0)) == expected
     rebuild_index(root)
     assert healthy(root)
     root.close()
 
 
-def test_a_topic_made_after_the_copy_is_adopted(tmp_path):
-    """Its settings are lost, and that is told; its records are not (R7)."""
-    root = with_a_copy(tmp_path)
+def test_a_topic_created_after_the_copy_is_adopted(tmp_path):
+    """R7: its settings are lost, which is reported; its records are not lost."""
+    root = root_with_old_copy(tmp_path)
     fill(make_log(root, {"segment.bytes": 3 * SIZE}, topic="new-one"), 5)
     abandon(root)
     break_state(tmp_path)
     root = open_root(tmp_path)
 
-    assert any("adopted topic new-one" in told for told in root.startup_report)
+    assert any("adopted topic new-one" in line for line in root.startup_report)
     assert offsets(root.partition("new-one", 0)) == list(range(5))
     assert make_log(root, topic="third").topic_id > root.partition("new-one", 0).topic_id
     assert healthy(root)
@@ -595,30 +600,30 @@ def test_a_topic_made_after_the_copy_is_adopted(tmp_path):
 
 
 def test_a_restored_state_with_an_older_epoch_cuts_nothing(tmp_path):
-    """The batches know newer epochs than the copy does: what follows gets a higher one (A37)."""
-    root = with_a_copy(tmp_path)
+    """A37: the batches have newer epochs than the copy; the next one gets a higher epoch."""
+    root = root_with_old_copy(tmp_path)
     log = root.partition("t", 0)
     for _ in range(3):
         log.truncate_to(log.end_offset() - 1)
         fill(log, 2, first=log.end_offset())
-    wanted = rows(log)
+    expected = rows(log)
     abandon(root)
     break_state(tmp_path)
     root = open_root(tmp_path)
     log = root.partition("t", 0)
-    assert rows(log) == wanted
+    assert rows(log) == expected
     log.append([encoded(b"next")])
     abandon(root)
     root = open_root(tmp_path, files=REBOOTED)
 
-    assert values(root.partition("t", 0)) == [*[row[3] for row in wanted], b"next"]
+    assert values(root.partition("t", 0)) == [*[row[3] for row in expected], b"next"]
     assert healthy(root)
     root.close()
 
 
 def test_a_damaged_state_without_a_copy_is_an_error(tmp_path):
-    """Nothing is guessed, and nothing is removed."""
-    crashed(tmp_path)
+    """No metadata is guessed, and no file is removed."""
+    crashed_log(tmp_path)
     shutil.rmtree(tmp_path / "state.copy", ignore_errors=True)
     break_state(tmp_path)
     with pytest.raises(CorruptionError, match="no good copy"):
@@ -627,11 +632,11 @@ def test_a_damaged_state_without_a_copy_is_an_error(tmp_path):
     assert len(segment_files(tmp_path)) == 1
 
 
-# Killed on the way
+# Kills
 
 
 def operations_of(path, work):
-    """How many operations on files `work` takes, tried out on a root of its own."""
+    """Return how many file operations `work` takes, counted on a root of its own."""
     root = open_root(path, files=FaultyFiles)
     files = root.context.files
     before = files.count()
@@ -651,15 +656,15 @@ def synced_roll(root):
     root.partition("t", 0).flush()
 
 
-def cut(root):
+def truncate(root):
     root.partition("t", 0).truncate_to(5)
 
 
-def gap(root):
+def append_with_gap(root):
     root.partition("t", 0).append_at([(8, encoded(b"x")), (20, encoded(b"y"))])
 
 
-def headers(root):
+def append_headers(root):
     root.partition("t", 0).append([encoded(b"x", headers=[[("a", b"1")]])])
 
 
@@ -668,23 +673,28 @@ def headers(root):
     "every", [choose(test=12, all=4), pytest.param(1, marks=pytest.mark.tier("nightly"))]
 )
 @pytest.mark.parametrize("files", [FaultyFiles, REBOOTED], ids=["same boot", "rebooted"])
-@pytest.mark.parametrize("work", [roll, synced_roll, cut, headers, gap])
-def test_killed_between_any_two_steps_the_log_is_as_before_or_after(tmp_path, work, files, every):
-    """A roll, a cut, a change of schema: the next process finishes it or never hears of it."""
-    first = tmp_path / "first"
-    fill_root(first)
-    steps = operations_of(first, work)
+@pytest.mark.parametrize(
+    ("work", "first_step"),
+    [(roll, 4), (synced_roll, 11), (truncate, 3), (append_headers, 7), (append_with_gap, 3)],
+)
+def test_killed_between_any_two_steps_the_log_is_as_before_or_after(
+    tmp_path, work, first_step, files, every
+):
+    """The next process finishes the operation, or the log is as if it was not begun."""
+    counted = tmp_path / "counted"
+    fill_root(counted)
+    steps = operations_of(counted, work)
     assert steps > 3
-    for step in range(len(work.__name__) % every, steps, every):
+    for step in range(first_step % every, steps, every):
         path = tmp_path / f"killed at {step}"
         fill_root(path)
         assert_killed(partial(die_at, path, work, step))
         root = open_root(path, files=files)
         log = root.partition("t", 0)
-        found = offsets(log)
-        assert found in [*(list(range(count)) for count in (4, 8, 9)), [*range(9), 20]], step
-        if work is not cut:
-            assert len(found) >= 8, step
+        recovered = offsets(log)
+        assert recovered in [*(list(range(count)) for count in (4, 8, 9)), [*range(9), 20]], step
+        if work is not truncate:
+            assert len(recovered) >= 8, step
         fill(log, 2, first=50)
         assert offsets(log)[-2:] == [log.end_offset() - 2, log.end_offset() - 1]
         assert healthy(root), step
@@ -707,33 +717,31 @@ def die_at(path, work, step):
 
 
 def test_a_healthy_root_has_no_findings_and_needs_no_repair(root, log):
-    """``[]`` is healthy, and a repair of it tells nothing."""
+    """`verify_root` and `repair_root` return empty lists."""
     fill(log, 3)
 
     assert verify_root(root) == []
     assert repair_root(root, dry_run=True) == []
 
 
-def test_a_repair_tells_first_and_then_mends(tmp_path):
-    """A dry run changes nothing; afterwards verify finds nothing, and the rest is in its place."""
-    paths = crashed(tmp_path, 9, config={"segment.bytes": 2000}, flush_at=9)
+def test_a_dry_run_of_a_repair_reports_the_same_as_the_repair(tmp_path):
+    """The dry run changes nothing; the repair drops damaged batches and quarantines the file."""
+    paths = crashed_log(tmp_path, 9, config={"segment.bytes": 2000}, flush_at=9)
     root = open_root(tmp_path)
     log = root.partition("t", 0)
-    with paths[1].open("r+b") as file:
-        file.seek(1200)
-        file.write(b"garbage")
+    overwrite(paths[1], 1200)
     before = paths[1].read_bytes()
-    found = verify_root(root)
-    told = repair_root(root, dry_run=True)
+    findings = verify_root(root)
+    planned = repair_root(root, dry_run=True)
 
-    assert [one.path for one in found] == [str(paths[1].relative_to(tmp_path))]
-    assert any("dropped" in line for line in told)
+    assert [finding.path for finding in findings] == [str(paths[1].relative_to(tmp_path))]
+    assert any("dropped" in line for line in planned)
     assert paths[1].read_bytes() == before
-    assert repair_root(root, dry_run=False) == told
-    kept = offsets(log)
-    assert 16 <= len(kept) < 18
-    assert set(range(18)) - set(kept) < set(range(8, 16))
-    assert [row[3] for row in rows(log)] == [b"v%d" % offset for offset in kept]
+    assert repair_root(root, dry_run=False) == planned
+    left = offsets(log)
+    assert 16 <= len(left) < 18
+    assert set(range(18)) - set(left) < set(range(8, 16))
+    assert [row[3] for row in rows(log)] == [b"v%d" % offset for offset in left]
     assert next((tmp_path / "quarantine").iterdir()).read_bytes() == before
     assert log.append([encoded(b"next")]) == [Appended(18, 19)]
     assert healthy(root)
@@ -741,10 +749,10 @@ def test_a_repair_tells_first_and_then_mends(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["cut", "deleted", "stray", "index"])
-def test_verify_names_what_is_wrong(tmp_path, kind):
-    """Each kind of damage is told with its file; repair leaves nothing to tell."""
+def test_verify_reports_each_kind_of_damage(tmp_path, kind):
+    """A dry run reports it too, and after the repair no damage is left."""
     config = {"segment.bytes": 2000, "index.interval.bytes": 0}
-    paths = crashed(tmp_path, 9, config=config, flush_at=9)
+    paths = crashed_log(tmp_path, 9, config=config, flush_at=9)
     root = open_root(tmp_path)
     log = root.partition("t", 0)
     log.refresh()
@@ -770,17 +778,17 @@ def test_verify_names_what_is_wrong(tmp_path, kind):
     root.close()
 
 
-def test_a_row_of_state_with_a_wrong_checksum_is_told(tmp_path):
-    """LMDB has no checksums, our rows have: verify tells instead of believing."""
+def test_a_row_of_state_with_a_wrong_checksum_is_reported(tmp_path):
+    """LMDB has no checksums; the rows of embedlog have them."""
     root = open_root(tmp_path)
     log = make_log(root)
     fill(log, 2)
 
-    def harm(txn):
+    def flip_bits(txn):
         for key, row in list(kv.rows(txn, keyspace.SEGMENTS.prefix())):
             txn.put(key, row[:-1] + bytes([row[-1] ^ 1]))
 
-    root.context.state.write(harm)
+    root.context.state.write(flip_bits)
 
     assert "damaged" in str(verify_root(root)[0])
     abandon(root)
