@@ -1,4 +1,4 @@
-"""Room that is kept back for housekeeping, and who waits until it is there again."""
+"""A file of reserved disk space for housekeeping; appends wait until it exists again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from embedlog.retention import retain
 
 @pytest.fixture
 def root(tmp_path):
-    """A root on a disk as a model, which has room enough."""
+    """A root on a model of a disk with enough space."""
     root = open_root(tmp_path / "root", files=SmallDiskFiles, clock=ManualClock())
     files(root).room = 8 << 20
     yield root
@@ -37,8 +37,8 @@ def files(root) -> Any:
     return root.context.files
 
 
-def test_it_is_made_by_housekeeping_and_not_by_others(root):
-    """P10: a log that nobody keeps house in takes no more room than it needs."""
+def test_only_housekeeping_creates_it(root):
+    """P10: a log without housekeeping reserves no space."""
     make_log(root)
     assert RESERVE_FILE not in os.listdir(root.path)
     retain(root, START)
@@ -57,8 +57,8 @@ def test_it_takes_four_mebibytes_and_never_much_of_a_disk(root, monkeypatch):
     assert root.context.reserve.keep() is False
 
 
-def test_it_is_not_made_where_it_would_take_the_last_room(root):
-    """It and a quarter more must be free."""
+def test_it_is_not_created_if_it_would_fill_the_disk(root):
+    """Its size and a quarter more must be free."""
     files(root).room = root.context.reserve.size()
     assert root.context.reserve.keep() is False
     assert root.context.reserve.held() == 0
@@ -67,8 +67,8 @@ def test_it_is_not_made_where_it_would_take_the_last_room(root):
 
 
 @pytest.mark.parametrize("reported", [0, 1 << 40])
-def test_an_allocation_decides_whether_there_is_room_for_it(root, reported):
-    """P10: what the file system reports as free may be too little for root, and too much."""
+def test_an_allocation_decides_whether_it_fits(root, reported):
+    """P10: the free space that a file system reports may be too small for root, or too large."""
     reserve, files(root).reported = root.context.reserve, reported
     files(root).room = reserve.size()
     assert reserve.keep() is False
@@ -81,8 +81,8 @@ def test_an_allocation_decides_whether_there_is_room_for_it(root, reported):
 
 
 @pytest.mark.parametrize("reported", [0, 1 << 40])
-def test_room_is_what_can_be_allocated_and_then_with_the_reserve(root, reported):
-    """P10: it is given up only if it makes the difference."""
+def test_space_is_what_can_be_allocated_first_without_the_reserve(root, reported):
+    """P10: the reserve is given up only if the space then suffices."""
     reserve, files(root).reported = root.context.reserve, reported
     assert reserve.keep()
     files(root).room = 500_000
@@ -95,8 +95,8 @@ def test_room_is_what_can_be_allocated_and_then_with_the_reserve(root, reported)
 
 
 @pytest.mark.parametrize("reported", [0, 1 << 40])
-def test_appends_go_on_once_it_can_be_allocated_whatever_is_reported(root, reported):
-    """P10: with too little reported they would wait for ever; with too much, eat what it gave."""
+def test_appends_continue_once_it_can_be_allocated_whatever_is_reported(root, reported):
+    """P10: the reported free space neither blocks them forever, nor lets them use the reserve."""
     log = make_log(root)
     fill(log, 10)
     assert root.context.reserve.keep()
@@ -104,11 +104,11 @@ def test_appends_go_on_once_it_can_be_allocated_whatever_is_reported(root, repor
     with pytest.raises(DiskFullError):
         fill(log, 1)
     assert root.context.reserve.give_up()
-    given = files(root).room
+    space = files(root).room
 
     with pytest.raises(DiskFullError, match="what is left is reserved for housekeeping"):
         fill(log, 1)
-    assert files(root).room == given
+    assert files(root).room == space
 
     files(root).room = 8 << 20
     forks.until(lambda: not raises_disk_full(root))
@@ -124,8 +124,8 @@ def raises_disk_full(root) -> bool:
     return False
 
 
-def test_who_gives_it_up_appends_only_once_it_is_there_again(root):
-    """P10: else the next full disk finds none, as housekeeping makes it only now and then."""
+def test_the_process_that_gave_it_up_creates_it_before_it_appends(root):
+    """P10: otherwise the disk could fill up again before the next round of housekeeping."""
     log = make_log(root)
     assert root.context.reserve.keep()
     assert root.context.reserve.give_up()
@@ -133,15 +133,15 @@ def test_who_gives_it_up_appends_only_once_it_is_there_again(root):
     assert root.context.reserve.held() == root.context.reserve.size()
 
 
-def test_half_of_it_is_none(root):
-    """Where there is no room for it after all, what there is of it goes."""
+def test_a_reserve_that_cannot_be_allocated_is_removed(root):
+    """The part that was allocated is removed as well."""
     files(root).fail_at(0, errno.ENOSPC, only={"allocate"})
     assert root.context.reserve.keep() is False
     assert RESERVE_FILE not in os.listdir(root.path)
 
 
 def test_holes_are_filled(root):
-    """What was copied, or lived through a power cut, may have the size and not the bytes."""
+    """After a copy or a power cut the file may have its size without its blocks."""
     assert root.context.reserve.keep()
     os.truncate(f"{root.path}/{RESERVE_FILE}", 0)
     assert root.context.reserve.held() == 0
@@ -150,7 +150,7 @@ def test_holes_are_filled(root):
 
 
 def test_a_step_is_tried_again_without_it(root):
-    """And told of if that does not help, or if there was none."""
+    """The error is raised if that does not help, or if there is no reserve."""
     tries = []
 
     def step():
@@ -164,8 +164,8 @@ def test_a_step_is_tried_again_without_it(root):
     assert tries == [root.context.reserve.size(), 0, 0]
 
 
-def test_appends_wait_until_it_can_be_made_again(root):
-    """P10: who found the disk full does not eat what housekeeping was given."""
+def test_appends_wait_until_it_can_be_created_again(root):
+    """P10: a process that found the disk full does not use the space of housekeeping."""
     log = make_log(root, {"retention.ms": 1, "segment.bytes": 2000})
     retain(root, START)
     fill(log, 10)
@@ -185,8 +185,8 @@ def test_appends_wait_until_it_can_be_made_again(root):
     assert root.context.reserve.short is False
 
 
-def test_what_was_let_go_is_unlinked_at_once_on_a_full_disk(root):
-    """P10: nobody waits for file.delete.delay.ms."""
+def test_deleted_segments_are_unlinked_at_once_on_a_full_disk(root):
+    """P10: file.delete.delay.ms is ignored."""
     log = make_log(root, {"retention.ms": 1, "segment.bytes": 1, "file.delete.delay.ms": 60_000})
     root.alter_topic("t", {"segment.bytes": encoded(b"v0").size})
     fill(log, 10)
@@ -196,33 +196,34 @@ def test_what_was_let_go_is_unlinked_at_once_on_a_full_disk(root):
     assert pending_deletes.paths(root.context.live) == set()
 
 
-def test_retention_is_content_with_less_where_there_is_no_room_for_all(root, monkeypatch):
-    """P10: a transaction that does not fit is made smaller until it does."""
+def test_retention_deletes_fewer_segments_if_a_transaction_does_not_fit(root, monkeypatch):
+    """P10: the transaction is made smaller until it fits."""
     log = make_log(root, {"retention.ms": 1, "segment.bytes": encoded(b"v0").size})
     fill(log, 64)
     rows = []
     put = pending_deletes.put
 
-    def counted(txn, *rest):
+    def limited_put(txn, *rest):
         rows.append(1)
         if len(rows) > 10:
-            raise DiskFullError("no room for so many")
+            raise DiskFullError("too many rows for the disk")
         put(txn, *rest)
 
-    monkeypatch.setattr(pending_deletes, "put", counted)
+    monkeypatch.setattr(pending_deletes, "put", limited_put)
     write = root.context.live.write
 
-    def begun(step):
+    def limited_write(step):
         rows.clear()
         return write(step)
 
-    monkeypatch.setattr(root.context.live, "write", begun)
-    done = retain(root, START + 1_000_000)
-    assert [one.segments for one in done] == [8]
+    monkeypatch.setattr(root.context.live, "write", limited_write)
+    deletions = retain(root, START + 1_000_000)
+    assert [deletion.segments for deletion in deletions] == [8]
     assert values(log) == [b"v%d" % number for number in range(8, 64)]
 
 
-def compacted(root, segments: int, size: int, keys: int) -> Any:
+def compacted_log(root, segments: int, size: int, keys: int) -> Any:
+    """Create a compacted topic with sealed segments that are still to be compacted."""
     config: dict[str, object] = {
         "cleanup.policy": "compact",
         "segment.bytes": size,
@@ -231,16 +232,16 @@ def compacted(root, segments: int, size: int, keys: int) -> Any:
     log = make_log(root, config)
     count = 0
     while len(log.segments) <= segments:
-        names = [b"%d" % (count % keys)]
-        log.append([batch.encode_lists([b"%d" % count + b"." * 2000], names, START)])
+        record_keys = [b"%d" % (count % keys)]
+        log.append([batch.encode_lists([b"%d" % count + b"." * 2000], record_keys, START)])
         log.refresh()
         count += 1
     return log
 
 
-def test_compaction_chooses_runs_that_fit(root):
-    """P10: on a disk with room for one segment it goes on, one after the other."""
-    log = compacted(root, 8, 100_000, 5)
+def test_compaction_chooses_segments_that_fit(root):
+    """P10: with space for one segment, it compacts one after the other."""
+    log = compacted_log(root, 8, 100_000, 5)
     before = log.size_bytes()
     files(root).room = 400_000
     done = compaction.clean(log, START)
@@ -248,9 +249,9 @@ def test_compaction_chooses_runs_that_fit(root):
     assert log.size_bytes() < before / 4
 
 
-def test_compaction_says_what_it_left_for_want_of_room(root):
-    """P10: it is not begun; nothing is lost, nothing counts as compacted, and later it is done."""
-    log = compacted(root, 4, 100_000, 10_000)
+def test_compaction_reports_segments_that_do_not_fit(root):
+    """P10: they stay dirty, and are compacted once there is space."""
+    log = compacted_log(root, 4, 100_000, 10_000)
     before = offsets(log)
     files(root).room = 300_000
     done = compaction.clean(log, START)
@@ -263,9 +264,9 @@ def test_compaction_says_what_it_left_for_want_of_room(root):
     assert offsets(log) == before
 
 
-def test_a_run_for_which_the_room_ends_changes_nothing(root, monkeypatch):
-    """P10: somebody else took it; what was written goes, and the others are tried."""
-    log = compacted(root, 4, 100_000, 5)
+def test_a_compaction_that_fills_the_disk_changes_nothing(root, monkeypatch):
+    """P10: another program used the space: the written files are removed, other segments tried."""
+    log = compacted_log(root, 4, 100_000, 5)
     before = dict(zip(offsets(log), values(log), strict=True))
     monkeypatch.setattr(Reserve, "room", lambda self, needed, **_: 1 << 30)
     files(root).room = 5_000
@@ -275,36 +276,36 @@ def test_a_run_for_which_the_room_ends_changes_nothing(root, monkeypatch):
     assert dict(zip(offsets(log), values(log), strict=True)) == before
 
 
-def test_a_tombstone_outlives_what_there_was_no_room_to_remove(root, monkeypatch):
-    """D17: as long as an older value of its key may be in what was left out."""
+def test_a_tombstone_outlives_older_values_that_could_not_be_removed(root, monkeypatch):
+    """D17: it stays while skipped segments may hold an older value of its key."""
     log = make_log(
         root,
         {"cleanup.policy": "compact", "segment.bytes": 4_000, "delete.retention.ms": 0},
     )
 
     def put(*pairs: tuple[bytes, bytes | None]) -> None:
-        keys, some = zip(*pairs, strict=True)
-        log.append([batch.encode_lists(list(some), list(keys), START)])
+        keys, record_values = zip(*pairs, strict=True)
+        log.append([batch.encode_lists(list(record_values), list(keys), START)])
         log.roll()
 
     large = [(b"a%d" % number, b"." * 900) for number in range(3)]
     put(*large, (b"k", b"old"))
     put((b"k", None), (b"b0", b"old"), (b"b1", b"old"), (b"b2", b"old"))
-    room = [2_400]
-    monkeypatch.setattr(Reserve, "room", lambda self, needed, **_: room[0])
+    space = [2_400]
+    monkeypatch.setattr(Reserve, "room", lambda self, needed, **_: space[0])
     for number in range(3):
-        # So that each time there is something to gain where the tombstone is.
+        # Make the segment of the tombstone worth compacting each time.
         put((b"b%d" % number, b"new"))
         done = compaction.clean(log, START)
         assert "1 segments (at 0) were not compacted" in done.why
         assert values(log)[3:] == [b"old", None, *[b"old"] * (2 - number), *[b"new"] * (number + 1)]
-    room[0] = 1 << 30
+    space[0] = 1 << 30
     compaction.clean(log, START)
     assert values(log) == [*(value for _, value in large), b"new", b"new", b"new"]
 
 
-def test_a_full_disk_can_be_opened_with_what_was_kept_back(tmp_path):
-    """P10: else nobody could keep house after a reboot."""
+def test_the_reserve_lets_a_root_on_a_full_disk_be_opened(tmp_path):
+    """P10: otherwise housekeeping could not run after a reboot."""
     root = open_root(tmp_path / "root")
     assert root.context.reserve.keep()
     fill(make_log(root), 3)
@@ -318,15 +319,15 @@ def test_a_full_disk_can_be_opened_with_what_was_kept_back(tmp_path):
                 raise DiskFullError("full", path=path)
             super().make_directory(path, exist_ok)
 
-    again = open_root(tmp_path / "root", files=Full)
+    reopened = open_root(tmp_path / "root", files=Full)
     assert len(tries) == 1
-    assert offsets(again.partition("t", 0)) == [0, 1, 2]
-    assert healthy(again)
-    again.close()
+    assert offsets(reopened.partition("t", 0)) == [0, 1, 2]
+    assert healthy(reopened)
+    reopened.close()
 
 
-def test_the_doctor_knows_it(root, capsys):
-    """It is no stray, and its size is told."""
+def test_doctor_reports_its_size(root, capsys):
+    """The reserve is not a stray file."""
     make_log(root)
     retain(root, START)
     assert root.startup_report == [] and healthy(root)
