@@ -1,4 +1,4 @@
-"""What is deleted, when, and what keeps it: by time, by size, by budgets, for groups and leases."""
+"""What retention deletes and what it keeps: time, size, budgets, groups and leases."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from support.roots import (
 )
 
 from embedlog.catalog import SegmentInfo
+from embedlog.config import TopicConfig
 from embedlog.errors import (
     DurabilityError,
     FencedError,
@@ -32,7 +33,7 @@ from embedlog.errors import (
 from embedlog.files import Files
 from embedlog.groups import offsets as committed
 from embedlog.maintenance.owner import BoundedClock
-from embedlog.partition import tail
+from embedlog.partition import log_start, tail
 from embedlog.partition.bounded_clock import CLOCK_READING, MOST_AHEAD_MS
 from embedlog.partition.leases import hold, leases
 from embedlog.publish import staging, transaction
@@ -45,22 +46,22 @@ from embedlog.root.repair import repair_root
 SIZE = encoded(b"v0").size
 DAY = 86_400_000
 HOUR = 3_600_000
-HERE = TopicPartition("t", 0)
+PARTITION = TopicPartition("t", 0)
 EVENT = 1_372_636_800_000
 """Ten years before `START`."""
 
-each_clock = pytest.mark.parametrize("by", ["append", "record"])
+either_clock = pytest.mark.parametrize("by", ["append", "record"])
 
 
-def config(**more):
-    """Two records in a segment, unlinked at once, and nothing else that deletes."""
-    usual = {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 0, "retention.ms": -1}
-    return usual | {name.replace("_", "."): value for name, value in more.items()}
+def config(**changes):
+    """Return settings: two records in a segment, files unlinked at once, unlimited retention."""
+    defaults = {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 0, "retention.ms": -1}
+    return defaults | {name.replace("_", "."): value for name, value in changes.items()}
 
 
-def make(root, count=10, every=HOUR, topic="t", **more):
-    """A partition with a record per hour."""
-    log = make_log(root, config(**more), topic)
+def make(root, count=10, every=HOUR, topic="t", **changes):
+    """Create a topic of one partition with a record per hour."""
+    log = make_log(root, config(**changes), topic)
     for number in range(count):
         log.append([encoded(b"v%d" % number, at=START + number * every)])
     return log
@@ -75,7 +76,7 @@ def commit(root, group, offset, log):
 
 
 def test_a_segment_is_deleted_once_its_youngest_record_has_expired(root):
-    """C2: now − largest timestamp > retention.ms, strictly."""
+    """C2: its age must exceed retention.ms, not only equal it."""
     log = make(root, retention_ms=DAY)
 
     assert retain(root, START + HOUR + DAY) == []
@@ -85,7 +86,7 @@ def test_a_segment_is_deleted_once_its_youngest_record_has_expired(root):
 
 
 def test_one_young_record_keeps_its_segment_and_all_after_it(root):
-    """C2: the first survivor ends the pass."""
+    """C2: the round ends at the first segment that stays."""
     log = make_log(root, config(retention_ms=DAY))
     for at in (0, 2 * DAY, 0, 0, 0):
         log.append([encoded(b"x", at=START + at)])
@@ -95,14 +96,14 @@ def test_one_young_record_keeps_its_segment_and_all_after_it(root):
 
 
 def test_minus_one_keeps_everything(root):
-    """C2."""
+    """C2: retention.ms=-1 is unlimited."""
     make(root)
 
     assert retain(root, START + 10_000 * DAY) == []
 
 
 def test_an_expired_active_segment_is_rolled_and_deleted(root):
-    """C4: numbering goes on, one empty segment stays, and that one is never deleted."""
+    """C4: offsets continue; the new empty segment is never deleted."""
     log = make(root, count=3, retention_ms=DAY)
     retain(root, START + 10 * DAY)
 
@@ -112,23 +113,23 @@ def test_an_expired_active_segment_is_rolled_and_deleted(root):
 
 
 def test_an_append_during_the_round_keeps_the_active_segment(root, monkeypatch):
-    """C4: an active segment that got a young record meanwhile is not deleted."""
+    """C4: a young record was appended to it after the round had begun."""
     log = make(root, count=3, retention_ms=DAY)
-    due = policy.count_due
+    count_due = policy.count_due
 
-    def slow(parts, config, now_ms):
-        found = due(parts, config, now_ms)
+    def count_and_append(parts, config, now_ms):
+        count = count_due(parts, config, now_ms)
         log.append([encoded(b"v9", at=now_ms)])
-        return found
+        return count
 
-    monkeypatch.setattr(policy, "count_due", slow)
+    monkeypatch.setattr(policy, "count_due", count_and_append)
     retain(root, START + 3 * DAY)
 
     assert offsets(log) == [2, 3]
 
 
 def test_a_second_round_changes_nothing(root):
-    """C5."""
+    """C5: it does not commit a transaction."""
     make(root, retention_ms=DAY, retention_bytes=3 * SIZE)
     now = START + 5 * HOUR + DAY
     retain(root, now)
@@ -138,9 +139,9 @@ def test_a_second_round_changes_nothing(root):
     assert root.context.state.version() == before
 
 
-@each_clock
+@either_clock
 def test_a_timestamp_in_the_future_counts_as_the_time_of_the_append(root, clock, by):
-    """P17, C2: one wrong clock keeps the rest for a while, but not for ever."""
+    """P17, C2: a wrong clock delays deletion, but not for ever."""
     log = make_log(root, config(retention_ms=DAY, segment_ms=10_000 * DAY, retention_clock=by))
     for at in (0, 1000 * DAY):
         clock.advance(HOUR)
@@ -151,24 +152,24 @@ def test_a_timestamp_in_the_future_counts_as_the_time_of_the_append(root, clock,
     assert retain(root, appended + DAY + 1)[0].start_offset == 2
 
 
-@each_clock
+@either_clock
 def test_a_record_without_timestamp_counts_from_its_append(by):
-    """B12: or from when it was sealed, if not even that is known; or it stays."""
+    """B12: if that is unknown it counts from the sealing; if both are unknown, it stays."""
     end = tail.Tail(9, 30, 30, 0, 30, 0, 0, 0, 0)
-    made = {"size": 5, "end_position": 5, "max_timestamp": -1}
+    common = {"size": 5, "end_position": 5, "max_timestamp": -1}
     segments = [
-        SegmentInfo(0, 1, 100, 10, **made, appended_ms=150),
-        SegmentInfo(10, 2, 200, 20, **made | {"max_timestamp": None}),
-        SegmentInfo(20, 3, 300, 30, **made),
+        SegmentInfo(0, 1, 100, 10, **common, appended_ms=150),
+        SegmentInfo(10, 2, 200, 20, **common | {"max_timestamp": None}),
+        SegmentInfo(20, 3, 300, 30, **common),
         SegmentInfo(30, 9, 0),
     ]
-    found = policy.retained_segments(segments, end, 1000, by)
+    retained = policy.retained_segments(segments, end, 1000, by)
 
-    assert [part.timestamp for part in found] == [150, 300, None]
-    assert policy.count_by_time(found, 0, 10**15) == 2
+    assert [part.timestamp for part in retained] == [150, 300, None]
+    assert policy.count_by_time(retained, 0, 10**15) == 2
 
 
-# By which clock
+# retention.clock
 
 
 def test_old_events_stay_for_retention_ms_after_their_append(root, clock, caplog):
@@ -189,7 +190,7 @@ def test_old_events_stay_for_retention_ms_after_their_append(root, clock, caplog
 
 
 def test_with_the_record_clock_old_events_are_deleted_at_once(root, clock):
-    """C2: Kafka's rule, to the letter; a setting that applies at the next round (C10)."""
+    """C2: this is Kafka's rule; the setting takes effect at the next round (C10)."""
     log = make_log(root, config(retention_ms=7 * DAY))
     for number in range(5):
         log.append([encoded(b"x", at=EVENT + number)])
@@ -200,7 +201,7 @@ def test_with_the_record_clock_old_events_are_deleted_at_once(root, clock):
 
 
 def test_a_younger_record_counts_from_its_own_time(root, clock):
-    """C2: by either clock nothing goes before the record's own time says so."""
+    """C2: with either clock a record stays for retention.ms after its own timestamp."""
     log = make_log(root, config(retention_ms=DAY))
     log.append([encoded(b"x", at=START + 5 * DAY)])
 
@@ -210,7 +211,7 @@ def test_a_younger_record_counts_from_its_own_time(root, clock):
 
 
 class Model:
-    """Two records to a segment, and a round as the documentation says it, plainly."""
+    """The rule of the documentation, for segments of two records."""
 
     def __init__(self, by):
         self.by, self.end, self.segments = by, 0, []
@@ -230,56 +231,57 @@ class Model:
         return self.end - sum(map(len, self.segments))
 
 
-@each_clock
+@either_clock
 @pytest.mark.parametrize("seed", range(10))
 def test_a_round_deletes_the_same_as_a_simple_model(root, clock, by, seed):
-    """C2: any records' times in the past, any pauses, and rounds between the appends."""
-    dice = random.Random(seed)
+    """C2: random timestamps in the past, pauses, and rounds between appends."""
+    rng = random.Random(seed)
     settings = config(retention_ms=7 * DAY, retention_clock=by, segment_ms=10_000 * DAY)
     log, model = make_log(root, settings), Model(by)
     for number in range(40):
-        clock.advance(dice.randrange(2 * DAY))
-        at = clock() - dice.choice((0, DAY, 3650 * DAY)) - dice.randrange(3 * DAY)
-        log.append([encoded(b"v%02d" % number, at=at)])
-        model.append(at, clock())
-        if dice.random() < 0.5:
+        clock.advance(rng.randrange(2 * DAY))
+        timestamp = clock() - rng.choice((0, DAY, 3650 * DAY)) - rng.randrange(3 * DAY)
+        log.append([encoded(b"v%02d" % number, at=timestamp)])
+        model.append(timestamp, clock())
+        if rng.random() < 0.5:
             retain(root, clock())
             model.retain(7 * DAY, clock())
             assert (log.start_offset(), log.end_offset()) == (model.start, model.end)
 
 
-# When it was appended is known after
+# Append times after a restart, a crash or a repair
 
 
 def appended_at(log, root):
-    """When each segment got its last batch, as retention sees it."""
+    """Return the append time of each segment that retention uses."""
     log.refresh()
-    found = policy.retained_segments(list(log.segments.values()), log.tail(), root.clock())
-    return [part.timestamp for part in found]
+    retained = policy.retained_segments(list(log.segments.values()), log.tail(), root.clock())
+    return [part.timestamp for part in retained]
 
 
-def crash(path):
-    """The machine goes down: `live` is of another boot."""
+def simulate_reboot(path):
+    """Replace the boot id, so that `live` belongs to an earlier boot."""
     (path / "live" / "boot").write_bytes(b"another boot")
 
 
-def copied(path):
+def copy_and_touch(path):
+    """Copy a root and touch a segment; return the path of the copy."""
     target = path.with_name("copied")
     shutil.copytree(path, target)
     os.utime(next(target.glob("topics/*/*/*.arrows")), (0, 0))
     return target
 
 
-def restored(path):
-    """`state` is damaged, and its copy is put in its place."""
+def damage_state(path):
+    """Damage `state`, so that the next open restores its copy."""
     data = bytearray((path / "state" / "data.mdb").read_bytes())
     data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
     (path / "state" / "data.mdb").write_bytes(data)
     return path
 
 
-def three_segments(root, clock, count=5):
-    """Old events, a day from one to the next, flushed at the end."""
+def make_old_events(root, clock, count=5):
+    """Append events of ten years ago, one per day."""
     log = make_log(root, config(retention_ms=7 * DAY))
     for number in range(count):
         clock.advance(DAY)
@@ -288,7 +290,7 @@ def three_segments(root, clock, count=5):
 
 
 def test_every_append_updates_the_append_time(root, clock):
-    """C2: by the short way and the general one, with a producer, and of several batches."""
+    """C2: on the fast path and the general one, with a producer, and for several batches."""
     log = make_log(root, config(segment_bytes=1 << 20))
     appends = [
         [encoded(b"first of the segment", at=EVENT)],
@@ -298,53 +300,55 @@ def test_every_append_updates_the_append_time(root, clock):
         [encoded(b"several", at=EVENT), encoded(b"several", at=EVENT)],
         [encoded(b"headers", at=EVENT, headers=[[("h", b"")]])],
     ]
-    for some in appends:
+    for batches in appends:
         clock.advance(HOUR)
-        log.append(some)
+        log.append(batches)
         assert log.tail().appended_ms == clock()
     assert appended_at(log, root)[-1] == clock()
 
 
-TIMES = [START + 2 * DAY, START + 4 * DAY, START + 5 * DAY]
+APPEND_TIMES = [START + 2 * DAY, START + 4 * DAY, START + 5 * DAY]
 
 
-@pytest.mark.parametrize("after", [lambda path: path, copied, restored, crash])
-def test_after_a_clean_close_the_append_times_are_exact(tmp_path, clock, after):
-    """B12: also if the root is copied or touched, `state` is restored, or the machine boots."""
+@pytest.mark.parametrize(
+    "event", [lambda path: path, copy_and_touch, damage_state, simulate_reboot]
+)
+def test_after_a_clean_close_the_append_times_are_exact(tmp_path, clock, event):
+    """B12: also after a copy of the root, a restore of `state`, or a reboot."""
     path = tmp_path / "root"
     root = open_root(path, clock=clock)
-    three_segments(root, clock)
+    make_old_events(root, clock)
     root.close()
-    path = after(path) or path
+    path = event(path) or path
     clock.advance(3 * DAY)
     for _ in range(2):
         root = open_root(path, clock=clock)
-        assert appended_at(root.partition("t", 0), root) == TIMES
+        assert appended_at(root.partition("t", 0), root) == APPEND_TIMES
         root.close()
 
 
 def test_after_a_kill_the_append_times_are_exact(tmp_path, clock):
-    """P1: `live` is there still."""
+    """P1: `live` survives a kill."""
     root = open_root(tmp_path, clock=clock)
-    three_segments(root, clock)
+    make_old_events(root, clock)
     abandon(root)
     clock.advance(3 * DAY)
     root = open_root(tmp_path, clock=clock)
 
-    assert appended_at(root.partition("t", 0), root) == TIMES
+    assert appended_at(root.partition("t", 0), root) == APPEND_TIMES
     root.close()
 
 
 def test_after_a_power_cut_unflushed_segments_count_from_the_recovery(tmp_path, clock):
-    """P4: not from each of them, or a machine that boots each day would keep it for ever."""
+    """P4: from the first recovery only, or a daily reboot would keep them for ever."""
     root = open_root(tmp_path, clock=clock)
-    three_segments(root, clock)
+    make_old_events(root, clock)
     abandon(root)
     clock.advance(3 * DAY)
     for _ in range(3):
-        crash(tmp_path)
+        simulate_reboot(tmp_path)
         root = open_root(tmp_path, clock=clock)
-        assert appended_at(root.partition("t", 0), root) == [*TIMES[:2], START + 8 * DAY]
+        assert appended_at(root.partition("t", 0), root) == [*APPEND_TIMES[:2], START + 8 * DAY]
         abandon(root)
         clock.advance(DAY)
     root = open_root(tmp_path, clock=clock)
@@ -354,9 +358,9 @@ def test_after_a_power_cut_unflushed_segments_count_from_the_recovery(tmp_path, 
 
 
 def test_segments_unknown_to_a_restored_state_count_from_the_restore(tmp_path, clock):
-    """Nothing is deleted earlier than promised, and nothing stays for ever."""
+    """They are not deleted earlier than promised, and do not stay for ever."""
     root = open_root(tmp_path, clock=clock)
-    three_segments(root, clock, 1)
+    make_old_events(root, clock, 1)
     root.close()
     root = open_root(tmp_path, clock=clock)
     for number in range(1, 6):
@@ -364,23 +368,23 @@ def test_segments_unknown_to_a_restored_state_count_from_the_restore(tmp_path, c
         root.partition("t", 0).append([encoded(b"v%d" % number, at=EVENT + number)])
     root.flush()
     abandon(root)
-    restored(tmp_path)
+    damage_state(tmp_path)
     clock.advance(DAY)
     root = open_root(tmp_path, clock=clock)
 
-    assert any("restored" in each for each in root.startup_report)
+    assert any("restored" in line for line in root.startup_report)
     assert appended_at(root.partition("t", 0), root) == [clock()] * 3
     root.close()
 
 
 def test_truncation_and_repair_keep_the_append_times(root, clock):
-    """A34: what is left was appended when it was appended."""
-    log = three_segments(root, clock, 6)
+    """A34: the segments that are left keep theirs."""
+    log = make_old_events(root, clock, 6)
     clock.advance(DAY)
     log.truncate_to(5)
-    assert appended_at(log, root) == [*TIMES[:2], START + 6 * DAY]
+    assert appended_at(log, root) == [*APPEND_TIMES[:2], START + 6 * DAY]
     log.truncate_to(4)
-    assert appended_at(log, root) == TIMES[:2]
+    assert appended_at(log, root) == APPEND_TIMES[:2]
     log.append([encoded(b"v4", at=EVENT)])
     path = segment_files(root.path)[0]
     data = bytearray(path.read_bytes())
@@ -389,11 +393,11 @@ def test_truncation_and_repair_keep_the_append_times(root, clock):
     clock.advance(DAY)
     repair_root(root, dry_run=False)
 
-    assert appended_at(log, root) == [*TIMES[:2], START + 7 * DAY]
+    assert appended_at(log, root) == [*APPEND_TIMES[:2], START + 7 * DAY]
 
 
 def test_a_publication_stays_for_retention_ms_after_it_was_published(root, clock):
-    """What Spark's sink does: events of 2013 are staged, published, and read a week long."""
+    """Spark's sink publishes events of 2013, which then stay for a week."""
     log = make_log(root, config(retention_ms=7 * DAY))
     info = root.topic("t")
     stage = staging.StagedFileWriter(
@@ -415,7 +419,7 @@ def test_a_publication_stays_for_retention_ms_after_it_was_published(root, clock
 
 
 def test_a_mirror_counts_from_its_own_append(root, clock):
-    """A8: offsets are those of the source, and so are the records' times."""
+    """A8: offsets and timestamps are those of the source, append times are not."""
     log = make_log(root, config(retention_ms=7 * DAY))
     log.append_at([(10, encoded(b"x", at=EVENT)), (20, encoded(b"y", at=EVENT))])
 
@@ -423,13 +427,13 @@ def test_a_mirror_counts_from_its_own_append(root, clock):
     assert retain(root, START + 7 * DAY + 1)[0].start_offset == 21
 
 
-# When the clock is wrong
+# Wrong clocks
 
 
 @pytest.mark.parametrize("roll", [False, True])
 def test_an_append_with_a_slow_clock_does_not_expire_early(root, clock, roll):
-    """P17: the clock was lost at boot, and set right a minute after."""
-    log = three_segments(root, clock, 5)
+    """P17: the clock was lost at boot, and corrected a minute later."""
+    log = make_old_events(root, clock, 5)
     clock.set(1_000)
     if roll:
         log.roll()
@@ -442,13 +446,13 @@ def test_an_append_with_a_slow_clock_does_not_expire_early(root, clock, roll):
     assert "clock was wrong at the last append" in lines
     for number in range(7, 13):
         log.append([encoded(b"v%d" % number, at=EVENT)])
-    # It counts from when a later segment was begun.
+    # The append counts from the start of a later segment.
     assert retain(root, START + 37 * DAY) == []
     assert retain(root, START + 37 * DAY + 1)[0].start_offset == 13
 
 
 def test_an_append_with_a_fast_clock_is_not_kept_for_ever(root, clock):
-    """P17: it counts from when a segment is begun by the right clock; until then, describe says."""
+    """P17: it counts from the next segment that begins with a right clock; describe reports it."""
     log = make_log(root, config(retention_ms=7 * DAY))
     clock.advance(3650 * DAY)
     log.append([encoded(b"v0", at=EVENT)])
@@ -459,7 +463,7 @@ def test_an_append_with_a_fast_clock_is_not_kept_for_ever(root, clock):
     for number in range(1, 5):
         log.append([encoded(b"v%d" % number, at=EVENT)])
         clock.advance(DAY)
-    # The third segment is the first that is begun by a clock that lasted for a segment.
+    # The third segment is the first that begins with a clock that was right for a segment.
     assert appended_at(log, root) == [START + 3 * DAY] * 3
     assert retain(root, START + 10 * DAY) == []
     assert retain(root, START + 10 * DAY + 1)[0].start_offset == 5
@@ -478,11 +482,11 @@ def test_a_small_correction_of_the_clock_has_no_effect(root, clock):
     assert retain(root, START + 7 * DAY + 1)[0].start_offset == 3
 
 
-# A warning
+# Warnings
 
 
 def test_a_warning_is_logged_once_for_records_that_expire_at_once(root, clock, caplog):
-    """C2: by record; by whichever way they come, once per topic."""
+    """C2: with retention.clock=record, once per topic, for every kind of append."""
     settings = config(retention_clock="record", retention_ms=DAY)
     first, second = make_log(root, settings, "first"), make_log(root, settings, "second")
     with caplog.at_level(logging.WARNING, "embedlog"):
@@ -499,7 +503,7 @@ def test_a_warning_is_logged_once_for_records_that_expire_at_once(root, clock, c
 
 
 @pytest.mark.parametrize(
-    "more",
+    "changes",
     [
         {"retention_clock": "append"},
         {"retention_ms": -1},
@@ -507,9 +511,9 @@ def test_a_warning_is_logged_once_for_records_that_expire_at_once(root, clock, c
         {"message_timestamp_type": "LogAppendTime"},
     ],
 )
-def test_no_warning_is_logged_for_records_that_stay(root, caplog, more):
-    """Only what the next round would delete."""
-    log = make_log(root, config(**{"retention_clock": "record", "retention_ms": DAY} | more))
+def test_no_warning_is_logged_for_records_that_stay(root, caplog, changes):
+    """The next round would not delete them."""
+    log = make_log(root, config(**{"retention_clock": "record", "retention_ms": DAY} | changes))
     with caplog.at_level(logging.WARNING, "embedlog"):
         for _ in range(2):
             log.append([encoded(b"old", keys=[b"k"], at=EVENT)])
@@ -521,22 +525,22 @@ def test_no_warning_is_logged_for_records_that_stay(root, caplog, more):
 
 
 @pytest.mark.parametrize(
-    ("most", "left"), [(10, 2), (15, 3), (14, 3), (9, 2), (5, 1), (4, 1), (0, 0), (-1, 3)]
+    ("limit", "left"), [(10, 2), (15, 3), (14, 3), (9, 2), (5, 1), (4, 1), (0, 0), (-1, 3)]
 )
-def test_a_log_never_shrinks_below_its_size(most, left):
-    """C3: 15 equal records in 3 segments: a limit of 10 leaves 2, one of 15 leaves 3."""
-    found = [
+def test_a_log_never_shrinks_below_its_size(limit, left):
+    """C3: of 15 records in 3 equal segments, a limit of 10 leaves 2 segments, one of 15 all."""
+    segments = [
         RetainedSegment(0, 5, 5, None),
         RetainedSegment(5, 10, 5, None),
         RetainedSegment(10, 15, 5, None, active=True),
     ]
 
-    assert 3 - policy.count_by_size(found, most) == left
+    assert 3 - policy.count_by_size(segments, limit) == left
 
 
 def test_size_is_per_partition(root):
-    """C3."""
-    root.create_topic("t", 2, log_config(retention_bytes=3 * SIZE))
+    """C3: retention.bytes limits each partition."""
+    root.create_topic("t", 2, topic_config(retention_bytes=3 * SIZE))
     for number in (0, 1):
         fill(root.partition("t", number), 4 + 4 * number)
     retain(root, START)
@@ -546,23 +550,21 @@ def test_size_is_per_partition(root):
     assert len({root.partition("t", number).start_offset() for number in (0, 1)}) == 2
 
 
-def log_config(**more):
-    from embedlog.config import TopicConfig
-
-    return TopicConfig.parse(config(**more))
+def topic_config(**changes):
+    return TopicConfig.parse(config(**changes))
 
 
 def test_size_is_applied_before_time(root):
-    """C1: each from the oldest on."""
-    found = [RetainedSegment(n, n + 1, 10, START + n) for n in range(5)]
-    settings = log_config(retention_bytes=40, retention_ms=DAY)
+    """C1: both delete from the oldest segment on."""
+    segments = [RetainedSegment(n, n + 1, 10, START + n) for n in range(5)]
+    settings = topic_config(retention_bytes=40, retention_ms=DAY)
 
-    assert policy.count_due(found, settings, START) == 1
-    assert policy.count_due(found, settings, START + DAY + 3) == 3
+    assert policy.count_due(segments, settings, START) == 1
+    assert policy.count_due(segments, settings, START + DAY + 3) == 3
 
 
 def test_a_compacted_topic_deletes_only_below_its_log_start_offset(root):
-    """C6: compact alone; compact,delete applies them."""
+    """C6: the policy compact ignores time and size; compact,delete applies them."""
     log = make_log(root, config(cleanup_policy="compact", retention_ms=1, retention_bytes=0))
     for number in range(6):
         log.append([encoded(b"v", keys=[b"k%d" % number])])
@@ -573,7 +575,7 @@ def test_a_compacted_topic_deletes_only_below_its_log_start_offset(root):
 
 
 def test_changed_settings_apply_to_old_segments_in_the_next_round(root):
-    """C10: without a reopen, in another process's handle as well."""
+    """C10: also in the open handle of another process."""
     log = make(root)
     with closing(open_root(root.path)) as other:
         assert retain(other, START + 30 * DAY) == []
@@ -586,8 +588,8 @@ def test_changed_settings_apply_to_old_segments_in_the_next_round(root):
 
 
 def test_a_topic_budget_takes_the_oldest_of_all_partitions(root):
-    """retention.topic.bytes: sealed segments, oldest first, until no more is left."""
-    root.create_topic("t", 2, log_config(retention_topic_bytes=1))
+    """retention.topic.bytes: sealed segments, oldest first, until the rest fits."""
+    root.create_topic("t", 2, topic_config(retention_topic_bytes=1))
     first, second = root.partition("t", 0), root.partition("t", 1)
     for number in range(6):
         (first, second)[number % 2].append([encoded(b"x", at=START + number)])
@@ -598,44 +600,47 @@ def test_a_topic_budget_takes_the_oldest_of_all_partitions(root):
     assert (first.start_offset(), second.start_offset()) == (2, 0)
     root.alter_topic("t", {"retention.topic.bytes": 0})
     retain(root, START)
-    # Active ones are not for a budget to take.
+    # A budget deletes no active segment.
     assert (first.start_offset(), second.start_offset()) == (2, 2)
     assert (offsets(first), offsets(second)) == ([2], [2])
 
 
 def test_a_budget_of_the_root_covers_all_topics(root):
-    """Topics that are only compacted count, and are left alone."""
+    """Topics that are only compacted count, but are not deleted from."""
     logs = [make(root, topic=name) for name in ("a", "b")]
-    kept = make(root, topic="c")
+    compacted = make(root, topic="c")
     root.alter_topic("c", {"cleanup.policy": "compact"})
-    total = sum(log.size_bytes() for log in (*logs, kept))
+    total = sum(log.size_bytes() for log in (*logs, compacted))
     root.context.catalog.put_retention_bytes(total)
     assert retain(root, START) == []
     root.context.catalog.put_retention_bytes(total - 1)
 
-    done = retain(root, START)
-    assert [(one.topic, one.segments) for one in done] == [("a", 1)]
+    deletions = retain(root, START)
+    assert [(deletion.topic, deletion.segments) for deletion in deletions] == [("a", 1)]
     root.context.catalog.put_retention_bytes(0)
     retain(root, START)
-    assert [log.start_offset() for log in (*logs, kept)] == [8, 8, 0]
+    assert [log.start_offset() for log in (*logs, compacted)] == [8, 8, 0]
     root.context.catalog.put_retention_bytes(None)
     assert root.context.catalog.retention_bytes() is None
 
 
 def test_a_budget_skips_kept_segments_and_deletes_others():
-    """A floor holds one partition; the room is made in the other."""
-    found = {name: [RetainedSegment(n, n + 1, 10, n) for n in range(4)] for name in "ab"}
+    """Segments of one partition must stay, so those of the other are deleted."""
+    segments = {name: [RetainedSegment(n, n + 1, 10, n) for n in range(4)] for name in "ab"}
 
-    assert policy.apply_budget(found, {"a": 0, "b": 0}, {"a": 1, "b": 99}, 50) == {"a": 1, "b": 2}
-    assert policy.apply_budget(found, {"a": 0, "b": 0}, {"a": 0, "b": 0}, 0) == {"a": 0, "b": 0}
-    assert policy.apply_budget(found, {"a": 0, "b": 0}, {"a": 9, "b": 9}, -1) == {"a": 0, "b": 0}
+    assert policy.apply_budget(segments, {"a": 0, "b": 0}, {"a": 1, "b": 99}, 50) == {
+        "a": 1,
+        "b": 2,
+    }
+    assert policy.apply_budget(segments, {"a": 0, "b": 0}, {"a": 0, "b": 0}, 0) == {"a": 0, "b": 0}
+    assert policy.apply_budget(segments, {"a": 0, "b": 0}, {"a": 9, "b": 9}, -1) == {"a": 0, "b": 0}
 
 
 # Groups
 
 
 def test_records_that_a_named_group_has_not_consumed_stay(root):
-    """retention.min.consumed: from the segment of its position on, everything stays."""
+    """retention.min.consumed: everything from the segment of its committed offset on stays."""
     log = make(root, retention_ms=DAY, retention_min_consumed="slow, fast")
     commit(root, "fast", 9, log)
     now = START + 30 * DAY
@@ -651,7 +656,7 @@ def test_records_that_a_named_group_has_not_consumed_stay(root):
 
 
 def test_all_means_every_group_with_a_commit(root):
-    """retention.min.consumed=all; without any group nobody is waited for."""
+    """retention.min.consumed=all; without any group it keeps nothing."""
     log = make(root, retention_ms=DAY, retention_min_consumed="all")
     commit(root, "a", 6, log)
     commit(root, "b", 3, log)
@@ -660,7 +665,7 @@ def test_all_means_every_group_with_a_commit(root):
 
 
 def test_a_group_counts_by_its_checkpoint_after_a_reboot(root):
-    """P5: after a reboot `live` knows nothing of it until it is used."""
+    """P5: `live` is empty after a reboot, until the group is used."""
     log = make(root, retention_ms=DAY, retention_min_consumed="all")
     commit(root, "a", 4, log)
     committed.checkpoint(root.context.live, root.context.state)
@@ -670,18 +675,18 @@ def test_a_group_counts_by_its_checkpoint_after_a_reboot(root):
 
 
 def test_the_hard_limit_overrides_a_dead_group(root):
-    """retention.bytes.hard: no more than that is kept for anybody."""
+    """retention.bytes.hard: nothing beyond that is kept for a group."""
     log = make(root, retention_ms=DAY, retention_min_consumed="dead")
     sizes = [info.size for info in log.segments.values()]
-    most = log.size_bytes() - sizes[0]
-    root.alter_topic("t", {"retention.bytes.hard": most})
+    limit = log.size_bytes() - sizes[0]
+    root.alter_topic("t", {"retention.bytes.hard": limit})
 
     assert retain(root, START + 30 * DAY)[0].start_offset == 2
     assert retain(root, START + 30 * DAY) == []
 
 
 def test_the_hard_limit_alone_deletes_nothing(root):
-    """It lifts a protection; what is due is said by the other settings."""
+    """It only removes a protection; the other settings say what is due."""
     make(root, retention_bytes_hard=0)
 
     assert retain(root, START + 30 * DAY) == []
@@ -691,13 +696,13 @@ def test_the_hard_limit_alone_deletes_nothing(root):
 
 
 def test_leased_records_stay_until_the_lease_ends(tmp_path):
-    """P20: a running query is not pulled from under; time is that of CLOCK_BOOTTIME."""
+    """P20: a running query does not lose its records; a lease expires by CLOCK_BOOTTIME."""
     MovedUptime.ms = 0
     clock = ManualClock()
     with closing(open_root(tmp_path / "root", files=MovedUptime, clock=clock)) as root:
         log = make(root, retention_ms=DAY)
         now = START + 30 * DAY
-        lease = hold(root, "query 1", {HERE: 5}, 60)
+        lease = hold(root, "query 1", {PARTITION: 5}, 60)
         assert retain(root, now)[0].start_offset == 4
         clock.advance(1000 * DAY)  # a wall clock ends no lease
         assert leases(root)[0].name == "query 1"
@@ -705,7 +710,7 @@ def test_leased_records_stay_until_the_lease_ends(tmp_path):
         lease.renew()
         MovedUptime.ms = 100_000
         assert retain(root, now) == []
-        assert leases(root)[0].offsets == {HERE: 5}
+        assert leases(root)[0].offsets == {PARTITION: 5}
         MovedUptime.ms = 111_000
         assert leases(root) == []
         assert retain(root, now)[0].start_offset == 10
@@ -718,12 +723,12 @@ def test_leased_records_stay_until_the_lease_ends(tmp_path):
 
 
 def test_a_released_lease_keeps_nothing(root):
-    """And of two with one name, the later one counts."""
+    """If two leases have the same name, the later one counts."""
     make(root, retention_ms=DAY)
-    with hold(root, "q", {HERE: 0}, 60) as lease:
+    with hold(root, "q", {PARTITION: 0}, 60) as lease:
         assert "1 partitions" in repr(lease)
-        hold(root, "q", {HERE: 7}, 60)
-        assert [one.offsets for one in leases(root)] == [{HERE: 7}]
+        hold(root, "q", {PARTITION: 7}, 60)
+        assert [active.offsets for active in leases(root)] == [{PARTITION: 7}]
     assert leases(root) == []
     lease.release()
 
@@ -731,52 +736,52 @@ def test_a_released_lease_keeps_nothing(root):
 
 
 def test_a_lease_made_during_the_round_is_respected(root, monkeypatch):
-    """P20: it is looked at in the transaction that moves the start."""
+    """P20: leases are read in the transaction that moves the log start offset."""
     log = make(root, retention_ms=DAY)
-    due = policy.count_due
+    count_due = policy.count_due
 
-    def slow(*asked):
-        hold(root, "late", {HERE: 3}, 60)
-        return due(*asked)
+    def lease_and_count(*arguments):
+        hold(root, "late", {PARTITION: 3}, 60)
+        return count_due(*arguments)
 
-    monkeypatch.setattr(policy, "count_due", slow)
+    monkeypatch.setattr(policy, "count_due", lease_and_count)
     retain(root, START + 30 * DAY)
 
     assert log.start_offset() == 2
 
 
 def test_deleted_records_cannot_be_leased(root):
-    """OffsetOutOfRange is raised when it is asked for, not in the middle of the query."""
+    """OffsetOutOfRange is raised when the lease is requested, not during the query."""
     make(root)
     delete_records(root.partition("t", 0), 4)
 
     with pytest.raises(OffsetOutOfRangeError, match="4 to 10"):
-        hold(root, "q", {HERE: 3}, 60)
+        hold(root, "q", {PARTITION: 3}, 60)
     with pytest.raises(OffsetOutOfRangeError):
-        hold(root, "q", {HERE: 11}, 60)
+        hold(root, "q", {PARTITION: 11}, 60)
     with pytest.raises(UnknownTopicOrPartitionError):
         hold(root, "q", {TopicPartition("t", 1): 0}, 60)
     for name, seconds in (("", 1), ("x" * 201, 1), ("x", 0)):
         with pytest.raises(ValueError, match="name of 1 to 200"):
-            hold(root, name, {HERE: 5}, seconds)
+            hold(root, name, {PARTITION: 5}, seconds)
     assert leases(root) == []
 
 
 def test_the_hard_limit_overrides_leases(root):
-    """A query that was forgotten does not fill the disk."""
+    """A forgotten query does not fill the disk."""
     log = make(root, retention_ms=DAY, retention_bytes_hard=0)
-    hold(root, "q", {HERE: 0}, 60)
+    hold(root, "q", {PARTITION: 0}, 60)
     retain(root, START + 30 * DAY)
 
-    # All but the active segment, which makes no room worth a query.
+    # All but the active segment.
     assert log.start_offset() == 8
 
 
-# Deletes that are asked for
+# delete_records
 
 
 def test_delete_records_is_durable_and_exact(root):
-    """Kafka's: below the offset nothing can be read; -1 is the end."""
+    """As in Kafka: nothing below the offset can be read; -1 is the high watermark."""
     log = make(root)
 
     assert delete_records(log, 3) == 3
@@ -789,9 +794,7 @@ def test_delete_records_is_durable_and_exact(root):
 
 
 def test_a_round_finishes_an_interrupted_deletion(root, monkeypatch):
-    """C1: breaches of the start come first, also where nothing is due."""
-    from embedlog.partition import log_start
-
+    """C1: a round begins with segments below the log start offset, even if nothing is due."""
     log = make(root)
     monkeypatch.setattr(log_start, "_drop", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -806,7 +809,7 @@ def test_a_round_finishes_an_interrupted_deletion(root, monkeypatch):
 
 
 def test_a_bad_partition_does_not_stop_the_others(root):
-    """P9: its error is raised at the end, when all the others are done."""
+    """P9: its error is raised at the end of the round."""
     bad, good = (
         make(root, topic="bad", retention_ms=DAY),
         make(root, topic="good", retention_ms=DAY),
@@ -822,7 +825,7 @@ def test_a_bad_partition_does_not_stop_the_others(root):
 
 
 def test_a_fenced_owner_deletes_nothing(root):
-    """P14: asked in the transaction that would delete."""
+    """P14: the fence is checked in the transaction that deletes."""
     log = make(root, retention_ms=DAY)
 
     def fence(txn):
@@ -834,7 +837,7 @@ def test_a_fenced_owner_deletes_nothing(root):
 
 
 def test_on_a_full_disk_files_are_unlinked_at_once(root, monkeypatch):
-    """P10: file.delete.delay.ms is for readers that can wait for it."""
+    """P10: file.delete.delay.ms is ignored."""
     make(root, retention_ms=DAY, file_delete_delay_ms=60_000)
     retain(root, START + 30 * DAY)
     assert len(segment_files(root.path)) == 6
@@ -845,22 +848,22 @@ def test_on_a_full_disk_files_are_unlinked_at_once(root, monkeypatch):
 
 
 def test_a_stopped_round_leaves_the_other_partitions(root):
-    """close() need not wait for ten thousand partitions."""
+    """close() does not wait for ten thousand partitions."""
     make(root, retention_ms=DAY)
 
     assert retain(root, START + 30 * DAY, stopped=lambda: True) == []
 
 
 def test_an_unused_partition_is_not_opened(root):
-    """Files come with first use."""
-    root.create_topic("t", 3, log_config(retention_ms=1))
+    """Its files are created at the first append."""
+    root.create_topic("t", 3, topic_config(retention_ms=1))
 
     assert retain(root, START + DAY) == []
     assert segment_files(root.path) == []
 
 
 def test_a_round_by_time_only_does_not_read_the_manifest(root, monkeypatch):
-    """Ten thousand segments: the oldest one tells that nothing is due."""
+    """The oldest segment suffices to see that nothing is due."""
     log = make(root, retention_ms=DAY)
     monkeypatch.setattr(type(log), "segments", property(lambda _: 1 / 0))
 
@@ -871,37 +874,37 @@ def test_a_round_by_time_only_does_not_read_the_manifest(root, monkeypatch):
 
 
 def test_a_clock_that_jumps_ahead_deletes_by_one_step(root, caplog):
-    """P17: what passed by the wall clock alone is believed an hour a round, and told."""
+    """P17: of time by the wall clock alone, a round counts at most an hour; it logs a warning."""
     log = make(root, count=40, retention_ms=DAY)
     clock, uptime = ManualClock(START + DAY), ManualClock(1_000)
-    now = BoundedClock(root.context.live, clock, uptime)
-    retain(root, now())
+    bounded_clock = BoundedClock(root.context.live, clock, uptime)
+    retain(root, bounded_clock())
     clock.advance(730 * DAY)
     uptime.advance(30_000)
     with caplog.at_level(logging.WARNING):
-        retain(root, now())
+        retain(root, bounded_clock())
 
     assert "jumped" in caplog.text
     assert log.start_offset() <= 2
     clock.set(START + DAY + 30_000)
-    assert now() == clock()
-    retain(root, now())
+    assert bounded_clock() == clock()
+    retain(root, bounded_clock())
     assert log.start_offset() <= 2
 
 
 def test_time_that_passes_by_both_clocks_counts(root):
-    """P17: a sleep of a week, an hour of daylight saving, a step back."""
+    """P17: a week of suspend, an hour of daylight saving, a step back."""
     clock, uptime = ManualClock(), ManualClock(1_000)
-    now = BoundedClock(root.context.live, clock, uptime)
-    assert now() == START
+    bounded_clock = BoundedClock(root.context.live, clock, uptime)
+    assert bounded_clock() == START
     for wall, real in ((7 * DAY, 7 * DAY), (MOST_AHEAD_MS, 0), (-DAY, 5), (10, 10)):
         clock.advance(wall)
         uptime.advance(real)
-        assert now() == clock()
+        assert bounded_clock() == clock()
 
 
 def test_a_damaged_reading_counts_as_none(root):
-    """P13: values in `live` have no checksum; recovery asks for it, and goes on without."""
+    """P13: values in `live` have no checksum; recovery reads this one, and continues without it."""
     root.context.live.write(lambda txn: txn.put(CLOCK_READING.key(), b"short"))
     log = make(root, count=3)
     log.truncate_to(2)
@@ -912,7 +915,7 @@ def test_a_damaged_reading_counts_as_none(root):
 
 
 def test_the_bounded_clock_continues_in_another_process(root):
-    """P17: a new owner is no reason to believe the jump."""
+    """P17: a new owner does not accept the jump either."""
     clock, uptime = ManualClock(), ManualClock(1_000)
     BoundedClock(root.context.live, clock, uptime)()
     clock.advance(730 * DAY)
@@ -920,11 +923,11 @@ def test_the_bounded_clock_continues_in_another_process(root):
     assert BoundedClock(root.context.live, clock, uptime)() == START + MOST_AHEAD_MS
 
 
-# In words
+# describe
 
 
 def test_describe_says_what_is_deleted_when_and_what_stays_why(root):
-    """C9: because retention.ms is misread as a time after which things are gone."""
+    """C9: retention.ms is often misread as the time after which records are gone."""
     log = make(root, retention_ms=DAY, retention_min_consumed="slow", retention_bytes=10_000)
     commit(root, "slow", 2, log)
     lines = describe(root, "t", START + 5 * HOUR + DAY + 1)
@@ -948,7 +951,7 @@ def test_describe_says_what_is_deleted_when_and_what_stays_why(root):
 
 
 def test_describe_names_the_clock(root, clock):
-    """C9: because the two differ most for what people load first, events of long ago."""
+    """C9: the clocks differ most for old events, which users often load first."""
     log = make_log(root, config(retention_ms=DAY))
     log.append([encoded(b"old", at=EVENT)])
     assert describe(root, "t", START)[1] == (
@@ -965,13 +968,13 @@ def test_describe_names_the_clock(root, clock):
 
 
 def test_describe_mentions_leases_future_timestamps_and_unlimited_retention(root, clock):
-    """C9."""
-    root.create_topic("empty", 1, log_config(cleanup_policy="compact"))
+    """C9: everything that keeps records longer is mentioned."""
+    root.create_topic("empty", 1, topic_config(cleanup_policy="compact"))
     log = make(root, count=1, retention_ms=DAY, retention_bytes_hard=1 << 21)
     log.append([encoded(b"x", at=START + 10**15)])
     fill(log, 3)
     root.context.catalog.put_retention_bytes(1 << 31)
-    hold(root, "query", {HERE: 1}, 60)
+    hold(root, "query", {PARTITION: 1}, 60)
     lines = "\n".join(describe(root, "t", START + 3 * DAY))
 
     assert "lease 'query' holds them for another" in lines
@@ -988,8 +991,8 @@ def test_describe_mentions_leases_future_timestamps_and_unlimited_retention(root
     assert "all partitions together hold more than 5 bytes" in lines
 
 
-@pytest.mark.parametrize("bad", ["a,,b", "all,b", " ", 5])
-def test_invalid_group_lists_are_refused(bad):
-    """Settings are checked once, with what was wanted."""
+@pytest.mark.parametrize("groups", ["a,,b", "all,b", " ", 5])
+def test_invalid_group_lists_are_refused(groups):
+    """The error says what the setting takes."""
     with pytest.raises(InvalidConfigError, match="names of groups"):
-        log_config(retention_min_consumed=bad)
+        topic_config(retention_min_consumed=groups)
