@@ -1,4 +1,4 @@
-"""`run_group`: a function over topics, in several processes, at least once; with real processes."""
+"""`run_group` runs a handler over topics in several processes, at least once per record."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from collections import Counter
 from functools import partial
 
 import pytest
+from support import forks
 from support.children import in_threads
 from support.patience import patient
 
 import embedlog
+from embedlog.consumer.group_client import open_group
 from embedlog.errors import InvalidConfigError, InvalidGroupIdError, ProcessDiedError
 
 pytestmark = pytest.mark.tier("test")  # each test starts processes
@@ -26,7 +28,7 @@ POISON = b"13"
 
 @pytest.fixture
 def log(tmp_path):
-    """A log with 400 numbers in four partitions of a topic; nobody else reads it."""
+    """A log with 400 numbers in four partitions of a topic."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t", partitions=4)
         fill(log, range(RECORDS))
@@ -36,7 +38,7 @@ def log(tmp_path):
 
 @pytest.fixture
 def seen(tmp_path):
-    """A file that handlers write a line to for each record, whatever happens to them later."""
+    """A file to which handlers write a line for each record, which survives their process."""
     return Lines(tmp_path / "seen")
 
 
@@ -45,8 +47,8 @@ class Lines:
         self.path = path
         path.touch()
 
-    def add(self, *words):
-        line = " ".join(map(str, words)) + "\n"
+    def add(self, *fields):
+        line = " ".join(map(str, fields)) + "\n"
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         os.write(fd, line.encode())
         os.close(fd)
@@ -55,16 +57,16 @@ class Lines:
         return [line.split() for line in self.path.read_text().splitlines()]
 
     def note(self, record):
-        """A handler."""
+        """A handler that writes the number of a record and its process id."""
         self.add(int(record.value), os.getpid())
 
     @property
     def numbers(self):
-        return Counter(int(words[0]) for words in self.read())
+        return Counter(int(fields[0]) for fields in self.read())
 
     @property
     def pids(self):
-        return {int(words[1]) for words in self.read()}
+        return {int(fields[1]) for fields in self.read()}
 
 
 def fill(log, numbers):
@@ -73,27 +75,26 @@ def fill(log, numbers):
             producer.send("t", b"%d" % number, partition=number % 4)
 
 
-def until(condition, seconds=30.0):
-    give_up = time.monotonic() + patient(seconds)
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
+def until(condition):
+    forks.until(condition, 30.0)
+
+
+def run_to_end(log, handler):
+    assert embedlog.run_group(log, "t", "g", handler, until="end", **EARLIEST).wait(patient(60))
 
 
 def committed(log):
-    """Return the sum of what the group committed."""
+    """Return the sum of the group's committed offsets."""
     with log.consumer(group_id="g") as consumer:
         return sum(consumer.committed(("t", number)) or 0 for number in range(4))
 
 
 def members(log):
-    from embedlog.consumer.group_client import open_group
-
     return open_group(log.root, "g").read().members
 
 
 def test_processes_share_the_records_and_stop_at_the_end(log, seen):
-    """Everything that was there is handled once and committed; nobody stays in the group."""
+    """Each record is handled once and committed, and all members leave the group."""
     run = embedlog.run_group(log, "t", "g", seen.note, processes=2, until="end", **EARLIEST)
 
     assert run.wait(patient(60))
@@ -104,7 +105,7 @@ def test_processes_share_the_records_and_stop_at_the_end(log, seen):
 
 
 def test_a_handler_of_batches_gets_lists_of_one_partition_in_order(log, seen):
-    """As long as max_poll_records allows."""
+    """A list has at most max_poll_records records."""
 
     def handle(records):
         assert [record.offset for record in records] == list(
@@ -122,17 +123,17 @@ def test_a_handler_of_batches_gets_lists_of_one_partition_in_order(log, seen):
 
 
 def test_a_second_run_continues_where_the_first_ended(log, seen):
-    """What is committed is not handled again; with nothing left it ends at once."""
-    embedlog.run_group(log, "t", "g", seen.note, until="end", **EARLIEST).wait(patient(60))
-    embedlog.run_group(log, "t", "g", seen.note, until="end", **EARLIEST).wait(patient(60))
+    """Committed records are not handled again; a run without new records ends at once."""
+    run_to_end(log, seen.note)
+    run_to_end(log, seen.note)
     fill(log, range(RECORDS, RECORDS + 40))
-    embedlog.run_group(log, "t", "g", seen.note, until="end", **EARLIEST).wait(patient(60))
+    run_to_end(log, seen.note)
 
     assert seen.numbers == Counter(range(RECORDS + 40))
 
 
 def test_a_run_handles_new_records_until_it_is_stopped(log, seen):
-    """Without `until`; stopping commits what was handled."""
+    """Without `until` it does not end; `stop` commits the handled records."""
     with embedlog.run_group(log, "t", "g", seen.note, **EARLIEST) as run:
         until(lambda: len(seen.numbers) == RECORDS)
         fill(log, range(RECORDS, RECORDS + 40))
@@ -146,7 +147,7 @@ def test_a_run_handles_new_records_until_it_is_stopped(log, seen):
 
 
 def test_a_stop_finishes_the_current_record_only(log, seen):
-    """What was polled but not handled is not committed."""
+    """Records that were polled but not handled are not committed."""
 
     def slow(record):
         time.sleep(0.1)
@@ -159,7 +160,7 @@ def test_a_stop_finishes_the_current_record_only(log, seen):
 
 
 class UnluckyError(Exception):
-    """With an argument that is not what it was made of."""
+    """An error whose `args` differ from the arguments of its constructor."""
 
     def __init__(self, number):
         super().__init__(f"not {number}")
@@ -171,7 +172,7 @@ def fail_at_13(record):
 
 
 def test_an_error_of_a_handler_is_raised_with_its_traceback(log):
-    """The parent gets the error itself, caused by where it was raised in the child."""
+    """The parent raises the handler's error; its cause has the traceback of the child."""
     run = embedlog.run_group(log, "t", "g", fail_at_13, processes=2, **EARLIEST)
 
     with pytest.raises(ValueError, match="thirteen") as caught:
@@ -182,7 +183,7 @@ def test_an_error_of_a_handler_is_raised_with_its_traceback(log):
 
 
 def test_nothing_after_a_record_that_failed_is_committed(log):
-    """Its partition is committed up to it, and no other process goes on behind it."""
+    """Its partition is committed up to it, and no other process continues after it."""
     for _ in range(2):
         with pytest.raises(ValueError, match="thirteen"):
             embedlog.run_group(log, "t", "g", fail_at_13, processes=3, **EARLIEST).wait(patient(60))
@@ -192,7 +193,7 @@ def test_nothing_after_a_record_that_failed_is_committed(log):
 
 
 def test_a_failed_batch_is_handled_again_as_a_whole(log, seen):
-    """A handler of batches says yes or no to all of one."""
+    """If a handler of batches raises, nothing of its batch is committed."""
 
     def handle(records):
         seen.add(records[0].partition, records[0].offset, len(records))
@@ -205,12 +206,12 @@ def test_a_failed_batch_is_handled_again_as_a_whole(log, seen):
                 patient(60)
             )
 
-    assert [words for words in seen.read() if words[0] == "1"] == [["1", "0", "100"]] * 2
+    assert [fields for fields in seen.read() if fields[0] == "1"] == [["1", "0", "100"]] * 2
 
 
 @pytest.mark.parametrize("error", [UnluckyError(13), SystemExit(3), KeyboardInterrupt()], ids=repr)
 def test_an_error_that_does_not_pickle_is_reported(log, error):
-    """One that does not unpickle, or that would end the parent."""
+    """So is an error that does not unpickle, or that would end the parent."""
 
     def handle(record):
         raise error
@@ -224,7 +225,7 @@ def test_an_error_that_does_not_pickle_is_reported(log, error):
 
 
 def test_an_error_before_the_first_record_is_raised(log):
-    """Whatever a process dies of."""
+    """A process may fail before it calls the handler."""
     run = embedlog.run_group(log, "t", "g", print, auto_offset_reset="none")
 
     with pytest.raises(embedlog.errors.NoOffsetForPartitionError):
@@ -232,7 +233,7 @@ def test_an_error_before_the_first_record_is_raised(log):
 
 
 def test_a_killed_process_is_replaced_and_nothing_is_lost(log, seen):
-    """Half way; what it did not commit comes again."""
+    """The records that it did not commit are handled again."""
 
     def slow(record):
         time.sleep(0.002)
@@ -251,7 +252,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(log, seen):
 
 
 def test_too_many_killed_processes_end_the_run(log, seen):
-    """After so many restarts it is an error."""
+    """More than `restarts` restarts are an error."""
 
     def deadly(record):
         if record.value == POISON:
@@ -267,7 +268,7 @@ def test_too_many_killed_processes_end_the_run(log, seen):
 
 
 def test_a_process_terminated_by_another_program_is_not_replaced(log):
-    """SIGTERM is a way to say that it should."""
+    """SIGTERM ends it on purpose."""
     run = embedlog.run_group(log, "t", "g", lambda record: None, processes=2, **EARLIEST)
     until(lambda: len(members(log)) == 2)
     for pid in run.pids:
@@ -278,7 +279,7 @@ def test_a_process_terminated_by_another_program_is_not_replaced(log):
 
 
 def test_a_handler_that_does_not_end_is_killed(log, seen):
-    """After the time that `stop` was given."""
+    """`stop` kills it after its timeout."""
 
     def endless(record):
         seen.note(record)
@@ -294,7 +295,7 @@ def test_a_handler_that_does_not_end_is_killed(log, seen):
 
 
 def test_a_stop_right_after_the_start_works(log):
-    """Before a process has come to its first record, or to anything."""
+    """The processes may not have started to poll yet."""
     for _ in range(5):
         begun = time.monotonic()
         embedlog.run_group(log, "t", "g", lambda record: None, **EARLIEST).stop()
@@ -303,7 +304,7 @@ def test_a_stop_right_after_the_start_works(log):
 
 
 def test_closing_the_log_stops_its_runs(tmp_path):
-    """As it does producers and consumers."""
+    """It stops producers and consumers as well."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
         run = embedlog.run_group(log, "t", "g", lambda record: None)
@@ -312,16 +313,16 @@ def test_closing_the_log_stops_its_runs(tmp_path):
 
 
 def test_each_process_has_its_own_instance_id(log):
-    """A group_instance_id is for one member only."""
+    """A group_instance_id belongs to one member only."""
     with embedlog.run_group(log, "t", "g", print, group_instance_id="host"):
         until(lambda: len(members(log)) == 2)
 
-        assert {each.instance_id for each in members(log).values()} == {"host-0", "host-1"}
+        assert {member.instance_id for member in members(log).values()} == {"host-0", "host-1"}
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_handler_that_pickles_runs_by_any_start_method(log, method):
-    """It is imported in a process that knows nothing of this one."""
+    """The new process imports it."""
     run = embedlog.run_group(
         log, "t", "g", fail_at_13, processes=2, start_method=method, until="end", **EARLIEST
     )
@@ -331,13 +332,13 @@ def test_a_handler_that_pickles_runs_by_any_start_method(log, method):
 
 
 def test_a_handler_that_does_not_pickle_is_refused_at_once(log):
-    """Where it would have to."""
+    """The start method spawn must pickle it."""
     with pytest.raises((AttributeError, TypeError)):
         embedlog.run_group(log, "t", "g", lambda record: None, start_method="spawn")
 
 
 def test_invalid_arguments_are_refused(log):
-    """Before any process is started."""
+    """The error is raised before any process is started."""
     with pytest.raises(InvalidConfigError, match="enable_auto_commit"):
         embedlog.run_group(log, "t", "g", print, enable_auto_commit=True)
     with pytest.raises(InvalidConfigError, match="max_pol"):
@@ -379,7 +380,7 @@ WAITS, SLEEPS = "run.wait()", "time.sleep(60)"
     ],
 )
 def test_the_run_ends_with_its_program(log, ending, with_signal, code):
-    """However it ends: what was handled is committed, and no process is left behind."""
+    """However the program ends, handled records are committed and no process is left."""
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(ending), log.path],
         stdout=subprocess.PIPE,
@@ -408,13 +409,13 @@ def alive(pid):
 
 
 def test_two_runs_at_once_from_threads_are_two_runs(log, seen):
-    """Each ends by itself."""
+    """Each run ends independently."""
 
-    def go(group):
+    def run_one_group(group):
         run = embedlog.run_group(log, "t", group, seen.note, until="end", **EARLIEST)
         assert run.wait(patient(60))
 
-    with in_threads(*(partial(go, group) for group in "ab")):
+    with in_threads(*(partial(run_one_group, group) for group in "ab")):
         pass
 
     assert seen.numbers == Counter(dict.fromkeys(range(RECORDS), 2))
