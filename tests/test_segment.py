@@ -1,4 +1,4 @@
-"""A segment file: a stream of batches that any Arrow can read."""
+"""A segment file is a stream of batches that any Arrow implementation can read."""
 
 import os
 
@@ -25,17 +25,25 @@ def file(files):
 
 
 def write(file, count, *, position=None, size=10):
-    """Write batches of ``size`` records one after the other; returns their places, and the end."""
-    places = [file.start if position is None else position]
+    """Write batches of ``size`` records one after the other; return their positions and the end."""
+    positions = [file.start if position is None else position]
     for number in range(count):
         values = [b"v%d" % (number * size + row) for row in range(size)]
-        one = encoded(*values, at=START + number)
-        places.append(places[-1] + file.write(one.stamp(number * size, 0), places[-1]))
-    return places
+        encoded_batch = encoded(*values, at=START + number)
+        positions.append(
+            positions[-1] + file.write(encoded_batch.stamp(number * size, 0), positions[-1])
+        )
+    return positions
 
 
-def bases(found):
-    return [one.base_offset for one in found]
+def seal(files, file, end):
+    """Write the end mark, and open the segment again."""
+    file.write([segment.END_MARK], end)
+    return segment.SegmentFile(files, PATH)
+
+
+def bases(batches):
+    return [decoded.base_offset for decoded in batches]
 
 
 def test_a_new_segment_holds_its_schema_and_nothing_else(file):
@@ -45,45 +53,47 @@ def test_a_new_segment_holds_its_schema_and_nothing_else(file):
     assert file.read(file.start, file.size()) == []
 
 
-def test_creating_over_an_old_file_cuts_it(files, file):
-    """A file that is named and not yet written to is made again from nothing (A14)."""
+def test_creating_over_an_old_file_truncates_it(files, file):
+    """A14: a file in the manifest that was not written to yet is created from scratch."""
     write(file, 3)
-    again = segment.create(files, PATH, batch.schema())
+    created = segment.create(files, PATH, batch.schema())
 
-    assert again.size() == again.start
+    assert created.size() == created.start
 
 
 def test_batches_are_read_back_in_order(file):
-    """What was written is read, from any batch's position."""
-    places = write(file, 5)
+    """A read may begin at the position of any batch."""
+    positions = write(file, 5)
 
-    found = file.read(file.start, places[-1])
-    assert bases(found) == [0, 10, 20, 30, 40]
-    assert [row[3] for one in found for row in batch_rows(one)] == [b"v%d" % n for n in range(50)]
-    assert bases(file.read(places[3], places[-1])) == [30, 40]
-    assert [one.position for one in found] == places[:-1]
-
-
-def test_nothing_past_the_stop_is_looked_at(file):
-    """Bytes past the published end may be anything (A20)."""
-    places = write(file, 3)
-    file.write([b"garbage" * 100], places[-1])
-    file.truncate(places[-1] + 300)
-
-    assert bases(file.read(file.start, places[-1])) == [0, 10, 20]
-    assert bases(file.read(file.start, places[1])) == [0]
+    batches = file.read(file.start, positions[-1])
+    assert bases(batches) == [0, 10, 20, 30, 40]
+    assert [row[3] for decoded in batches for row in batch_rows(decoded)] == [
+        b"v%d" % n for n in range(50)
+    ]
+    assert bases(file.read(positions[3], positions[-1])) == [30, 40]
+    assert [decoded.position for decoded in batches] == positions[:-1]
 
 
-@pytest.mark.parametrize("most", [1, 100, 1000, 3000])
-def test_a_read_returns_at_least_one_batch_however_little_is_asked_for(file, most):
-    """A batch is never split (A18)."""
-    places = write(file, 5)
-    found, place = [], file.start
-    while got := file.read(place, places[-1], most):
-        found += got
-        place = got[-1].position + got[-1].size
+def test_nothing_past_the_stop_is_read(file):
+    """A20: the bytes after the published end may be anything."""
+    positions = write(file, 3)
+    file.write([b"garbage" * 100], positions[-1])
+    file.truncate(positions[-1] + 300)
 
-    assert bases(found) == [0, 10, 20, 30, 40]
+    assert bases(file.read(file.start, positions[-1])) == [0, 10, 20]
+    assert bases(file.read(file.start, positions[1])) == [0]
+
+
+@pytest.mark.parametrize("max_bytes", [1, 100, 1000, 3000])
+def test_a_read_returns_at_least_one_batch_however_little_is_asked_for(file, max_bytes):
+    """A18: a batch is never split."""
+    positions = write(file, 5)
+    batches, position = [], file.start
+    while chunk := file.read(position, positions[-1], max_bytes):
+        batches += chunk
+        position = chunk[-1].position + chunk[-1].size
+
+    assert bases(batches) == [0, 10, 20, 30, 40]
 
 
 def test_a_batch_larger_than_what_is_asked_for_is_read_whole(files):
@@ -94,99 +104,97 @@ def test_a_batch_larger_than_what_is_asked_for_is_read_whole(files):
     assert bases(file.read(file.start, end, 1)) == [0]
 
 
-def test_a_batch_longer_than_the_first_look_is_read_once(file, monkeypatch):
-    """Its block says how long it is: a few bytes, then all of it, parsed once."""
-    places = write(file, 2, size=3000)
-    looks, parsed = [], []
+def test_a_batch_longer_than_the_first_read_is_read_once(file, monkeypatch):
+    """Its header states its length: a short read, then one of the whole batch, parsed once."""
+    positions = write(file, 2, size=3000)
+    lengths, parsed = [], []
     read, whole = Files.read, segment.SegmentFile._whole
 
-    def noted(files, fd, length, position):
-        looks.append(length)
+    def recorded_read(files, fd, length, position):
+        lengths.append(length)
         return read(files, fd, length, position)
 
-    monkeypatch.setattr(Files, "read", noted)
+    monkeypatch.setattr(Files, "read", recorded_read)
     monkeypatch.setattr(
         segment.SegmentFile, "_whole", lambda *args: parsed.append(1) or whole(*args)
     )
-    assert bases(file.read(places[0], places[2], 1)) == [0]
-    assert looks[-1] == places[1] - places[0] > looks[-2]
-    assert (len(looks), len(parsed)) == (2, 1)
+    assert bases(file.read(positions[0], positions[2], 1)) == [0]
+    assert lengths[-1] == positions[1] - positions[0] > lengths[-2]
+    assert (len(lengths), len(parsed)) == (2, 1)
 
 
 def test_good_batches_come_before_the_damaged_one(file):
-    """The damaged batch is an error only when it is the first (E10)."""
-    places = write(file, 3)
-    file.write([b"x"], places[1] + 40)
+    """E10: a damaged batch raises only if it is the first."""
+    positions = write(file, 3)
+    file.write([b"x"], positions[1] + 40)
 
-    assert bases(file.read(file.start, places[-1])) == [0]
+    assert bases(file.read(file.start, positions[-1])) == [0]
     with pytest.raises(CorruptBatchError) as caught:
-        file.read(places[1], places[-1])
-    assert (caught.value.path, caught.value.position) == (PATH, places[1])
-    assert bases(file.read(places[2], places[-1])) == [20]
+        file.read(positions[1], positions[-1])
+    assert (caught.value.path, caught.value.position) == (PATH, positions[1])
+    assert bases(file.read(positions[2], positions[-1])) == [20]
 
 
 def test_a_scan_yields_every_batch_over_many_reads(file, monkeypatch):
-    """`scan` is `read` until the stop."""
+    """`scan` repeats `read` until the stop."""
     monkeypatch.setattr(segment, "CHUNK_BYTES", 1500)
-    places = write(file, 20)
+    positions = write(file, 20)
 
-    assert bases(file.scan(file.start, places[-1])) == [n * 10 for n in range(20)]
+    assert bases(file.scan(file.start, positions[-1])) == [n * 10 for n in range(20)]
 
 
 def test_a_sealed_segment_is_read_from_a_map(files, file):
-    """The same batches, without copies, also after the file was unlinked (A21)."""
-    places = write(file, 5)
-    file.write([segment.END_MARK], places[-1])
-    sealed = segment.SegmentFile(files, PATH)
-    first = sealed.mapped(file.start, places[-1])[:1]
+    """A21: the same batches, without copies, also after the file was unlinked."""
+    positions = write(file, 5)
+    sealed = seal(files, file, positions[-1])
+    first = sealed.mapped(file.start, positions[-1])[:1]
     files.unlink(PATH)
 
     assert sealed.fd is None
-    assert bases(sealed.mapped(places[1], places[-1])) == [10, 20, 30, 40]
+    assert bases(sealed.mapped(positions[1], positions[-1])) == [10, 20, 30, 40]
     assert batch_rows(first[0])[9][3] == b"v9"
 
 
-@pytest.mark.parametrize("most", [1, 1000])
-def test_a_few_batches_of_a_sealed_segment_are_not_worth_a_map(files, file, most):
-    """They are read, which is faster than to map and to unmap, with the same result."""
-    places = write(file, 5)
-    file.write([segment.END_MARK], places[-1])
-    sealed = segment.SegmentFile(files, PATH)
-    first = sealed.mapped(file.start, places[-1], most)
+@pytest.mark.parametrize("max_bytes", [1, 1000])
+def test_a_few_batches_of_a_sealed_segment_are_not_worth_a_map(files, file, max_bytes):
+    """They are read with the same result, which is faster than mapping and unmapping."""
+    positions = write(file, 5)
+    sealed = seal(files, file, positions[-1])
+    first = sealed.mapped(file.start, positions[-1], max_bytes)
     files.unlink(PATH)
 
     assert sealed.fd is not None
-    assert bases(first) == [0, 10][: 1 if most == 1 else 2]
-    assert bases(sealed.mapped(places[1], places[-1], 1)) == [10]
-    assert bases(sealed.mapped(places[1], places[-1])) == [10, 20, 30, 40]
+    assert bases(first) == [0, 10][: 1 if max_bytes == 1 else 2]
+    assert bases(sealed.mapped(positions[1], positions[-1], 1)) == [10]
+    assert bases(sealed.mapped(positions[1], positions[-1])) == [10, 20, 30, 40]
     assert batch_rows(first[0])[9][3] == b"v9"
 
 
 def test_arrays_of_a_map_outlive_the_segment(files, file):
-    """An array keeps what it points into (A21)."""
-    places = write(file, 1)
+    """A21: an array keeps the map that it points into."""
+    positions = write(file, 1)
     sealed = segment.SegmentFile(files, PATH)
-    column = sealed.mapped(file.start, places[-1])[0].columns(["value"]).column(0)
+    column = sealed.mapped(file.start, positions[-1])[0].columns(["value"]).column(0)
     sealed.close()
     del sealed
 
     assert column[9].as_py() == b"v9"
 
 
-@pytest.mark.parametrize("most", [1, 1 << 20])
-def test_a_sealed_file_that_was_cut_is_corruption_not_a_signal(files, file, most):
-    """Nothing past the end of the map is touched: no SIGBUS (P20)."""
-    places = write(file, 2)
-    file.truncate(places[1])
+@pytest.mark.parametrize("max_bytes", [1, 1 << 20])
+def test_a_sealed_file_that_was_cut_is_corruption_not_a_signal(files, file, max_bytes):
+    """P20: nothing past the end of the map is accessed, so there is no SIGBUS."""
+    positions = write(file, 2)
+    file.truncate(positions[1])
 
     with pytest.raises(CorruptionError, match="were published"):
-        segment.SegmentFile(files, PATH).mapped(file.start, places[-1], most)
+        segment.SegmentFile(files, PATH).mapped(file.start, positions[-1], max_bytes)
 
 
 def test_any_arrow_reads_a_sealed_segment(tmp_path, file):
-    """It is an Arrow IPC stream: our blocks are padding to others (docs/format.md)."""
-    places = write(file, 3)
-    file.write([segment.END_MARK], places[-1])
+    """It is an Arrow IPC stream; other readers skip our blocks as padding (docs/format.md)."""
+    positions = write(file, 3)
+    file.write([segment.END_MARK], positions[-1])
 
     table = pa.ipc.open_stream((tmp_path / PATH).read_bytes()).read_all()
 
@@ -200,7 +208,7 @@ def test_any_arrow_reads_a_sealed_segment(tmp_path, file):
     ids=["empty", "four bytes", "text", "zeros", "ones", "damaged schema"],
 )  # fmt: skip
 def test_a_file_that_is_no_segment_is_refused_with_its_path(files, tmp_path, content):
-    """Whatever stands where a segment should be: a typed error, in bounded memory (P22)."""
+    """P22: any content of the file gives a typed error, in bounded memory."""
     (tmp_path / PATH).write_bytes(content)
 
     with pytest.raises(CorruptionError, match=r"Not a segment") as caught:
@@ -209,14 +217,14 @@ def test_a_file_that_is_no_segment_is_refused_with_its_path(files, tmp_path, con
 
 
 def test_a_missing_file_is_a_storage_error(files):
-    """With its number and its path."""
+    """The error has the errno and the path."""
     with pytest.raises(StorageError) as caught:
         segment.SegmentFile(files, PATH)
     assert caught.value.errno == 2
 
 
-def test_a_descriptor_is_closed_when_nobody_refers_to_the_segment(files, file):
-    """No descriptor is leaked; closing twice is closing once."""
+def test_a_descriptor_is_closed_with_the_last_reference_to_the_segment(files, file):
+    """No descriptor is leaked, and a second close does nothing."""
     fd = file.fd
     file.close()
     file.close()
