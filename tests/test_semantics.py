@@ -1,7 +1,7 @@
 """Rule codes such as (A17) are defined once, in docs/semantics.md, and stay out of messages.
 
-So a reader who meets a code finds what it means, a user never meets one, and
-nothing refers to a page that the repository does not have.
+A reader who meets a code can look it up, a user never meets one, and nothing
+refers to a page that the repository does not have.
 """
 
 import ast
@@ -15,12 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "semantics.md"
 PACKAGES = ("embedlog", "pyspark_embedlog")
-"""Looked for where they are imported from: the tests also run against what users install."""
+"""Searched where Python imports them from: the tests also run against an installed wheel."""
 FOLDERS = ("tests", "bench", "docs", "examples")
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml")
 KINDS = {".py", ".md", ".ipynb", ".java"}
 SHOWN = (*PACKAGES, "bench", "examples")
-"""Folders with text that a user may see."""
+"""Folders with messages that a user may see."""
 
 DEFINITION = re.compile(r"^- \*\*([A-Z][0-9]+[a-z]?)\*\* (.*)$", re.MULTILINE)
 ELSEWHERE = re.compile(
@@ -28,14 +28,14 @@ ELSEWHERE = re.compile(
     r"|\bthe (?:house|style) (?:guide|page)\b",
     re.IGNORECASE,
 )
-"""References to parts of documents that no reader has; a rule of theirs has a code here."""
+"""References to documents outside the repository; their rules have codes here."""
 A_PAGE = re.compile(r"(?<![\w-])[\w-][\w/-]*\.md\b")
 LONGEST = 500
 
 
 @functools.cache
 def sources():
-    """Return what the repository says: path from its root to text."""
+    """Return the text of every file to check, by its path from the root of the repository."""
     roots = [ROOT / folder for folder in FOLDERS]
     for package in PACKAGES:
         roots += map(Path, importlib.util.find_spec(package).submodule_search_locations)
@@ -44,12 +44,12 @@ def sources():
         for path in sorted(root.rglob("*")):
             if path.suffix in KINDS:
                 paths[path.relative_to(root.parent).as_posix()] = path
-    # A source distribution has no benchmarks, and no examples.
+    # A source distribution has neither benchmarks nor examples.
     return {name: text_of(path) for name, path in paths.items() if path.is_file()}
 
 
 def text_of(path):
-    """Return the text of a file; of a notebook what was typed, not the pictures."""
+    """Return the text of a file; of a notebook, the source of its cells."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".ipynb":
         return text
@@ -57,13 +57,13 @@ def text_of(path):
 
 
 def rules():
-    """Return the rules of the page in their order: code and text."""
+    """Return the rules of the page in order, as pairs of code and text."""
     return DEFINITION.findall(PAGE.read_text(encoding="utf-8"))
 
 
 @functools.cache
 def code_pattern():
-    """Match a code: a letter that the page has rules for, and a number."""
+    """Return a pattern for codes: a letter of a rule of the page, and a number."""
     letters = "".join(sorted({code[0] for code, _ in rules()}))
     return re.compile(rf"\b[{letters}][1-9][0-9]?b?\b")
 
@@ -86,15 +86,15 @@ def strings(tree):
 
 
 def test_every_rule_is_defined_once():
-    """A code means one thing."""
-    times = Counter(code for code, _ in rules())
+    """A code has one meaning."""
+    counts = Counter(code for code, _ in rules())
 
-    assert times, "docs/semantics.md defines no rules"
-    assert [code for code, count in times.items() if count > 1] == []
+    assert counts, "docs/semantics.md defines no rules"
+    assert [code for code, count in counts.items() if count > 1] == []
 
 
 def test_every_rule_is_one_short_line():
-    """A definition that needs more belongs on another page."""
+    """A longer definition belongs on another page."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     broken = [line for line in lines if line.startswith(" ")]
     too_long = [code for code, text in rules() if len(text) > LONGEST]
@@ -103,7 +103,7 @@ def test_every_rule_is_one_short_line():
 
 
 def test_every_code_is_defined():
-    """Wherever it is cited: in code, tests, benchmarks, pages or examples."""
+    """Also those cited in tests, benchmarks, pages and examples."""
     defined = {code for code, _ in rules()}
     offenders = [
         f"{path}:{number}: {code}"
@@ -129,7 +129,7 @@ def test_no_message_has_a_code():
 
 
 def test_no_document_is_cited_that_a_reader_does_not_have():
-    """A rule has a code, a page its path, and everything else is said on the spot."""
+    """A rule is cited by its code, a page by its path."""
     offenders = [
         f"{path}:{number}: {cited}"
         for path, text in sources().items()
@@ -141,7 +141,7 @@ def test_no_document_is_cited_that_a_reader_does_not_have():
 
 
 def test_every_page_that_is_named_is_there():
-    """By its path, or the end of it."""
+    """A page is named by its path, or by the end of it."""
     pages = {"/" + path for path in (*sources(), *PAGES)}
     offenders = [
         f"{path}:{number}: {cited}"
