@@ -1,4 +1,4 @@
-"""Message streams (E26): iterators that share the partitions of topics."""
+"""Message streams are iterators that share the partitions of topics (E26)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from support import forks
 from support.patience import patient
 from support.roots import open_root
 
@@ -20,7 +21,7 @@ RECORDS = 200
 
 @pytest.fixture
 def shared(tmp_path):
-    """A root by the system's clock, with 200 records in four partitions of a topic."""
+    """A root with the system's clock, and 200 records in four partitions of a topic."""
     root = open_root(tmp_path / "root", clock=lambda: time.time_ns() // 1_000_000)
     root.create_topic("t", 4, TopicConfig())
     fill(root, range(RECORDS))
@@ -54,29 +55,29 @@ def test_each_partition_feeds_exactly_one_stream(shared):
 
 
 def test_streams_read_only_their_topic(shared):
-    """As many for each topic as requested."""
+    """Each topic gets the requested number of streams."""
     shared.create_topic("u", 1, TopicConfig())
     with Producer(shared) as producer:
         producer.send("u", b"u")
     with reader(shared, consumer_timeout_ms=100) as consumer:
         streams = consumer.create_message_streams({"t": 3, "u": 1})
 
-        assert [len(each) for each in streams.values()] == [3, 1]
+        assert [len(of_topic) for of_topic in streams.values()] == [3, 1]
         assert [record.value for record in streams["u"][0]] == [b"u"]
         assert {record.topic for stream in streams["t"] for record in stream} == {"t"}
 
 
 def test_with_more_streams_than_partitions_some_read_nothing(shared):
-    """They end by their timeout, and take over when others end."""
+    """They end at their timeout, and take over partitions when others end."""
     with reader(shared, consumer_timeout_ms=50) as consumer:
         streams = consumer.create_message_streams({"t": 6})["t"]
 
-        assert sorted(len(each.assignment()) for each in streams) == [0, 0, 1, 1, 1, 1]
-        assert [list(each) for each in streams if not each.assignment()] == [[], []]
+        assert sorted(len(stream.assignment()) for stream in streams) == [0, 0, 1, 1, 1, 1]
+        assert [list(stream) for stream in streams if not stream.assignment()] == [[], []]
 
 
 def test_a_timeout_ends_an_iterator_that_can_be_resumed(shared):
-    """consumer_timeout_ms raises StopIteration; the next iteration continues there."""
+    """consumer_timeout_ms raises StopIteration; the next iteration continues from there."""
     with reader(shared, consumer_timeout_ms=50) as consumer:
         [stream] = consumer.create_message_streams({"t": 1})["t"]
         assert numbers(stream) == list(range(RECORDS))
@@ -89,78 +90,77 @@ def test_a_timeout_ends_an_iterator_that_can_be_resumed(shared):
 
 
 def test_closing_the_consumer_ends_streams_that_wait_in_threads(shared):
-    """Each returns what it has, commits, and ends; the next consumer finds nothing left."""
+    """Each returns its records, commits and ends; the next consumer finds no record left."""
     consumer = reader(shared)
     streams = consumer.create_message_streams({"t": 2})["t"]
-    records, all_there = [], threading.Event()
+    records, complete = [], threading.Event()
 
     def read(stream):
         for record in stream:
             records.append(record)
             if len(records) == RECORDS:
-                all_there.set()
+                complete.set()
 
     threads = [threading.Thread(target=read, args=(stream,)) for stream in streams]
     for thread in threads:
         thread.start()
-    assert all_there.wait(patient(20))
+    assert complete.wait(patient(20))
     consumer.close()
     for thread in threads:
         thread.join(patient(20))
 
     assert not any(thread.is_alive() for thread in threads)
     assert numbers(records) == list(range(RECORDS))
-    with reader(shared, consumer_timeout_ms=50) as after:
-        after.subscribe(["t"])
-        assert list(after) == []
+    with reader(shared, consumer_timeout_ms=50) as next_consumer:
+        next_consumer.subscribe(["t"])
+        assert list(next_consumer) == []
     with pytest.raises(ClosedError):
         streams[0].poll()
 
 
 def test_close_commits_only_what_was_returned(shared):
-    """The next member continues after the last record of the iteration."""
+    """The next member continues after the last record that the iteration returned."""
     consumer = reader(shared)
     [stream] = consumer.create_message_streams({"t": 1})["t"]
-    going_on = iter(stream)
-    records = [next(going_on) for _ in range(70)]
+    iterator = iter(stream)
+    records = [next(iterator) for _ in range(70)]
 
     consumer.close()
 
-    records += going_on
-    with reader(shared, consumer_timeout_ms=50) as after:
-        after.subscribe(["t"])
-        records += after
+    records += iterator
+    with reader(shared, consumer_timeout_ms=50) as next_consumer:
+        next_consumer.subscribe(["t"])
+        records += next_consumer
     assert len(records) == RECORDS
     assert numbers(records) == list(range(RECORDS))
 
 
 def test_a_close_in_another_thread_notifies_the_listener(shared):
-    """It may commit there, as in a close on its own thread (E24)."""
-    told = []
+    """E24: the listener may commit, as in a close on its own thread."""
+    revocations = []
 
     class Listener(ConsumerRebalanceListener):
         def on_partitions_revoked(self, revoked):
             if revoked:
                 consumer.commit({TopicPartition("t", 0): 7})
-                told.append(revoked)
+                revocations.append(revoked)
 
     consumer = reader(shared, enable_auto_commit=False)
     consumer.subscribe(["t"], listener=Listener())
     thread = threading.Thread(target=lambda: list(consumer))
     thread.start()
-    while not consumer._assignment.partitions():
-        time.sleep(0.01)
+    forks.until(consumer._assignment.partitions)
     time.sleep(0.1)
     consumer.close()
     thread.join(patient(20))
 
     assert not thread.is_alive()
-    assert told == [{TopicPartition("t", number) for number in range(4)}]
+    assert revocations == [{TopicPartition("t", number) for number in range(4)}]
     assert reader(shared).committed(TopicPartition("t", 0)) == 7
 
 
 def test_close_does_not_wait_forever_for_a_call(shared):
-    """After its timeout the member leaves without a commit."""
+    """After its timeout, the member leaves without a commit."""
     inside, go_on = threading.Event(), threading.Event()
 
     def slow(value):
@@ -183,26 +183,26 @@ def test_close_does_not_wait_forever_for_a_call(shared):
 
 
 def test_static_streams_have_instance_ids_of_their_own(shared):
-    """A group_instance_id is for one member: each stream adds its topic and number."""
+    """A group_instance_id belongs to one member: each stream appends its topic and number."""
     with reader(shared, group_instance_id="host") as consumer:
         streams = consumer.create_message_streams({"t": 2})["t"]
 
-        names = [each.group_metadata().group_instance_id for each in streams]
+        names = [stream.group_metadata().group_instance_id for stream in streams]
         assert names == ["host-t-0", "host-t-1"]
 
 
 @pytest.mark.parametrize("count", [0, -1, True, "2"])
 def test_a_number_of_streams_below_one_is_refused(shared, count):
-    """No stream has joined then."""
+    """No stream joins the group."""
     with reader(shared) as consumer, pytest.raises(ValueError):
         consumer.create_message_streams({"t": count})
 
 
 def test_a_consumer_that_reads_topics_itself_creates_no_streams(shared):
-    """It would be a member that keeps partitions; and without a group there are no streams."""
+    """It is a member with partitions already; and a consumer without a group has no streams."""
     with reader(shared) as consumer:
         consumer.subscribe(["t"])
         with pytest.raises(IllegalStateError):
             consumer.create_message_streams({"t": 1})
-    with Consumer(shared) as alone, pytest.raises(InvalidGroupIdError):
-        alone.create_message_streams({"t": 1})
+    with Consumer(shared) as groupless, pytest.raises(InvalidGroupIdError):
+        groupless.create_message_streams({"t": 1})
