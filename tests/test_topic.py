@@ -1,4 +1,4 @@
-"""Looking at a topic: a list of records that is not read before it is needed."""
+"""A topic is a list of records that are read only when they are needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def log(tmp_path):
 
 @pytest.fixture
 def topic(log):
-    """Two partitions of 100 and 3 records, in batches of ten, and many small segments."""
+    """Two partitions of 100 and 3 records, in batches of ten and many small segments."""
     log.create_topic("t", partitions=2, config={"segment.bytes": 3000})
     for base in range(0, ROWS, 10):
         values = [b"v%d" % row for row in range(base, base + 10)]
@@ -44,7 +44,7 @@ def offsets(view):
 
 
 def test_a_topic_has_as_many_rows_as_records(topic, log):
-    """`len` is today's number of offsets, over all partitions."""
+    """`len` counts the records of all partitions, also new ones."""
     assert len(topic) == 103
     assert len(topic.partition(1)) == 3
 
@@ -54,24 +54,24 @@ def test_a_topic_has_as_many_rows_as_records(topic, log):
 
 
 def test_a_slice_is_a_slice_of_a_list(topic):
-    """Every slice gives the rows that the same slice of all rows gives, negative ones too."""
-    everything = list(topic)
+    """Every slice, also with negative bounds, has the same rows as that slice of all rows."""
+    records = list(topic)
     bounds = [None, 0, 1, 9, 10, 55, 99, 100, 102, 103, 200, -1, -3, -4, -103, -200]
 
     for start in bounds:
         for stop in bounds:
-            assert list(topic[start:stop]) == everything[start:stop], (start, stop)
-            assert len(topic[start:stop]) == len(everything[start:stop])
+            assert list(topic[start:stop]) == records[start:stop], (start, stop)
+            assert len(topic[start:stop]) == len(records[start:stop])
 
 
 def test_a_slice_of_a_slice_counts_from_it(topic):
-    """Views nest; they are cut, not read."""
+    """A slice of a view needs no read."""
     assert offsets(topic[10:90][5:-70]) == [(0, 15), (0, 16), (0, 17), (0, 18), (0, 19)]
     assert offsets(topic[95:][3:]) == [(0, 98), (0, 99), (1, 0), (1, 1), (1, 2)]
 
 
 def test_one_row_is_a_record(topic):
-    """As with a list, from both ends; and no row is an IndexError."""
+    """As with a list, from both ends; an index past the rows is an IndexError."""
     assert topic[42].value == b"v42"
     assert (topic[-1].value, topic[-1].partition, topic[-1].offset) == (b"<b>", 1, 2)
     assert topic[101].value is None
@@ -86,7 +86,7 @@ def test_one_row_is_a_record(topic):
 
 
 def test_a_view_does_not_change(topic, log):
-    """A slice names offsets: what comes later does not move it; a topic grows."""
+    """A view names offsets, so that new records do not move it; a topic grows."""
     last = topic[-2:]
 
     log.partition("t", 1).append([encoded(b"new")])
@@ -96,7 +96,7 @@ def test_a_view_does_not_change(topic, log):
 
 
 def test_head_and_tail_are_of_each_partition(topic):
-    """A topic has as many beginnings as partitions; fewer records are all of them."""
+    """Each partition has a head and a tail; if it has fewer records they are all of them."""
     assert offsets(topic.head(2)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert offsets(topic.tail(2)) == [(0, 98), (0, 99), (1, 1), (1, 2)]
     assert len(topic.head(50)) == 53
@@ -105,7 +105,7 @@ def test_head_and_tail_are_of_each_partition(topic):
 
 
 def test_an_empty_topic_is_an_empty_list(log):
-    """Nothing to read is no error."""
+    """Reading it is no error."""
     empty = log.create_topic("empty", partitions=3)
 
     assert len(empty) == 0
@@ -117,7 +117,7 @@ def test_an_empty_topic_is_an_empty_list(log):
 
 
 def test_a_table_has_the_records_in_columns(topic):
-    """`to_arrow`, with offset and partition before what is stored."""
+    """`to_arrow` has offset and partition before the stored columns."""
     table = topic.to_arrow()
 
     assert table.schema.field("timestamp").type == pa.timestamp("ms", tz="UTC")
@@ -129,7 +129,7 @@ def test_a_table_has_the_records_in_columns(topic):
 
 
 def test_a_table_has_the_selected_columns(topic):
-    """In the order asked; a wrong name tells the right ones."""
+    """They are in the requested order; an unknown name is an error."""
     assert topic[7:9].to_arrow(["value", "offset"]).to_pydict() == {
         "value": [b"v7", b"v8"],
         "offset": [7, 8],
@@ -140,7 +140,7 @@ def test_a_table_has_the_selected_columns(topic):
 
 
 def test_headers_are_a_column_where_there_are_any(topic, log):
-    """Segments without headers have none: their rows are null."""
+    """Rows of segments without headers have null in that column."""
     assert "headers" not in topic.schema().names
 
     log.partition("t", 1).append([encoded(b"h", headers=[[("a", b"1"), ("b", None)]])])
@@ -152,7 +152,7 @@ def test_headers_are_a_column_where_there_are_any(topic, log):
 
 
 def test_headers_in_the_last_segment_are_seen_without_the_others(topic, log, monkeypatch):
-    """What a schema costs does not grow with the number of segments, where that can be helped."""
+    """The cost of a schema does not grow with the number of segments, where that can be avoided."""
     log.partition("t", 0).append([encoded(b"h", headers=[[("a", b"1")]])])
     log.root._partitions.clear()
     monkeypatch.setattr(catalog, "segments", None)
@@ -161,7 +161,7 @@ def test_headers_in_the_last_segment_are_seen_without_the_others(topic, log, mon
 
 
 def test_pandas_and_polars_get_their_own_frames(topic):
-    """`to_pandas` and `to_polars` hold what `to_arrow` holds."""
+    """`to_pandas` and `to_polars` have the rows of `to_arrow`."""
     table = topic.to_arrow()
 
     frame, polars = topic.to_pandas(), topic.to_polars()
@@ -174,7 +174,7 @@ def test_pandas_and_polars_get_their_own_frames(topic):
 
 
 def test_a_table_outlives_the_deletion_of_its_topic(topic, log):
-    """Columns lie over the mapped files, and a deleted file stays while it is mapped (A21)."""
+    """A21: columns point into mapped files, which stay while they are mapped."""
     table = topic.to_arrow()
     before = table.to_pydict()
 
@@ -184,7 +184,7 @@ def test_a_table_outlives_the_deletion_of_its_topic(topic, log):
 
 
 def test_the_repr_of_a_topic(topic):
-    """`repr` is one line; a view shows its offsets."""
+    """It is one line; a view shows its offsets."""
     assert repr(topic).startswith("<Topic t: 2 partitions, 103 records, 0.0 MB>")
     assert repr(topic[98:101]) == "<View of t: 3 records, 0[98:100], 1[0:1]>"
     assert repr(topic[3:3]) == "<View of t: 0 records, nothing>"
@@ -194,13 +194,13 @@ def test_the_repr_of_a_topic(topic):
 
 
 def shown_offsets(view):
-    """The column of offsets in a notebook's picture."""
+    """Return the column of offsets that a notebook shows."""
     rows = view._repr_html_().split("<tr>")[2:]
     return [row.split("<td>")[2].removesuffix("</td>") for row in rows]
 
 
 def test_a_notebook_shows_short_views_as_a_whole_and_both_ends_of_long_ones(topic):
-    """As a data frame is shown; of a topic the first partition's beginning, the last one's end."""
+    """A topic shows the head of its first partition and the tail of its last one."""
     assert shown_offsets(topic[40:50]) == [str(row) for row in range(40, 50)]
     assert shown_offsets(topic[40:51]) == [
         *("40", "41", "42", "43", "44"),
@@ -212,7 +212,7 @@ def test_a_notebook_shows_short_views_as_a_whole_and_both_ends_of_long_ones(topi
 
 
 def test_the_index_of_a_row_must_be_an_int(topic):
-    """Who asks for a key, or a name, is told what gives it."""
+    """The message names the method that looks up a key."""
     with pytest.raises(TypeError, match=r"got str; use get\(key\)"):
         topic["k1"]
     with pytest.raises(TypeError, match=r"key must be bytes, got str; call key.encode\(\)"):
@@ -220,7 +220,7 @@ def test_the_index_of_a_row_must_be_an_int(topic):
 
 
 def test_a_notebook_shows_records_escaped(topic):
-    """Values are anybody's bytes: none of them is markup."""
+    """Values may be any bytes, and are never markup."""
     shown = topic._repr_html_()
 
     assert "<td>&lt;b&gt;</td>" in shown
@@ -231,7 +231,7 @@ def test_a_notebook_shows_records_escaped(topic):
 
 @pytest.mark.parametrize("moment", [-1, 1 << 62, -(1 << 62)])
 def test_a_notebook_shows_any_timestamp(log, moment):
-    """A producer may write any 64 bits as a time; looking at it must not fail."""
+    """A producer may write any 64 bits as a timestamp; showing it must not fail."""
     view = log.create_topic("odd")
     log.partition("odd", 0).append([encoded(b"x", at=moment)])
 
@@ -239,7 +239,7 @@ def test_a_notebook_shows_any_timestamp(log, moment):
 
 
 def test_a_deleted_topic_raises(topic, log):
-    """A view does not outlive its topic."""
+    """A view cannot be read after its topic was deleted."""
     log.delete_topic("t")
 
     with pytest.raises(UnknownTopicOrPartitionError):
@@ -249,7 +249,7 @@ def test_a_deleted_topic_raises(topic, log):
 
 
 def test_an_index_above_all_names_the_partitions(topic):
-    """`partition(9)` of two is an error that tells how many there are."""
+    """The error of `partition(9)` states the valid numbers."""
     with pytest.raises(UnknownTopicOrPartitionError, match="0 to 1"):
         topic.partition(9)
 
@@ -260,33 +260,33 @@ MEMORY = """
     log = embedlog.open(sys.argv[1])
     log.create_topic("big", config={"segment.bytes": 16 << 20})
     part = log.partition("big", 0)
-    one = batch.encode_lists([bytes(1000)] * 1000, None, 5, None, sys.argv[2])
+    encoded = batch.encode_lists([bytes(1000)] * 1000, None, 5, None, sys.argv[2])
     for _ in range(200):
-        part.append([one])
+        part.append([encoded])
     topic = log.topic("big")
 
-    def private():
-        kinds = dict(line.split(":") for line in open("/proc/self/status") if ":" in line)
-        return int(kinds["RssAnon"].split()[0])
+    def anonymous_kib():
+        fields = dict(line.split(":") for line in open("/proc/self/status") if ":" in line)
+        return int(fields["RssAnon"].split()[0])
 
     next(topic.batches())
-    most = before = private()
+    peak = before = anonymous_kib()
     rows = 0
-    for each in topic.batches():
-        rows += each.num_rows
-        most = max(most, private())
+    for record_batch in topic.batches():
+        rows += record_batch.num_rows
+        peak = max(peak, anonymous_kib())
     log.close()
     assert rows == 200_000, rows
-    print(most - before)
+    print(peak - before)
 """
 
 
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 def test_scanning_a_big_topic_takes_the_memory_of_a_few_batches(tmp_path, compression):
-    """200 MB go through `batches()` in less than 25 MB: memory is O(batch)."""
+    """`batches()` reads 200 MB in less than 25 MB: memory is O(batch)."""
     command = [sys.executable, "-c", textwrap.dedent(MEMORY), str(tmp_path / "log"), compression]
 
-    grown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    added_kib = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert int(grown) < 25_000
+    assert int(added_kib) < 25_000
