@@ -1,4 +1,4 @@
-"""Views count records, not offsets, whatever became of a topic (D10, D11, A8)."""
+"""Views count records, not offsets, whatever happened to the topic (D10, D11, A8)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from embedlog.segment import SegmentFile
 MOST_BATCHES = 6
 
 
-class Fate:
-    """A topic of two partitions, and what becomes of it."""
+class RandomTopic:
+    """A topic of two partitions with methods that change it at random."""
 
     def __init__(self, path, seed):
-        self.chance, self.path = random.Random(seed), path / "log"
+        self.rng, self.path = random.Random(seed), path / "log"
         self.log = embedlog.open(self.path)
         self.log.create_topic("t", partitions=2, config={"segment.bytes": 3000})
         for number in range(2):
@@ -36,89 +36,92 @@ class Fate:
         return part
 
     def append(self, number):
-        """Records come, now and then to a new segment."""
+        """Append batches, and sometimes roll the segment."""
         part = self.part(number)
-        for _ in range(self.chance.randint(1, MOST_BATCHES)):
-            count = self.chance.randint(1, 5)
-            keys = [b"k%d" % self.chance.randrange(9) for _ in range(count)]
+        for _ in range(self.rng.randint(1, MOST_BATCHES)):
+            count = self.rng.randint(1, 5)
+            keys = [b"k%d" % self.rng.randrange(9) for _ in range(count)]
             part.append([encoded(*[b"v"] * count, keys=keys, at=START)])
-            if self.chance.random() < 0.3:
+            if self.rng.random() < 0.3:
                 part.roll()
 
-    def clean(self, number):
-        """Some offsets of the first sealed segments are left, in several batches, some empty."""
+    def keep_some_offsets(self, number):
+        """Rewrite the first sealed segments with some of their offsets, in several batches."""
         part = self.part(number)
         sealed = [info for info in part.segments.values() if info.sealed]
         if sealed:
-            some = slice(0, self.chance.randint(1, len(sealed)))
-            first, stop = sealed[0].base_offset, sealed[some][-1].next_offset
-            left = self.chance.sample(range(first, stop), self.chance.randint(0, stop - first))
+            rewritten = slice(0, self.rng.randint(1, len(sealed)))
+            first, stop = sealed[0].base_offset, sealed[rewritten][-1].next_offset
+            kept_offsets = self.rng.sample(range(first, stop), self.rng.randint(0, stop - first))
             if part.start_offset() <= first:
-                keep(part, left, some, parts=3)
+                keep(part, kept_offsets, rewritten, parts=3)
 
     def compact(self, number):
-        """Each key once, and the log decides what is left of that in which segments."""
+        """Compact the topic as the log does."""
         self.log.alter_topic("t", {"cleanup.policy": "compact", "min.compaction.lag.ms": 0})
         self.log.compact("t", force=True)
         self.log.alter_topic("t", {"cleanup.policy": "delete"})
 
     def damage(self, number):
-        """A byte of some segment is wrong, and what it makes unreadable is repaired away."""
+        """Damage a byte of some segment, and repair the log."""
         self.log.flush()
-        path = self.chance.choice(sorted(Path(self.path).glob("topics/*/*/*.arrows")))
+        path = self.rng.choice(sorted(Path(self.path).glob("topics/*/*/*.arrows")))
         data = bytearray(path.read_bytes())
         if data:
-            data[self.chance.randrange(len(data))] ^= 1
+            data[self.rng.randrange(len(data))] ^= 1
             path.write_bytes(data)
         self.reopen()
         self.log.repair(dry_run=False)
 
     def reopen(self, number=0):
-        """What was counted is counted again."""
+        """Close and open the log, which drops the cached counts."""
         self.log.close()
         self.log = embedlog.open(self.path)
 
     def mirror(self, number):
-        """The next batch comes at an offset further on."""
+        """Append a batch at an offset past the end."""
         part = self.part(number)
-        offset = part.end_offset() + self.chance.randint(1, 9)
+        offset = part.end_offset() + self.rng.randint(1, 9)
         keys = [b"k1", b"k2"]
         part.append_at([(offset, encoded(b"a", b"b", keys=keys, at=START))])
 
-    def trim(self, number):
-        """The first records are deleted, up to somewhere within a batch."""
+    def delete_records(self, number):
+        """Delete the first records, up to an offset that may be within a batch."""
         part = self.part(number)
-        offset = self.chance.randint(part.start_offset(), part.end_offset())
+        offset = self.rng.randint(part.start_offset(), part.end_offset())
         self.log.delete_records({TopicPartition("t", number): offset})
 
-    def cut(self, number):
-        """The last records are gone, up to an offset that may lie in a gap, or past the last."""
+    def truncate(self, number):
+        """Truncate to an offset that may be in a gap or past the last record."""
         part = self.part(number)
-        part.truncate_to(self.chance.randint(part.start_offset(), part.end_offset()))
+        part.truncate_to(self.rng.randint(part.start_offset(), part.end_offset()))
 
 
-FATES = ("append", "clean", "compact", "damage", "reopen", "mirror", "trim", "cut")
+CHANGES = (
+    *("append", "keep_some_offsets", "compact", "damage"),
+    *("reopen", "mirror", "delete_records", "truncate"),
+)
 
 
-def check(topic, chance):
-    """Every way to look at a topic says the same as the list of its records."""
+def check(topic, rng):
+    """Assert that every view of a topic equals the same slice of the list of its records."""
     records = list(topic)
     assert len(topic) == len(records) == topic.to_arrow(["offset"]).num_rows
     assert f" {len(records):,} records" in repr(topic)
-    parts = [[one for one in records if one.partition == number] for number in range(2)]
-    for count in {0, 1, 2, len(parts[0]), chance.randint(0, 30)}:
-        assert list(topic.head(count)) == [one for part in parts for one in part[:count]]
+    parts = [[record for record in records if record.partition == number] for number in range(2)]
+    for count in {0, 1, 2, len(parts[0]), rng.randint(0, 30)}:
+        assert list(topic.head(count)) == [record for part in parts for record in part[:count]]
         assert list(topic.tail(count)) == [
-            one for part in parts for one in part[max(len(part) - count, 0) :]
+            record for part in parts for record in part[max(len(part) - count, 0) :]
         ]
-    bounds = [None, 0, -1, *(chance.randint(-len(records) - 2, len(records) + 2) for _ in range(2))]
+    bounds = [None, 0, -1, *(rng.randint(-len(records) - 2, len(records) + 2) for _ in range(2))]
     for start in bounds:
         for stop in bounds:
             view = topic[start:stop]
             assert list(view) == records[start:stop], (start, stop)
             assert len(view) == len(records[start:stop])
             assert f": {len(view):,} records" in repr(view)
-            inner = slice(chance.randint(-9, 9), chance.randint(-9, 9))
+            inner = slice(rng.randint(-9, 9), rng.randint(-9, 9))
             assert list(view[inner]) == records[start:stop][inner]
     for row in range(-len(records), len(records)):
         assert topic[row] == records[row]
@@ -129,15 +132,14 @@ def check(topic, chance):
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("seed", range(choose(test=4, all=12)))
 def test_a_view_is_a_slice_of_the_list_of_records(tmp_path, seed):
-    """Compacted, repaired, mirrored, cut or trimmed, in any order: `len`, slices, head and tail
-    and titles count what iteration yields."""
-    fate = Fate(tmp_path, seed)
-    check(fate.log.topic("t"), fate.chance)
-    for what in fate.chance.choices(FATES, k=6):
-        getattr(fate, what)(fate.chance.randrange(2))
-        check(fate.log.topic("t"), fate.chance)
-        assert fate.log.verify() == []
-    fate.log.close()
+    """Also after compaction, repair, mirroring, truncation and deletion, in any order."""
+    topic = RandomTopic(tmp_path, seed)
+    check(topic.log.topic("t"), topic.rng)
+    for change in topic.rng.choices(CHANGES, k=6):
+        getattr(topic, change)(topic.rng.randrange(2))
+        check(topic.log.topic("t"), topic.rng)
+        assert topic.log.verify() == []
+    topic.log.close()
 
 
 @pytest.fixture
@@ -149,8 +151,8 @@ def log(tmp_path):
     log.close()
 
 
-def fleet(log):
-    """Five keys in a hundred offsets, compacted."""
+def compacted_topic(log):
+    """Compact a topic of five keys and a hundred offsets."""
     log.create_topic("fleet", config={"cleanup.policy": "compact", "segment.bytes": 3000})
     for number in range(20):
         keys = [b"k%d" % row for row in range(5)]
@@ -161,8 +163,8 @@ def fleet(log):
 
 
 def test_a_compacted_topic_has_as_many_rows_as_keys(log):
-    """`head(5)` of five keys is all of them, wherever their offsets are."""
-    topic = fleet(log)
+    """`head(5)` of five keys has all of them, at any offsets."""
+    topic = compacted_topic(log)
 
     assert [record.offset for record in topic] == [95, 96, 97, 98, 99]
     assert topic.head(5).to_arrow().num_rows == len(topic) == 5
@@ -172,7 +174,7 @@ def test_a_compacted_topic_has_as_many_rows_as_keys(log):
 
 
 def test_segments_without_gaps_are_counted_without_reading(log, monkeypatch):
-    """The manifest says so: no file is opened, however many there are."""
+    """Their counts are in the manifest; no file is opened."""
     log.create_topic("t", config={"segment.bytes": 3000})
     for _ in range(30):
         log.partition("t", 0).append([encoded(*[b"v" * 20] * 10, at=START)])
@@ -186,8 +188,8 @@ def test_segments_without_gaps_are_counted_without_reading(log, monkeypatch):
 
 
 def test_counts_are_cached(log, monkeypatch):
-    """A segment does not change once it is compacted."""
-    topic = fleet(log)
+    """A segment does not change after it was compacted."""
+    topic = compacted_topic(log)
     assert len(topic) == 5
     monkeypatch.setattr(SegmentFile, "mapped", None)
 
@@ -195,7 +197,7 @@ def test_counts_are_cached(log, monkeypatch):
 
 
 def test_head_reads_only_the_first_segments(log, monkeypatch):
-    """Of many compacted segments the first ones are enough."""
+    """Of many compacted segments, it reads as many as it needs."""
     log.create_topic("t")
     part = log.partition("t", 0)
     for _ in range(5):
@@ -203,41 +205,39 @@ def test_head_reads_only_the_first_segments(log, monkeypatch):
         part.roll()
     for number in range(5):
         keep(part, [10 * number + 3, 10 * number + 5], slice(number, number + 1))
-    seen = []
-    monkeypatch.setattr(
-        SegmentCounts, "extend", lambda *of, real=SegmentCounts.extend: seen.append(1) or real(*of)
-    )
+    extend, calls = SegmentCounts.extend, []
+    monkeypatch.setattr(SegmentCounts, "extend", lambda *args: calls.append(1) or extend(*args))
     topic = log.topic("t")
 
     assert [record.offset for record in topic.head(3)] == [3, 5, 13]
-    assert len(seen) == 2
+    assert len(calls) == 2
     assert [record.offset for record in topic.tail(3)] == [35, 43, 45]
-    assert len(seen) == 4
+    assert len(calls) == 4
 
 
 def test_a_segment_deleted_during_a_count_is_retried(log, monkeypatch):
-    """Compaction replaces files at any time: the count is that of before, or of after."""
+    """Compaction may replace files at any time: the count is the one before or after it."""
     log.create_topic("t", config={"file.delete.delay.ms": 0})
     part = log.partition("t", 0)
     part.append([encoded(*[b"v"] * 10, at=START)])
     part.roll()
     keep(part, [1, 2, 3])
-    real, done = RecordCounts._segments_with_gaps, []
+    segments_with_gaps, done = RecordCounts._segments_with_gaps, []
 
-    def look(counts):
-        found = real(counts)
+    def find_and_replace(counts):
+        with_gaps = segments_with_gaps(counts)
         if not done:
             done.append(1)
             keep(part, [2])
-        return found
+        return with_gaps
 
-    monkeypatch.setattr(RecordCounts, "_segments_with_gaps", look)
+    monkeypatch.setattr(RecordCounts, "_segments_with_gaps", find_and_replace)
 
     assert len(log.topic("t")) == 1
 
 
 def test_a_manifest_that_is_wrong_about_gaps_is_found_and_repaired(log):
-    """What counts by it must be able to rely on it."""
+    """Counts rely on the manifest."""
     log.create_topic("t")
     part = log.partition("t", 0)
     part.append([encoded(*[b"v"] * 10, at=START)])
@@ -255,9 +255,9 @@ def test_a_manifest_that_is_wrong_about_gaps_is_found_and_repaired(log):
 
 
 def test_a_count_is_not_negative(log):
-    """It is refused; a view without rows is `head(0)`."""
+    """A negative count is refused; `head(0)` is a view without rows."""
     topic = log.create_topic("t")
 
-    for ends in (topic.head, topic.tail):
+    for head_or_tail in (topic.head, topic.tail):
         with pytest.raises(ValueError, match="count must be at least 0, got -1"):
-            ends(-1)
+            head_or_tail(-1)
