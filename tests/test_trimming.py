@@ -1,4 +1,4 @@
-"""Moving a partition's start forward: what is dropped, when, and who is told."""
+"""Moving the log start offset: which segments are deleted, when, and what readers see."""
 
 from __future__ import annotations
 
@@ -26,19 +26,30 @@ from embedlog.partition.log_start import trim
 from embedlog.root import startup
 
 SIZE = encoded(b"v0").size
-AT_ONCE = {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 0}
+TWO_RECORDS = {"segment.bytes": 2 * SIZE}
+UNLINKED_AT_ONCE = {**TWO_RECORDS, "file.delete.delay.ms": 0}
+
+
+def ten_records(root, config):
+    """Create a topic of one partition with ten records in five segments."""
+    log = make_log(root, config)
+    fill(log, 10)
+    return log
+
+
+def damage_state(path):
+    data = path / "state" / "data.mdb"
+    data.write_bytes(b"\xff" * data.stat().st_size)
 
 
 @pytest.fixture
 def log(root):
     """Ten records in five segments, whose files are unlinked at once."""
-    log = make_log(root, AT_ONCE)
-    fill(log, 10)
-    return log
+    return ten_records(root, UNLINKED_AT_ONCE)
 
 
 def test_segments_below_the_start_are_dropped_with_their_files(root, log):
-    """C8: the start is the first remaining base, and names, files and index go with it."""
+    """C8: the log starts at the first remaining segment; rows, files and indexes are deleted."""
     done = trim(log, 4)
 
     assert done[:2] == (4, 2)
@@ -47,24 +58,24 @@ def test_segments_below_the_start_are_dropped_with_their_files(root, log):
     rows = root.context.state.read(
         lambda txn: [bytes(key) for key, _ in txn.cursor() if key[:1] in (b"S", b"X")]
     )
-    assert len(rows) == 3 + 2  # lines of the manifest, and the indexes of the sealed ones
+    assert len(rows) == 3 + 2  # three segments, and the indexes of the two sealed ones
 
 
 def test_a_start_inside_a_segment_hides_what_is_below_it(log):
-    """A30: the records below are invisible though their bytes remain."""
+    """A30: the records below it are invisible though their bytes remain."""
     trim(log, 5)
 
     assert (log.start_offset(), bases(log), offsets(log)) == (5, [4, 6, 8], [5, 6, 7, 8, 9])
 
 
-def test_whole_segments_only_where_that_is_asked_for(log):
-    """C1: retention deletes whole segments; the start stays at the beginning of one."""
+def test_whole_moves_the_start_to_the_beginning_of_a_segment(log):
+    """C1: retention deletes whole segments only."""
     assert trim(log, 5, whole=True).start_offset == 4
     assert log.start_offset() == 4
 
 
 def test_the_start_never_moves_back(log):
-    """A30: it never decreases, and asking for less is no error."""
+    """A30: a lower offset is no error, and changes nothing."""
     trim(log, 6)
 
     assert trim(log, 3) == (6, 0, 0)
@@ -72,7 +83,7 @@ def test_the_start_never_moves_back(log):
 
 
 def test_the_start_cannot_pass_the_end(log):
-    """A30: an increase beyond the high watermark is refused, and nothing is deleted."""
+    """A30: an offset beyond the high watermark is refused, and nothing is deleted."""
     with pytest.raises(OffsetOutOfRangeError, match="ends at offset 10"):
         trim(log, 11)
     with pytest.raises(OffsetOutOfRangeError):
@@ -81,8 +92,8 @@ def test_the_start_cannot_pass_the_end(log):
     assert log.start_offset() == 0
 
 
-def test_all_of_it_can_go_and_numbering_goes_on(root, log):
-    """C4: the active segment is rolled first; one empty segment stays, and the end offset."""
+def test_all_records_can_be_deleted_and_offsets_continue(root, log):
+    """C4: the active segment is rolled first; an empty segment and the end offset remain."""
     trim(log, 10)
 
     assert (log.start_offset(), log.end_offset(), bases(log)) == (10, 10, [10])
@@ -92,15 +103,15 @@ def test_all_of_it_can_go_and_numbering_goes_on(root, log):
 
 
 def test_an_empty_active_segment_is_never_dropped(root):
-    """C4: at least one segment always exists."""
-    log = make_log(root, AT_ONCE)
+    """C4: a log always has a segment."""
+    log = make_log(root, UNLINKED_AT_ONCE)
 
     assert trim(log, 0, whole=True) == (0, 0, 0)
     assert len(bases(log)) == 1
 
 
 def test_doing_it_again_changes_nothing(root, log):
-    """C5: not even a commit is made."""
+    """C5: it does not commit a transaction."""
     trim(log, 4)
     before = root.context.state.version()
 
@@ -108,69 +119,60 @@ def test_doing_it_again_changes_nothing(root, log):
     assert root.context.state.version() == before
 
 
-def test_a_reader_that_is_overtaken_is_told_and_never_skips(log):
-    """A21, P20: what it holds it may finish; then its offset is out of range."""
+def test_a_reader_below_the_start_gets_an_error_and_never_skips(log):
+    """A21, P20: batches that were read stay valid; then its offset is out of range."""
     reader = log.reader(0)
-    held = reader.read(1)
+    batches = reader.read(1)
     trim(log, 6)
 
-    assert [one.lists()[2] for one in held] == [[b"v0"]]
+    assert [batch.lists()[2] for batch in batches] == [[b"v0"]]
     with pytest.raises(OffsetOutOfRangeError, match="offsets 6 to 10"):
         reader.read()
     with pytest.raises(OffsetOutOfRangeError):
         log.reader(5)
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_reader_that_looked_at_the_tail_before_the_trim_skips_nothing(root, log, at):
-    """A21: the manifest it looks at next begins, or goes on, past its offset."""
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_a_reader_with_an_old_tail_skips_nothing(root, log, offset):
+    """A21: the manifest that it reads next begins past its offset."""
     with closing(open_root(root.path)) as other:
-        reader = other.partition("t", 0).reader(at)
-        if at:
+        reader = other.partition("t", 0).reader(offset)
+        if offset:
             reader.read(1)
-        known = reader._log.tail()
+        old_tail = reader._log.tail()
         trim(log, 6)
         with pytest.raises(OffsetOutOfRangeError):
             while True:
-                assert reader.read(1, known)[0].base_offset <= 2
+                assert reader.read(1, old_tail)[0].base_offset <= 2
 
 
-def test_a_lookup_by_time_that_is_overtaken_looks_again(root, log, monkeypatch):
-    """B10: it searches from the start as it is by then."""
-    whole = catalog.segments
-    overtaken = []
-
-    def slow(txn, key):
-        found = whole(txn, key)
-        overtaken.append(found)
-        return found
-
+def test_a_lookup_by_time_is_repeated_if_the_start_moves(root, log, monkeypatch):
+    """B10: it then searches from the new log start offset."""
     with closing(open_root(root.path)) as other:
-        theirs = other.partition("t", 0)
-        assert theirs.segments
+        other_log = other.partition("t", 0)
+        assert other_log.segments
         version = other.context.catalog.version
         trim(log, 6)
-        # It does not notice at first that the manifest has moved on.
-        looks = iter([theirs.snapshot_version] * 2)
+        # Twice it sees the old version, so that it does not notice the change of the manifest.
+        old_versions = iter([other_log.snapshot_version] * 2)
         monkeypatch.setattr(
-            other.context.catalog, "version", lambda: next(looks, None) or version()
+            other.context.catalog, "version", lambda: next(old_versions, None) or version()
         )
-        monkeypatch.setattr(catalog, "segments", slow)
-        found = theirs.offset_for_timestamp(0)
+        position = other_log.offset_for_timestamp(0)
 
-    assert found.offset == 6
+    assert position.offset == 6
 
 
-def test_a_limit_is_asked_in_the_transaction_that_moves_the_start(log):
-    """P14: who may not delete is stopped there, and nothing was changed."""
-    asked = []
+def test_a_limit_is_checked_in_the_transaction_that_moves_the_start(log):
+    """P14: a process that may not delete is stopped there, and nothing is changed."""
+    transactions = []
 
     def limit(txn):
-        asked.append(txn.id())
+        transactions.append(txn.id())
         return 5
 
     assert trim(log, 8, whole=True, limit=limit).start_offset == 4
-    assert len(asked) == 2
+    assert len(transactions) == 2
 
     def refuse(txn):
         raise KeyError("fenced")
@@ -180,8 +182,8 @@ def test_a_limit_is_asked_in_the_transaction_that_moves_the_start(log):
     assert log.start_offset() == 4
 
 
-def test_a_choice_that_was_made_in_another_epoch_is_void(log):
-    """A36: the segments that were looked at may be gone, and others there."""
+def test_a_decision_from_another_epoch_deletes_nothing(log):
+    """A36: the segments that it was based on may have been replaced."""
     epoch = log.tail().leader_epoch
     log.truncate_to(6)
 
@@ -190,11 +192,10 @@ def test_a_choice_that_was_made_in_another_epoch_is_void(log):
 
 
 def test_files_stay_for_their_delay(tmp_path):
-    """A39: file.delete.delay.ms; meanwhile they are no strays, and any process may sweep."""
+    """A39: file.delete.delay.ms; until then they are no strays, and any process may sweep."""
     MovedUptime.ms = 0
     with closing(open_root(tmp_path / "root", files=MovedUptime)) as root:
-        log = make_log(root, {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 1_000})
-        fill(log, 10)
+        log = ten_records(root, {**TWO_RECORDS, "file.delete.delay.ms": 1_000})
         trim(log, 6)
         assert len(segment_files(root.path)) == 5
         assert healthy(root)
@@ -207,9 +208,8 @@ def test_files_stay_for_their_delay(tmp_path):
 
 
 def test_on_a_full_disk_the_delay_can_be_cut_short(root):
-    """P10: what may go later may go now."""
-    log = make_log(root, {"segment.bytes": 2 * SIZE})
-    fill(log, 10)
+    """P10: a sweep can unlink the files before their delay has passed."""
+    log = ten_records(root, TWO_RECORDS)
     trim(log, 6)
 
     assert (
@@ -219,10 +219,9 @@ def test_on_a_full_disk_the_delay_can_be_cut_short(root):
 
 
 def test_after_a_clean_close_the_next_one_sweeps(tmp_path):
-    """A39: leftovers are removed, and are no strays until then."""
+    """A39: pending deletes survive the close, and are no strays."""
     with closing(open_root(tmp_path / "root")) as root:
-        log = make_log(root, {"segment.bytes": 2 * SIZE})
-        fill(log, 10)
+        log = ten_records(root, TWO_RECORDS)
         trim(log, 6)
     with closing(open_root(tmp_path / "root")) as root:
         assert root.startup_report == []
@@ -230,8 +229,8 @@ def test_after_a_clean_close_the_next_one_sweeps(tmp_path):
         assert pending_deletes.sweep(root.context, early=True) == 3
 
 
-def test_a_trim_is_finished_by_the_next_one(root, log, monkeypatch):
-    """Killed after the start moved: readers see the new log, the names go with the next trim."""
+def test_an_interrupted_deletion_is_finished_by_the_next_one(root, log, monkeypatch):
+    """A kill after the start moved: readers see the new log; the rows stay until the next one."""
 
     def die(*_):
         raise KeyboardInterrupt
@@ -240,7 +239,7 @@ def test_a_trim_is_finished_by_the_next_one(root, log, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         trim(log, 6)
     assert (log.start_offset(), offsets(log), len(bases(log))) == (6, [6, 7, 8, 9], 5)
-    # Their names stand: nobody unlinks them.
+    # The manifest still names the files, so a sweep leaves them.
     assert pending_deletes.sweep(root.context, early=True) == 0
     monkeypatch.undo()
 
@@ -248,7 +247,7 @@ def test_a_trim_is_finished_by_the_next_one(root, log, monkeypatch):
     assert len(segment_files(root.path)) == 2
 
 
-def test_a_cut_after_an_unfinished_trim_keeps_the_start(log, monkeypatch):
+def test_a_truncation_after_an_interrupted_deletion_keeps_the_start(log, monkeypatch):
     """A30: it never moves back within a boot."""
     monkeypatch.setattr(log_start, "_drop", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -259,10 +258,9 @@ def test_a_cut_after_an_unfinished_trim_keeps_the_start(log, monkeypatch):
 
 
 def test_after_a_power_cut_the_start_is_durable(tmp_path):
-    """C8: and what was not flushed past it is gone without an error (A29)."""
+    """C8, A29: losing unflushed records above the start is no error."""
     with closing(open_root(tmp_path / "root")) as root:
-        log = make_log(root, AT_ONCE)
-        fill(log, 10)
+        log = ten_records(root, UNLINKED_AT_ONCE)
         log.flush()
         trim(log, 5)
         abandon(root)
@@ -274,35 +272,32 @@ def test_after_a_power_cut_the_start_is_durable(tmp_path):
 
 
 def test_what_a_power_cut_brings_back_is_swept(tmp_path):
-    """R5: an unlink that did not reach the disk leaves a file that nothing names."""
+    """R5: an unlink that did not reach the disk leaves a file outside the manifest."""
     with closing(open_root(tmp_path / "root")) as root:
-        log = make_log(root, AT_ONCE)
-        fill(log, 10)
+        log = ten_records(root, UNLINKED_AT_ONCE)
         log.flush()
         first = segment_files(root.path)[0]
-        kept = first.read_bytes()
+        data = first.read_bytes()
         trim(log, 4)
         abandon(root)
-    first.write_bytes(kept)
+    first.write_bytes(data)
     (tmp_path / "root" / startup.BOOT_FILE).unlink()
     with closing(open_root(tmp_path / "root")) as root:
         assert not first.exists()
-        assert any("removed" in told for told in root.startup_report)
+        assert any("removed" in line for line in root.startup_report)
         assert healthy(root)
 
 
 def test_a_restored_state_knows_what_was_deleted_since_its_copy(tmp_path):
-    """P13: names of files that retention unlinked are forgotten, and their start is found."""
+    """P13: segments that retention deleted since then are dropped, and the start is moved."""
     with closing(open_root(tmp_path / "root")) as root:
-        log = make_log(root, AT_ONCE)
-        fill(log, 10)
+        log = ten_records(root, UNLINKED_AT_ONCE)
     with closing(open_root(tmp_path / "root")) as root:
         log = root.partition("t", 0)
         fill(log, 4, first=10)
         trim(log, 6)
         abandon(root)
-    data = tmp_path / "root" / "state" / "data.mdb"
-    data.write_bytes(b"\xff" * data.stat().st_size)
+    damage_state(tmp_path / "root")
     with closing(open_root(tmp_path / "root")) as root:
         log = root.partition("t", 0)
         assert "offsets below 6 were deleted after the copy was made" in root.startup_report
@@ -311,22 +306,19 @@ def test_a_restored_state_knows_what_was_deleted_since_its_copy(tmp_path):
 
 
 def test_a_file_that_is_missing_in_the_middle_is_still_an_error(tmp_path):
-    """R7: only the first ones can have been deleted by retention."""
+    """R7: retention can only have deleted the first ones."""
     with closing(open_root(tmp_path / "root")) as root:
-        log = make_log(root, AT_ONCE)
-        fill(log, 10)
+        ten_records(root, UNLINKED_AT_ONCE)
     segment_files(tmp_path / "root")[1].unlink()
-    data = tmp_path / "root" / "state" / "data.mdb"
-    data.write_bytes(b"\xff" * data.stat().st_size)
+    damage_state(tmp_path / "root")
     with closing(open_root(tmp_path / "root")) as root:
-        assert any("missing" in str(told) or "opened" in str(told) for told in root.startup_report)
+        assert any("missing" in str(line) or "opened" in str(line) for line in root.startup_report)
 
 
 def test_what_is_deleted_counts_as_flushed(tmp_path):
-    """A reader of what is durable is not left below the start; and a flush goes on."""
+    """A reader of durable records is not left below the start, and flush works."""
     with closing(open_root(tmp_path / "root", visibility="durable")) as root:
-        log = make_log(root, AT_ONCE)
-        fill(log, 10)
+        log = ten_records(root, UNLINKED_AT_ONCE)
         assert log.end_offset() == 0
         trim(log, 6)
         assert (log.start_offset(), log.end_offset()) == (6, 6)
@@ -335,27 +327,27 @@ def test_what_is_deleted_counts_as_flushed(tmp_path):
         assert healthy(root)
 
 
-def test_a_flush_that_is_overtaken_flushes_what_is_left(root, log, monkeypatch):
-    """A22: a segment that retention drops meanwhile needs no flush."""
-    sync_data, overtaken = state.sync_data, []
+def test_a_flush_skips_segments_that_are_deleted_meanwhile(root, log, monkeypatch):
+    """A22: a segment that retention deletes needs no flush."""
+    sync_data, deletions = state.sync_data, []
 
-    def slow(*found):
-        if not overtaken:
-            overtaken.append(trim(log, 6))
-            raise OffsetOutOfRangeError("as if it had opened a file that is gone")
-        sync_data(*found)
+    def delete_and_sync(*arguments):
+        if not deletions:
+            deletions.append(trim(log, 6))
+            raise OffsetOutOfRangeError("as if the file to open were deleted")
+        sync_data(*arguments)
 
     log.append([encoded(b"v10")])
-    monkeypatch.setattr(state, "sync_data", slow)
+    monkeypatch.setattr(state, "sync_data", delete_and_sync)
     append = log.append([encoded(b"v11")], durability="fsync")
 
     assert append[0].base_offset == 11
-    assert overtaken
+    assert deletions
     assert log.tail().durable_offset == 12
 
 
 def test_the_first_epoch_is_clipped_to_the_start(root, log):
-    """A37: entries below the start are one entry, and a reader of before is still told."""
+    """A37: epochs below the start become one; a reader at the old epoch still gets an error."""
     reader = log.reader(9)
     log.truncate_to(4)
     fill(log, 6, first=4)
@@ -370,18 +362,18 @@ def test_the_first_epoch_is_clipped_to_the_start(root, log):
 
 
 def test_a_producer_is_remembered_though_its_records_are_gone(root, log):
-    """G16, G19: forgotten by time only: a repetition is answered with the offset it got."""
+    """G16, G19: it expires by time only; a repetition gets the offset of the first append."""
     log.append([encoded(b"a", producer=(7, 0, 0))])
     trim(log, 11)
 
-    again = log.append([encoded(b"a", producer=(7, 0, 0))])
-    assert again[0][:2] == (10, 11)
-    assert again[0].duplicate
+    resent = log.append([encoded(b"a", producer=(7, 0, 0))])
+    assert resent[0][:2] == (10, 11)
+    assert resent[0].duplicate
     assert root.context.live.get(producer_state.key(log.key, 7)) is not None
 
 
 def test_a_partition_whose_flush_failed_is_left_as_it_is(log):
-    """P9: nothing changes before `repair`."""
+    """P9: nothing is deleted before `repair`."""
 
     def fail(txn):
         row = txn.get(log.tail_key)
@@ -397,10 +389,9 @@ def test_a_partition_whose_flush_failed_is_left_as_it_is(log):
     assert trim(log, 4).start_offset == 4
 
 
-def test_a_deleted_topic_takes_its_doomed_files_along(root):
-    """A38: nothing is left to be unlinked later."""
-    log = make_log(root, {"segment.bytes": 2 * SIZE})
-    fill(log, 10)
+def test_a_deleted_topic_has_no_pending_deletes(root):
+    """A38: no file is left to be unlinked later."""
+    log = ten_records(root, TWO_RECORDS)
     trim(log, 6)
     assert len(pending_deletes.paths(root.context.live)) == 3
     root.delete_topic("t")
@@ -409,7 +400,7 @@ def test_a_deleted_topic_takes_its_doomed_files_along(root):
 
 
 def test_a_reading_handle_changes_nothing(root, log):
-    """P19."""
+    """P19: it raises ReadOnlyError."""
     with (
         closing(open_root(root.path, mode="r")) as other,
         pytest.raises(ReadOnlyError),
