@@ -1,4 +1,4 @@
-"""What does a batch that is encoded already cost until it is published?"""
+"""What does it cost to append an encoded batch, until it is published?"""
 
 import pytest
 
@@ -10,27 +10,27 @@ VALUES, KEYS = [b"v" * 100] * 1000, [b"k%09d" % number for number in range(1000)
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 @pytest.mark.parametrize("records", [1, 1000], ids="records={}".format)
 def bench_append(benchmark, note, log, single, thousand, records, durability):
-    """One batch an append."""
+    """One batch per append."""
     log.create_topic("t", config={"segment.bytes": 1 << 30})
-    part, one = log.partition("t", 0), [single if records == 1 else thousand]
-    part.append(one, durability=durability)
+    part, batches = log.partition("t", 0), [single if records == 1 else thousand]
+    part.append(batches, durability=durability)
     floor = {
         ("os", 1): "bench_append_by_hand",
         ("os", 1000): f"bench_pwrite[bytes={126_488}]",
         ("fsync", 1): "bench_fdatasync[bytes=808]",
         ("fsync", 1000): f"bench_fdatasync[bytes={126_488}]",
     }[durability, records]
-    note(records=records, bytes=one[0].size, floor=floor)
+    note(records=records, bytes=batches[0].size, floor=floor)
     if durability == "os":
-        benchmark(part.append, one)
+        benchmark(part.append, batches)
     else:
-        benchmark.pedantic(part.append, (one,), {"durability": "fsync"}, rounds=300)
+        benchmark.pedantic(part.append, (batches,), {"durability": "fsync"}, rounds=300)
     assert part.end_offset() % records == 0
     assert part.end_offset() > records
 
 
 def bench_append_many(benchmark, note, log, thousand):
-    """16 batches an append: what a producer under load does."""
+    """16 batches per append, as a producer under load does."""
     log.create_topic("t", config={"segment.bytes": 1 << 30})
     part = log.partition("t", 0)
     note(records=16_000, bytes=16 * thousand.size)
@@ -40,7 +40,7 @@ def bench_append_many(benchmark, note, log, thousand):
 
 
 def bench_append_lists(benchmark, note, log):
-    """From lists of bytes: encoded, then appended."""
+    """Lists of bytes are encoded, then appended."""
     log.create_topic("t", config={"segment.bytes": 1 << 30})
     part = log.partition("t", 0)
     note(records=1000, bytes=126_488, floor=f"bench_pwrite[bytes={126_488}]")
@@ -50,7 +50,7 @@ def bench_append_lists(benchmark, note, log):
 
 @pytest.mark.parametrize("records", [1, 1000], ids="records={}".format)
 def bench_encode(benchmark, note, records):
-    """Before the lock: lists to bytes, checksums included."""
+    """The work before the lock: lists to bytes, with checksums."""
     note(records=records)
-    found = benchmark(batch.encode_lists, VALUES[:records], KEYS[:records], 1_700_000_000_000)
-    assert found.count == records
+    encoded = benchmark(batch.encode_lists, VALUES[:records], KEYS[:records], 1_700_000_000_000)
+    assert encoded.count == records
