@@ -20,42 +20,43 @@ FLOOR = {"floor": "bench_pread_crc"}
 
 @pytest.fixture
 def dirty(tmp_path):
-    """Makes logs of 100-byte values and 10-byte keys, all of it dirty and in sealed segments."""
-    made = []
+    """A function that creates logs of 100-byte values and 10-byte keys, dirty and sealed."""
+    logs = []
 
-    def make(unique, records=RECORDS, each=1000):
+    def make(unique, records=RECORDS, batch_size=1000):
         directory = tempfile.mkdtemp(dir=tmp_path)
         log = embedlog.open(directory)
-        made.append((log, directory))
+        logs.append((log, directory))
         log.create_topic("t", config={"cleanup.policy": "compact", "segment.bytes": 64 << 20})
         part = log.partition("t", 0)
         rng = np.random.default_rng(1)
         keys = max(int(records * unique), 1)
         numbers = rng.permutation(records) if unique == 1 else rng.integers(0, keys, records)
-        for first in range(0, records, each):
-            some = [b"k%09d" % number for number in numbers[first : first + each].tolist()]
-            part.append([batch.encode_lists([b"v" * 100] * len(some), some, START)])
+        for first in range(0, records, batch_size):
+            batch_numbers = numbers[first : first + batch_size].tolist()
+            batch_keys = [b"k%09d" % number for number in batch_numbers]
+            part.append([batch.encode_lists([b"v" * 100] * len(batch_keys), batch_keys, START)])
         part.roll()
         part.flush()
         return part
 
     yield make
-    for log, directory in made:
+    for log, directory in logs:
         assert log.verify() == []
         log.close()
         shutil.rmtree(directory)
 
 
 def measure_compaction(benchmark, parts):
-    """Compact partitions, each once."""
-    left = iter(parts)
-    setup = lambda: ((next(left),), {})  # noqa: E731
+    """Compact each partition once."""
+    remaining = iter(parts)
+    setup = lambda: ((next(remaining),), {})  # noqa: E731
     return benchmark.pedantic(lambda part: clean(part, START), setup=setup, rounds=len(parts))
 
 
 @pytest.mark.parametrize("unique", [0.01, 0.5, 1], ids="unique={:.0%}".format)
 def bench_compact(benchmark, note, dirty, unique):
-    """One thread, batches of 1,000 records; the flush and the swap are in it."""
+    """One thread, batches of 1,000 records, with the flush and the swap of segments."""
     size = dirty(unique).size_bytes()
     note(records=RECORDS, bytes=size, **FLOOR, floors=size / (64 << 20))
     done = measure_compaction(benchmark, [dirty(unique) for _ in range(3)])
@@ -65,7 +66,7 @@ def bench_compact(benchmark, note, dirty, unique):
 
 @pytest.mark.parametrize("unique", [0.01, 1], ids="unique={:.0%}".format)
 def bench_compact_a_trickle(benchmark, note, dirty, unique):
-    """Batches of one record each, as a producer writes them that waits for each."""
+    """Batches of one record, as a producer writes them that waits for each."""
     note(records=50_000)
     done = measure_compaction(benchmark, [dirty(unique, 50_000, 1) for _ in range(3)])
     assert done.records_read == 50_000
@@ -73,12 +74,12 @@ def bench_compact_a_trickle(benchmark, note, dirty, unique):
 
 @pytest.mark.parametrize("records", [1_000_000, 10_000_000], ids="keys={:,}".format)
 def bench_memory_of_a_compaction(benchmark, note, dirty, records):
-    """Private memory that it adds, all keys different: the dedupe buffer, and a few batches."""
+    """The private memory that it adds with unique keys: a dedupe buffer and a few batches."""
     part = dirty(1, records)
-    before, most = anonymous_kib(), [0]
+    before, peak = anonymous_kib(), [0]
 
     def progress(done, total):
-        most[0] = max(most[0], anonymous_kib())
+        peak[0] = max(peak[0], anonymous_kib())
 
     settings = MaintenanceConfig(log_cleaner_dedupe_buffer_size=64 << 20)
     done = benchmark.pedantic(
@@ -87,14 +88,14 @@ def bench_memory_of_a_compaction(benchmark, note, dirty, records):
     note(
         records=records,
         passes=done.passes,
-        added_kib=most[0] - before,
+        added_kib=peak[0] - before,
         peak_rss_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     )
-    assert most[0] - before < (64 + 100) << 10
+    assert peak[0] - before < (64 + 100) << 10
 
 
 def bench_get(benchmark, note, dirty):
-    """The latest value of one key: of the newest segment all keys are looked at."""
+    """The latest value of one key; all keys of the newest segment are read."""
     part = dirty(0.01)
     topic = embedlog.open(part.context.root).topic("t")
     note(records=1)
@@ -106,5 +107,5 @@ def bench_latest(benchmark, note, dirty):
     part = dirty(0.01)
     topic = embedlog.open(part.context.root).topic("t")
     note(records=RECORDS)
-    found = benchmark.pedantic(lambda: topic.to_arrow(latest=True).num_rows, rounds=3)
-    assert found == RECORDS // 100
+    rows = benchmark.pedantic(lambda: topic.to_arrow(latest=True).num_rows, rounds=3)
+    assert rows == RECORDS // 100
