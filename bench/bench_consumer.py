@@ -1,4 +1,4 @@
-"""What does it cost to read through a consumer: as records, as columns, and to wait?"""
+"""What does it cost to read through a consumer, as records or as columns, and to wait?"""
 
 import time
 from collections import deque
@@ -15,7 +15,7 @@ FLOOR = {"floor": "bench_pread_crc"}
 
 @pytest.fixture
 def measured(benchmark, note, filled, thousand):
-    """Time a function of a fresh consumer that begins at the beginning and reads to the end."""
+    """A function that measures how long a new consumer takes from the first to the last record."""
 
     def measured(read):
         blocks = RECORDS / 1000 * thousand.size / (64 << 20)
@@ -40,13 +40,13 @@ def bench_iterate_records(measured):
     measured(read)
 
 
-@pytest.mark.parametrize("most", [500, 10_000], ids="max_poll_records={}".format)
-def bench_poll_records(measured, most):
+@pytest.mark.parametrize("max_records", [500, 10_000], ids="max_poll_records={}".format)
+def bench_poll_records(measured, max_records):
     """`poll()`: the same objects, in lists."""
 
     def read(consumer):
         count = 0
-        while polled := consumer.poll(max_records=most):
+        while polled := consumer.poll(max_records=max_records):
             count += sum(map(len, polled.values()))
         return count
 
@@ -68,15 +68,15 @@ def bench_poll_batches(measured):
 @pytest.mark.parametrize(
     "columns",
     [None, ("offset", "timestamp", "key"), ("offset",)],
-    ids=lambda each: "+".join(each or ["all"]),
+    ids=lambda columns: "+".join(columns or ["all"]),
 )
 def bench_iterate_batches(measured, columns):
-    """Only what is asked for is checked."""
+    """Only the requested columns are verified."""
     measured(lambda consumer: sum(map(len, consumer.iter_batches(columns, until="end"))))
 
 
 def bench_iterate_records_of_single_appends(benchmark, note, log, single):
-    """Every record in a batch of its own: what batching saves."""
+    """Every record has its own batch; the difference is what batches save."""
     log.create_topic("t")
     for _ in range(5000):
         log.partition("t", 0).append([single])
@@ -91,7 +91,7 @@ def bench_iterate_records_of_single_appends(benchmark, note, log, single):
 
 @pytest.mark.parametrize("partitions", [1, 500], ids="partitions={}".format)
 def bench_idle_poll(benchmark, log, partitions):
-    """What each wake costs a consumer for which nothing came."""
+    """The cost of a wake for a consumer without new records."""
     log.create_topic("t", partitions=partitions)
     consumer = log.consumer("t")
     assert consumer.poll() == {}
@@ -100,7 +100,7 @@ def bench_idle_poll(benchmark, log, partitions):
 
 
 def record_times(path, pairs, pipe):
-    """Send when each record came to a consumer that slept."""
+    """Send the time at which each record came to a consumer that slept."""
     with embedlog.open(path) as log:
         consumer, times = log.consumer("t"), []
         pipe.send(None)
@@ -112,7 +112,7 @@ def record_times(path, pairs, pipe):
 
 
 def bench_poll_of_another_process(measure_delays, log):
-    """From an append to the record in the hands of a process that slept in `poll`.
+    """From an append to the record in a process that slept in `poll`.
 
     `p50_us` counts from the publication, `from_call_p50_us` from before the append.
     """
