@@ -1,10 +1,10 @@
 """What does each fast path gain over its general twin?  docs/fast-paths.md lists the pairs.
 
     python bench/bench_fast_paths.py          # the table of the page
-    python bench/bench_fast_paths.py --quick  # a few rounds: whether it still runs
+    python bench/bench_fast_paths.py --quick  # a few rounds: does it still run?
 
-The two of a pair take turns, so that a slow second of the machine hits both, and
-what counts is the processor time of the calling thread.
+The two paths of a pair take turns, so that a slow second of the machine affects both.
+Times are CPU times of the calling thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Work = Callable[[], object]
 
 
 class On:
-    """Work that runs as it is."""
+    """Work that runs unchanged."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -44,7 +44,7 @@ class On:
 
 
 class Pair(NamedTuple):
-    """A general function and its fast twin, with the work that shows the difference."""
+    """A general path and its fast twin, with the work that shows the difference."""
 
     general: str
     fast: str
@@ -57,11 +57,11 @@ FAST = {
     "send": "embedlog.producer.topic_queue:TopicQueue._send_one_fast",
     "decode": "embedlog.batch.decode_small:lists_fast",
 }
-"""Where a fast path is called by its name."""
+"""The functions of the fast paths, by module and name."""
 
 
 def owner_of(path: str) -> tuple[Any, str]:
-    """Return the module or class that a fast path is looked up in, and its name there."""
+    """Return the module or class of a fast path, and the name of its function."""
     module, _, names = FAST[path].partition(":")
     *outer, name = names.split(".")
     owner: Any = importlib.import_module(module)
@@ -71,7 +71,7 @@ def owner_of(path: str) -> tuple[Any, str]:
 
 
 class Off:
-    """Work that runs without a fast path, which answers "not mine" instead."""
+    """Work that runs with a fast path replaced by a function that declines."""
 
     def __init__(self, path: str, answer: object, work: Work) -> None:
         self.owner, self.name = owner_of(path)
@@ -79,11 +79,11 @@ class Off:
         self.function = getattr(self.owner, self.name)
 
     def __enter__(self) -> Work:
-        def not_mine(*_: object, **__: object) -> object:
+        def decline(*_: object, **__: object) -> object:
             self.calls += 1
             return self.answer
 
-        setattr(self.owner, self.name, not_mine)
+        setattr(self.owner, self.name, decline)
         return self.work
 
     def __exit__(self, *_: object) -> None:
@@ -95,11 +95,11 @@ class Off:
 def append(log: embedlog.Log) -> tuple[Any, Work]:
     """Append one encoded record."""
     log.create_topic("append")
-    part, one = log.partition("append", 0), [batch.encode_lists([VALUE], [KEY], NOW)]
-    part.append(one)
+    part, batches = log.partition("append", 0), [batch.encode_lists([VALUE], [KEY], NOW)]
+    part.append(batches)
 
     def fast() -> object:
-        return part.append(one)
+        return part.append(batches)
 
     return Off("append", None, fast), fast
 
@@ -117,7 +117,7 @@ def send_and_wait(log: embedlog.Log) -> tuple[Any, Work]:
 
 
 def send(log: embedlog.Log) -> tuple[Any, Work]:
-    """Send records without waiting; one with a timestamp takes the general way."""
+    """Send records without waiting; a record with a timestamp takes the general path."""
     log.create_topic("send")
     producer = log.producer(linger_ms=60_000, batch_size=1 << 30, buffer_memory=1 << 30)
 
@@ -153,8 +153,8 @@ def decode(log: embedlog.Log) -> tuple[Any, Work]:
     data = pa.py_buffer(b"".join(bytes(part) for part in encoded.stamp(0, 0)))
 
     def fast() -> object:
-        found = batch.parse(data, 0, data.size, path="", position=0, schema=batch.schema())
-        return found.lists()
+        decoded = batch.parse(data, 0, data.size, path="", position=0, schema=batch.schema())
+        return decoded.lists()
 
     return Off("decode", None, fast), fast
 
@@ -187,16 +187,16 @@ PAIRS = (
 
 
 def measure(general: Work | Off, fast: Work, rounds: int, calls: int) -> tuple[float, float]:
-    """Return the median times of one call of both, in microseconds of this thread's CPU."""
+    """Return the median CPU times of one call of both, in microseconds."""
     times: tuple[list[float], list[float]] = ([], [])
-    both = (general if isinstance(general, Off) else On(general), On(fast))
+    paths = (general if isinstance(general, Off) else On(general), On(fast))
     for _ in range(rounds):
-        for one, found in zip(both, times, strict=True):
-            with one as work:
+        for path, path_times in zip(paths, times, strict=True):
+            with path as work:
                 start = time.thread_time()
                 for _ in range(calls):
                     work()
-                found.append((time.thread_time() - start) / calls * 1e6)
+                path_times.append((time.thread_time() - start) / calls * 1e6)
     return statistics.median(times[0]), statistics.median(times[1])
 
 
