@@ -1,4 +1,4 @@
-"""What do the disk, the memory, the processor and the libraries give, whatever we do?"""
+"""How fast are the disk, the memory, the processor and the libraries without embedlog?"""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ from embedlog.checksum import BACKEND, crc32c
 from embedlog.files import Files, WakePage
 
 BATCH = 126_488
-"""Bytes in the file of the 1,000-record batch of the budget."""
+"""Size in bytes of the 1,000-record batch of the budget."""
 FILE = 64 << 20
 
 
@@ -25,7 +25,7 @@ def fd(tmp_path):
 
 @pytest.mark.parametrize("size", [808, BATCH], ids="bytes={}".format)
 def bench_pwrite(benchmark, note, fd, size):
-    """Bytes to the end of a growing file, into the page cache."""
+    """Append bytes to a file, into the page cache."""
     data, end = bytes(size), [0]
 
     def write():
@@ -42,7 +42,7 @@ def bench_pwrite(benchmark, note, fd, size):
 
 @pytest.mark.parametrize("size", [808, BATCH], ids="bytes={}".format)
 def bench_fdatasync(benchmark, note, fd, size):
-    """The same, and on the disk."""
+    """Append bytes to a file and flush them."""
     data, end = bytes(size), [0]
 
     def write():
@@ -56,14 +56,14 @@ def bench_fdatasync(benchmark, note, fd, size):
 
 
 def bench_pread(benchmark, note, fd):
-    """64 MiB of the page cache in reads of 1 MiB."""
+    """Read 64 MiB from the page cache, 1 MiB at a time."""
     os.pwrite(fd, os.urandom(FILE), 0)
     note(bytes=FILE)
     assert benchmark(lambda: sum(len(os.pread(fd, 1 << 20, at)) for at in range(0, FILE, 1 << 20)))
 
 
 def bench_memcpy(benchmark, note):
-    """64 MiB from memory to memory."""
+    """Copy 64 MiB in memory."""
     source, target = np.ones(FILE, np.uint8), np.zeros(FILE, np.uint8)
     note(bytes=FILE)
     benchmark(np.copyto, target, source)
@@ -72,14 +72,14 @@ def bench_memcpy(benchmark, note):
 
 @pytest.mark.parametrize("size", [BATCH, FILE], ids=["in cache", "from memory"])
 def bench_crc(benchmark, note, size):
-    """CRC-32C: of a batch that lies in the cache, and of 64 MiB that do not."""
+    """CRC-32C of a batch in the CPU cache, and of 64 MiB that do not fit."""
     data = pa.py_buffer(os.urandom(size))
     note(bytes=size, backend=BACKEND)
     assert benchmark(crc32c, data)
 
 
 def bench_pread_crc(benchmark, note, fd):
-    """64 MiB read and summed up in pieces of 1 MiB: the floor of every verified scan."""
+    """Read and checksum 64 MiB, 1 MiB at a time: the floor of every verified scan."""
     os.pwrite(fd, os.urandom(FILE), 0)
 
     def scan():
@@ -99,7 +99,7 @@ def env(tmp_path):
 
 
 def bench_lmdb_commit(benchmark, env):
-    """One key, not synced: what publishing is."""
+    """One key, not flushed, as for a publication."""
 
     def commit():
         txn = env.begin(None, None, True)
@@ -111,7 +111,7 @@ def bench_lmdb_commit(benchmark, env):
 
 
 def bench_lmdb_get(benchmark, env):
-    """One key, in a transaction of its own."""
+    """One key in its own transaction."""
 
     def get():
         txn = env.begin()
@@ -123,17 +123,17 @@ def bench_lmdb_get(benchmark, env):
 
 
 def bench_flock(benchmark, fd):
-    """Taking a free lock and giving it back."""
+    """Lock and unlock a free file."""
 
-    def pair():
+    def lock_and_unlock():
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(fd, fcntl.LOCK_UN)
 
-    benchmark(pair)
+    benchmark(lock_and_unlock)
 
 
 def bench_futex_wake(benchmark, tmp_path):
-    """Counting and waking, for one who is just not asleep."""
+    """Advance the counter and wake a counted reader that is not asleep."""
     files = Files(tmp_path)
     page = WakePage(files)
     page.join()
@@ -146,7 +146,7 @@ def bench_futex_wake(benchmark, tmp_path):
 def bench_append_by_hand(benchmark, note, fd, env):
     """The system calls of one acknowledged append of 808 bytes, and nothing else.
 
-    Two locks, the size, the write, one commit with a look at the row; nobody waits.
+    Two locks, the size, the write, and one commit that reads the row; no reader waits.
     """
     data, end = bytes(808), [0]
 
