@@ -1,7 +1,7 @@
-"""What does a consumer group cost: to commit, to fail over, to join, to do nothing, to share?
+"""What do commits, failover, joining, idling and sharing cost in a consumer group?
 
-Promised: a killed member's partitions are read by another one within 250 ms
-(median) and 1 s (worst); an idle member takes at most 0.2 % of a core.
+Goals: another member reads the partitions of a killed one within 250 ms (median)
+and 1 s (worst); an idle member takes at most 0.2 % of a core.
 """
 
 import multiprocessing
@@ -29,7 +29,7 @@ SETTINGS = {"group_id": "g", "auto_offset_reset": "earliest"}
 
 
 def member(log, **settings):
-    """A consumer that has its partitions, and has read to the end."""
+    """Return a consumer that has its partitions, and has read to the end."""
     consumer = log.consumer("t", **SETTINGS | settings)
     while consumer.poll(100):
         pass
@@ -38,7 +38,7 @@ def member(log, **settings):
 
 @pytest.mark.parametrize("partitions", [1, 4, 100], ids="partitions={}".format)
 def bench_commit(benchmark, note, log, single, partitions):
-    """`commit()` of one process; the append that publishes is a transaction as well."""
+    """`commit()` of one process; its floor is one transaction."""
     log.create_topic("t", partitions=partitions)
     for number in range(partitions):
         log.partition("t", number).append([single])
@@ -75,11 +75,11 @@ def bench_commits_at_once(benchmark, note, log, single, processes):
         ]
         receive_all(pipes)
 
-        def go():
+        def commit_all():
             send_all(pipes)
             receive_all(pipes)
 
-        benchmark.pedantic(go, rounds=1)
+        benchmark.pedantic(commit_all, rounds=1)
         send_all(pipes)
     seconds = benchmark.stats["mean"]
     note(commits_per_second=round(processes * COMMITS / seconds), records=processes * COMMITS)
@@ -98,7 +98,7 @@ def receive_all(pipes):
 
 
 def first_records(path, pipe):
-    """Send when each record came, and its partition."""
+    """Send the time of each poll that returned records, and their partitions."""
     with embedlog.open(path) as log, log.consumer("t", **SETTINGS) as consumer:
         while True:
             for records in consumer.poll(None).values():
@@ -106,48 +106,49 @@ def first_records(path, pipe):
 
 
 def bench_failover(benchmark, note, log, single):
-    """From SIGKILL of one of two members to the first record of its partition in the other."""
+    """From SIGKILL of one of two members to the next record of its partition in the other."""
     log.create_topic("t", partitions=2)
     seconds, running = [], {}
 
-    def add():
+    def add_member():
         ours, theirs = FORK.Pipe()
         process = FORK.Process(target=first_records, args=(log.path, theirs))
         process.start()
         theirs.close()
         running[process] = ours
 
-    def owners():
-        """Let each partition have a record, until each process has one of them."""
+    def wait_for_owners():
+        """Append to both partitions until each process reads one of them; return which."""
         while True:
             for number in (0, 1):
                 log.partition("t", number).append([single])
             time.sleep(0.05)
-            found = {each: set(drain(pipe)) for each, pipe in running.items()}
-            if sorted(map(len, found.values())) == [1, 1]:
-                return {each: parts.pop() for each, parts in found.items()}
+            partitions = {process: set(drain(pipe)) for process, pipe in running.items()}
+            if sorted(map(len, partitions.values())) == [1, 1]:
+                return {process: parts.pop() for process, parts in partitions.items()}
 
     def drain(pipe):
         while pipe.poll():
             yield from pipe.recv()[1]
 
-    def once():
-        found = owners()
+    def fail_over():
+        partitions = wait_for_owners()
         victim, survivor = running
-        log.partition("t", found[victim]).append([single])  # read or not, it is to be seen
+        # The victim may or may not read this record.
+        log.partition("t", partitions[victim]).append([single])
         os.kill(victim.pid, signal.SIGKILL)
         begun = time.perf_counter()
-        log.partition("t", found[victim]).append([single])
-        while found[victim] not in (received := running[survivor].recv())[1]:
+        log.partition("t", partitions[victim]).append([single])
+        while partitions[victim] not in (received := running[survivor].recv())[1]:
             pass
         seconds.append(received[0] - begun)
         victim.join()
         running.pop(victim).close()
-        add()
+        add_member()
 
-    add()
-    add()
-    benchmark.pedantic(once, rounds=KILLS)
+    add_member()
+    add_member()
+    benchmark.pedantic(fail_over, rounds=KILLS)
     for process in running:
         process.kill()
         process.join()
@@ -161,7 +162,7 @@ def bench_failover(benchmark, note, log, single):
 
 
 def bench_join(benchmark, note, log):
-    """The 50th member of a group with 100 partitions: until each has two."""
+    """The 50th member joins a group with 100 partitions, until each member has two."""
     log.create_topic("t", partitions=100)
     consumers = [log.consumer("t", **SETTINGS) for _ in range(49)]
     poll_until_balanced(consumers)
@@ -172,22 +173,22 @@ def bench_join(benchmark, note, log):
         consumer.poll()
         first = time.perf_counter()
         poll_until_balanced([*consumers, consumer])
-        settled.append(time.perf_counter() - first)
+        rebalance_seconds.append(time.perf_counter() - first)
         consumer.close()
         return consumer
 
-    settled = []
+    rebalance_seconds = []
     benchmark.pedantic(join, rounds=5)
     poll_until_balanced(consumers)
     cpu = (time.process_time() - begun) / 5
-    note(members=50, partitions=100, settled_ms=round(min(settled) * 1000, 1))
+    note(members=50, partitions=100, rebalance_ms=round(min(rebalance_seconds) * 1000, 1))
     note(cpu_ms_of_a_join_and_a_leave=round(cpu * 1000, 1))
     for consumer in consumers:
         consumer.close()
 
 
 def bench_all_join(benchmark, note, log):
-    """50 members join a group with 100 partitions, one after the other, until all have theirs."""
+    """50 members join a group with 100 partitions one after the other, until it is balanced."""
     log.create_topic("t", partitions=100)
     consumers = [log.consumer("t", **SETTINGS) for _ in range(50)]
     note(members=50, partitions=100)
@@ -197,16 +198,16 @@ def bench_all_join(benchmark, note, log):
 
 
 def poll_until_balanced(consumers):
-    """Have each poll until all partitions are assigned evenly."""
+    """Poll each consumer until all partitions are assigned evenly."""
     while True:
         for consumer in consumers:
             consumer.poll()
-        shares = [len(consumer.assignment()) for consumer in consumers]
-        if sum(shares) == 100 and max(shares) - min(shares) <= 1:
+        counts = [len(consumer.assignment()) for consumer in consumers]
+        if sum(counts) == 100 and max(counts) - min(counts) <= 1:
             return
 
 
-# Doing nothing
+# Idle members
 
 
 def idle(path, pipe):
@@ -214,7 +215,7 @@ def idle(path, pipe):
         consumer.poll(1000)
         pipe.send(None)
         pipe.recv()
-        consumer.poll(1000)  # work left from the others' joining and its own sleep
+        consumer.poll(1000)  # finish the rebalances of the other members
         before = resource.getrusage(resource.RUSAGE_SELF)
         begun = time.perf_counter()
         consumer.poll(IDLE_SECONDS * 1000)
@@ -227,7 +228,7 @@ def idle(path, pipe):
 
 @pytest.mark.parametrize("members", [1, 4], ids="members={}".format)
 def bench_idle_member(benchmark, note, log, members):
-    """CPU of a process that waits in `poll` of a group where nothing happens."""
+    """CPU time of a process that waits in `poll` of an idle group."""
     log.create_topic("t", partitions=4)
     with ExitStack() as running:
         pipes = [start_process(running, idle, log.path) for _ in range(members)]
@@ -245,7 +246,7 @@ def bench_idle_member(benchmark, note, log, members):
 
 
 def delivered(path, members, pipe):
-    """Join, wait for the others, and then read record objects."""
+    """Join, wait for the other members, and read record objects."""
     with embedlog.open(path) as log, log.consumer("t", **SETTINGS) as consumer:
         consumer.poll(100)
         pipe.send(None)
@@ -267,7 +268,7 @@ def delivered(path, members, pipe):
 def bench_delivery(benchmark, note, log, thousand, processes):
     """Records per second of several processes that share four partitions.
 
-    `per_core` is what they would get together with a core each: by CPU time.
+    `per_core` is their total with a core each, computed from CPU time.
     """
     log.create_topic("t", partitions=4)
     with ExitStack() as running:
@@ -275,14 +276,14 @@ def bench_delivery(benchmark, note, log, thousand, processes):
         receive_all(pipes)
         time.sleep(1)
         send_all(pipes)
-        receive_all(pipes)  # no member polls any more
+        receive_all(pipes)  # all members wait
         for number in range(4):
             for _ in range(SHARED // 4 // 16_000):
                 log.partition("t", number).append([thousand] * 16)
         total = sum(log.partition("t", number).end_offset() for number in range(4))
         used = {}
 
-        def go():
+        def deliver_all():
             send_all(pipes)
             left = total
             while left > 0:
@@ -290,7 +291,7 @@ def bench_delivery(benchmark, note, log, thousand, processes):
                     count, used[pipe] = pipe.recv()
                     left -= count
 
-        benchmark.pedantic(go, rounds=1)
+        benchmark.pedantic(deliver_all, rounds=1)
         send_all(pipes)
     seconds = benchmark.stats["mean"]
     note(records=total, records_per_second=round(total / seconds))
