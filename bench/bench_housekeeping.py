@@ -1,4 +1,4 @@
-"""What does an append that somebody waits for cost while retention and compaction never pause?"""
+"""What does an acknowledged append cost while retention and compaction never pause?"""
 
 import os
 import signal
@@ -22,18 +22,21 @@ CONFIG = {
     "file.delete.delay.ms": 0,
 }
 WINDOWS, SECONDS, PAUSE = 6, 1.5, 2e-3
-"""Windows of each kind, in turn, and the pause between two appends."""
+"""Windows with and without housekeeping, their length, and the pause between appends."""
 
 
 @pytest.fixture(scope="module")
 def batches():
-    """1,000 records, a tenth of them of keys that come again: work for a compaction."""
+    """Batches of 1,000 records, with a tenth of their keys repeated: work for a compaction."""
     keys = [[b"k%09d" % (n * 900 + row) for row in range(1000)] for n in range(100)]
-    return [batch.encode_lists([b"v" * 100] * 1000, some, 1_700_000_000_000) for some in keys]
+    return [
+        batch.encode_lists([b"v" * 100] * 1000, batch_keys, 1_700_000_000_000)
+        for batch_keys in keys
+    ]
 
 
-class House:
-    """Housekeeping without a pause, in a thread of this process or in another one."""
+class BusyHousekeeping:
+    """Housekeeping without a pause, in a thread of this process or in another process."""
 
     def __init__(self, path, going, rounds):
         self.going, self.rounds = going, rounds
@@ -41,7 +44,7 @@ class House:
         owner._FIRST_SECONDS = 0.001
 
     def start(self):
-        """Let the background do nothing else; its jobs wait while they are not to go on."""
+        """Run only retention and compaction; their jobs wait while `going` returns false."""
         jobs = [
             job._replace(
                 every_seconds=0.001, run=lambda context, run=job.run: self.run(context, run)
@@ -49,8 +52,8 @@ class House:
             for job in JOBS
             if job.name in ("retention", "compaction")
         ]
-        self.house = Maintenance(self.log.root, jobs)
-        self.house.start()
+        self.maintenance = Maintenance(self.log.root, jobs)
+        self.maintenance.start()
 
     def run(self, context, run):
         while not self.going():
@@ -61,14 +64,14 @@ class House:
         self.rounds()
 
     def stop(self):
-        self.house.close()
+        self.maintenance.close()
         self.log.close()
 
 
 @pytest.mark.parametrize("where", ["process", "thread"])
 @pytest.mark.parametrize("records", [1, 1000], ids="records={}".format)
 def bench_append_beside_housekeeping(benchmark, note, tmp_path, batches, where, records):
-    """Windows with and without it in turn, so that both see the same machine."""
+    """Windows with and without it take turns, so that both see the same machine."""
     path, flag, count = tmp_path / "log", tmp_path / "going", tmp_path / "rounds"
     with embedlog.open(path, maintenance=False) as log:
         log.create_topic("t", config=CONFIG)
@@ -76,7 +79,7 @@ def bench_append_beside_housekeeping(benchmark, note, tmp_path, batches, where, 
         part.append(batches[:50])
     rounds = []
 
-    def tell():
+    def count_round():
         with open(count, "ab") as file:
             file.write(b".")
 
@@ -87,14 +90,14 @@ def bench_append_beside_housekeeping(benchmark, note, tmp_path, batches, where, 
     if where == "process":
         child = os.fork()
         if child == 0:
-            House(path, going, tell).start()
+            BusyHousekeeping(path, going, count_round).start()
             while True:
                 signal.pause()
-    house = House(path, going, tell) if where == "thread" else None
-    if house:
-        house.start()
+    housekeeping = BusyHousekeeping(path, going, count_round) if where == "thread" else None
+    if housekeeping:
+        housekeeping.start()
     single = batch.encode_lists([b"v" * 100], [b"k%09d" % 7], 1_700_000_000_000)
-    took = {False: [], True: []}
+    times_by_window = {False: [], True: []}
     try:
         with embedlog.open(path, maintenance=False) as log:
             part = log.partition("t", 0)
@@ -102,17 +105,17 @@ def bench_append_beside_housekeeping(benchmark, note, tmp_path, batches, where, 
             def window(on):
                 (flag.touch if on else lambda: flag.unlink(missing_ok=True))()
                 threading.Event().wait(0.05)
-                until, number = time.monotonic() + SECONDS, 0
-                while time.monotonic() < until:
+                deadline, number = time.monotonic() + SECONDS, 0
+                while time.monotonic() < deadline:
                     number += 1
-                    # The log goes on growing, whatever is measured, so that there is work.
+                    # Large batches keep the log growing, so that housekeeping has work.
                     large = [batches[number % 100]]
-                    some = [single] if records == 1 else large
+                    measured = [single] if records == 1 else large
                     if records == 1 and number % 4 == 0:
                         part.append(large)
                     begin = time.perf_counter_ns()
-                    part.append(some)
-                    took[on].append(time.perf_counter_ns() - begin)
+                    part.append(measured)
+                    times_by_window[on].append(time.perf_counter_ns() - begin)
                     time.sleep(PAUSE)
 
             def all_windows():
@@ -125,11 +128,11 @@ def bench_append_beside_housekeeping(benchmark, note, tmp_path, batches, where, 
         if child:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-        if house:
+        if housekeeping:
             flag.touch()
-            house.stop()
+            housekeeping.stop()
     figures = {}
-    for on, times in took.items():
+    for on, times in times_by_window.items():
         cuts = [cut / 1000 for cut in quantiles(times, n=1000)]
         name = "with" if on else "without"
         figures |= {f"{name}_p50_us": round(cuts[499], 1), f"{name}_p99_us": round(cuts[989], 1)}
