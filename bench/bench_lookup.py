@@ -1,4 +1,4 @@
-"""How long from an offset or a time to the first batch?"""
+"""How long does it take to read the first batch at an offset or a time?"""
 
 import random
 
@@ -11,30 +11,30 @@ RECORDS = 1_600_000
 
 @pytest.mark.parametrize("handle", ["cold", "warm"])
 def bench_first_batch(benchmark, note, filled, handle):
-    """Index lookup and first batch, verified, at random offsets.
+    """Look up a random offset in the index, and read and verify its batch.
 
-    Cold: a handle that never saw the partition, so that the manifest is read,
-    the segment is opened and its index is fetched.
+    Cold: the handle never saw the partition, so it reads the manifest, opens the
+    segment and loads its index.
     """
-    chance = random.Random(7)
+    rng = random.Random(7)
 
     def cold():
         filled.root._partitions.clear()
         return filled.partition("t", 0)
 
-    def once():
-        offset = chance.randrange(RECORDS)
+    def look_up():
+        offset = rng.randrange(RECORDS)
         part = filled.partition("t", 0) if handle == "warm" else cold()
-        one = part.reader(offset).read(1)[0]
-        one.columns()
-        assert one.base_offset <= offset < one.next_offset
+        batch = part.reader(offset).read(1)[0]
+        batch.columns()
+        assert batch.base_offset <= offset < batch.next_offset
 
     note(records=RECORDS, floor="bench_crc[in cache]")
-    benchmark.pedantic(once, rounds=500, warmup_rounds=5)
+    benchmark.pedantic(look_up, rounds=500, warmup_rounds=5)
 
 
 def bench_offset_for_timestamp(benchmark, note, log, thousand):
-    """A time to an offset, over 1,000 batches of rising time."""
+    """Timestamps to offsets, over 1,000 batches with increasing timestamps."""
     from embedlog import batch
 
     log.create_topic("t")
@@ -43,22 +43,22 @@ def bench_offset_for_timestamp(benchmark, note, log, thousand):
     for number in range(1000):
         times = range(number * 100, number * 100 + 100)
         part.append([batch.encode_lists(values, None, list(times))])
-    chance = random.Random(7)
+    rng = random.Random(7)
     note(records=100_000)
 
-    def once():
-        moment = chance.randrange(100_000)
-        assert part.offset_for_timestamp(moment).offset == moment
+    def look_up():
+        timestamp = rng.randrange(100_000)
+        assert part.offset_for_timestamp(timestamp).offset == timestamp
 
-    benchmark.pedantic(once, rounds=300, warmup_rounds=5)
+    benchmark.pedantic(look_up, rounds=300, warmup_rounds=5)
 
 
 def bench_open_and_read_one(benchmark, note, filled):
-    """A second handle from nothing: open to read, look up, first batch, close."""
+    """Open a log read-only, look up an offset, read a batch, close."""
 
-    def once():
+    def open_and_read():
         with embedlog.open(filled.path, mode="r") as log:
             return log.partition("t", 0).reader(700_000).read(1)[0].columns().num_rows
 
     note(records=RECORDS)
-    assert benchmark.pedantic(once, rounds=50, warmup_rounds=3) == 1000
+    assert benchmark.pedantic(open_and_read, rounds=50, warmup_rounds=3) == 1000
