@@ -1,4 +1,4 @@
-"""How long until a log can be used: after a clean close, and after a kill?
+"""How long does it take to open a log after a clean close, and after a kill?
 
 `EMBEDLOG_BENCH_GB=10` stores ten gigabytes before the kill; the default is one.
 """
@@ -34,26 +34,26 @@ def bench_open_clean(benchmark, note, thousand_partitions):
         while opened:
             opened.pop().close()
 
-    def once():
+    def open_log():
         opened.append(embedlog.open(thousand_partitions))
 
     note(partitions=1000)
-    benchmark.pedantic(once, setup=close_last, rounds=20, warmup_rounds=2)
+    benchmark.pedantic(open_log, setup=close_last, rounds=20, warmup_rounds=2)
     assert opened[0].root.startup_report == []
     assert opened[0].partition("t", 999).end_offset() == 1
     close_last()
 
 
 def bench_ends_of_all(benchmark, note, thousand_partitions):
-    """Asking all 1,000 for their end, from a handle that never saw them."""
+    """The ends of all 1,000 partitions, from a handle that never saw them."""
     with embedlog.open(thousand_partitions) as log:
 
-        def once():
+        def read_ends():
             log.root._partitions.clear()
             return sum(log.partition("t", number).end_offset() for number in range(1000))
 
         note(partitions=1000)
-        assert benchmark.pedantic(once, rounds=10, warmup_rounds=1) == 1000
+        assert benchmark.pedantic(read_ends, rounds=10, warmup_rounds=1) == 1000
 
 
 def append_and_die(path, topic):
@@ -62,7 +62,7 @@ def append_and_die(path, topic):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(path, topic):
+def kill_writer(path, topic):
     process = multiprocessing.get_context("spawn").Process(
         target=append_and_die, args=(path, topic)
     )
@@ -72,27 +72,27 @@ def killed(path, topic):
 
 
 def bench_reopen_after_kill(benchmark, note, tmp_path, thousand):
-    """The only process was killed in the middle of its work."""
+    """The only process was killed while it wrote."""
     path, total, opened = tmp_path / "log", 0, []
     if shutil.disk_usage(tmp_path).free < GIGABYTES * 3 << 30:
-        pytest.skip(f"{GIGABYTES} GB and as much again are to be free")
+        pytest.skip(f"{3 * GIGABYTES} GiB must be free")
     with embedlog.open(path) as log:
         log.create_topic("t")
         part, many = log.partition("t", 0), [thousand] * 64
         for _ in range(GIGABYTES * 10**9 // (64 * thousand.size)):
             total = part.append(many)[-1].next_offset
 
-    def kill():
+    def close_and_kill():
         while opened:
             opened.pop().close()
-        killed(path, "t")
+        kill_writer(path, "t")
 
-    def once():
+    def open_log():
         opened.append(embedlog.open(path))
         return opened[-1].partition("t", 0).end_offset()
 
     note(bytes=GIGABYTES * 10**9, records=total)
-    end = benchmark.pedantic(once, setup=kill, rounds=5, warmup_rounds=1)
+    end = benchmark.pedantic(open_log, setup=close_and_kill, rounds=5, warmup_rounds=1)
     assert end == total + 6
     while opened:
         opened.pop().close()
@@ -100,32 +100,32 @@ def bench_reopen_after_kill(benchmark, note, tmp_path, thousand):
 
 
 def bench_reopen_after_kill_with_1000_partitions(benchmark, note, thousand_partitions):
-    """The same, where many partitions are to be looked after."""
+    """The same with 1,000 partitions."""
     opened = []
 
-    def kill():
+    def close_and_kill():
         while opened:
             opened.pop().close()
-        killed(thousand_partitions, "t")
+        kill_writer(thousand_partitions, "t")
 
     note(partitions=1000)
     benchmark.pedantic(
-        lambda: opened.append(embedlog.open(thousand_partitions)), setup=kill, rounds=5
+        lambda: opened.append(embedlog.open(thousand_partitions)), setup=close_and_kill, rounds=5
     )
     assert opened[0].partition("t", 0).end_offset() >= 6
     opened.pop().close()
 
 
 def bench_import(benchmark):
-    """`import embedlog`, in a new interpreter that does nothing else."""
+    """`import embedlog` in a new interpreter."""
     import subprocess
     import sys
 
-    def once(code):
+    def run_code(code):
         return subprocess.run([sys.executable, "-c", code], check=True).returncode
 
-    bare = min(_seconds(lambda: once("pass")) for _ in range(5))
-    assert benchmark.pedantic(once, ("import embedlog",), rounds=10, warmup_rounds=1) == 0
+    bare = min(_seconds(lambda: run_code("pass")) for _ in range(5))
+    assert benchmark.pedantic(run_code, ("import embedlog",), rounds=10, warmup_rounds=1) == 0
     benchmark.extra_info["interpreter_ms"] = round(bare * 1000, 1)
 
 
