@@ -1,4 +1,4 @@
-"""What does a record cost from the program to the published end, by each way of sending?"""
+"""What does a record cost from `send` to its publication, for each method of the producer?"""
 
 import os
 
@@ -34,7 +34,7 @@ def ends(root, topic):
 
 
 def bench_floor_write(benchmark, tmp_path):
-    """The floor: 256 KiB written to a file that grows, 16 times."""
+    """The floor: 256 KiB written 16 times to a growing file."""
     chunk, fd = bytes(256 << 10), os.open(tmp_path / "floor", os.O_CREAT | os.O_WRONLY)
 
     def write():
@@ -47,7 +47,7 @@ def bench_floor_write(benchmark, tmp_path):
 
 
 def bench_floor_append(benchmark, root):
-    """The floor under send().result(): encode and append one record, without a producer."""
+    """The floor of send().result(): encode and append one record without a producer."""
     log = root.partition("p1", 0)
     benchmark(lambda: log.append([encode_lists([VALUE], None, 5)]))
     assert ends(root, "p1") > 0
@@ -55,7 +55,7 @@ def bench_floor_append(benchmark, root):
 
 @pytest.mark.parametrize("topic", ["p1", "p4"])
 def bench_send_and_wait(benchmark, root, producer, topic):
-    """One record, acknowledged: budget 40 µs at the median."""
+    """One acknowledged record: budget 40 µs in the median."""
     benchmark(lambda: producer.send(topic, VALUE, b"key-000001").result())
     assert ends(root, topic) == producer.metrics()["records"]
 
@@ -63,7 +63,7 @@ def bench_send_and_wait(benchmark, root, producer, topic):
 @pytest.mark.parametrize("topic", ["p1", "p4"])
 @pytest.mark.parametrize("keyed", [False, True], ids=["no key", "key"])
 def bench_send(benchmark, root, producer, topic, keyed):
-    """Records one at a time, futures kept, then flushed: at least 0.5 M a second."""
+    """Records one at a time with their futures, then a flush: at least 0.5 M per second."""
     count = 50_000
     keys = [b"k%09d" % n if keyed else None for n in range(count)]
 
@@ -80,7 +80,7 @@ def bench_send(benchmark, root, producer, topic, keyed):
 @pytest.mark.parametrize("topic", ["p1", "p4"])
 @pytest.mark.parametrize("count", [1000, 100_000], ids="records={}".format)
 def bench_send_batch(benchmark, root, producer, topic, count):
-    """Lists of bytes, 100-byte values and 10-byte keys: at least 4 M records a second."""
+    """Lists of 100-byte values and 10-byte keys: at least 4 M records per second."""
     values, keys = [VALUE] * count, [b"k%09d" % n for n in range(count)]
     benchmark.extra_info.update(records=count)
     benchmark(lambda: producer.send_batch(topic, values, keys))
@@ -90,7 +90,7 @@ def bench_send_batch(benchmark, root, producer, topic, count):
 @pytest.mark.parametrize("topic", ["p1", "p4"])
 @pytest.mark.parametrize("keyed", [False, True], ids=["no key", "key"])
 def bench_append_table(benchmark, root, producer, topic, keyed):
-    """An Arrow table of 100-byte values: at least 1,500 MB a second to one partition."""
+    """An Arrow table of 100-byte values: at least 1,500 MB per second to one partition."""
     count = 200_000
     columns = {"value": pa.array([VALUE] * count, pa.binary())}
     if keyed:
