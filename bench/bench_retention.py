@@ -1,4 +1,4 @@
-"""How long does a round of retention take: with nothing to do, and with all there is?"""
+"""How long does a round of retention take if nothing is due, and if everything is?"""
 
 import shutil
 import time
@@ -14,17 +14,17 @@ CONFIG = {"segment.bytes": 1, "retention.ms": -1, "file.delete.delay.ms": 0}
 
 @pytest.fixture(scope="module")
 def many_segments(tmp_path_factory):
-    """A partition of 10,000 segments, all of one old record."""
+    """A partition of 10,000 segments with one old record each."""
     path = tmp_path_factory.mktemp("retention") / "log"
     with embedlog.open(path, maintenance=False) as log:
-        one = batch.encode_lists([b"v"], None, 1_000)
-        log.create_topic("t", config=CONFIG | {"segment.bytes": one.size})
-        log.partition("t", 0).append([one] * SEGMENTS)
+        encoded = batch.encode_lists([b"v"], None, 1_000)
+        log.create_topic("t", config=CONFIG | {"segment.bytes": encoded.size})
+        log.partition("t", 0).append([encoded] * SEGMENTS)
     return path
 
 
 def bench_idle_round(benchmark, note, many_segments):
-    """By time alone, and nothing is due: the oldest segment tells."""
+    """By time alone, with nothing due: only the oldest segment is read."""
     with embedlog.open(many_segments, maintenance=False) as log:
         log.alter_topic("t", {"retention.ms": 1 << 60})
         note(segments=SEGMENTS)
@@ -34,10 +34,10 @@ def bench_idle_round(benchmark, note, many_segments):
 
 
 def bench_delete_all(benchmark, note, many_segments, tmp_path):
-    """10,000 segments at once, their files unlinked."""
+    """10,000 segments are deleted at once and their files unlinked."""
     logs = []
 
-    def fresh():
+    def copy_log():
         while logs:
             logs.pop().close()
         shutil.rmtree(tmp_path / "log", ignore_errors=True)
@@ -46,15 +46,15 @@ def bench_delete_all(benchmark, note, many_segments, tmp_path):
         logs[0].alter_topic("t", {"retention.ms": 1})
         assert logs[0].partition("t", 0).start_offset() == 0
 
-    took = []
+    cpu_seconds = []
 
-    def work():
+    def run_retention():
         begin = time.process_time()
         logs[0].maintain()
-        took.append(time.process_time() - begin)
+        cpu_seconds.append(time.process_time() - begin)
 
-    benchmark.pedantic(work, setup=fresh, rounds=3)
-    note(segments=SEGMENTS, cpu_us_per_segment=round(min(took) * 1e6 / SEGMENTS, 1))
-    print(f"{min(took):.3f} s of CPU")
+    benchmark.pedantic(run_retention, setup=copy_log, rounds=3)
+    note(segments=SEGMENTS, cpu_us_per_segment=round(min(cpu_seconds) * 1e6 / SEGMENTS, 1))
+    print(f"{min(cpu_seconds):.3f} s of CPU")
     assert logs[0].partition("t", 0).start_offset() == SEGMENTS
     logs.pop().close()
