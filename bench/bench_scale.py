@@ -1,7 +1,7 @@
-"""Does it stay as fast when more is stored?
+"""Does a log stay as fast when it grows?
 
-One log grows; at each size the append rate, a cold lookup and our private
-memory are taken.  50 million records (6.3 GB) take a minute and a half:
+At each size of one log, the append rate, a cold lookup and our private memory
+are measured.  50 million records (6.3 GB) take a minute and a half:
 `EMBEDLOG_BENCH_RECORDS=50000000 make bench ARGS=bench/bench_scale.py`.
 """
 
@@ -32,47 +32,47 @@ def growing(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory, thousand):
-    """µs of CPU for a bare `pwrite` when so much is written: the kernel's share of the growth.
+    """CPU time of a bare `pwrite` by stored size, in µs: the kernel's share of the growth.
 
-    Files of the same sizes, written to the same total, by nobody's code.
+    It writes files of the same sizes, up to the same total.
     """
-    folder, data, done, found = tmp_path_factory.mktemp("bare"), bytes(thousand.size), 0, {}
+    folder, data, done, cpu_us = tmp_path_factory.mktemp("bare"), bytes(thousand.size), 0, {}
     files_of = (256 << 20) // len(data)
     for size in SIZES:
-        taken = []
+        times = []
         while done < size // 1000:
             fd = os.open(folder / str(done // files_of), os.O_CREAT | os.O_RDWR)
-            began = time.process_time()
+            begin = time.process_time()
             for number in range(done, done + 100):
                 os.pwrite(fd, data, number % files_of * len(data))
-            taken.append(time.process_time() - began)
+            times.append(time.process_time() - begin)
             os.close(fd)
             done += 100
-        last = sorted(taken[-max(len(taken) // 10, 1) :])
-        found[size] = round(last[len(last) // 2] / 100 * 1e6, 1)
+        last = sorted(times[-max(len(times) // 10, 1) :])
+        cpu_us[size] = round(last[len(last) // 2] / 100 * 1e6, 1)
     shutil.rmtree(folder)
-    return found
+    return cpu_us
 
 
 @pytest.mark.parametrize("stored", SIZES, ids="records={}".format)
 def bench_growth(benchmark, note, bare, growing, thousand, stored):
-    """A cold lookup and first batch when so much is stored; the rest is in the facts."""
-    part, many = growing.partition("t", 0), [thousand] * 10
+    """A cold lookup and its first batch at each size; the other figures are facts."""
+    part, batches = growing.partition("t", 0), [thousand] * 10
     rates = []
     while part.end_offset() < stored:
-        # CPU time: a disk that has to take gigabytes is not what is asked here.
+        # CPU time: the speed of the disk does not matter here.
         began, wall = time.process_time(), time.perf_counter()
         for _ in range(10):
-            part.append(many)
+            part.append(batches)
         rates.append((time.process_time() - began, time.perf_counter() - wall))
     last = rates[-max(len(rates) // 10, 1) :]
-    chance = random.Random(stored)
+    rng = random.Random(stored)
 
     def lookup():
-        offset = chance.randrange(stored)
+        offset = rng.randrange(stored)
         growing.root._partitions.clear()
-        one = growing.partition("t", 0).reader(offset).read(1)[0]
-        assert one.base_offset <= offset < one.next_offset
+        batch = growing.partition("t", 0).reader(offset).read(1)[0]
+        assert batch.base_offset <= offset < batch.next_offset
 
     benchmark.pedantic(lookup, rounds=200, warmup_rounds=3)
     note(
