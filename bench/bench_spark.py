@@ -24,7 +24,7 @@ ROWS = 2500
 
 
 class Ready(DataSource):
-    """Rows that are ready in memory: the time to read them is Spark's own."""
+    """Rows in memory: the time to read them is Spark's own."""
 
     @classmethod
     def name(cls) -> str:
@@ -105,13 +105,13 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def parquet(spark, path, tmp_path_factory):
-    """The same rows, as Spark writes them."""
+    """The same rows in Parquet files that Spark wrote."""
     directory = str(tmp_path_factory.mktemp("parquet") / "rows")
-    of_log(spark, path).write.option("compression", "none").parquet(directory)
+    log_frame(spark, path).write.option("compression", "none").parquet(directory)
     return directory
 
 
-def of_log(spark, path):
+def log_frame(spark, path):
     return spark.read.format("embedlog").option("path", path).option("subscribe", "t").load()
 
 
@@ -134,7 +134,7 @@ def to_parquet(frame, directory):
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("action", [count, lengths, all_columns, to_parquet])
 def bench_spark_read(benchmark, note, spark, path, parquet, action, tmp_path):
-    """From `load` to the result, compared with Parquet and with rows that are ready in memory."""
+    """From `load` to the result, compared with Parquet and with rows in memory."""
     seconds = {"parquet": [], "ready": []}
     frames = {
         "parquet": lambda: spark.read.parquet(parquet),
@@ -148,7 +148,7 @@ def bench_spark_read(benchmark, note, spark, path, parquet, action, tmp_path):
             seconds[name].append(time.perf_counter() - start)
 
     def read():
-        action(of_log(spark, path), tmp_path)
+        action(log_frame(spark, path), tmp_path)
 
     benchmark.pedantic(read, setup=read_others, rounds=ROUNDS, warmup_rounds=WARM)
     ours = benchmark.stats.stats.median
@@ -160,7 +160,7 @@ def bench_spark_read(benchmark, note, spark, path, parquet, action, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
 def bench_spark_stream(benchmark, note, spark, path, tmp_path):
-    """A stream over everything, to nowhere: rows per second in `addBatch`."""
+    """A stream over the whole log into a noop sink: rows per second in `addBatch`."""
     add_batch_ms = []
 
     def stream():
@@ -180,7 +180,7 @@ def bench_spark_stream(benchmark, note, spark, path, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
 def bench_spark_empty_batch(benchmark, note, spark, path, tmp_path):
-    """A micro-batch without rows: the first one of a query that starts at the end."""
+    """A micro-batch without rows, the first one of a query that starts at the end."""
     durations = []
 
     def stream():
