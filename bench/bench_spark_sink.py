@@ -1,7 +1,7 @@
-"""What does the sink cost: for rows, compared with Parquet in the same run, and per micro-batch?
+"""What does the sink cost per row, compared with Parquet in the same run, and per micro-batch?
 
-Rows come from Parquet, which Spark reads in a third of the time; micro-batches
-come from a source that costs almost nothing, so their time is Spark's and ours.
+The rows come from Parquet, which Spark reads in a third of the time; micro-batches
+come from a source that costs almost nothing, so that Spark and embedlog take their time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS = 5
 
 
 class Stamps(DataSource):
-    """A stream of the 8-byte words of a file, each the time when it was written."""
+    """A stream of the 8-byte words of a file, each the time at which it was written."""
 
     @classmethod
     def name(cls) -> str:
@@ -81,7 +81,7 @@ def spark(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def frame(spark, tmp_path_factory):
-    """Rows of 10-byte keys and 100-byte values, in two files of Parquet."""
+    """Rows of 10-byte keys and 100-byte values in two Parquet files."""
     path = tmp_path_factory.mktemp("rows")
     for number in range(2):
         keys = [b"k%09d" % row for row in range(ROWS // 2)]
@@ -113,7 +113,7 @@ def bench_rows_to_parquet(benchmark, note, frame, tmp_path):
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 @pytest.mark.parametrize("partitions", [1, 4], ids="partitions={}".format)
 def bench_rows_to_log(benchmark, note, frame, log, partitions, durability):
-    """Rows are staged by the tasks and published in one step; keys are hashed if partitions > 1."""
+    """Tasks stage the rows, one step publishes them; keys are hashed if partitions > 1."""
     note(records=ROWS, floor="bench_rows_read", floors=1)
     log.create_topic("t", partitions=partitions)
     write = frame.write.format("embedlog").mode("append").option("path", log.path)
@@ -125,17 +125,17 @@ def bench_rows_to_log(benchmark, note, frame, log, partitions, durability):
 @pytest.mark.parametrize("source", ["words", "log"])
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 def bench_micro_batch(benchmark, note, spark, log, tmp_path, durability, source):
-    """From an append to the source until a reader of the log sees it published."""
+    """From an append to the source until a reader of the target topic sees the record."""
     log.create_topic("in")
     log.create_topic("out")
-    append, stream = of_words(spark, tmp_path) if source == "words" else of_log(spark, log)
+    append, stream = word_source(spark, tmp_path) if source == "words" else log_source(spark, log)
     options = {"path": log.path, "topic": "out", "durability": durability}
     query_options = {**options, "checkpointLocation": str(tmp_path / "checkpoint")}
     query = stream.writeStream.format("embedlog").options(**query_options).start()
     delays: list[float] = []
     done = threading.Event()
 
-    def follow() -> None:
+    def read_delays() -> None:
         with log.consumer("out", auto_offset_reset="earliest") as consumer:
             while not done.is_set():
                 for records in consumer.poll(100).values():
@@ -144,11 +144,11 @@ def bench_micro_batch(benchmark, note, spark, log, tmp_path, durability, source)
                         (now - int.from_bytes(record.value, "little")) / 1e6 for record in records
                     )
 
-    reader = threading.Thread(target=follow)
+    reader = threading.Thread(target=read_delays)
     reader.start()
-    warm, rng = 5, random.Random(1)
+    warm_up, rng = 5, random.Random(1)
     try:
-        for number in range(warm + APPENDS):
+        for number in range(warm_up + APPENDS):
             append(time.perf_counter_ns().to_bytes(8, "little"))
             deadline = time.monotonic() + 60
             while len(delays) <= number:
@@ -159,15 +159,15 @@ def bench_micro_batch(benchmark, note, spark, log, tmp_path, durability, source)
         done.set()
         reader.join()
         query.stop()
-    measured = sorted(delays[warm:])
+    measured = sorted(delays[warm_up:])
     p50, best = statistics.median(measured), measured[0]
     note(records=1, p50_ms=round(p50, 1), best_ms=round(best, 1))
     benchmark.pedantic(lambda: None, rounds=1)
     assert len(measured) == APPENDS
 
 
-def of_words(spark, directory):
-    """Return a source that costs almost nothing: a function to append to it, and a stream of it."""
+def word_source(spark, directory):
+    """Return a function that appends to a source of almost no cost, and a stream of it."""
     path = directory / "stamps"
     path.touch()
 
@@ -178,8 +178,8 @@ def of_words(spark, directory):
     return append, spark.readStream.format("stamps").load(str(path))
 
 
-def of_log(spark, log):
-    """Return the same for a topic."""
+def log_source(spark, log):
+    """Return a function that appends to a topic, and a stream of it."""
     options = {"path": log.path, "subscribe": "in", "startingOffsets": "earliest"}
     stream = spark.readStream.format("embedlog").options(**options).load().select("value")
 
