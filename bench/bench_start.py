@@ -1,6 +1,6 @@
-"""How long until a program, or a command, begins?
+"""How much CPU time does the start of a program or a command take?
 
-Processor time of whole processes: a bare Python is the floor.
+It is that of whole processes; a bare Python is the floor.
 """
 
 import resource
@@ -19,23 +19,25 @@ STARTS = {
 }
 
 
-def spent(words, environment):
-    """Return the processor seconds of a program; `os.times` would tell only hundredths."""
+def cpu_seconds(arguments, environment):
+    """Return the CPU time of a program; `os.times` has a resolution of 10 ms only."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, env=environment, check=True)
+    subprocess.run(
+        [sys.executable, *arguments], stdout=subprocess.DEVNULL, env=environment, check=True
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-@pytest.mark.parametrize("what", STARTS)
-def bench_start(benchmark, note, tmp_path, monkeypatch, what):
-    """Whole processes; the library itself may take 60 ms of `import` and `open`."""
+@pytest.mark.parametrize("start", STARTS)
+def bench_start(benchmark, note, tmp_path, monkeypatch, start):
+    """Whole processes; importing the library and opening a log may take 60 ms of it."""
     monkeypatch.setenv("EMBEDLOG_ROOT", str(tmp_path / "log"))
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
     seconds = []
     benchmark.pedantic(
-        lambda: seconds.append(spent(STARTS[what], None)), rounds=10, warmup_rounds=1
+        lambda: seconds.append(cpu_seconds(STARTS[start], None)), rounds=10, warmup_rounds=1
     )
     note(cpu_ms=min(seconds) * 1000)
     assert min(seconds) > 0
