@@ -1,11 +1,10 @@
-"""How soon does another process, asleep, see an append?
+"""How soon does another process that sleeps see an append?
 
-The time between two clocks read in two processes of one machine; the table has
-the median and the 99th percentile.  `p50_us` counts from the publication, when
-the append's transaction is committed and the append about to wake the others:
-until then there is nothing to see.  `from_call_p50_us` counts from before the
-append, which writes and commits in between.
-A run that measures CPU time (`--benchmark-timer`) leaves these alone.
+A delay is the difference between clocks read in two processes of one machine; the
+table has the median and the 99th percentile.  `p50_us` counts from the publication:
+the transaction is committed, and the append is about to wake the readers.
+`from_call_p50_us` counts from before the append, which writes and commits in between.
+`--benchmark-timer` has no effect on these times.
 """
 
 import time
@@ -32,7 +31,7 @@ def times_of_wakes(path, pairs, pipe):
 
 
 def bench_floor_of_a_wake(measure_delays, tmp_path):
-    """The kernel alone: one process counts, one that slept reads the clock."""
+    """The kernel alone: one process advances a counter, the other wakes and reads the clock."""
     files = Files(tmp_path)
     page = WakePage(files)
     measure_delays(page.advance, times_of_wakes, tmp_path, PAIRS)
@@ -46,10 +45,10 @@ def times_of_reads(path, pairs, read_values, pipe):
         wake.join()
         pipe.send(None)
         while len(times) < pairs:
-            seen = wake.value()
+            value = wake.value()
             batches = reader.read()
             if not batches:
-                wake.wait(seen, 1.0)
+                wake.wait(value, 1.0)
                 continue
             rows = sum(len(read_values(batch)) for batch in batches)
             times += [time.perf_counter_ns()] * rows
@@ -85,16 +84,16 @@ def idle(path, seconds, pipe):
         reader, wake = log.partition("t", 0).reader(0), log.root.wake
         wake.join()
         pipe.send(None)
-        began, until = time.process_time(), time.monotonic() + seconds
-        while time.monotonic() < until:
-            seen = wake.value()
+        began, deadline = time.process_time(), time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            value = wake.value()
             assert reader.read() == []
-            wake.wait(seen, 0.1)
+            wake.wait(value, 0.1)
         pipe.send(time.process_time() - began)
 
 
 def bench_idle_tail(benchmark, note, log):
-    """CPU of a process that waits two seconds for nothing."""
+    """CPU time of a process that waits two seconds for nothing."""
     log.create_topic("t")
     log.partition("t", 0).tail()
     with ExitStack() as processes:
