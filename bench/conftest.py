@@ -1,7 +1,7 @@
 """What the benchmarks share: batches, logs, other processes, and facts beside the times.
 
-Every benchmark names its floor: another benchmark of the same run, and how
-many of its operations the work needs at least.  `report.py` divides.
+Every benchmark names its floor: another benchmark of the same run, and the least
+number of its operations that the work needs.  `report.py` computes the ratio.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from embedlog.files import WakePage
 
 ROWS = 1000
 PAIRS = 1500
-"""Appends of which another process measures the delay."""
+"""Appends whose delay another process measures."""
 SPAWN = multiprocessing.get_context("spawn")
-# Retention runs meanwhile: it would delete records with old timestamps.
+# The present, since retention runs and would delete old records.
 NOW = int(time.time() * 1000)
 
 
@@ -42,20 +42,20 @@ def thousand() -> EncodedBatch:
 
 @pytest.fixture(scope="session")
 def single() -> EncodedBatch:
-    """One such record."""
+    """One record of the same size."""
     return batch.encode_lists([b"v" * 100], [b"k%09d" % 7], NOW)
 
 
 @pytest.fixture(autouse=True)
-def removed(tmp_path: Path) -> Iterator[None]:
-    """Remove what a benchmark wrote: its pages would fill the memory that the next one needs."""
+def remove_files(tmp_path: Path) -> Iterator[None]:
+    """Remove what a benchmark wrote, so that its pages leave memory to the next one."""
     yield
     shutil.rmtree(tmp_path)
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Log]:
-    """An empty log with the defaults; healthy when the benchmark is done with it."""
+    """An empty log with the defaults; verified after the benchmark."""
     with embedlog.open(tmp_path / "log") as log:
         yield log
         assert log.verify() == []
@@ -89,8 +89,8 @@ def published(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def delays(called: list[int], published: list[int], seen: list[int]) -> dict[str, float]:
     """Return quantiles of the delays in µs: from the publication, and from the call."""
     quantile_us = {}
-    for name, begun in (("", published), ("from_call_", called)):
-        cuts = quantiles([two - one for one, two in zip(begun, seen, strict=True)], n=100)
+    for name, begins in (("", published), ("from_call_", called)):
+        cuts = quantiles([end - begin for begin, end in zip(begins, seen, strict=True)], n=100)
         quantile_us |= {f"{name}p50_us": cuts[49] / 1000, f"{name}p99_us": cuts[98] / 1000}
     return {name: round(value, 1) for name, value in quantile_us.items()}
 
@@ -108,7 +108,7 @@ def measure_delays(
         sent: list[int] = []
 
         def append_one() -> None:
-            time.sleep(0.0015)  # it is asleep again
+            time.sleep(0.0015)  # until the process sleeps again
             sent.append(time.perf_counter_ns())
             append()
 
@@ -142,7 +142,7 @@ def anonymous_kib() -> int:
 
 @pytest.fixture(scope="session")
 def filled(tmp_path_factory: pytest.TempPathFactory, thousand: EncodedBatch) -> Iterator[Log]:
-    """Three sealed segments of 64 MiB and one that is still written: 1.6 M records."""
+    """1.6 M records in three sealed segments of 64 MiB and an active one."""
     folder = tmp_path_factory.mktemp("filled")
     with embedlog.open(folder / "log") as log:
         log.create_topic("t", config={"segment.bytes": 64 << 20})
