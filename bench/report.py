@@ -3,8 +3,8 @@
 python -m pytest bench --benchmark-only --benchmark-json=run.json
 python bench/report.py run.json [cpu.json]
 
-The second run, with `--benchmark-timer=time.process_time`, tells what the work
-takes when it does not have to share the processors.
+The second run, with `--benchmark-timer=time.process_time`, gives the CPU time of the
+work, which other programs on the machine do not change.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import json
 import sys
 from typing import Any, NamedTuple
 
-Found = dict[str, Any]
+Benchmark = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """One line of the budget: which benchmark shows it, and what is asked."""
+    """One line of the budget: the work, its benchmark and its goal."""
 
     work: str
     bench: str
     goal: str
     unit: str
-    """``records``: millions of them a second; ``bytes``: MB a second; ``us``, ``ms``; or a fact."""
+    """``records`` in millions per second, ``bytes`` in MB per second, ``us``, ``ms``, or a fact."""
 
 
 BUDGET = (
@@ -56,17 +56,17 @@ PEERS = {
     "bench_send[no key-p1]": ("bench_pwrite[bytes=126488]", 50),
     "bench_send_and_wait[p1]": ("bench_append_by_hand", 1),
 }
-"""Floors of benchmarks that do not name one: which, and how many of its operations."""
+"""Floors of benchmarks that do not name one, with the number of its operations."""
 
 
 def number(value: float) -> str:
-    """Three digits that mean something."""
+    """Format a number with three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def told(found: Found, unit: str, seconds: float) -> str:
-    """The figure of one row, for a time of the benchmark."""
-    facts = found["extra_info"]
+def figure(bench: Benchmark, unit: str, seconds: float) -> str:
+    """Format the figure of one row, for a time of its benchmark."""
+    facts = bench["extra_info"]
     if unit == "records":
         return f"{number(facts['records'] / seconds / 1e6)} M"
     if unit == "bytes":
@@ -76,9 +76,9 @@ def told(found: Found, unit: str, seconds: float) -> str:
     return number(facts[unit])
 
 
-def ratio(found: Found, run: dict[str, Found], unit: str) -> str:
-    """How many times the floor of the same run the median is."""
-    facts, name = found["extra_info"], found["name"]
+def ratio(bench: Benchmark, run: dict[str, Benchmark], unit: str) -> str:
+    """Format the median as a multiple of its floor in the same run."""
+    facts, name = bench["extra_info"], bench["name"]
     if unit in ("p50_us", "p99_us"):
         return f"{facts[unit] / run[WAKE_FLOOR]['extra_info'][unit]:.1f} ×"
     floor, times = PEERS.get(name, (facts.get("floor"), facts.get("floors", 1)))
@@ -86,43 +86,43 @@ def ratio(found: Found, run: dict[str, Found], unit: str) -> str:
         return "–"
     if times is None:
         times = facts["bytes"] / run[floor]["extra_info"]["bytes"]
-    return f"{found['stats']['median'] / (run[floor]['stats']['median'] * times):.1f} ×"
+    return f"{bench['stats']['median'] / (run[floor]['stats']['median'] * times):.1f} ×"
 
 
-def budget(run: dict[str, Found], cpu: dict[str, Found]) -> list[str]:
-    """The budget's table."""
-    heads = ("work", "target", "best", "median", "by CPU time", "median to its floor")
-    lines = ["| " + " | ".join(heads) + " |", "|---" + "|--:" * (len(heads) - 1) + "|"]
+def budget(run: dict[str, Benchmark], cpu: dict[str, Benchmark]) -> list[str]:
+    """Return the lines of the table of the budget."""
+    headings = ("work", "target", "best", "median", "by CPU time", "median to its floor")
+    lines = ["| " + " | ".join(headings) + " |", "|---" + "|--:" * (len(headings) - 1) + "|"]
     for row in BUDGET:
-        found = run.get(row.bench)
-        if found is None:
+        bench = run.get(row.bench)
+        if bench is None:
             continue
-        best = told(found, row.unit, found["stats"]["min"])
-        middle = told(found, row.unit, found["stats"]["median"])
-        alone = "–"
+        best = figure(bench, row.unit, bench["stats"]["min"])
+        median = figure(bench, row.unit, bench["stats"]["median"])
+        by_cpu = "–"
         if row.bench in cpu and row.unit in ("records", "bytes", "us", "ms"):
-            alone = told(cpu[row.bench], row.unit, cpu[row.bench]["stats"]["median"])
-        floor = ratio(found, run, row.unit)
-        lines.append(f"| {row.work} | {row.goal} | {best} | {middle} | {alone} | {floor} |")
+            by_cpu = figure(cpu[row.bench], row.unit, cpu[row.bench]["stats"]["median"])
+        floor = ratio(bench, run, row.unit)
+        lines.append(f"| {row.work} | {row.goal} | {best} | {median} | {by_cpu} | {floor} |")
     return lines
 
 
-def floors(run: dict[str, Found]) -> list[str]:
-    """What the machine gave in the same run."""
+def floors(run: dict[str, Benchmark]) -> list[str]:
+    """Return the lines of the table of floors."""
     lines = ["| floor | best | median | |", "|---|--:|--:|--:|"]
-    for name, found in run.items():
-        if "bench_floor.py" not in found["fullname"]:
+    for name, bench in run.items():
+        if "bench_floor.py" not in bench["fullname"]:
             continue
-        best, middle = (found["stats"][each] * 1e6 for each in ("min", "median"))
-        size = found["extra_info"].get("bytes")
-        rate = f"{size / found['stats']['median'] / 1e9:.2f} GB/s" if size else ""
-        lines.append(f"| `{name}` | {number(best)} µs | {number(middle)} µs | {rate} |")
+        best, median = (bench["stats"][key] * 1e6 for key in ("min", "median"))
+        size = bench["extra_info"].get("bytes")
+        rate = f"{size / bench['stats']['median'] / 1e9:.2f} GB/s" if size else ""
+        lines.append(f"| `{name}` | {number(best)} µs | {number(median)} µs | {rate} |")
     return lines
 
 
-def growth(run: dict[str, Found]) -> list[str]:
-    """The table of `bench_scale.py`."""
-    heads = (
+def growth(run: dict[str, Benchmark]) -> list[str]:
+    """Return the lines of the table of `bench_scale.py`."""
+    headings = (
         "stored",
         "append of 1,000, µs CPU / µs",
         "bare `pwrite` then, µs CPU",
@@ -131,25 +131,25 @@ def growth(run: dict[str, Found]) -> list[str]:
         "databases KiB",
         "segments",
     )
-    lines = ["| " + " | ".join(heads) + " |", "|--:" * len(heads) + "|"]
-    for found in run.values():
-        facts = found["extra_info"]
+    lines = ["| " + " | ".join(headings) + " |", "|--:" * len(headings) + "|"]
+    for bench in run.values():
+        facts = bench["extra_info"]
         if "stored" not in facts:
             continue
-        best, middle = (found["stats"][each] * 1e6 for each in ("min", "median"))
+        best, median = (bench["stats"][key] * 1e6 for key in ("min", "median"))
         lines.append(
             f"| {facts['stored']:,} | {facts['append_cpu_us']} / {facts['append_wall_us']} "
-            f"| {facts['bare_cpu_us']} | {number(best)} / {number(middle)} "
+            f"| {facts['bare_cpu_us']} | {number(best)} / {number(median)} "
             f"| {facts['anonymous_mib']} "
             f"| {facts['index_kib']:,} | {facts['segments']} |"
         )
     return lines
 
 
-def load(path: str) -> dict[str, Found]:
-    """The benchmarks of a run, by name."""
+def load(path: str) -> dict[str, Benchmark]:
+    """Return the benchmarks of a run by name."""
     with open(path) as file:
-        return {found["name"]: found for found in json.load(file)["benchmarks"]}
+        return {bench["name"]: bench for bench in json.load(file)["benchmarks"]}
 
 
 def main(path: str, cpu: str | None = None) -> None:
