@@ -349,12 +349,19 @@ def test_a_published_file_that_is_gone_is_an_error(tmp_path):
         ({"follow": -1.0}, "must be a number of seconds"),
         ({"follow": float("nan")}, "must be a number of seconds"),
         ({"max_records_per_trigger": 0}, "at least 1"),
+        ({"checkpoint": "s3://bucket/checkpoint"}, "not URLs"),
     ],
 )
 def test_invalid_arguments_are_errors_before_spark_starts(tmp_path, options, message):
     """Spark's own error would be about a trigger interval."""
     with pytest.raises(InvalidConfigError, match=message):
         load(tmp_path, tmp_path / "out", ["t"], **options)
+
+
+def test_a_url_is_not_an_output(tmp_path):
+    """As a path it would be a directory of this machine."""
+    with pytest.raises(InvalidConfigError, match="not URLs"):
+        load(tmp_path, "s3://bucket/flights", ["t"])
 
 
 def test_a_stop_request_does_not_wait_for_spark_to_start(monkeypatch):

@@ -22,6 +22,7 @@ import embedlog.spark
 directory = Path(sys.argv[2])
 log = {"path": str(directory / "log")}
 conf = {
+    "spark.master": "local[1]",  # the argument `master` overrides it
     "spark.ui.enabled": "false",
     "spark.log.level": "OFF",
     "spark.executor.memory": "512m",

@@ -245,6 +245,13 @@ def test_an_invalid_option_is_refused(options, message):
         sink_options.parse(options)
 
 
+@pytest.mark.parametrize(("text", "version"), [("9007199254740993", 2**53 + 1), ("1.0", 1)])
+def test_a_version_of_an_application_is_read_exactly(text, version):
+    """Spark passes numbers as text; a float has no odd numbers above 2**53."""
+    options = {"path": "/x", "txnAppId": "a", "txnVersion": text}
+    assert sink_options.parse(options).txn_version == version
+
+
 def test_options_may_be_in_any_case_and_those_about_brokers_have_no_effect(caplog):
     """One warning lists the options about brokers."""
     parsed = sink_options.parse({"PATH": "/x/../y", "Topic": "T", "kafka.acks": "all"})
