@@ -40,7 +40,7 @@ from embedlog.compaction.scanner import SegmentScanner
 from embedlog.config import LONG_MAX, MaintenanceConfig, TopicConfig
 from embedlog.errors import FencedError, InvalidConfigError, InvalidRecordError, StorageError
 from embedlog.partition import flush, replace
-from embedlog.partition.log_start import trim
+from embedlog.partition.log_start import move_log_start
 from embedlog.partition.producers import expire_producers
 from embedlog.partition.state import max_segment_ms
 from embedlog.retention import delete_records
@@ -162,7 +162,7 @@ def test_a_checkpoint_below_the_start_moves_up_to_it(log):
     """D1: after records were deleted."""
     segment(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"))
     set_cleaned_offset(log, 1)
-    trim(log, 2)
+    move_log_start(log, 2)
     assert (inspect(log, START).start, inspect(log, START).first_dirty) == (2, 2)
 
 
@@ -777,7 +777,7 @@ def test_records_that_are_deleted_during_a_compaction_stay_deleted(log, monkeypa
     swap = replace.Replacement.swap
 
     def delete_first(self, *arguments, **options):
-        trim(log, start)
+        move_log_start(log, start)
         swap(self, *arguments, **options)
 
     monkeypatch.setattr(replace.Replacement, "swap", delete_first)

@@ -12,7 +12,7 @@ from support.roots import encoded, fill, make_log, open_root, segment_files
 from embedlog.errors import StorageError
 from embedlog.files import Files
 from embedlog.partition import PartitionLog
-from embedlog.partition.log_start import trim
+from embedlog.partition.log_start import move_log_start
 from embedlog.retention import retain
 from embedlog.root.repair import repair_root
 from embedlog.root.root import Root
@@ -48,7 +48,7 @@ def truncate_and_append(log: PartitionLog) -> None:
 
 
 def delete_records(log: PartitionLog) -> None:
-    trim(log, log.end_offset() - 1)
+    move_log_start(log, log.end_offset() - 1)
 
 
 def two_segments(root: Root) -> PartitionLog:

@@ -38,7 +38,7 @@ Limit = Callable[[kv.Txn], int]
 
 
 class LogStartChange(NamedTuple):
-    """What `trim` did."""
+    """What `move_log_start` did."""
 
     start_offset: int
     """The first offset that can be read now."""
@@ -48,7 +48,7 @@ class LogStartChange(NamedTuple):
     """The size of their files, which becomes free space once they are unlinked."""
 
 
-def trim(
+def move_log_start(
     log: PartitionState,
     offset: int,
     *,
@@ -93,7 +93,7 @@ def trim(
             )
         if epoch is not None and tail.leader_epoch != epoch:
             return LogStartChange(tail.start_offset)
-        change = _trim_locked(log, tail, offset, whole, limit)
+        change = _move_locked(log, tail, offset, whole, limit)
     if change.segments:
         pending_deletes.sweep_soon(log)
     if change.start_offset != tail.start_offset:
@@ -101,7 +101,7 @@ def trim(
     return change
 
 
-def _trim_locked(
+def _move_locked(
     log: PartitionState, tail: Tail, offset: int, whole: bool, limit: Limit | None
 ) -> LogStartChange:
     highest = log.context.live.read(limit) if limit else offset

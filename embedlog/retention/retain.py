@@ -274,7 +274,7 @@ def _delete(
         return view._replace(constraints=_constraints(view, txn)).keep_from
 
     goal, epoch = min(goal, view.tail.high_watermark), view.tail.leader_epoch
-    start, segments, size = log_start.trim(
+    start, segments, size = log_start.move_log_start(
         log, goal, whole=True, epoch=epoch, limit=limit, timeout=timeout
     )
     if not segments:
@@ -294,8 +294,8 @@ def delete_records(log: PartitionLog, offset: int) -> int:
 
     Raises:
         OffsetOutOfRangeError: The offset is past the end (A30).
-        Exception: As `log_start.trim`.
+        Exception: As `log_start.move_log_start`.
     """
     log.refresh()
     goal = log.tail().high_watermark if offset == -1 else offset
-    return log.context.reserve.used_by(lambda: log_start.trim(log, goal)).start_offset
+    return log.context.reserve.used_by(lambda: log_start.move_log_start(log, goal)).start_offset

@@ -75,15 +75,15 @@ def test_readers_in_other_processes_run_through_it(tmp_path):
 
 def unlinked_first(monkeypatch):
     """Files are deleted before their names."""
-    trim_locked = log_start._trim_locked
+    move_locked = log_start._move_locked
 
     def wrong(log, now, offset, whole, limit):
         log.refresh()
         for info in log_start._before(log, min(offset, now.high_watermark)):
             log.context.files.unlink(log.path_of(info), missing_ok=True)
-        return trim_locked(log, now, offset, whole, limit)
+        return move_locked(log, now, offset, whole, limit)
 
-    monkeypatch.setattr(log_start, "_trim_locked", wrong)
+    monkeypatch.setattr(log_start, "_move_locked", wrong)
 
 
 def not_doomed(monkeypatch):
@@ -92,7 +92,7 @@ def not_doomed(monkeypatch):
 
 
 def not_finished(monkeypatch):
-    """A start that moved is taken for a trim that was finished."""
+    """A start that moved is taken for a finished move."""
     goal = log_start._goal
 
     def wrong(log, now, offset, whole, most):

@@ -23,7 +23,7 @@ from embedlog.compaction import CleanOptions, clean, inspect
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import DurabilityError, EmbedlogError, FencedError
 from embedlog.partition import PartitionLog, pending_deletes
-from embedlog.partition.log_start import trim
+from embedlog.partition.log_start import move_log_start
 from embedlog.root.repair import repair_root
 from embedlog.root.root import Root
 from support import forks
@@ -102,7 +102,7 @@ def run_program(log: PartitionLog, acknowledge: Acknowledge = lambda ends: None)
         log.append([batch_of(number)])
         acknowledge((log.start_offset(), EACH * (number + 1)))
     log.roll()
-    trim(log, DELETED, whole=True)
+    move_log_start(log, DELETED, whole=True)
     acknowledge((log.start_offset(), EACH * BATCHES))
     clean(log, START + 100, CleanOptions(settings=SMALL))
 

@@ -27,7 +27,7 @@ from embedlog.compaction import CleanOptions, clean, inspect
 from embedlog.compaction.last_records import last_record, last_records
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import FencedError
-from embedlog.partition.log_start import trim
+from embedlog.partition.log_start import move_log_start
 from embedlog.partition.producer_state import after
 from embedlog.retention import retain
 from support.clock import START, ManualClock
@@ -341,7 +341,7 @@ class CompactionModel(RuleBasedStateMachine):
 
     def _delete(self, share: int, whole: bool) -> None:
         start, end = self.expected.start, self.expected.end
-        trim(self.log, start + (end - start) * share // 250, whole=whole)
+        move_log_start(self.log, start + (end - start) * share // 250, whole=whole)
         self._moved()
 
     @rule(keep=st.integers(2000, 9000))

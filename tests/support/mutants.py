@@ -148,7 +148,7 @@ MUTANTS = [
     Mutant("no checksum is checked in memory", "memory", (no_checksums,)),
     Mutant("no checksum is checked after a power cut", "os", (no_checksums,)),
     Mutant(
-        "a writer does not trim an unpublished tail",
+        "a writer does not truncate an unpublished tail",
         "uniform",
         (
             Change(

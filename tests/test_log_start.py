@@ -22,7 +22,7 @@ from support.roots import (
 from embedlog import catalog
 from embedlog.errors import DurabilityError, OffsetOutOfRangeError, ReadOnlyError
 from embedlog.partition import log_start, pending_deletes, producer_state, state, tail
-from embedlog.partition.log_start import trim
+from embedlog.partition.log_start import move_log_start
 from embedlog.root import startup
 
 SIZE = encoded(b"v0").size
@@ -50,7 +50,7 @@ def log(root):
 
 def test_segments_below_the_start_are_dropped_with_their_files(root, log):
     """C8: the log starts at the first remaining segment; rows, files and indexes are deleted."""
-    done = trim(log, 4)
+    done = move_log_start(log, 4)
 
     assert done[:2] == (4, 2)
     assert (log.start_offset(), bases(log), offsets(log)) == (4, [4, 6, 8], list(range(4, 10)))
@@ -63,59 +63,59 @@ def test_segments_below_the_start_are_dropped_with_their_files(root, log):
 
 def test_a_start_inside_a_segment_hides_what_is_below_it(log):
     """A30: the records below it are invisible though their bytes remain."""
-    trim(log, 5)
+    move_log_start(log, 5)
 
     assert (log.start_offset(), bases(log), offsets(log)) == (5, [4, 6, 8], [5, 6, 7, 8, 9])
 
 
 def test_whole_moves_the_start_to_the_beginning_of_a_segment(log):
     """C1: retention deletes whole segments only."""
-    assert trim(log, 5, whole=True).start_offset == 4
+    assert move_log_start(log, 5, whole=True).start_offset == 4
     assert log.start_offset() == 4
 
 
 def test_the_start_never_moves_back(log):
     """A30: a lower offset is no error, and changes nothing."""
-    trim(log, 6)
+    move_log_start(log, 6)
 
-    assert trim(log, 3) == (6, 0, 0)
-    assert trim(log, 0, whole=True) == (6, 0, 0)
+    assert move_log_start(log, 3) == (6, 0, 0)
+    assert move_log_start(log, 0, whole=True) == (6, 0, 0)
 
 
 def test_the_start_cannot_pass_the_end(log):
     """A30: an offset beyond the high watermark is refused, and nothing is deleted."""
     with pytest.raises(OffsetOutOfRangeError, match="ends at offset 10"):
-        trim(log, 11)
+        move_log_start(log, 11)
     with pytest.raises(OffsetOutOfRangeError):
-        trim(log, -1)
+        move_log_start(log, -1)
 
     assert log.start_offset() == 0
 
 
 def test_all_records_can_be_deleted_and_offsets_continue(root, log):
     """C4: the active segment is rolled first; an empty segment and the end offset remain."""
-    trim(log, 10)
+    move_log_start(log, 10)
 
     assert (log.start_offset(), log.end_offset(), bases(log)) == (10, 10, [10])
     fill(log, 1, first=10)
     assert offsets(log) == [10]
-    assert trim(log, 10) == (10, 0, 0)
+    assert move_log_start(log, 10) == (10, 0, 0)
 
 
 def test_an_empty_active_segment_is_never_dropped(root):
     """C4: a log always has a segment."""
     log = make_log(root, UNLINKED_AT_ONCE)
 
-    assert trim(log, 0, whole=True) == (0, 0, 0)
+    assert move_log_start(log, 0, whole=True) == (0, 0, 0)
     assert len(bases(log)) == 1
 
 
 def test_doing_it_again_changes_nothing(root, log):
     """C5: it does not commit a transaction."""
-    trim(log, 4)
+    move_log_start(log, 4)
     before = root.context.state.version()
 
-    assert trim(log, 4) == (4, 0, 0)
+    assert move_log_start(log, 4) == (4, 0, 0)
     assert root.context.state.version() == before
 
 
@@ -123,7 +123,7 @@ def test_a_reader_below_the_start_gets_an_error_and_never_skips(log):
     """A21, P20: batches that were read stay valid; then its offset is out of range."""
     reader = log.reader(0)
     batches = reader.read(1)
-    trim(log, 6)
+    move_log_start(log, 6)
 
     assert [batch.lists()[2] for batch in batches] == [[b"v0"]]
     with pytest.raises(OffsetOutOfRangeError, match="offsets 6 to 10"):
@@ -140,7 +140,7 @@ def test_a_reader_with_an_old_tail_skips_nothing(root, log, offset):
         if offset:
             reader.read(1)
         old_tail = reader._log.tail()
-        trim(log, 6)
+        move_log_start(log, 6)
         with pytest.raises(OffsetOutOfRangeError):
             while True:
                 assert reader.read(1, old_tail)[0].base_offset <= 2
@@ -152,7 +152,7 @@ def test_a_lookup_by_time_is_repeated_if_the_start_moves(root, log, monkeypatch)
         other_log = other.partition("t", 0)
         assert other_log.segments
         version = other.context.catalog.version
-        trim(log, 6)
+        move_log_start(log, 6)
         # Twice it sees the old version, so that it does not notice the change of the manifest.
         old_versions = iter([other_log.snapshot_version] * 2)
         monkeypatch.setattr(
@@ -171,14 +171,14 @@ def test_a_limit_is_checked_in_the_transaction_that_moves_the_start(log):
         transactions.append(txn.id())
         return 5
 
-    assert trim(log, 8, whole=True, limit=limit).start_offset == 4
+    assert move_log_start(log, 8, whole=True, limit=limit).start_offset == 4
     assert len(transactions) == 2
 
     def refuse(txn):
         raise KeyError("fenced")
 
     with pytest.raises(KeyError):
-        trim(log, 8, limit=refuse)
+        move_log_start(log, 8, limit=refuse)
     assert log.start_offset() == 4
 
 
@@ -187,8 +187,8 @@ def test_a_decision_from_another_epoch_deletes_nothing(log):
     epoch = log.tail().leader_epoch
     log.truncate_to(6)
 
-    assert trim(log, 4, epoch=epoch) == (0, 0, 0)
-    assert trim(log, 4, epoch=epoch + 1).start_offset == 4
+    assert move_log_start(log, 4, epoch=epoch) == (0, 0, 0)
+    assert move_log_start(log, 4, epoch=epoch + 1).start_offset == 4
 
 
 def test_files_stay_for_their_delay(tmp_path):
@@ -196,7 +196,7 @@ def test_files_stay_for_their_delay(tmp_path):
     MovedUptime.ms = 0
     with closing(open_root(tmp_path / "root", files=MovedUptime)) as root:
         log = ten_records(root, {**TWO_RECORDS, "file.delete.delay.ms": 1_000})
-        trim(log, 6)
+        move_log_start(log, 6)
         assert len(segment_files(root.path)) == 5
         assert healthy(root)
         assert root.context.state and pending_deletes.sweep(root.context) == 0
@@ -210,7 +210,7 @@ def test_files_stay_for_their_delay(tmp_path):
 def test_on_a_full_disk_the_delay_can_be_cut_short(root):
     """P10: a sweep can unlink the files before their delay has passed."""
     log = ten_records(root, TWO_RECORDS)
-    trim(log, 6)
+    move_log_start(log, 6)
 
     assert (
         pending_deletes.sweep(root.context),
@@ -222,7 +222,7 @@ def test_after_a_clean_close_the_next_one_sweeps(tmp_path):
     """A39: pending deletes survive the close, and are no strays."""
     with closing(open_root(tmp_path / "root")) as root:
         log = ten_records(root, TWO_RECORDS)
-        trim(log, 6)
+        move_log_start(log, 6)
     with closing(open_root(tmp_path / "root")) as root:
         assert root.startup_report == []
         assert healthy(root)
@@ -237,13 +237,13 @@ def test_an_interrupted_deletion_is_finished_by_the_next_one(root, log, monkeypa
 
     monkeypatch.setattr(log_start, "_drop", die)
     with pytest.raises(KeyboardInterrupt):
-        trim(log, 6)
+        move_log_start(log, 6)
     assert (log.start_offset(), offsets(log), len(bases(log))) == (6, [6, 7, 8, 9], 5)
     # The manifest still names the files, so a sweep leaves them.
     assert pending_deletes.sweep(root.context, early=True) == 0
     monkeypatch.undo()
 
-    assert trim(log, 0, whole=True).segments == 3
+    assert move_log_start(log, 0, whole=True).segments == 3
     assert len(segment_files(root.path)) == 2
 
 
@@ -251,7 +251,7 @@ def test_a_truncation_after_an_interrupted_deletion_keeps_the_start(log, monkeyp
     """A30: it never moves back within a boot."""
     monkeypatch.setattr(log_start, "_drop", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        trim(log, 6)
+        move_log_start(log, 6)
     log.truncate_to(8)
 
     assert (log.start_offset(), log.end_offset()) == (6, 8)
@@ -262,7 +262,7 @@ def test_after_a_power_cut_the_start_is_durable(tmp_path):
     with closing(open_root(tmp_path / "root")) as root:
         log = ten_records(root, UNLINKED_AT_ONCE)
         log.flush()
-        trim(log, 5)
+        move_log_start(log, 5)
         abandon(root)
     (tmp_path / "root" / startup.BOOT_FILE).unlink()
     with closing(open_root(tmp_path / "root")) as root:
@@ -278,7 +278,7 @@ def test_what_a_power_cut_brings_back_is_swept(tmp_path):
         log.flush()
         first = segment_files(root.path)[0]
         data = first.read_bytes()
-        trim(log, 4)
+        move_log_start(log, 4)
         abandon(root)
     first.write_bytes(data)
     (tmp_path / "root" / startup.BOOT_FILE).unlink()
@@ -295,7 +295,7 @@ def test_a_restored_state_knows_what_was_deleted_since_its_copy(tmp_path):
     with closing(open_root(tmp_path / "root")) as root:
         log = root.partition("t", 0)
         fill(log, 4, first=10)
-        trim(log, 6)
+        move_log_start(log, 6)
         abandon(root)
     damage_state(tmp_path / "root")
     with closing(open_root(tmp_path / "root")) as root:
@@ -320,7 +320,7 @@ def test_what_is_deleted_counts_as_flushed(tmp_path):
     with closing(open_root(tmp_path / "root", visibility="durable")) as root:
         log = ten_records(root, UNLINKED_AT_ONCE)
         assert log.end_offset() == 0
-        trim(log, 6)
+        move_log_start(log, 6)
         assert (log.start_offset(), log.end_offset()) == (6, 6)
         log.flush()
         assert offsets(log) == [6, 7, 8, 9]
@@ -333,7 +333,7 @@ def test_a_flush_skips_segments_that_are_deleted_meanwhile(root, log, monkeypatc
 
     def delete_and_sync(*arguments):
         if not deletions:
-            deletions.append(trim(log, 6))
+            deletions.append(move_log_start(log, 6))
             raise OffsetOutOfRangeError("as if the file to open were deleted")
         sync_data(*arguments)
 
@@ -353,7 +353,7 @@ def test_the_first_epoch_is_clipped_to_the_start(root, log):
     fill(log, 6, first=4)
     log.truncate_to(8)
     fill(log, 2, first=8)
-    trim(log, 6)
+    move_log_start(log, 6)
 
     epochs = root.context.state.read(lambda txn: catalog.epochs(txn, log.key))
     assert epochs == [(1, 6), (2, 8)]
@@ -364,7 +364,7 @@ def test_the_first_epoch_is_clipped_to_the_start(root, log):
 def test_a_producer_is_remembered_though_its_records_are_gone(root, log):
     """G16, G19: it expires by time only; a repetition gets the offset of the first append."""
     log.append([encoded(b"a", producer=(7, 0, 0))])
-    trim(log, 11)
+    move_log_start(log, 11)
 
     resent = log.append([encoded(b"a", producer=(7, 0, 0))])
     assert resent[0][:2] == (10, 11)
@@ -383,16 +383,16 @@ def test_a_partition_whose_flush_failed_is_left_as_it_is(log):
     row = context.live.get(log.tail_key)
     context.live.write(fail)
     with pytest.raises(DurabilityError):
-        trim(log, 4)
+        move_log_start(log, 4)
     context.live.write(lambda txn: txn.put(log.tail_key, row))
 
-    assert trim(log, 4).start_offset == 4
+    assert move_log_start(log, 4).start_offset == 4
 
 
 def test_a_deleted_topic_has_no_pending_deletes(root):
     """A38: no file is left to be unlinked later."""
     log = ten_records(root, TWO_RECORDS)
-    trim(log, 6)
+    move_log_start(log, 6)
     assert len(pending_deletes.paths(root.context.live)) == 3
     root.delete_topic("t")
 
@@ -405,5 +405,5 @@ def test_a_reading_handle_changes_nothing(root, log):
         closing(open_root(root.path, mode="r")) as other,
         pytest.raises(ReadOnlyError),
     ):
-        trim(other.partition("t", 0), 4)
+        move_log_start(other.partition("t", 0), 4)
     assert values(log)[0] == b"v0"
