@@ -85,8 +85,8 @@ def _kill_and_stop(case: Chaos, processes: list[_Member]) -> Counter[str]:
     dice, until = random.Random(case.seed), time.monotonic() + case.seconds
     stopped: list[tuple[float, _Member]] = []
     while (now := time.monotonic()) < until or done.total() < case.least:
-        stopped = [(when, one) for when, one in stopped if not one.go_on_after(when, now)]
-        idle = [one for one in processes if all(one is not other for _, other in stopped)]
+        stopped = [(when, member) for when, member in stopped if not member.go_on_after(when, now)]
+        idle = [member for member in processes if all(member is not other for _, other in stopped)]
         if idle:
             victim = dice.choice(idle)
             if dice.random() < 0.4:
@@ -98,8 +98,8 @@ def _kill_and_stop(case: Chaos, processes: list[_Member]) -> Counter[str]:
                 stopped.append((now + dice.choice([0.005, 0.05, 0.15]), victim))
                 done["stops"] += 1
         time.sleep(max(0.0, case.pause - (time.monotonic() - now)))
-    for when, one in stopped:
-        one.go_on_after(when, float("inf"))
+    for when, member in stopped:
+        member.go_on_after(when, float("inf"))
     return done
 
 
@@ -179,8 +179,8 @@ class _Member:
         log.root.wake.join()
         while not self._stop.exists():
             value = log.root.wake.value()
-            found = [self._look(n, reader) for n, reader in enumerate(readers)]
-            if not any(found):
+            advanced = [self._look(n, reader) for n, reader in enumerate(readers)]
+            if not any(advanced):
                 log.root.wake.wait(value, 0.05)
         log.close()
 
@@ -191,15 +191,17 @@ class _Member:
 
     def _look(self, partition: int, reader: Any) -> bool:
         due = reader.offset
-        found = reader.read(1 << 16)
-        for one in found:
-            one.verify()
-            assert one.base_offset <= due < one.next_offset, f"{due} is not in {one.base_offset}"
-            due = one.next_offset
-            records = _records(one)
+        batches = reader.read(1 << 16)
+        for decoded in batches:
+            decoded.verify()
+            assert decoded.base_offset <= due < decoded.next_offset, (
+                f"{due} is not in {decoded.base_offset}"
+            )
+            due = decoded.next_offset
+            records = _records(decoded)
             for offset, record in records:
                 self._seen.note(partition, offset, record)
-        return bool(found)
+        return bool(batches)
 
 
 def _send(
@@ -214,10 +216,10 @@ def _send(
 ) -> None:
     """Note a send in the journal, send it, and note its offset."""
     values = [_VALUE.pack(life, first + row, 0).ljust(40, b".") for row in range(count)]
-    one = batch.encode_lists(values, None, 1_700_000_000_000, None)
-    one.set_producer(PRODUCER + life, 0, number)
+    encoded_batch = batch.encode_lists(values, None, 1_700_000_000_000, None)
+    encoded_batch.set_producer(PRODUCER + life, 0, number)
     os.write(fd, _ENTRY.pack(b"s", partition, count, life, first, number))
-    receipt = log.partition("t", partition).append([one], durability=durability)[0]
+    receipt = log.partition("t", partition).append([encoded_batch], durability=durability)[0]
     os.write(fd, _ENTRY.pack(b"a", partition, count, life, first, receipt.base_offset))
 
 
@@ -231,9 +233,9 @@ def _last_of(directory: Path, life: int) -> tuple[int, int, int, int, int] | Non
     return None
 
 
-def _records(one: Any) -> list[tuple[int, int]]:
+def _records(decoded: Any) -> list[tuple[int, int]]:
     """(offset, number) of the records of a batch, a number for each that was ever sent."""
-    rows = zip(one.offsets().to_pylist(), one.lists()[2], strict=True)
+    rows = zip(decoded.offsets().to_pylist(), decoded.lists()[2], strict=True)
     return [(offset, _number(*_VALUE.unpack_from(value)[:2])) for offset, value in rows]
 
 
@@ -263,28 +265,30 @@ def _compare(root: Path, directory: Path, seen: ReadRecords) -> Counter[str]:
 def _read_all(root: Path) -> list[list[int]]:
     log = embedlog.open(root)
     assert log.verify() == [], log.verify()
-    places = []
+    partitions = []
     for partition in range(PARTITIONS):
         records: list[int] = []
         reader = log.partition("t", partition).reader(0)
-        while found := reader.read():
-            for one in found:
-                assert one.base_offset == len(records), "a hole"
-                records += [number for _, number in _records(one)]
-        places.append(records)
+        while batches := reader.read():
+            for decoded in batches:
+                assert decoded.base_offset == len(records), "a hole"
+                records += [number for _, number in _records(decoded)]
+        partitions.append(records)
     log.close()
-    return places
+    return partitions
 
 
 def _journals(directory: Path) -> tuple[list[dict[int, int]], list[set[int]]]:
     acked: list[dict[int, int]] = [{} for _ in range(PARTITIONS)]
     sent: list[set[int]] = [set() for _ in range(PARTITIONS)]
     for path in directory.glob("writer-*"):
-        for kind, partition, count, life, first, place in _ENTRY.iter_unpack(path.read_bytes()):
+        for kind, partition, count, life, first, base_offset in _ENTRY.iter_unpack(
+            path.read_bytes()
+        ):
             numbers = [_number(life, first + row) for row in range(count)]
             sent[partition].update(numbers)
             if kind == b"a":
                 for row, number in enumerate(numbers):
                     # A repeat may be acked of twice, with the same offset both times.
-                    assert acked[partition].setdefault(place + row, number) == number
+                    assert acked[partition].setdefault(base_offset + row, number) == number
     return acked, sent

@@ -140,8 +140,8 @@ def judge(root: Root, promised: tuple[int, int]) -> int:
     assert all(appended[row[0]] == row for row in left), "a record that was never appended"
     offsets = [row[0] for row in left]
     assert offsets == sorted(set(offsets))
-    wanted = latest(appended[:end])
-    assert latest(left) == {key: row for key, row in wanted.items() if row[0] >= start}
+    expected = latest(appended[:end])
+    assert latest(left) == {key: row for key, row in expected.items() if row[0] >= start}
     reader = log.reader(start)
     while reader.read():
         pass
@@ -338,8 +338,8 @@ def check_truncation(number: int, directory: Path, batches: int = 9) -> bool:
         fenced = True
     end = log.end_offset()
     assert end <= EACH * batches or calls < number
-    wanted = latest(before if calls >= number else all_rows()[:end])
-    assert latest(rows(log)) == wanted
+    expected = latest(before if calls >= number else all_rows()[:end])
+    assert latest(rows(log)) == expected
     assert (inspect(log, START).first_dirty or 0) <= end
     assert healthy(root)
     abandon(root)
@@ -396,8 +396,8 @@ class Failure(NamedTuple):
 ERRORS = (errno.EIO, errno.ENOSPC)
 
 
-def failures(directory: Path, each: int, *, forever: bool) -> list[Failure]:
-    """Return failures of every operation that changes something, and of one in `each` others."""
+def failures(directory: Path, step: int, *, forever: bool) -> list[Failure]:
+    """Return failures of every operation that changes something, and of one in `step` others."""
 
     def work() -> list[str]:
         kinds: list[str] = []
@@ -407,12 +407,12 @@ def failures(directory: Path, each: int, *, forever: bool) -> list[Failure]:
         return [kind for kind in kinds if kind in FALLIBLE]
 
     kinds = _once(forks.call(work))
-    chosen = [number for number, kind in enumerate(kinds) if kind in CHANGES or number % each == 0]
+    chosen = [number for number, kind in enumerate(kinds) if kind in CHANGES or number % step == 0]
     if forever:
-        chosen = chosen[:: 2 * each]
+        chosen = chosen[:: 2 * step]
     return [
-        Failure(number, ERRORS[place % 2], forever, place % 12 == 0)
-        for place, number in enumerate(chosen)
+        Failure(number, ERRORS[index % 2], forever, index % 12 == 0)
+        for index, number in enumerate(chosen)
     ]
 
 
@@ -490,9 +490,9 @@ def check_power_cuts(
     part: int, directory: Path, limit: int, parts: int = 1, thorough: int = 12
 ) -> int:
     """Cut the power everywhere in the program; return how many states of the disk were checked."""
-    place = directory / f"cuts-{part}-{os.getpid()}"
-    place.mkdir()
-    recording, path, seen = record(place), place / "after", 0
+    scratch = directory / f"cuts-{part}-{os.getpid()}"
+    scratch.mkdir()
+    recording, path, seen = record(scratch), scratch / "after", 0
     images = islice(recording.states(limit), part, None, parts)
     for seen, image in enumerate(materialised(filter(attrgetter("notes"), images), path), 1):
         try:
@@ -500,5 +500,5 @@ def check_power_cuts(
         except Exception as error:
             error.add_note(image.explain())
             raise
-    shutil.rmtree(place)
+    shutil.rmtree(scratch)
     return seen

@@ -227,9 +227,9 @@ class CompactionModel(RuleBasedStateMachine):
     )
     def begin(self, some: Any) -> None:
         """Begin with some records."""
-        for found, times, roll, producer in some:
+        for some_records, times, roll, producer in some:
             for _ in range(times):
-                self._append(found, producer, None, "none")
+                self._append(some_records, producer, None, "none")
             if roll:
                 self.log.roll()
 
@@ -257,26 +257,28 @@ class CompactionModel(RuleBasedStateMachine):
             self.log.roll()
 
     def _append(self, some: Any, producer: int | None, headers: Any, compression: str) -> None:
-        found = [(key, value, START + time, list(headers or [])) for key, value, time in some]
+        batch_records = [
+            (key, value, START + time, list(headers or [])) for key, value, time in some
+        ]
         number = None if producer is None else producer + self.producers
         who = None if number is None else (number, 0, self.due.get(number, 0))
-        one = encoded(
-            *[value for _, value, _, _ in found],
-            keys=[key for key, _, _, _ in found],
-            at=[time for _, _, time, _ in found],
-            headers=None if headers is None else [headers] * len(found),
+        encoded_batch = encoded(
+            *[value for _, value, _, _ in batch_records],
+            keys=[key for key, _, _, _ in batch_records],
+            at=[time for _, _, time, _ in batch_records],
+            headers=None if headers is None else [headers] * len(batch_records),
             producer=who,
             compression=compression,
         )
         self.log.refresh()
-        if one.size > self.log.config.max_message_bytes:
+        if encoded_batch.size > self.log.config.max_message_bytes:
             return
-        (receipt,) = self.log.append([one])
+        (receipt,) = self.log.append([encoded_batch])
         assert receipt.base_offset == self.expected.end
         if who is not None:
-            self.due[who[0]] = after(who[2], len(found))
-            self.last[who[0]] = (who[2], receipt.base_offset, one)
-        for key, value, time, heads in found:
+            self.due[who[0]] = after(who[2], len(batch_records))
+            self.last[who[0]] = (who[2], receipt.base_offset, encoded_batch)
+        for key, value, time, heads in batch_records:
             self.expected.append((self.expected.end, time, key, value, heads))
 
     @rule(some=records, gone=st.booleans())
@@ -296,9 +298,9 @@ class CompactionModel(RuleBasedStateMachine):
     @rule(gap=st.integers(1, 9))
     def mirror(self, gap: int) -> None:
         """D14: a mirror leaves gaps."""
-        one = encoded(b"v", keys=[b"m"])
+        encoded_batch = encoded(b"v", keys=[b"m"])
         offset = self.expected.end + gap
-        self.log.append_at([(offset, one)])
+        self.log.append_at([(offset, encoded_batch)])
         self.expected.end = offset
         self.expected.append((offset, START, b"m", b"v", []))
 
@@ -314,17 +316,17 @@ class CompactionModel(RuleBasedStateMachine):
         """Tombstones and lags."""
         self.clock.advance(ms)
 
-    @rule(place=st.integers(0, 100))
-    def cut(self, place: int) -> None:
+    @rule(percent=st.integers(0, 100))
+    def cut(self, percent: int) -> None:
         """A34, D26: at the beginning of a batch, so that none goes because of its neighbour."""
-        self._cut(place)
+        self._cut(percent)
 
-    def _cut(self, place: int) -> None:
-        bounds = [one.base_offset for one in self._batches()] + [self.expected.end]
-        bounds = [one for one in bounds if one > self.expected.start]
+    def _cut(self, percent: int) -> None:
+        bounds = [batch.base_offset for batch in self._batches()] + [self.expected.end]
+        bounds = [bound for bound in bounds if bound > self.expected.start]
         if not bounds:
             return
-        offset = bounds[place * len(bounds) // 101]
+        offset = bounds[percent * len(bounds) // 101]
         existing = {row[0] for row in self._check_state()}
         self.log.truncate_to(offset)
         self.expected.cut(offset, existing)
@@ -443,17 +445,17 @@ class CompactionModel(RuleBasedStateMachine):
             # Of the clean part only whole segments were read.
             ends = [info.next_offset or 0 for info in self.log.segments.values()]
             upto = max((end for end in ends if end <= upto), default=expected.start)
-        wanted = expected.copy()
-        unsure = wanted.compact(upto, now, retention)
-        most = wanted if done else expected
-        there = {row[0] for row in rows(self.log)}
-        must = {one for one in wanted.left - unsure if one >= expected.start}
+        cleaned = expected.copy()
+        unsure = cleaned.compact(upto, now, retention)
+        most = cleaned if done else expected
+        present = {row[0] for row in rows(self.log)}
+        must = {offset for offset in cleaned.left - unsure if offset >= expected.start}
         if not done:
             # One pass may have stamped a tombstone, and a later one removed it.
-            must -= {one for one in must if self._is_due(one, now, retention)}
-        may = {one for one in most.left if one >= expected.start}
-        assert must <= there <= may, f"lost {must - there}, kept {there - may}"
-        expected.left = {one for one in most.left if one < expected.start} | there
+            must -= {offset for offset in must if self._is_due(offset, now, retention)}
+        may = {offset for offset in most.left if offset >= expected.start}
+        assert must <= present <= may, f"lost {must - present}, kept {present - may}"
+        expected.left = {offset for offset in most.left if offset < expected.start} | present
         self._adopt_horizons(most.horizons if done else expected.horizons, now + retention)
         self._check_producers(cleanable.first_dirty if done else 0)
         self.check()
@@ -463,42 +465,46 @@ class CompactionModel(RuleBasedStateMachine):
             return False
         return self.expected.horizons.get(offset, now + retention) <= now
 
-    def _adopt_horizons(self, known: dict[int, int], new: int) -> None:
+    def _adopt_horizons(self, stamped: dict[int, int], new: int) -> None:
         """D17: stamped once, by the first pass that cleans over it."""
-        found = {}
-        for one in self._batches():
-            for row in batch_rows(one):
-                if row[3] is None and row[2] is not None and one.delete_horizon is not None:
-                    found[row[0]] = one.delete_horizon
-        for offset, horizon in found.items():
+        horizons = {}
+        for batch in self._batches():
+            for row in batch_rows(batch):
+                if row[3] is None and row[2] is not None and batch.delete_horizon is not None:
+                    horizons[row[0]] = batch.delete_horizon
+        for offset, horizon in horizons.items():
             if offset >= self.expected.start:
-                assert horizon == known.get(offset, new), f"the horizon of {offset}"
-        for offset in known:
+                assert horizon == stamped.get(offset, new), f"the horizon of {offset}"
+        for offset in stamped:
             if self.expected.start <= offset and offset in self.expected.left:
-                assert offset in found, f"the horizon of {offset} is lost"
-        self.expected.horizons = found
+                assert offset in horizons, f"the horizon of {offset} is lost"
+        self.expected.horizons = horizons
 
     def _check_producers(self, upto: int) -> None:
         """D11: the last batch of a producer keeps its place and numbers."""
-        there = {(one.producer_id, one.base_offset, one.base_sequence) for one in self._batches()}
+        present = {
+            (batch.producer_id, batch.base_offset, batch.base_sequence) for batch in self._batches()
+        }
         for number, (first, base, _) in self.last.items():
             if self.expected.start <= base < upto:
-                assert (number, base, first) in there
+                assert (number, base, first) in present
 
     def _batches(self) -> list[Any]:
-        found, reader = [], self.log.reader(self.expected.start)
+        batches, reader = [], self.log.reader(self.expected.start)
         while some := reader.read():
-            found += some
-        return found
+            batches += some
+        return batches
 
     # Looking
 
     def check(self) -> None:
         """The same state, of records that were appended, at their offsets, in order."""
-        found = self._check_state()
-        assert all(self.expected.rows[row[0]] == row for row in found)
-        offsets = [row[0] for row in found]
-        assert offsets == sorted(one for one in self.expected.left if one >= self.expected.start)
+        present_rows = self._check_state()
+        assert all(self.expected.rows[row[0]] == row for row in present_rows)
+        offsets = [row[0] for row in present_rows]
+        assert offsets == sorted(
+            offset for offset in self.expected.left if offset >= self.expected.start
+        )
         ends = (self.log.start_offset(), self.log.end_offset())
         assert ends == (self.expected.start, self.expected.end)
 
@@ -511,11 +517,11 @@ class CompactionModel(RuleBasedStateMachine):
     def ask_for_all(self) -> None:
         """`items`, `get` and `to_arrow(latest=True)` agree, compacted or not."""
         topic, state = Topic(self.root, self.name), self.expected.state()
-        wanted = {key: row[3] for key, row in state.items()}
-        assert dict(topic.items()) == wanted
+        expected = {key: row[3] for key, row in state.items()}
+        assert dict(topic.items()) == expected
         asked = {row[2] for row in self.expected.rows.values() if row[2] is not None}
         for key in sorted(asked)[:6]:
-            assert topic.get(key) == wanted.get(key)
+            assert topic.get(key) == expected.get(key)
         table = topic.to_arrow(["offset", "key"], latest=True).to_pylist()
         assert {row["key"]: row["offset"] for row in table} == {
             key: row[0] for key, row in state.items()
@@ -529,34 +535,34 @@ class CompactionModel(RuleBasedStateMachine):
             return
         start = first + start % (end - first)
         stop = min(start + count, end)
-        found = [row for row in rows(self.log) if start <= row[0] < stop and row[2] is not None]
-        last = {row[2]: row for row in found}
-        told = {}
+        part_rows = [row for row in rows(self.log) if start <= row[0] < stop and row[2] is not None]
+        last = {row[2]: row for row in part_rows}
+        offsets = {}
         for table in last_records(self.log, start, stop):
-            told.update({row["key"]: row["offset"] for row in table.to_pylist()})
-        assert told == {key: row[0] for key, row in last.items()}
+            offsets.update({row["key"]: row["offset"] for row in table.to_pylist()})
+        assert offsets == {key: row[0] for key, row in last.items()}
         for key, row in list(last.items())[:3]:
             assert key is not None
             assert last_record(self.log, key, start, stop) == (row[0], row[1], row[3])
         assert last_record(self.log, b"nobody", start, stop) is None
 
-    @rule(place=st.integers(0, 400))
-    def read_from(self, place: int) -> None:
+    @rule(offset=st.integers(0, 400))
+    def read_from(self, offset: int) -> None:
         """D10: a removed offset is a legal position; times are found as well (B10)."""
-        found = rows(self.log)
-        place = self.expected.start + place % (self.expected.end - self.expected.start + 1)
-        assert rows(self.log, place) == [row for row in found if row[0] >= place]
-        time = START + place % 62
-        first = next((row[0] for row in found if row[1] >= time), None)
-        told = self.log.offset_for_timestamp(time)
-        assert (told and told.offset) == first
+        present_rows = rows(self.log)
+        offset = self.expected.start + offset % (self.expected.end - self.expected.start + 1)
+        assert rows(self.log, offset) == [row for row in present_rows if row[0] >= offset]
+        time = START + offset % 62
+        first = next((row[0] for row in present_rows if row[1] >= time), None)
+        position = self.log.offset_for_timestamp(time)
+        assert (position and position.offset) == first
 
     @rule()
     def repeat(self) -> None:
         """G16: what was sent is known, though compaction left nothing of it."""
-        for number, (first, base, one) in self.last.items():
-            one.set_producer(number, 0, first)
-            (receipt,) = self.log.append([one])
+        for number, (first, base, last_batch) in self.last.items():
+            last_batch.set_producer(number, 0, first)
+            (receipt,) = self.log.append([last_batch])
             assert receipt.duplicate
             assert receipt.base_offset == base
 
@@ -564,8 +570,8 @@ class CompactionModel(RuleBasedStateMachine):
     def follow(self, some: int) -> None:
         """A reader goes on through it all (P20)."""
         first = self.follower.offset
-        found = [row for one in self.follower.read(some) for row in batch_rows(one)]
-        self.followed += [row for row in found if row[0] >= first]
+        read_rows = [row for batch in self.follower.read(some) for row in batch_rows(batch)]
+        self.followed += [row for row in read_rows if row[0] >= first]
 
     def _restart_follower(self) -> None:
         self.follower = self.log.reader(self.log.start_offset())

@@ -77,13 +77,13 @@ def _read(root: Path, opens: int, seed: int) -> Counter[str]:
     held: deque[Any] = deque(maxlen=HELD)
     while files.opens < opens:
         try:
-            here = log.partition("t", 0)
-            reader = here.reader(dice.randint(0, here.end_offset()))
+            part = log.partition("t", 0)
+            reader = part.reader(dice.randint(0, part.end_offset()))
             for _ in range(dice.randint(1, 4)):
-                held += (_checked(one) for one in reader.read(dice.choice([1, 4000])))
+                held += (_checked(decoded) for decoded in reader.read(dice.choice([1, 4000])))
                 done["reads"] += 1
             if dice.random() < 0.25:
-                done["out of range"] += _is_out_of_range(here)
+                done["out of range"] += _is_out_of_range(part)
         except OffsetOutOfRangeError:
             done["overtaken"] += 1
         except UnknownTopicOrPartitionError:
@@ -96,11 +96,11 @@ def _read(root: Path, opens: int, seed: int) -> Counter[str]:
     return done
 
 
-def _checked(one: Any) -> Any:
-    one.verify()
-    offsets, values = one.offsets().to_pylist(), one.lists()[2]
+def _checked(decoded: Any) -> Any:
+    decoded.verify()
+    offsets, values = decoded.offsets().to_pylist(), decoded.lists()[2]
     assert values == [b"%d" % offset for offset in offsets], f"{offsets} hold {values}"
-    return one
+    return decoded
 
 
 def _is_out_of_range(here: Any) -> bool:

@@ -49,24 +49,24 @@ class OneFile:
 def rows_in(data: bytes, stop: int, schema: Any, *, mapped: bool = False) -> list[Row]:
     """Read and verify every batch up to where the manifest says that they end."""
     file = SegmentFile(OneFile(data), "a segment", expected=(schema,))  # type: ignore[arg-type]
-    found: list[Row] = []
+    records: list[Row] = []
     position = file.start
     while position < stop:
         batches = file.mapped(position, stop) if mapped else file.read(position, stop)
-        for one in batches:
-            one.verify()
-            found += batch_rows(one)
+        for decoded in batches:
+            decoded.verify()
+            records += batch_rows(decoded)
         position = batches[-1].position + batches[-1].size
-    return found
+    return records
 
 
 def mutations(data: bytes, rng: random.Random, extra: int) -> Iterator[tuple[str, bytes]]:
     """Yield (what was done, the bytes after): every byte, every length, every sector, and more."""
-    for place in range(len(data)):
+    for position in range(len(data)):
         for bit in range(8) if extra > len(data) else [rng.randrange(8)]:
             changed = bytearray(data)
-            changed[place] ^= 1 << bit
-            yield f"byte {place}, bit {bit}", bytes(changed)
+            changed[position] ^= 1 << bit
+            yield f"byte {position}, bit {bit}", bytes(changed)
     for length in range(len(data)):
         yield f"cut at {length}", data[:length]
     for start in range(0, len(data), PAGE):
@@ -114,12 +114,12 @@ def replaced(image: Image, path: str, data: bytes | None) -> Image:
 
 def readable(log: Any) -> tuple[list[Row], EmbedlogError | None]:
     """Read a partition up to its end, or to the error that stops it."""
-    found: list[Row] = []
+    records: list[Row] = []
     try:
         reader = log.reader(log.start_offset())
         while batches := reader.read():
-            for one in batches:
-                found += batch_rows(one)
+            for decoded in batches:
+                records += batch_rows(decoded)
     except EmbedlogError as error:
-        return found, error
-    return found, None
+        return records, error
+    return records, None

@@ -105,20 +105,20 @@ def _durable(promise: Promise, topic: str, number: int) -> None:
     part.floor = len(part.sent)
 
 
-def _cut(promise: Promise, topic: str, number: int, kept: int) -> None:
+def _cut(promise: Promise, topic: str, number: int, count: int) -> None:
     part = promise.part(topic, number)
-    part.floor = min(part.floor, kept)
+    part.floor = min(part.floor, count)
 
 
-def _was_cut(promise: Promise, topic: str, number: int, kept: int) -> None:
-    del promise.part(topic, number).sent[kept:]
+def _was_cut(promise: Promise, topic: str, number: int, count: int) -> None:
+    del promise.part(topic, number).sent[count:]
 
 
-def _recovered(promise: Promise, kept: dict[tuple[str, int], list[Sent]]) -> None:
+def _recovered(promise: Promise, partitions: dict[tuple[str, int], list[Sent]]) -> None:
     """The log was opened: what it had then stays, and the rest does not come back."""
-    promise.topics = {name: promise.topics[name] for name in {name for name, _ in kept}}
+    promise.topics = {name: promise.topics[name] for name in {name for name, _ in partitions}}
     promise.must = set(promise.topics)
-    for (topic, number), batches in kept.items():
+    for (topic, number), batches in partitions.items():
         part = promise.part(topic, number)
         part.sent, part.floor, part.stray = list(batches), len(batches), None
 
@@ -157,10 +157,12 @@ def check(directory: str | os.PathLike[str], notes: list[Any], number: int) -> N
     root = open_root(directory, files=partial(Rebooted, boot=boot))
     try:
         _healthy(root)
-        kept = recovered(root, promise)
-        for (topic, place), there in kept.items():
-            _check_resending(root.partition(topic, place), promise.part(topic, place), there)
-        ends = {key: _append_one(root, *key) for key in kept}
+        partitions = recovered(root, promise)
+        for (topic, partition), survivors in partitions.items():
+            _check_resending(
+                root.partition(topic, partition), promise.part(topic, partition), survivors
+            )
+        ends = {key: _append_one(root, *key) for key in partitions}
     finally:
         abandon(root)
     if number % 8 == 0:
@@ -168,8 +170,8 @@ def check(directory: str | os.PathLike[str], notes: list[Any], number: int) -> N
 
 
 def _healthy(root: Root) -> None:
-    found = verify_root(root)
-    assert found == [], "\n".join(map(str, found))
+    findings = verify_root(root)
+    assert findings == [], "\n".join(map(str, findings))
 
 
 def recovered(root: Root, promise: Promise) -> dict[tuple[str, int], list[Sent]]:
@@ -185,19 +187,21 @@ def recovered(root: Root, promise: Promise) -> dict[tuple[str, int], list[Sent]]
 
 
 def _kept(log: PartitionLog, part: PartitionPromise) -> list[Sent]:
-    found = [(row[0], row[3]) for row in rows(log)]
-    end = found[-1][0] if found else -1
-    kept = [sent for sent in part.sent if sent.base <= end]
-    assert len(kept) >= part.floor, f"{log}: {part.floor - len(kept)} durable batches are lost"
-    if found != records(kept) and part.stray is not None:
+    stored = [(row[0], row[3]) for row in rows(log)]
+    end = stored[-1][0] if stored else -1
+    survivors = [sent for sent in part.sent if sent.base <= end]
+    assert len(survivors) >= part.floor, (
+        f"{log}: {part.floor - len(survivors)} durable batches are lost"
+    )
+    if stored != records(survivors) and part.stray is not None:
         # After a reboot what was written looks like what was published.
-        kept = [sent for sent in part.stray if sent.base <= end]
-    right = records(kept)
-    assert found == right, f"{log}: not a prefix of what was sent: {found[-3:]} for {right[-3:]}"
-    return kept
+        survivors = [sent for sent in part.stray if sent.base <= end]
+    right = records(survivors)
+    assert stored == right, f"{log}: not a prefix of what was sent: {stored[-3:]} for {right[-3:]}"
+    return survivors
 
 
-def _check_resending(log: PartitionLog, part: PartitionPromise, there: list[Sent]) -> None:
+def _check_resending(log: PartitionLog, part: PartitionPromise, survivors: list[Sent]) -> None:
     """A producer that repeats its last batches gets each of them once into the log (G16)."""
     again = [sent for sent in part.sent if sent.producer][-4:]
     for sent in again:
@@ -205,9 +209,9 @@ def _check_resending(log: PartitionLog, part: PartitionPromise, there: list[Sent
             receipt = log.append([sent.encode()])[0]
         except OutOfOrderSequenceError:
             # More than one append was lost: the producer has to go on from where the log ends.
-            assert sent not in there, f"{log}: {sent} is there, and its repetition was refused"
+            assert sent not in survivors, f"{log}: {sent} is there, and its repetition was refused"
             return
-        if sent in there:
+        if sent in survivors:
             assert receipt.duplicate, f"{log}: {sent} is there twice"
             assert receipt.base_offset == sent.base, f"{log}: {receipt} for {sent}"
         else:
@@ -231,8 +235,10 @@ def _check_again(
     root = open_root(directory, files=partial(Rebooted, boot=boot))
     try:
         _healthy(root)
-        for (topic, place), (end, value) in ends.items():
-            last = rows(root.partition(topic, place), end)
-            assert [(row[0], row[3]) for row in last] == [(end, value)], f"{topic}-{place}: {last}"
+        for (topic, partition), (end, value) in ends.items():
+            last = rows(root.partition(topic, partition), end)
+            assert [(row[0], row[3]) for row in last] == [(end, value)], (
+                f"{topic}-{partition}: {last}"
+            )
     finally:
         abandon(root) if number % 32 else root.close()

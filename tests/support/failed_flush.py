@@ -137,9 +137,9 @@ def _repair(process: ProgramProcess, failed: list[tuple[str, int]], epochs: dict
     assert log.root.context.files.counts["drop_cache"] >= before + len(failed)
     assert log.verify() == [], log.verify()
     for key in failed:
-        now = log.partition(*key).tail()
-        assert not now.failed
-        assert now.leader_epoch > epochs[key]
+        tail = log.partition(*key).tail()
+        assert not tail.failed
+        assert tail.leader_epoch > epochs[key]
     journal_check.check(log, journal_of(process.path), goes_on=False)
 
 

@@ -91,12 +91,14 @@ class Environment:
     content: bytes
     transaction: int
 
-    def now(self) -> int:
+    def last_transaction(self) -> int:
         """The number of the last transaction that is in the file, -1 before the first."""
-        found = [os.pread(self.fd, 8, page * PAGE + TXNID) for page in (0, 1)]
-        return max((struct.unpack("<Q", each)[0] for each in found if len(each) == 8), default=-1)
+        numbers = [os.pread(self.fd, 8, page * PAGE + TXNID) for page in (0, 1)]
+        return max(
+            (struct.unpack("<Q", number)[0] for number in numbers if len(number) == 8), default=-1
+        )
 
-    def commit(self, now: int) -> Commit:
+    def commit(self, transaction: int) -> Commit:
         """What changed since the last commit that was seen."""
         old, new = self.content, os.pread(self.fd, os.fstat(self.fd).st_size, 0)
         pages = {
@@ -105,8 +107,8 @@ class Environment:
             if new[start : start + PAGE] != old[start : start + PAGE]
         }
         # LMDB keeps the pages of a transaction from the next two only.
-        skipped = now - self.transaction > 2 and self.transaction >= 0
-        self.content, self.transaction = new, now
+        skipped = transaction - self.transaction > 2 and self.transaction >= 0
+        self.content, self.transaction = new, transaction
         return Commit(self.inode, pages, len(new), skipped)
 
 
@@ -231,7 +233,7 @@ class Record:
 
     # LMDB
 
-    def now(self) -> int:
+    def end(self) -> int:
         """How many events there are, with the commits that LMDB has made."""
         self.poll()
         return len(self.events)
@@ -242,15 +244,15 @@ class Record:
             if name.startswith("state") and directory in self.tree:
                 environment = self._environment(directory, f"{self.root}/{name}/data.mdb")
                 if environment:
-                    now = environment.now()
-                    if now != environment.transaction:
-                        self.events.append(environment.commit(now))
+                    transaction = environment.last_transaction()
+                    if transaction != environment.transaction:
+                        self.events.append(environment.commit(transaction))
 
     def _environment(self, directory: int, path: str) -> Environment | None:
-        known = self._environments.get(directory)
+        existing = self._environments.get(directory)
         inode = self.tree[directory].get("data.mdb")
-        if known and known.inode == inode:
-            return known
+        if existing and existing.inode == inode:
+            return existing
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -258,12 +260,12 @@ class Record:
         if inode is None:
             inode = self.tree[directory]["data.mdb"] = next(self._numbers)
             self.events.append(Enter(directory, "data.mdb", inode))
-            found = Environment(fd, inode, b"", -1)
+            environment = Environment(fd, inode, b"", -1)
         else:
-            found = Environment(fd, inode, os.pread(fd, os.fstat(fd).st_size, 0), -1)
-            found.transaction = found.now()
-        self._environments[directory] = found
-        return found
+            environment = Environment(fd, inode, os.pread(fd, os.fstat(fd).st_size, 0), -1)
+            environment.transaction = environment.last_transaction()
+        self._environments[directory] = environment
+        return environment
 
     def close(self) -> None:
         """Close the LMDB files; not before LMDB did, which would lose its locks."""
@@ -481,7 +483,7 @@ class FaultyFiles(Files):
         record = self._record
         # What other threads write while the sync runs is not covered by it.
         with self._mutex:
-            upto = record.now() if record else 0
+            upto = record.end() if record else 0
             inode = record.inodes.get(fd) if record else None
         try:
             self._do("sync", fd, lambda: self._sync_if_real(base.sync, fd))
@@ -501,7 +503,7 @@ class FaultyFiles(Files):
         base = super()
         record = self._record
         with self._mutex:
-            upto = record.now() if record else 0
+            upto = record.end() if record else 0
             inode = record.find(path) if record else None
         self._do(
             "sync_directory",
@@ -536,7 +538,7 @@ class FaultyFiles(Files):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def unlock(self, fd: int) -> None:
-        # Not under the record's mutex: whoever waits for the lock may hold it.
+        # Not under the record's mutex: a thread that waits for the lock may hold it.
         fault = self._fault("unlock")
         super().unlock(fd)
         if fault and fault.what == "after":

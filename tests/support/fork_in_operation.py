@@ -27,7 +27,7 @@ ENDS = ("leave", "kill", "exec", "close")
 
 
 class ForkingFiles(FaultyFiles):
-    """Forks in the middle of one operation; the child does what it was told, and ends there."""
+    """Forks in the middle of one operation; the child calls `child`, and ends there."""
 
     fork_at: int = -1
     child: Any = None
@@ -74,12 +74,12 @@ def check_fork(case: Fork, *, templates: Templates) -> bool:
         if pid == 0:
             return False
         status = os.waitpid(pid, 0)[1]
-        wanted = signal.SIGKILL if case.end == "kill" else 0
+        expected = signal.SIGKILL if case.end == "kill" else 0
         # What the parent has is its own, whatever became of the child.
         for key in PARTITIONS:
             processes[0].do(("send", *key))
         assert said.read_text() == "done" if said.exists() else case.end == "none", "no word"
-        assert status == wanted, f"the child: {status}"
+        assert status == expected, f"the child: {status}"
         journal_check.check(processes[0].log, journal_of(root), company=True, goes_on=False)
         return True
 
@@ -102,7 +102,7 @@ def _be_a_child(processes: list[ProgramProcess], end: str, said: Any) -> None:
         if end == "close" and process.log is not None:
             process.do(("close",))
         said.write_text("done")
-    except BaseException:  # noqa: BLE001 - it is told to the parent
+    except BaseException:  # noqa: BLE001 - the parent reads the traceback
         said.write_text(traceback.format_exc())
     if end == "kill":
         os.kill(os.getpid(), signal.SIGKILL)

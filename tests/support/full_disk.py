@@ -152,9 +152,11 @@ def _check_while_full(process: ProgramProcess, disk: Disk | None) -> None:
     """Check that no process can append, and every process can read everything."""
     ends = {key: process.log.partition(*key).end_offset() for key in PARTITIONS}
     for key in PARTITIONS * 2:
-        known = len(process.errors)
+        errors_before = len(process.errors)
         process.do(("send", *key, 5, "os", 3000))
-        assert [type(one) for one in process.errors[known:]] == [DiskFullError], process.errors
+        assert [type(error) for error in process.errors[errors_before:]] == [DiskFullError], (
+            process.errors
+        )
         assert process.log.partition(*key).end_offset() == ends[key]
     for key in PARTITIONS:
         assert len(journal_check.rows(process.log, *key)) == ends[key]

@@ -181,8 +181,8 @@ class _Life:
         number, end = len(self.acked), self.part.tail().log_end_offset
         keys = [b"%d" % ((number * ROWS + row) % KEYS) for row in range(ROWS)]
         values = [b"%d-%d" % (number, row) + RECORD for row in range(ROWS)]
-        one = batch.encode_lists(values, keys, START + number)
-        receipt = self.part.append([one])[0]
+        encoded_batch = batch.encode_lists(values, keys, START + number)
+        receipt = self.part.append([encoded_batch])[0]
         assert receipt.base_offset == end
         self.acked[end] = values[0]
         self.last.update(zip(keys, values, strict=True))
@@ -256,10 +256,10 @@ class _Life:
         """Check that no acknowledged record is lost, except those that were to be deleted."""
         assert self.log.verify() == []
         start = self.part.start_offset()
-        found = {one.offset: one for one in self.log.topic("t")}
+        records = {record.offset: record for record in self.log.topic("t")}
         if self.case.kind == "compact":
             assert dict(self.log.topic("t").items()) == self.last
             return
-        assert sorted(found) == list(range(start, self.part.end_offset()))
+        assert sorted(records) == list(range(start, self.part.end_offset()))
         for offset, value in self.acked.items():
-            assert offset < start or found[offset].value == value
+            assert offset < start or records[offset].value == value

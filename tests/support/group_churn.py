@@ -79,39 +79,43 @@ class Worker:
             client_id=f"life{life}",
             group_instance_id=f"slot{life // 10_000}" if case.static else None,
         )
-        listener = RecordingListener(assigned=self._given, revoked=self._revoked, lost=self._lost)
+        listener = RecordingListener(
+            assigned=self._assigned, revoked=self._revoked, lost=self._lost
+        )
         self.member.subscribe(["t"], listener=listener)
 
     def run(self, pipe: Connection) -> None:
         pipe.send("here")
         committed = time.monotonic()
         while not pipe.poll(0):
-            found = self.member.poll(50)
+            polled = self.member.poll(50)
             self._journal.put(
-                [f"r {tp[1]} {rows[0].offset} {rows[-1].offset}" for tp, rows in found.items()]
+                [f"r {tp[1]} {rows[0].offset} {rows[-1].offset}" for tp, rows in polled.items()]
             )
-            self._read |= set(found)
+            self._read |= set(polled)
             # Work takes its time: most stops come here, and the next thing is a commit.
-            time.sleep(self._dice.random() * WORK_SECONDS if found else 0)
+            time.sleep(self._dice.random() * WORK_SECONDS if polled else 0)
             if self._read and time.monotonic() - committed > COMMIT_SECONDS:
                 self.commit(self._read & self.member.assignment())
                 self._read, committed = set(), time.monotonic()
         self.member.close()
         self._log.close()
 
-    def _given(self, given: Partitions) -> None:
+    def _assigned(self, partitions: Partitions) -> None:
         now = time.monotonic_ns()
-        self._journal.put([f"a {tp.partition} {self.member.position(tp)} {now}" for tp in given])
+        self._journal.put(
+            [f"a {tp.partition} {self.member.position(tp)} {now}" for tp in partitions]
+        )
 
-    def _revoked(self, given: Partitions) -> None:
-        kind = "revoked" if self.commit(given) else "lost"
-        self._journal.put([f"e {tp.partition} {kind}" for tp in given])
+    def _revoked(self, partitions: Partitions) -> None:
+        kind = "revoked" if self.commit(partitions) else "lost"
+        self._journal.put([f"e {tp.partition} {kind}" for tp in partitions])
 
-    def _lost(self, given: Partitions) -> None:
-        self._journal.put([f"e {tp.partition} lost" for tp in given])
+    def _lost(self, partitions: Partitions) -> None:
+        self._journal.put([f"e {tp.partition} lost" for tp in partitions])
 
-    def commit(self, given: Partitions) -> bool:
-        offsets = {tp: self.member.position(tp) for tp in given}
+    def commit(self, partitions: Partitions) -> bool:
+        offsets = {tp: self.member.position(tp) for tp in partitions}
         now = time.monotonic_ns()
         lines = [f"{tp.partition} {offset} {now}" for tp, offset in offsets.items()]
         self._journal.put([f"b {line}" for line in lines])
@@ -238,9 +242,9 @@ def _wait_until_read(case: Churn, directory: Path) -> list[int]:
     with embedlog.open(directory / "root") as log:
         ends = [log.partition("t", number).end_offset() for number in range(case.partitions)]
         watcher = log.consumer(group_id=GROUP)
-        wanted = [end or None for end in ends]
-        places = [TopicPartition("t", number) for number in range(case.partitions)]
-        forks.until(lambda: [watcher.committed(tp) for tp in places] == wanted, 30)
+        expected = [end or None for end in ends]
+        partitions = [TopicPartition("t", number) for number in range(case.partitions)]
+        forks.until(lambda: [watcher.committed(tp) for tp in partitions] == expected, 30)
     return ends
 
 
@@ -255,7 +259,7 @@ class Ownership:
     partition: int
     begin: int
     """The offset it began at."""
-    given_ns: int
+    assigned_ns: int
     runs: list[tuple[int, int]] = field(default_factory=list)
     commits: list[tuple[int, int]] = field(default_factory=list)
     """Offset, and when the call began; of those that succeeded."""
@@ -263,7 +267,7 @@ class Ownership:
 
 
 def _ownerships(directory: Path, done: Counter[str]) -> list[Ownership]:
-    found = []
+    ownerships = []
     for path in sorted(directory.glob("member-*")):
         having: dict[int, Ownership] = {}
         for line in path.read_text().splitlines():
@@ -274,14 +278,14 @@ def _ownerships(directory: Path, done: Counter[str]) -> list[Ownership]:
             number = int(rest[0])
             if kind == "a":
                 having[number] = Ownership(path.name, number, int(rest[1]), int(rest[2]))
-                found.append(having[number])
+                ownerships.append(having[number])
             elif kind == "r":
                 having[number].runs.append((int(rest[1]), int(rest[2])))
             elif kind == "c":
                 having[number].commits.append((int(rest[1]), int(rest[2])))
             elif kind == "e":
                 having.pop(number).end = rest[1]
-    return sorted(found, key=lambda ownership: ownership.given_ns)
+    return sorted(ownerships, key=lambda ownership: ownership.assigned_ns)
 
 
 def _compare(ends: list[int], directory: Path) -> Counter[str]:
@@ -311,7 +315,7 @@ def _check_commits(own: list[Ownership]) -> None:
     """No commit that began after the partition had another owner was written."""
     for ownership, after in pairwise(own):
         for offset, began in ownership.commits:
-            assert began < after.given_ns, f"{ownership} committed {offset} as {after} had it"
+            assert began < after.assigned_ns, f"{ownership} committed {offset} as {after} had it"
         if ownership.commits:
             assert after.begin >= ownership.commits[-1][0], f"{after} began before {ownership}"
 
@@ -324,10 +328,10 @@ def _count(own: list[Ownership], end: int) -> Counter[str]:
             for offset in range(first, last + 1):
                 readers.setdefault(offset, []).append(ownership)
     assert sorted(readers) == list(range(end)), "records were never read"
-    for offset, found in readers.items():
+    for offset, owners in readers.items():
         done["records"] += 1
-        done["twice"] += len(found) - 1
-        for ownership in found[:-1]:
+        done["twice"] += len(owners) - 1
+        for ownership in owners[:-1]:
             done["twice after a clean end"] += ownership.end == "revoked"
-            assert ownership.end != "revoked", f"{offset} of {ownership} was read again: {found}"
+            assert ownership.end != "revoked", f"{offset} of {ownership} was read again: {owners}"
     return done

@@ -138,8 +138,8 @@ class _Maintainer:
         self._child = forks.Child(lambda: work(self._root))
 
     def replace(self) -> None:
-        found = self.kill()
-        assert found is None, found
+        finding = self.kill()
+        assert finding is None, finding
         self._start()
 
     def kill(self) -> str | None:
@@ -183,7 +183,7 @@ def _maintain_by_jobs(root: Path) -> None:
     maintenance.start()
     while True:
         time.sleep(0.1)
-        bad = [one for one in maintenance.failures.values() if not _is_excused(one)]
+        bad = [failure for failure in maintenance.failures.values() if not _is_excused(failure)]
         assert not bad, bad
 
 
@@ -279,9 +279,9 @@ def write_batches(root: Path, stop: Path, writer: int) -> Any:
                 keys, values = zip(*rows, strict=True)
                 codec = sent.dice.choice(("none", "zstd"))
                 at = _event_time(name) or time.time_ns() // 1_000_000
-                one = batch.encode_lists(list(values), list(keys), at, None, codec)
+                encoded_batch = batch.encode_lists(list(values), list(keys), at, None, codec)
                 durability = "fsync" if sent.dice.random() < 0.1 else None
-                log.partition(name, partition).append([one], durability=durability)
+                log.partition(name, partition).append([encoded_batch], durability=durability)
                 sent.counts["sent"] += len(rows)
             time.sleep(0.005)
     return sent.counts, sent.last
@@ -313,10 +313,10 @@ class _Pass:
         self._next[name, partition] = offset + 1
         if value is not None:
             number = _VALUE.unpack_from(value)[1]
-            place = name, partition, key
-            before = self._newest.get(place, 0)
-            assert number > before, f"{place}: {number} at {offset} after {before}"
-            self._newest[place] = number
+            full_key = name, partition, key
+            before = self._newest.get(full_key, 0)
+            assert number > before, f"{full_key}: {number} at {offset} after {before}"
+            self._newest[full_key] = number
 
     def end(self, name: str, partition: int) -> int:
         """Return the end of what was seen."""
@@ -327,12 +327,12 @@ def _passes(
     root: Path, stop: Path, fetch: Callable[[Any, _Pass], int], **config: Any
 ) -> Iterator[tuple[Counts, Any]]:
     """Read from the start to the end, over and over, each time with a new consumer."""
-    places = [TopicPartition(name, number) for name in TOPICS for number in range(PARTITIONS)]
+    partitions = [TopicPartition(name, number) for name in TOPICS for number in range(PARTITIONS)]
     counts = Counts()
     with embedlog.open(root, maintenance=False) as log:
         while not stop.exists():
             with log.consumer(auto_offset_reset="none", **config) as consumer:
-                consumer.assign(places)
+                consumer.assign(partitions)
                 consumer.seek_to_beginning()
                 seen = _Pass()
                 quiet = time.monotonic() + 5
@@ -344,15 +344,15 @@ def _passes(
                         counts["overtaken"] += 1
                         break
                     counts["read"] += count
-                    if not count and _is_at_end(consumer, places):
+                    if not count and _is_at_end(consumer, partitions):
                         break
                 counts["passes"] += 1
     yield counts, None
 
 
-def _is_at_end(consumer: Any, places: list[TopicPartition]) -> bool:
+def _is_at_end(consumer: Any, partitions: list[TopicPartition]) -> bool:
     try:
-        return all(not consumer.current_lag(place) for place in places)
+        return all(not consumer.current_lag(partition) for partition in partitions)
     except OffsetOutOfRangeError:
         return False
 
@@ -369,9 +369,9 @@ def read_records(root: Path, stop: Path, reader: int) -> Counts:
 
     def fetch(consumer: Any, seen: _Pass) -> int:
         count = 0
-        for found in consumer.poll(50, max_records=5000).values():
-            for one in found:
-                seen.see(one.topic, one.partition, one.offset, one.key, one.value)
+        for records in consumer.poll(50, max_records=5000).values():
+            for record in records:
+                seen.see(record.topic, record.partition, record.offset, record.key, record.value)
                 count += 1
         return count
 
@@ -383,11 +383,13 @@ def read_arrow(root: Path, stop: Path, reader: int) -> Counts:
 
     def fetch(consumer: Any, seen: _Pass) -> int:
         count = 0
-        for place, found in consumer.poll_batches(50).items():
-            for one in found:
-                columns = [one.column(name).to_pylist() for name in ("offset", "key", "value")]
+        for partition, batches in consumer.poll_batches(50).items():
+            for record_batch in batches:
+                columns = [
+                    record_batch.column(name).to_pylist() for name in ("offset", "key", "value")
+                ]
                 for row in zip(*columns, strict=True):
-                    seen.see(*place, *row)
+                    seen.see(*partition, *row)
                     count += 1
         return count
 
@@ -402,13 +404,13 @@ def read_tables(root: Path, stop: Path, reader: int) -> Counts:
         while not stop.exists():
             name = dice.choice(list(TOPICS))
             try:
-                found = _table(log.topic(name), dice)
+                pairs = _table(log.topic(name), dice)
             except OffsetOutOfRangeError as error:
                 _check_deleted(log, error)
                 counts["overtaken"] += 1
                 continue
-            assert len(dict(found)) == len(found), f"{name}: a key is there twice"
-            for key, value in found:
+            assert len(dict(pairs)) == len(pairs), f"{name}: a key is there twice"
+            for key, value in pairs:
                 number = _VALUE.unpack_from(value)[1]
                 before = newest.get((name, key), 0)
                 # What deletes may delete the newest; an older one, in front of it, went first.
@@ -426,8 +428,8 @@ def _table(topic: Any, dice: random.Random) -> list[tuple[bytes, bytes]]:
         table = topic.to_arrow(["key", "value"], latest=True)
         return list(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
     keys = [b"%d-%d" % (dice.randrange(len(WRITERS)), dice.randrange(KEYS)) for _ in range(20)]
-    found = [(key, topic.get(key)) for key in set(keys)]
-    return [(key, value) for key, value in found if value is not None]
+    pairs = [(key, topic.get(key)) for key in set(keys)]
+    return [(key, value) for key, value in pairs if value is not None]
 
 
 def read_grouped(root: Path, stop: Path, reader: int) -> Counts:
@@ -440,10 +442,16 @@ def read_grouped(root: Path, stop: Path, reader: int) -> Counts:
                 *TOPICS, group_id=f"g{reader}", auto_offset_reset="earliest"
             ) as consumer:
                 for _ in range(20):
-                    for found in consumer.poll(50, max_records=2000).values():
-                        for one in found:
-                            if one.topic not in NOT_COMPACTED:
-                                seen.see(one.topic, one.partition, one.offset, one.key, one.value)
+                    for records in consumer.poll(50, max_records=2000).values():
+                        for record in records:
+                            if record.topic not in NOT_COMPACTED:
+                                seen.see(
+                                    record.topic,
+                                    record.partition,
+                                    record.offset,
+                                    record.key,
+                                    record.value,
+                                )
                             counts["grouped"] += 1
                     consumer.commit()
     return counts
@@ -458,14 +466,14 @@ def read_times(root: Path, stop: Path, reader: int) -> Counts:
             name, number = dice.choice(list(TOPICS)), dice.randrange(PARTITIONS)
             part = log.partition(name, number)
             at = dice.randint(begun - 100, time.time_ns() // 1_000_000)
-            found = part.offset_for_timestamp(at)
-            if found is None:
+            position = part.offset_for_timestamp(at)
+            if position is None:
                 continue
-            assert found.timestamp >= at
-            assert 0 <= found.offset < part.end_offset()
+            assert position.timestamp >= at
+            assert 0 <= position.offset < part.end_offset()
             with suppress(OffsetOutOfRangeError):
-                some = part.reader(found.offset).read(1)
-                assert some and some[0].next_offset > found.offset
+                some = part.reader(position.offset).read(1)
+                assert some and some[0].next_offset > position.offset
             counts["times"] += 1
     return counts
 
@@ -476,8 +484,8 @@ def verify(root: Path, stop: Path, reader: int) -> Counts:
     with embedlog.open(root, maintenance=False) as log:
         while not stop.exists():
             # The files of a killed maintainer belong to no partition.
-            found = [str(one) for one in log.verify() if one.topic]
-            assert found == [], found
+            findings = [str(finding) for finding in log.verify() if finding.topic]
+            assert findings == [], findings
             counts["verified"] += 1
     return counts
 
@@ -517,19 +525,19 @@ def _compare(root: Path, sent: dict[str, dict[bytes, int | None]]) -> Counts:
 
 def _check_values(log: Any, sent: dict[str, dict[bytes, int | None]]) -> Counts:
     done = Counts()
-    for name, expected in sent.items():
+    for name, numbers in sent.items():
         topic = log.topic(name)
-        found = {key: _VALUE.unpack_from(value)[1] for key, value in topic.items()}
-        wanted = {key: number for key, number in expected.items() if number is not None}
+        actual = {key: _VALUE.unpack_from(value)[1] for key, value in topic.items()}
+        expected = {key: number for key, number in numbers.items() if number is not None}
         if name in KEEPS_LAST_VALUES:
-            assert found == wanted, _difference(name, found, wanted)
+            assert actual == expected, _difference(name, actual, expected)
         else:
-            wrong = {key: number for key, number in found.items() if wanted.get(key) != number}
-            assert not wrong, _difference(name, wrong, wanted)
-        done["keys"] += len(found)
+            wrong = {key: number for key, number in actual.items() if expected.get(key) != number}
+            assert not wrong, _difference(name, wrong, expected)
+        done["keys"] += len(actual)
         seen = _Pass()
-        for one in topic:
-            seen.see(one.topic, one.partition, one.offset, one.key, one.value)
+        for record in topic:
+            seen.see(record.topic, record.partition, record.offset, record.key, record.value)
         for number in range(PARTITIONS):
             part = log.partition(name, number)
             if name in NOT_COMPACTED and part.start_offset() < part.end_offset():
@@ -537,7 +545,7 @@ def _check_values(log: Any, sent: dict[str, dict[bytes, int | None]]) -> Counts:
     return done
 
 
-def _difference(name: str, found: dict[bytes, int], wanted: dict[bytes, int]) -> str:
-    keys = sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key))
-    told = [f"{key!r} is {found.get(key)}, not {wanted.get(key)}" for key in keys[:10]]
-    return f"{name}: {len(keys)} keys are wrong: {'; '.join(told)}"
+def _difference(name: str, actual: dict[bytes, int], expected: dict[bytes, int]) -> str:
+    keys = sorted(key for key in {*actual, *expected} if actual.get(key) != expected.get(key))
+    differences = [f"{key!r} is {actual.get(key)}, not {expected.get(key)}" for key in keys[:10]]
+    return f"{name}: {len(keys)} keys are wrong: {'; '.join(differences)}"

@@ -32,8 +32,8 @@ class PartitionModel:
         """Note a truncation."""
         self.cut = True
         for send, entry in self.sent.items():
-            place = self.acked.get(send)
-            if place is None or place[0] + entry[3] > offset:
+            ack = self.acked.get(send)
+            if ack is None or ack[0] + entry[3] > offset:
                 self.unsure.add(send)
                 if done:
                     self.removed.add(send)
@@ -74,7 +74,7 @@ def replay(journal: list[Entry]) -> LogModel:
     """Derive what must and may be in the log."""
     model = LogModel()
     opened: list[tuple[str, int, int]] = []
-    places: dict[int, tuple[str, int]] = {}
+    partitions: dict[int, tuple[str, int]] = {}
     for kind, *what in journal:
         if kind == "do":
             _begin(model, what)
@@ -82,9 +82,9 @@ def replay(journal: list[Entry]) -> LogModel:
         elif kind == "send":
             model.part(what[0], what[1]).sent[what[2]] = what
             opened.append((what[0], what[1], what[2]))
-            places[what[2]] = what[0], what[1]
+            partitions[what[2]] = what[0], what[1]
         elif kind == "acked":
-            model.part(*places[what[0]]).acked[what[0]] = what[1], what[2]
+            model.part(*partitions[what[0]]).acked[what[0]] = what[1], what[2]
         elif kind in ("cut", "cut done"):
             model.part(what[0], what[1]).truncate(what[2], done=kind == "cut done")
         elif kind == "repaired":
@@ -184,21 +184,21 @@ def sends_of(records: list[tuple[int, bytes]]) -> dict[int, int]:
 
 
 def _check_part(log: Any, topic: str, partition: int, part: PartitionModel) -> None:
-    found = rows(log, topic, partition)
-    bases = sends_of(found)
+    records = rows(log, topic, partition)
+    bases = sends_of(records)
     end = log.partition(topic, partition).end_offset()
-    assert len(found) == end, f"{topic}-{partition} ends at {end}, {len(found)} were read"
+    assert len(records) == end, f"{topic}-{partition} ends at {end}, {len(records)} were read"
     for writer in (0, 1):
         # Two may write at once; each has 50 numbers of every 100 to itself.
         order = [send for send in bases if send // 50 % 2 == writer]
         assert order == sorted(order), f"{topic}-{partition} is out of order: {order}"
-    values = dict(found)
+    values = dict(records)
     for send, base in bases.items():
         assert send in part.sent, f"{topic}-{partition}: {send} was never sent there"
         assert send not in part.removed, f"{topic}-{partition}: {send} is back at {base}"
         _, _, _, count, size, *_ = part.sent[send]
-        wanted = values_of(topic, partition, send, count, size)
-        assert [values[base + row] for row in range(count)] == wanted
+        expected = values_of(topic, partition, send, count, size)
+        assert [values[base + row] for row in range(count)] == expected
     for send, (base, _) in part.acked.items():
         if send in bases:
             assert bases[send] == base, f"{send} was acked at {base} and is at {bases[send]}"
@@ -207,7 +207,7 @@ def _check_part(log: Any, topic: str, partition: int, part: PartitionModel) -> N
 
 
 def _check_goes_on(log: Any, topic: str, partition: int, part: PartitionModel) -> None:
-    """Repeat what nobody answered, append another, read both."""
+    """Repeat a send without an answer, append another, read both."""
     here = log.partition(topic, partition)
     unsure = part.last_unsure()
     if unsure is not None:
@@ -220,7 +220,7 @@ def _check_goes_on(log: Any, topic: str, partition: int, part: PartitionModel) -
         here.append([encode(topic, partition, send + n, 2, 30)], durability=how)[0]
         for n, how in enumerate(("os", "fsync"))
     ]
-    assert [one.base_offset for one in receipts] == [due, due + 2]
+    assert [receipt.base_offset for receipt in receipts] == [due, due + 2]
     bases = sends_of(rows(log, topic, partition, due))
     assert (bases[send], bases[send + 1]) == (due, due + 2)
     assert here.end_offset() == due + 4

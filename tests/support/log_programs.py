@@ -236,8 +236,8 @@ class ProgramProcess:
         """Truncate the last batches."""
         log = self.log.partition(topic, partition)
         reader, bases = log.reader(log.start_offset()), []
-        while decoded := reader.read():
-            bases += [each.base_offset for each in decoded]
+        while decoded_batches := reader.read():
+            bases += [decoded.base_offset for decoded in decoded_batches]
         if not bases:
             return
         offset = bases[max(0, len(bases) - batches)]
@@ -253,9 +253,9 @@ class ProgramProcess:
     def _read(self, topic: str, partition: int) -> None:
         log = self.log.partition(topic, partition)
         reader = log.reader(log.start_offset())
-        while decoded := reader.read():
-            for each in decoded:
-                each.verify()
+        while decoded_batches := reader.read():
+            for decoded in decoded_batches:
+                decoded.verify()
 
     def _verify(self) -> None:
         assert self.log.verify() == []

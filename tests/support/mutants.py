@@ -2,7 +2,7 @@
 
 Each mutant changes the source of one function in a child process.  If the text
 to be replaced is not there any more, the mutant fails loudly: it must be
-planted anew, not forgotten.
+planted again, not forgotten.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class Change(NamedTuple):
             if old not in source:
                 raise LookupError(f"{self.where} has no {old!r} to change")
             source = source.replace(old, new)
-        found: dict[str, Any] = {}
+        namespace: dict[str, Any] = {}
         code = compile(source, f"<mutant of {name}>", "exec")
         future = "annotations"
         assert future in vars(module), "the module postpones annotations"
-        exec(code, vars(module), found)
-        _put(owner, function_name, found[function_name])
+        exec(code, vars(module), namespace)
+        _put(owner, function_name, namespace[function_name])
 
 
 def _put(owner: Any, name: str, made: Any) -> None:
     old = getattr(owner, name)
     setattr(owner, name, made)
-    # Other rooms may have taken the name at their import.
+    # Other modules may have imported the name.
     for module in list(sys.modules.values()):
-        known = getattr(module, "__name__", "").startswith(("embedlog", "support"))
-        if known and vars(module).get(name) is old:
+        is_searched = getattr(module, "__name__", "").startswith(("embedlog", "support"))
+        if is_searched and vars(module).get(name) is old:
             setattr(module, name, made)
 
 
@@ -98,10 +98,10 @@ def bad_batches_are_skipped() -> None:
 
         while position < stop:
             try:
-                for one in self.read(position, stop):
-                    one.verify()
-                    yield one
-                    position += one.size
+                for batch in self.read(position, stop):
+                    batch.verify()
+                    yield batch
+                    position += batch.size
             except CorruptBatchError:
                 data = self.bytes(0, stop)
                 position = data.find(b"\xff\xff\xff\xff", position + 1)

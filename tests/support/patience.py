@@ -34,7 +34,9 @@ def patient(seconds: float) -> float:
     return seconds * factor()
 
 
-def until_enough(run: Callable[[int], Mapping[str, int]], wanted: dict[str, float]) -> Counter[str]:
+def until_enough(
+    run: Callable[[int], Mapping[str, int]], required: dict[str, float]
+) -> Counter[str]:
     """Run with the seeds 1, 2, ... until so much of each kind has happened; returns all that did.
 
     For runs that take a number of seconds: on a busy machine little happens in one.
@@ -42,7 +44,7 @@ def until_enough(run: Callable[[int], Mapping[str, int]], wanted: dict[str, floa
     done = Counter[str]()
     for seed in range(1, _ATTEMPTS + 1):
         done.update(run(seed))
-        missing = {kind: done[kind] for kind, least in wanted.items() if done[kind] < least}
+        missing = {kind: done[kind] for kind, least in required.items() if done[kind] < least}
         if not missing:
             return done
-    raise AssertionError(f"of {wanted} there were only {missing}")
+    raise AssertionError(f"of {required} there were only {missing}")

@@ -24,7 +24,7 @@ SECTOR = 512
 PAGE = 4096
 ROOT = 0
 OLD = 1_000_000_000
-"""The modification time of every file of an image: whoever touches it changes that."""
+"""The modification time of every file of an image: any write to the file changes it."""
 
 
 class Write(NamedTuple):
@@ -104,7 +104,7 @@ Tree = dict[int, dict[str, int]]
 class Choice(NamedTuple):
     """What became of one pending event; a mask says which sectors or pages arrived."""
 
-    kept: bool
+    whole: bool
     mask: int | None = None
     grow: bool = False
 
@@ -114,7 +114,7 @@ LOST, KEPT = Choice(False), Choice(True)
 
 @dataclass(slots=True)
 class Image:
-    """One state of the disk after a power cut, and what the program had been told before."""
+    """One state of the disk after a power cut, and what the program had noted before it."""
 
     files: dict[str, bytes]
     directories: list[str]
@@ -175,8 +175,8 @@ class DiskModel:
             case SyncDirectory():
                 self._sync_directory(event)
             case FailedSync():
-                for each in self.data.get(event.inode, ()):
-                    each.doomed = each.doomed or each.index < event.upto
+                for entry in self.data.get(event.inode, ()):
+                    entry.doomed = entry.doomed or entry.index < event.upto
             case Forgotten():
                 self._forget(event.inode)
             case Commit():
@@ -188,8 +188,8 @@ class DiskModel:
 
     def _sync(self, event: Sync) -> None:
         pending = self.data.get(event.inode, [])
-        for each in pending:
-            each.certain = each.certain or (each.index < event.upto and not each.doomed)
+        for entry in pending:
+            entry.certain = entry.certain or (entry.index < event.upto and not entry.doomed)
         self._settle(event.inode)
 
     def _settle(self, inode: int) -> None:
@@ -199,41 +199,41 @@ class DiskModel:
             certain += 1
         if certain:
             content = bytearray(self.contents.get(inode, b""))
-            for each in pending[:certain]:
-                apply(content, each.event, KEPT)
+            for entry in pending[:certain]:
+                apply(content, entry.event, KEPT)
             self.contents[inode] = bytes(content)
             del pending[:certain]
 
     def _forget(self, inode: int) -> None:
-        for each in self.data.get(inode, ()):
-            if each.doomed:
-                if isinstance(each.event, Write):
-                    each.event = each.event._replace(data=bytes(len(each.event.data)))
-                each.certain, each.doomed = True, False
+        for entry in self.data.get(inode, ()):
+            if entry.doomed:
+                if isinstance(entry.event, Write):
+                    entry.event = entry.event._replace(data=bytes(len(entry.event.data)))
+                entry.certain, entry.doomed = True, False
         self._settle(inode)
 
     def _sync_directory(self, event: SyncDirectory) -> None:
-        for each in self.names:
-            if each.index < event.upto and event.inode == home(each.event):
-                each.certain = True
+        for entry in self.names:
+            if entry.index < event.upto and event.inode == home(entry.event):
+                entry.certain = True
         while self.names and self.names[0].certain:
             change(self.tree, self.names.pop(0).event, certain=True)
 
     def content(self, inode: int) -> bytes:
         """The file as the running system sees it: everything arrived."""
-        chosen = {each.index: KEPT for each in self.data.get(inode, ())}
+        chosen = {entry.index: KEPT for entry in self.data.get(inode, ())}
         return self._content(inode, chosen, {})
 
     # Images
 
     def uncertain(self) -> list[Pending]:
         """The events that may be lost, in order; a commit in flight is the last."""
-        events = [each for each in self.names if not each.certain]
+        events = [entry for entry in self.names if not entry.certain]
         for pending in self.data.values():
-            events.extend(each for each in pending if not each.certain)
+            events.extend(entry for entry in pending if not entry.certain)
         if self.flight and not self.flight[0].whole_only:
             events.append(Pending(1 << 60, self.flight[0]))
-        return sorted(events, key=lambda each: each.index)
+        return sorted(events, key=lambda entry: entry.index)
 
     def files(
         self, chosen: dict[int, Choice], cache: dict[Any, bytes]
@@ -242,17 +242,17 @@ class DiskModel:
         tree = self.tree
         if self.names:
             tree = {inode: dict(names) for inode, names in tree.items()}
-            for each in self.names:
-                if each.certain or chosen[each.index].kept:
-                    change(tree, each.event, each.certain)
+            for entry in self.names:
+                if entry.certain or chosen[entry.index].whole:
+                    change(tree, entry.event, entry.certain)
         files: dict[str, bytes] = {}
         directories: list[str] = []
-        places = [(ROOT, "")]
-        for inode, prefix in places:
+        queue = [(ROOT, "")]
+        for inode, prefix in queue:
             for name, inner in tree[inode].items():
                 if inner in tree:
                     directories.append(prefix + name)
-                    places.append((inner, f"{prefix}{name}/"))
+                    queue.append((inner, f"{prefix}{name}/"))
                 else:
                     files[prefix + name] = self._content(inner, chosen, cache)
         return files, directories
@@ -266,12 +266,12 @@ class DiskModel:
         pending = self.data.get(inode)
         if not pending:
             return self.contents.get(inode, b"")
-        choices = [KEPT if each.certain else chosen[each.index] for each in pending]
+        choices = [KEPT if entry.certain else chosen[entry.index] for entry in pending]
         key = (inode, *choices)
         if key not in cache:
             content = bytearray(self.contents.get(inode, b""))
-            for each, choice in zip(pending, choices, strict=True):
-                apply(content, each.event, choice)
+            for entry, choice in zip(pending, choices, strict=True):
+                apply(content, entry.event, choice)
             cache[key] = bytes(content)
         return cache[key]
 
@@ -310,11 +310,11 @@ def sectors(event: Write) -> list[tuple[int, int]]:
 def apply(content: bytearray, event: Write | Truncate, choice: Choice) -> None:
     """Apply what arrived of a write or truncate to the bytes of a file."""
     if isinstance(event, Truncate):
-        if choice.kept:
+        if choice.whole:
             resize(content, event.size)
         return
     start = event.position
-    if choice.kept:
+    if choice.whole:
         if len(content) < start:
             resize(content, start)
         content[start : start + len(event.data)] = event.data
@@ -338,7 +338,7 @@ def resize(content: bytearray, size: int) -> None:
 def with_pages(old: bytes, commit: Commit, choice: Choice | None) -> bytes:
     """The LMDB file after a commit, or with some of its pages but the old meta pages."""
     content = bytearray(old)
-    whole = choice is None or choice.kept
+    whole = choice is None or choice.whole
     mask = -1 if whole else (choice.mask or 0) if choice else 0
     numbers = [number for number in sorted(commit.pages) if whole or number > 1]
     for bit, number in enumerate(numbers):
@@ -391,11 +391,11 @@ Chosen = dict[int, Choice]
 
 def all_choices(pending: list[Pending], rng: random.Random, few: int) -> Iterator[Chosen]:
     """Every combination if they are few, else the corners and then random ones without end."""
-    numbers = [each.index for each in pending]
-    options = [few_choices(each.event) for each in pending]
+    numbers = [entry.index for entry in pending]
+    options = [few_choices(entry.event) for entry in pending]
     total = 1
-    for each in options:
-        total *= len(each)
+    for event_choices in options:
+        total *= len(event_choices)
     if total <= few:
         combinations = list(product(*options))
         rng.shuffle(combinations)
@@ -403,9 +403,9 @@ def all_choices(pending: list[Pending], rng: random.Random, few: int) -> Iterato
             yield dict(zip(numbers, combination, strict=True))
     else:
         yield from corners(numbers, rng, few)
-    while any(parts_of(each.event) > 3 for each in pending) or total > few:
+    while any(parts_of(entry.event) > 3 for entry in pending) or total > few:
         keep = rng.choice((0.1, 0.5, 0.9))
-        yield {each.index: any_choice(each.event, keep, rng) for each in pending}
+        yield {entry.index: any_choice(entry.event, keep, rng) for entry in pending}
 
 
 def corners(numbers: list[int], rng: random.Random, few: int) -> Iterator[Chosen]:
@@ -442,17 +442,17 @@ class Recording:
         cuts = set(self.cuts())
         while True:
             before = len(seen)
-            wanted = len(cuts) * per_cut if limit is None else limit - before
-            yield from self._round(cuts, wanted, rng, seen)
+            quota = len(cuts) * per_cut if limit is None else limit - before
+            yield from self._round(cuts, quota, rng, seen)
             gained = len(seen) - before
             # The last few of a space that is nearly used up are not worth another round.
             if limit is None or len(seen) >= limit or gained <= limit // 1000:
                 return
 
     def _round(
-        self, cuts: set[int], wanted: int, rng: random.Random, seen: set[tuple[int, int]]
+        self, cuts: set[int], quota: int, rng: random.Random, seen: set[tuple[int, int]]
     ) -> Iterator[Image]:
-        """Yield up to `wanted` new images, shared evenly among the cuts."""
+        """Yield up to `quota` new images, shared evenly among the cuts."""
         tree = {inode: dict(names) for inode, names in self.tree.items()}
         disk = DiskModel(tree, dict(self.contents))
         first, done = len(seen), 0
@@ -461,7 +461,7 @@ class Recording:
                 disk.play(cut - 1, self.events[cut - 1])
             if cut in cuts:
                 done += 1
-                budget = first + wanted * done // len(cuts) - len(seen)
+                budget = first + quota * done // len(cuts) - len(seen)
                 yield from self._images(disk, cut, budget, rng, seen)
 
     def _images(
@@ -486,7 +486,7 @@ class Recording:
             if key not in seen:
                 seen.add(key)
                 budget -= 1
-                outcomes = [(each.event, chosen[each.index]) for each in pending]
+                outcomes = [(entry.event, chosen[entry.index]) for entry in pending]
                 self._add_volatile(files, directories, rng)
                 yield Image(files, directories, disk.notes, cut, outcomes, content)
 
@@ -520,8 +520,8 @@ def scratch_directory() -> Iterator[Path]:
 
 def remove_scratch_of(pid: int) -> None:
     """Remove the directories of a process that died in them."""
-    for place in ("/dev/shm", tempfile.gettempdir()):
-        for path in Path(place).glob(f"embedlog-{pid}-*"):
+    for directory in ("/dev/shm", tempfile.gettempdir()):
+        for path in Path(directory).glob(f"embedlog-{pid}-*"):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -531,7 +531,7 @@ def materialise(
     """Make `directory` hold exactly the image.
 
     With the image that was put there before, only what differs is written: what another
-    image has, and what anybody changed since (seen by the modification time).
+    image has, and what was changed since (seen by the modification time).
     """
     root = os.fspath(directory)
     _clean(root, "", image)
@@ -539,10 +539,10 @@ def materialise(
         path = f"{root}/{name}"
         if not os.path.isdir(path):
             os.makedirs(path, exist_ok=True)
-    known = previous.files if previous else {}
+    previous_files = previous.files if previous else {}
     for name, data in image.files.items():
         path = f"{root}/{name}"
-        if not (known.get(name) is data and _untouched(path, len(data))):
+        if not (previous_files.get(name) is data and _untouched(path, len(data))):
             _put(path, data)
 
 

@@ -57,15 +57,15 @@ def _record(path: Path, case: CommitCut) -> Recording:
     for _ in range(case.steps):
         log.append([encoded(*[b"v" * 50] * dice.randint(1, 5))])
         drained(member)
-        place = member.position(T0)
-        recorder.note("begun", place)
+        position = member.position(T0)
+        recorder.note("begun", position)
         member.commit()
-        recorder.note("done" if case.durability == "fsync" else "volatile", place)
+        recorder.note("done" if case.durability == "fsync" else "volatile", position)
         if dice.random() < 0.2:
             offsets.checkpoint(root.context.live, root.context.state)
-            recorder.note("done", place)
+            recorder.note("done", position)
     member.close()
-    recorder.note("done", place)
+    recorder.note("done", position)
     recording = recorder.recording()
     abandon(root)
     return recording
@@ -77,7 +77,7 @@ def _consumer(root: Any, subscribed: bool) -> Consumer:
         member = Consumer(root, group_id="g", **options)
         # So that the poll which joins returns nothing yet.
         member.subscribe(
-            ["t"], listener=RecordingListener(assigned=lambda given: member.pause(*given))
+            ["t"], listener=RecordingListener(assigned=lambda partitions: member.pause(*partitions))
         )
         member.poll(0)
         member.resume(T0)
@@ -90,24 +90,26 @@ def _consumer(root: Any, subscribed: bool) -> Consumer:
 def _check(directory: Path, notes: list[Any], number: int, case: CommitCut) -> None:
     root = open_root(directory, files=partial(Rebooted, boot=f"boot {number}"))
     try:
-        places = {kind: place[0] for kind, *place in notes if place}
+        positions = {kind: details[0] for kind, *details in notes if details}
         if "t" not in root.topics():
             assert ("created",) not in notes
             return
         end = root.partition("t", 0).end_offset()
-        most, least = places.get("begun", 0), min(places.get("done", 0), end)
-        assert case.durability == "os" or end >= places.get("done", 0)
+        most, least = positions.get("begun", 0), min(positions.get("done", 0), end)
+        assert case.durability == "os" or end >= positions.get("done", 0)
         committed = _committed(root)
         assert least <= committed <= min(most, end), (
             f"{committed} is not in {least} to {most}, end {end}"
         )
         member = _consumer(root, case.subscribed)
-        place = member.position(T0)
-        assert place == committed, f"it begins at {place}, not {committed}; end {end}"
+        position = member.position(T0)
+        assert position == committed, f"it begins at {position}, not {committed}; end {end}"
         log = root.partition("t", 0)
         log.append([encoded(b"after")])
-        found = [record.offset for record in drained(member)]
-        assert found == list(range(committed, end + 1)), f"{found}, from {committed} to {end}"
+        read_offsets = [record.offset for record in drained(member)]
+        assert read_offsets == list(range(committed, end + 1)), (
+            f"{read_offsets}, from {committed} to {end}"
+        )
         assert _committed(root) == committed
         member.commit()
         assert _committed(root) == end + 1

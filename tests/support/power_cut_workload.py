@@ -44,8 +44,8 @@ def cut_the_recovery(case: Cut, outcome: Outcome, progress: Progress) -> None:
     with scratch_directory() as scratch:
         recording = record(scratch / "first", case.seed, case.steps, case.synced, case.uniform)
         images = list(recording.states(limit=400, seed=case.seed, per_cut=8))
-        each = 25
-        for image in rng.sample(images, min(len(images), case.limit // each)):
+        states_per_image = 25
+        for image in rng.sample(images, min(len(images), case.limit // states_per_image)):
             directory = scratch / "second"
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()
@@ -53,7 +53,7 @@ def cut_the_recovery(case: Cut, outcome: Outcome, progress: Progress) -> None:
             materialise(image, directory)
             progress.report(f"the first recovery of {image.explain()}")
             recovery = _record_recovery(directory, image, case, rng)
-            after = materialised(recovery.states(each, case.seed), scratch / "after")
+            after = materialised(recovery.states(states_per_image, case.seed), scratch / "after")
             check = partial(_check, scratch / "after", image.notes)
             check_states(after, (case, image.key), check, outcome, progress)
             if outcome.enough:

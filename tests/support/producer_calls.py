@@ -173,11 +173,11 @@ class ProducerCalls:
 def _assert_equal(record: SentRecord, partition: int, row: Any) -> None:
     _, timestamp, key, value, headers = row
     got = SentRecord(value, key, tuple(headers), partition, timestamp)
-    wanted = record._replace(
+    expected = record._replace(
         partition=partition if record.partition is None else record.partition,
         timestamp=timestamp if record.timestamp is None else record.timestamp,
     )
-    assert got == wanted
+    assert got == expected
 
 
 CALLS: tuple[str, ...] = (

@@ -443,13 +443,13 @@ SHORT = (0, False), (1, False), (100, False), (300, False), (100, True)
 """How much of a write is done, and whether the rest meets a full disk."""
 
 
-def short_cases(counts: list[dict[str, int]], each: int = len(SHORT)) -> list[ShortWrite]:
-    """Every write of every scenario, shortened in ``each`` ways, which take turns."""
+def short_cases(counts: list[dict[str, int]], ways: int = len(SHORT)) -> list[ShortWrite]:
+    """Every write of every scenario, shortened in so many ``ways``, which take turns."""
     return [
-        ShortWrite(scenario, n, *SHORT[(n * each + way) % len(SHORT)])
+        ShortWrite(scenario, n, *SHORT[(n * ways + way) % len(SHORT)])
         for scenario, counted in enumerate(counts)
         for n in range(counted["write"])
-        for way in range(each)
+        for way in range(ways)
     ]
 
 

@@ -79,13 +79,13 @@ def partition(root: Root, part: str) -> PartitionLog:
 
 def expected(part: str, steps: set[str]) -> list[bytes]:
     """Return the values of a partition after some steps."""
-    wanted = [b"first"] if part in ("a_0", "b_0") else []
+    appended = [b"first"] if part in ("a_0", "b_0") else []
     for version, batches in VERSIONS.items():
         if f"p{version}" in steps and part in batches:
-            wanted += values_for(version, part)
+            appended += values_for(version, part)
         if f"n{version}" in steps and part == "a_0":
-            wanted.append(value_after(version))
-    return wanted
+            appended.append(value_after(version))
+    return appended
 
 
 def jump(root: Root) -> None:

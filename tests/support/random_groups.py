@@ -23,7 +23,7 @@ class Quality(NamedTuple):
 
     balance: int
     """Kafka's score: the differences between the loads of all pairs of members, negated."""
-    kept: int
+    retained: int
     """Partitions that stay with the member that has the newest claim on them."""
     claimed: int
     """Partitions that a member gets which claims them, in whatever generation."""
@@ -32,13 +32,15 @@ class Quality(NamedTuple):
 def quality(assignment: Given, members: Sequence[Member]) -> Quality:
     """Measure an assignment."""
     owners, loads = newest_claims(members), []
-    kept = claimed = 0
+    retained = claimed = 0
     for member in members:
         partitions = list(assignment.get(member.id, ()))
         loads.append(len(partitions))
-        kept += sum(owners.get(tp) == member.id for tp in partitions)
+        retained += sum(owners.get(tp) == member.id for tp in partitions)
         claimed += sum(tp in member.owned for tp in partitions)
-    return Quality(-sum(abs(one - other) for one, other in combinations(loads, 2)), kept, claimed)
+    return Quality(
+        -sum(abs(first - second) for first, second in combinations(loads, 2)), retained, claimed
+    )
 
 
 def newest_claims(members: Sequence[Member]) -> dict[TopicPartition, str]:
@@ -63,17 +65,17 @@ def best_quality(topics: Topics, members: Sequence[Member]) -> tuple[int, int]:
         for tp in (TopicPartition(topic, n) for topic in topics for n in range(topics[topic]))
         if (able := [n for n, member in enumerate(members) if tp.topic in member.topics])
     ]
-    owners, positions = newest_claims(members), {one.id: n for n, one in enumerate(members)}
+    owners, positions = newest_claims(members), {member.id: n for n, member in enumerate(members)}
     home = [positions.get(owners.get(tp, "")) for tp, _ in partitions]
     pairs = list(combinations(range(len(members)), 2))
     best, scores = (-(1 << 30), 0), {}
     for takers in product(*(able for _, able in partitions)):
         loads = tuple(map(takers.count, range(len(members))))
         if loads not in scores:
-            scores[loads] = -sum(abs(loads[one] - loads[other]) for one, other in pairs)
+            scores[loads] = -sum(abs(loads[first] - loads[second]) for first, second in pairs)
         if scores[loads] >= best[0]:
-            kept = sum(owner == taker for owner, taker in zip(home, takers, strict=True))
-            best = max(best, (scores[loads], kept))
+            retained = sum(owner == taker for owner, taker in zip(home, takers, strict=True))
+            best = max(best, (scores[loads], retained))
     return best
 
 
@@ -137,10 +139,10 @@ def _one_stale(
 ) -> list[Member]:
     """One member claims, with an older generation, what others own now."""
     members = _exclusive(rng, topics, count, shared)
-    place = rng.randrange(count)
-    stale = [tp for tp in _all_of(topics) if tp.topic in members[place].topics]
+    index = rng.randrange(count)
+    stale = [tp for tp in _all_of(topics) if tp.topic in members[index].topics]
     owned = frozenset(tp for tp in stale if rng.random() < 0.5)
-    members[place] = members[place]._replace(owned=owned, generation=0)
+    members[index] = members[index]._replace(owned=owned, generation=0)
     return members
 
 

@@ -63,20 +63,20 @@ def _lower(case: Limit) -> Callable[[], None]:
         # The limit is on the numbers, and the lowest that is free is taken.
         used = {int(name) for name in os.listdir("/proc/self/fd")}
         free = (number for number in range(1 << 20) if number not in used)
-        kind, now = resource.RLIMIT_NOFILE, next(islice(free, case.more, None)) - case.more
+        kind, in_use = resource.RLIMIT_NOFILE, next(islice(free, case.more, None)) - case.more
     else:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        kind, now = resource.RLIMIT_AS, pages * resource.getpagesize()
+        kind, in_use = resource.RLIMIT_AS, pages * resource.getpagesize()
     soft, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (now + case.more, hard))
+    resource.setrlimit(kind, (in_use + case.more, hard))
     return lambda: resource.setrlimit(kind, (soft, hard))
 
 
 def _check_error(error: EmbedlogError, case: Limit) -> None:
     """The errno names the resource; later steps may fail for a topic that was not created."""
     if isinstance(error, StorageError):
-        wanted = errno.EMFILE if case.what == "descriptors" else errno.ENOMEM
-        assert error.errno == wanted, repr(error)
+        expected = errno.EMFILE if case.what == "descriptors" else errno.ENOMEM
+        assert error.errno == expected, repr(error)
 
 
 class LostPermissions(NamedTuple):
@@ -88,11 +88,11 @@ class LostPermissions(NamedTuple):
 def permission_cases(templates: Templates) -> list[LostPermissions]:
     """Return every file and directory of a root; and the whole root, read by another user."""
     root = templates.directory / "killed"
-    found = sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+    paths = sorted(str(path.relative_to(root)) for path in root.rglob("*"))
     return [
         LostPermissions(None),
         LostPermissions(""),
-        *(LostPermissions(path) for path in found if "lock.mdb" not in path),
+        *(LostPermissions(path) for path in paths if "lock.mdb" not in path),
     ]
 
 

@@ -64,10 +64,10 @@ def encoded(
     compression: str = "none",
 ) -> EncodedBatch:
     """Return a batch of values; ``producer`` is (id, epoch, base sequence)."""
-    one = batch.encode_lists(list(values), keys, at, headers, compression)
+    encoded_batch = batch.encode_lists(list(values), keys, at, headers, compression)
     if producer is not None:
-        one.set_producer(*producer)
-    return one
+        encoded_batch.set_producer(*producer)
+    return encoded_batch
 
 
 def fill(log: PartitionLog, count: int, *, first: int = 0, size: int = 1, **options: Any) -> None:
@@ -83,17 +83,17 @@ Row = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]
 def rows(log: PartitionLog, offset: int | None = None, max_bytes: int = 1 << 20) -> list[Row]:
     """Read everything from an offset: (offset, timestamp, key, value, headers) of each record."""
     reader = log.reader(log.start_offset() if offset is None else offset)
-    found: list[Row] = []
-    wanted = reader.offset
+    records: list[Row] = []
+    start = reader.offset
     while got := reader.read(max_bytes):
-        for one in got:
-            found += [row for row in batch_rows(one) if row[0] >= wanted]
-    return found
+        for decoded in got:
+            records += [row for row in batch_rows(decoded) if row[0] >= start]
+    return records
 
 
-def batch_rows(one: batch.Batch) -> list[Row]:
-    times, keys, values, headers = one.lists()
-    offsets = one.offsets().to_pylist()
+def batch_rows(decoded: batch.Batch) -> list[Row]:
+    times, keys, values, headers = decoded.lists()
+    offsets = decoded.offsets().to_pylist()
     heads = headers or [[]] * len(times)
     return [
         (offset, time, key, value, [(name, data) for name, data in (head or [])])
@@ -158,10 +158,10 @@ def no_stray_files(root: Root) -> bool:
     return True
 
 
-def latest(found: Iterable[Row]) -> dict[bytes | None, Row]:
+def latest(records: Iterable[Row]) -> dict[bytes | None, Row]:
     """Return what a reader makes of records: the last one of each key that has a value."""
     state: dict[bytes | None, Row] = {}
-    for row in found:
+    for row in records:
         state.pop(row[2], None)
         if row[3] is not None:
             state[row[2]] = row

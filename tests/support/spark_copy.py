@@ -186,7 +186,7 @@ class InDriver:
 
 
 class Matrix:
-    """Kills a query at one place after the other, and checks the copy after each kill."""
+    """Kills a query at one point after the other, and checks the copy after each kill."""
 
     def __init__(self, log: Log, directory: Path, runner: InSession | InDriver) -> None:
         self._log, self._directory, self._runner = log, directory, runner
@@ -194,36 +194,36 @@ class Matrix:
         self._numbers = itertools.count()
         self.kills: Counter[str] = Counter()
         self.states: dict[str, Counter[str]] = {}
-        """The progress of the query when it was killed, by place."""
+        """The progress of the query when it was killed, by kill point."""
         self._copies: list[Copied] = []
         (directory / "kills").mkdir()
         log.create_topic("from", PARTITIONS, SOURCE)
 
-    def run(self, places: list[str]) -> None:
-        """Kill at each place in turn; for a place in the start of a query, start a new one."""
+    def run(self, kill_points: list[str]) -> None:
+        """Kill at each point in turn; for a point in the start of a query, start a new one."""
         with Feed(self._log) as feed:
             topic = self._new_copy()
             copied = self._copy(topic)
-            for place in places:
-                if "initialOffset" in place:
+            for kill_point in kill_points:
+                if "initialOffset" in kill_point:
                     self._finish(copied, feed.sent)
                     topic = self._new_copy()
                     copied = self._copy(topic)
-                self._kill(place, topic)
-                self._check(copied, place)
+                self._kill(kill_point, topic)
+                self._check(copied, kill_point)
                 self._finish(copied, feed.sent)
         self._finish(copied, feed.sent)
         self._runner.stop()
         self._check(copied, "at all")
         assert copied.next_values == feed.sent
 
-    def run_from_the_end(self, places: list[str]) -> None:
+    def run_from_the_end(self, kill_points: list[str]) -> None:
         """Kill the first batch of queries that start at the end: they must continue from there."""
         self._starting = "latest"
         with Feed(self._log) as feed:
-            for place in places:
+            for kill_point in kill_points:
                 topic = self._new_copy()
-                self._kill(place, topic)
+                self._kill(kill_point, topic)
                 copied = self._copy(topic, self._first_values(topic))
                 self._finish(copied, feed.sent)
         self._runner.stop()
@@ -253,14 +253,14 @@ class Matrix:
         self._copies.append(Copied(self._log, topic, first))
         return self._copies[-1]
 
-    def _kill(self, place: str, topic: str) -> None:
-        ordered = self._directory / "kills" / place
-        spark_kill_points.order(self._directory / "kills", place)
-        self._run_until(topic, lambda: not ordered.exists(), f"no process came to {place!r}")
+    def _kill(self, kill_point: str, topic: str) -> None:
+        ordered = self._directory / "kills" / kill_point
+        spark_kill_points.order(self._directory / "kills", kill_point)
+        self._run_until(topic, lambda: not ordered.exists(), f"no process came to {kill_point!r}")
         until(self._runner.gone, HANG_SECONDS)
-        self.kills[place] += 1
+        self.kills[kill_point] += 1
         step = state(self._log, self._directory, topic).step()
-        self.states.setdefault(place, Counter())[step] += 1
+        self.states.setdefault(kill_point, Counter())[step] += 1
 
     def _finish(self, copied: Copied, sent: list[int]) -> None:
         """Run the query until everything sent so far is copied."""
@@ -281,16 +281,16 @@ class Matrix:
                 self._runner.start(topic, self._starting)
             time.sleep(0.02)
 
-    def _check(self, copied: Copied, place: str) -> None:
+    def _check(self, copied: Copied, kill_point: str) -> None:
         copied.update()
-        assert (copied.lost, copied.duplicated) == (0, 0), f"after a kill {place}"
+        assert (copied.lost, copied.duplicated) == (0, 0), f"after a kill {kill_point}"
 
     def report(self) -> str:
         """Return how often the query was killed where, and its progress at that time."""
         kills = ", ".join(
-            f"{place} {count} ({', '.join(f'{n} {step}' for step, n in steps.items())})"
-            for place, count in sorted(self.kills.items())
-            for steps in [self.states[place]]
+            f"{kill_point} {count} ({', '.join(f'{n} {step}' for step, n in steps.items())})"
+            for kill_point, count in sorted(self.kills.items())
+            for steps in [self.states[kill_point]]
         )
         lost, duplicated, read = (
             sum(getattr(copy, name) for copy in self._copies)

@@ -1,4 +1,4 @@
-"""A source and sink for tests, with places at which Spark's processes are killed."""
+"""A source and sink for tests, with points at which Spark's processes are killed."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ SINK = (
     *("before plan", "before stage", "within stage", "after stage"),
     *("before publish", "within publish", "after publish"),
 )
-"""Places in the processes that write: planning, staging in a task, and committing."""
+"""Points in the processes that write: planning, staging in a task, and committing."""
 SOURCE = (
     *("before initialOffset", "after initialOffset", "before latestOffset", "after latestOffset"),
     *("before partitions", "after partitions", "within read", "before commit", "after commit"),
 )
-"""Places in the processes that read: the one that serves the query, and a task."""
+"""Points in the processes that read: the one that serves the query, and a task."""
 CHECKPOINT = ("after offsets", "after commits")
 """Files in the checkpoint after which `watch` kills the JVM."""
 
 
-def at(kills: str | None, place: str) -> None:
-    """Kill this process if there is a file with the place's name in `kills`, and delete the file.
+def at(kills: str | None, kill_point: str) -> None:
+    """Kill this process if there is a file with the point's name in `kills`, and delete the file.
 
     With KILL_DRIVER it kills the JVM: only that ("java"), so that this process goes on until
     it notices, or both ("both").
     """
     if kills:
         try:
-            os.unlink(os.path.join(kills, place))
+            os.unlink(os.path.join(kills, kill_point))
         except FileNotFoundError:
             return
         victims = os.environ.get("KILL_DRIVER")
@@ -138,7 +138,7 @@ class KillableWriter(sink.StreamSink):
 
 
 class Killable(DataSource):
-    """`format("killable")`: `embedlog` with the option ``kills``, a directory of places."""
+    """`format("killable")`: `embedlog` with the option ``kills``, a directory of kill points."""
 
     @classmethod
     def name(cls) -> str:
@@ -175,10 +175,10 @@ def register(spark: Any) -> Any:
     return spark
 
 
-def order(kills: Path, place: str) -> None:
-    """Kill the next process that comes to a place."""
+def order(kills: Path, kill_point: str) -> None:
+    """Kill the next process that comes to a point."""
     kills.mkdir(exist_ok=True)
-    (kills / place).touch()
+    (kills / kill_point).touch()
 
 
 def newest(directory: Path) -> int:
@@ -196,10 +196,10 @@ def watch(checkpoint: Path, kills: Path, victim: int) -> None:
 
     def poll() -> None:
         while True:
-            for place in CHECKPOINT:
-                if (kills / place).exists():
-                    _await_next(checkpoint / place.removeprefix("after "))
-                    (kills / place).unlink()
+            for kill_point in CHECKPOINT:
+                if (kills / kill_point).exists():
+                    _await_next(checkpoint / kill_point.removeprefix("after "))
+                    (kills / kill_point).unlink()
                     os.kill(victim, signal.SIGKILL)
             time.sleep(0.01)
 

@@ -31,7 +31,7 @@ def quick_python(directory: Path) -> str:
     """Return a Python for the workers that starts three times as fast.
 
     Spark puts a zip of pyspark first on their path, which has no bytecode: each
-    process would compile it anew, for more than a second.
+    process would compile it again, for more than a second.
     """
     script = directory / "python"
     script.write_text(

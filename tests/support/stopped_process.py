@@ -104,9 +104,9 @@ def _meet(process: ProgramProcess, pid: int) -> int:
 
 
 def _try(process: ProgramProcess, step: Step) -> Any:
-    known = len(process.errors)
+    errors_before = len(process.errors)
     process.do(step)
-    return process.errors[-1] if len(process.errors) > known else None
+    return process.errors[-1] if len(process.errors) > errors_before else None
 
 
 def _check_refusal(error: Exception, pid: int, seconds: float) -> None:

@@ -64,7 +64,7 @@ _PWRITE64, _MMAP = 18, 9
 _META_WRITE = 120
 """How many bytes LMDB writes to end a commit: its meta page from the size of the map on."""
 _BITS = {
-    name: 1 << bit for bit, name in enumerate(sorted({each[0] for each in _CALLS.values()}))
+    name: 1 << bit for bit, name in enumerate(sorted({kind for kind, _, _ in _CALLS.values()}))
 } | {"meta": 1 << 30}
 KINDS = frozenset(_BITS) - {"meta"}
 """The kinds of calls.  ``"meta"`` is a write that ends a commit of LMDB, and a "write" too."""
@@ -92,7 +92,7 @@ _libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c
 
 
 class SystemCalls:
-    """Which calls fail: told by the child, read by its tracer, in memory that both share."""
+    """Which calls fail: set by the child, read by its tracer, in memory that both share."""
 
     def __init__(self) -> None:
         self._words = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
@@ -112,8 +112,8 @@ class SystemCalls:
 
     def _arm(self, n: int, errno: int, kinds: Collection[str], how: int) -> None:
         bits = functools.reduce(int.__or__, (_BITS[kind] for kind in kinds))
-        for place, word in enumerate((n, errno, bits, how), 1):
-            self._words[place] = word
+        for index, word in enumerate((n, errno, bits, how), 1):
+            self._words[index] = word
         self._words[5] = 0
         self._words[0] = 1
 
@@ -129,8 +129,8 @@ class SystemCalls:
 
     def decide(self, bits: int) -> tuple[int, bool] | None:
         """Count a call; return the errno it fails with, and whether it is done before."""
-        first, number, wanted, how = self._words[1:5]
-        if not bits & wanted:
+        first, number, failing_bits, how = self._words[1:5]
+        if not bits & failing_bits:
             return None
         later = self._words[5] - first
         self._words[5] += 1
@@ -174,8 +174,10 @@ def unavailable() -> str | None:
             return "a traced call did not fail"
 
         end = run(work, directory)
-    told = end.finding() or end.value
-    return None if told is None else f"this system does not let a process trace its child: {told}"
+    reason = end.finding() or end.value
+    return (
+        None if reason is None else f"this system does not let a process trace its child: {reason}"
+    )
 
 
 def _be_traced() -> None:
@@ -241,9 +243,9 @@ class _Tracer:
     def _at_entry(self, tid: int) -> int:
         """Decide on a call that is about to begin; return how the child goes on."""
         registers = _registers(tid)
-        kind, named, place = _CALLS[registers[_ORIG_RAX]]
+        kind, named, index = _CALLS[registers[_ORIG_RAX]]
         arguments = [registers[register] for register in _ARGUMENTS]
-        path = self._path(tid, named, place, arguments)
+        path = self._path(tid, named, index, arguments)
         if path != self._root and not path.startswith(f"{self._root}/"):
             return _CONT
         bits = _BITS[kind]
@@ -262,8 +264,8 @@ class _Tracer:
         _ptrace(_SETREGS, tid, registers)
         return _CONT
 
-    def _path(self, tid: int, named: str, place: int, arguments: list[int]) -> str:
-        number = ctypes.c_int(arguments[place]).value
+    def _path(self, tid: int, named: str, index: int, arguments: list[int]) -> str:
+        number = ctypes.c_int(arguments[index]).value
         if named == _FD:
             return "" if number < 0 else _link(f"/proc/{tid}/fd/{number}")
         path = _string(tid, arguments[0 if named == _PATH else 1])

@@ -138,8 +138,8 @@ class Workload:
             base = batches[-1].next
         self._note("append", topic, number, batches)
         durability = "fsync" if synced else "os"
-        receipts = log.append([one.encode() for one in batches], durability=durability)
-        assert [one.base_offset for one in receipts] == [one.base for one in batches]
+        receipts = log.append([batch.encode() for batch in batches], durability=durability)
+        assert [receipt.base_offset for receipt in receipts] == [batch.base for batch in batches]
         self._note("acked", topic, number)
         if synced:
             self._note("durable", topic, number)
@@ -164,7 +164,7 @@ class Workload:
         log = self.root.partition(topic, number)
         log.roll()  # Then they go into one file, in one write.
         batches = self._unpublished(topic, number, log.tail().log_end_offset)
-        encoded, files = [one.encode() for one in batches], log.context.files
+        encoded, files = [batch.encode() for batch in batches], log.context.files
         written = self._rng.choice((1, 2, self._rng.random() * 3))
         files.short_at(0, int(written * encoded[0].size))
         files.fail_at(1, EIO, only=("write",))
@@ -186,12 +186,12 @@ class Workload:
         topic, number, _ = self._choose()
         log = self.root.partition(topic, number)
         log.refresh()
-        now = log.tail()
-        batches = self._unpublished(topic, number, now.log_end_offset)
+        tail = log.tail()
+        batches = self._unpublished(topic, number, tail.log_end_offset)
         data: list[Any] = []
-        for one in batches:
-            data += one.encode().stamp(one.base, now.leader_epoch)
-        log.active_file().write(data, now.log_end_position)
+        for batch in batches:
+            data += batch.encode().stamp(batch.base, tail.leader_epoch)
+        log.active_file().write(data, tail.log_end_position)
         abandon(self.root)
         self.root = self._open()
         self.append((topic, number))
@@ -200,15 +200,15 @@ class Workload:
         topic, number, part = self._choose()
         if not part.sent:
             return
-        kept = self._rng.randrange(max(len(part.sent) - 3, 0), len(part.sent))
-        first = part.sent[kept]
+        count = self._rng.randrange(max(len(part.sent) - 3, 0), len(part.sent))
+        first = part.sent[count]
         offset = self._rng.randrange(first.base, first.next)
-        self._note("cut", topic, number, kept)
+        self._note("cut", topic, number, count)
         assert self.root.partition(topic, number).truncate_to(offset)
         if number == 0:
-            # What was cut may be sent again: numbers go on after what is there.
-            self._sequences[topic, number] = _sequence_after(part.sent[:kept])
-        self._note("was cut", topic, number, kept)
+            # What was cut may be sent again: numbers go on after what is left.
+            self._sequences[topic, number] = _sequence_after(part.sent[:count])
+        self._note("was cut", topic, number, count)
 
     def flush(self) -> None:
         topic, number, _ = self._choose()
@@ -244,7 +244,7 @@ class Workload:
 
 
 def _sequence_after(sent: list[Sent]) -> int:
-    ends = [one.producer[2] + len(one.values) for one in sent if one.producer]
+    ends = [batch.producer[2] + len(batch.values) for batch in sent if batch.producer]
     return ends[-1] if ends else 0
 
 
