@@ -181,4 +181,4 @@ def test_a_planted_bug_is_found(mutant: Mutant, directory: Path) -> None:
 
     bug_found = forks.call(work, patience=120)
     tell(f"{mutant.name}: {bug_found}")
-    assert bug_found is not None, "nobody found it"
+    assert bug_found is not None, "no check found it"

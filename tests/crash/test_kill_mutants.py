@@ -200,4 +200,4 @@ def test_a_planted_bug_is_caught(
     cases = list(check(templates))
     bug_found = forks.call(lambda: hunt(bug, cases), patience=300)
     tell(f"{bug.__name__}: {bug_found}")
-    assert bug_found is not None, f"nobody found it in {len(cases)} cases"
+    assert bug_found is not None, f"no check found it in {len(cases)} cases"

@@ -160,7 +160,7 @@ def go_on(root: Root, end: int, thorough: bool) -> None:
     assert (cleanable.cleanable_bytes, cleanable.first_dirty) == (0, end)
     keys = [row[2] for row in rows(log)]
     assert len(set(keys)) == len(keys)
-    assert len(keys) == len(latest(rows(log))), "a tombstone that nobody needs any more"
+    assert len(keys) == len(latest(rows(log))), "a tombstone that is not needed any more"
     _repeat(log, end)
     (receipt,) = log.append([encoded(b"v", keys=[b"new"])])
     assert receipt.base_offset == end
