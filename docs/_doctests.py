@@ -17,4 +17,4 @@ class Doctests(griffe.Extension):
         """Change the docstring of an object."""
         if obj.docstring is not None and ">>> " in obj.docstring.value:
             text = obj.docstring.value
-            obj.docstring.value = _EXAMPLE.sub(lambda found: f"```pycon\n{found[0]}\n```", text)
+            obj.docstring.value = _EXAMPLE.sub(lambda example: f"```pycon\n{example[0]}\n```", text)

@@ -198,9 +198,9 @@ def _settings_table(kind: str, config: type) -> str:
             effect = f"**No effect.** {reason}"
         takes = VALUES.get((kind, name)) or str(field.type).replace(" | None", " or `None`")
         default = shown(name, getattr(defaults, name))
-        known = KAFKA_DEFAULTS[kind][name]
+        in_kafka = KAFKA_DEFAULTS[kind][name]
         first = f'<span id="{kind}.{name}"></span>`{spelling}`<br>{takes}'
-        rows.append(f"| {first} | {default} | {known} | {cell(effect)} |")
+        rows.append(f"| {first} | {default} | {in_kafka} | {cell(effect)} |")
     return "\n".join(rows)
 
 
@@ -230,12 +230,12 @@ def field_docstrings(cls: type) -> dict[str, str]:
     """Return the strings below the fields of a class, by the name of the field."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    docstrings = {}
     for statement, following in zip(body.body, body.body[1:], strict=False):
         if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
             assert isinstance(statement.target, ast.Name)
-            found[statement.target.id] = inspect.cleandoc(ast.literal_eval(following.value))
-    return found
+            docstrings[statement.target.id] = inspect.cleandoc(ast.literal_eval(following.value))
+    return docstrings
 
 
 # Errors
@@ -319,9 +319,9 @@ ERRORS: dict[str, dict[str, str]] = {
 def error_classes() -> dict[str, type[errors.EmbedlogError]]:
     """Return all errors but their root, by name."""
     members = vars(errors).values()
-    kinds = [each for each in members if inspect.isclass(each)]
-    kinds = [each for each in kinds if issubclass(each, errors.EmbedlogError)]
-    return {each.__name__: each for each in kinds if each is not errors.EmbedlogError}
+    kinds = [member for member in members if inspect.isclass(member)]
+    kinds = [kind for kind in kinds if issubclass(kind, errors.EmbedlogError)]
+    return {kind.__name__: kind for kind in kinds if kind is not errors.EmbedlogError}
 
 
 def errors_page() -> str:
@@ -383,7 +383,7 @@ def command_line_page() -> str:
         "`EMBEDLOG_ROOT`.",
         "## embedlog",
         _help(parser()),
-        *(part for name, one in commands() for part in (f"## {name}", _help(one))),
+        *(part for name, command in commands() for part in (f"## {name}", _help(command))),
         "## python -m embedlog.pipeline",
         _help(pipeline()),
     ]
@@ -440,7 +440,7 @@ def api_page(title: str, names: list[str]) -> str:
 def cell(text: str) -> str:
     """Return a docstring as the content of a cell of a table."""
     text = re.sub(r"``(.+?)``", r"`\1`", text)
-    text = re.sub(r"`embedlog\.[\w.]+`", lambda found: found[0], text)
+    text = re.sub(r"`embedlog\.[\w.]+`", lambda code: code[0], text)
     return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
 
 
@@ -487,7 +487,7 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Name files outside of the docs instead of linking to them; list what the reference has."""
     markdown = _OUTSIDE.sub(
-        lambda found: f"`{found[2]}`" if found[1] == found[2] else f"{found[1]} (`{found[2]}`)",
+        lambda link: f"`{link[2]}`" if link[1] == link[2] else f"{link[1]} (`{link[2]}`)",
         markdown,
     )
     if page.file.src_uri != "reference/index.md":
@@ -515,7 +515,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
     parts = re.split(r"(<pre.*?</pre>|<code.*?</code>|<[^>]+>)", html, flags=re.DOTALL)
     linked = [
-        part if index % 2 else _CITED.sub(lambda found: f"({_CODE.sub(link, found[1])})", part)
+        part if index % 2 else _CITED.sub(lambda cited: f"({_CODE.sub(link, cited[1])})", part)
         for index, part in enumerate(parts)
     ]
     html = "".join(linked)

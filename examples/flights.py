@@ -211,13 +211,16 @@ def count_in_a_group(log: embedlog.Log, path: str, flights: Flights, size: float
     while len(log.topic(CARRIERS_TOPIC)) < len(flights.values) / MAX_POLL_RECORDS / 2:
         time.sleep(0.01)
     # Kill the process that works: the other may have started late and own no partition yet.
-    victim = max((report for _, report in carrier_reports(log)), key=lambda each: each["at"])["pid"]
+    newest = max((report for _, report in carrier_reports(log)), key=lambda report: report["at"])
+    victim = newest["pid"]
     os.kill(victim, signal.SIGKILL)
     killed_at = time.monotonic()
     run.wait()
     seconds = time.monotonic() - start
     reports = carrier_reports(log)
-    last_pid = {partition: each["pid"] for partition, each in reports if each["at"] < killed_at}
+    last_pid = {
+        partition: report["pid"] for partition, report in reports if report["at"] < killed_at
+    }
     taken_over_at = min(
         report["at"]
         for partition, report in reports
@@ -255,10 +258,10 @@ def compact_to_the_last(log: embedlog.Log, flights: Flights, size: float) -> Ste
     last_flights = dict(zip(flights.keys, flights.values, strict=True))
     last_flights.pop(None, None)  # without a tail number
     assert dict(topic.items()) == last_flights
-    kept = topic.to_arrow().num_rows
-    assert kept == len(last_flights), f"{kept} records of {len(last_flights)} aircraft"
+    remaining = topic.to_arrow().num_rows
+    assert remaining == len(last_flights), f"{remaining} records of {len(last_flights)} aircraft"
     print(
-        f"compacted to the last flight of each of {kept:,} aircraft: "
+        f"compacted to the last flight of each of {remaining:,} aircraft: "
         f"{size_before / 1e6:.1f} MB became {topic.size_bytes() / 1e6:.1f} MB"
     )
     return Step("compact to the last per aircraft", len(flights.values), size, seconds)

@@ -9,9 +9,9 @@ import signal
 # Before Arrow is loaded: its own allocator has locks that a fork copies as they are, and
 # tests fork from threads that are in it (docs/guarantees.md).
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-# Hundreds of programs are started, which would all be compiled anew.
+# Hundreds of programs are started, which would all be compiled each time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# Each process that imports numpy starts threads for matrices that nobody has here, and they
+# Each process that imports numpy starts threads for matrices, which no test has, and they
 # wait for work in a loop at first: 80 ms of a processor.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -33,7 +33,7 @@ _M_MMAP_THRESHOLD = -3
 
 _COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 for _tier, _examples in tiers.EXAMPLES.items():
-    # The same examples each time, so that a red test is red for everybody; new ones each night.
+    # The same examples each time, so that a red test is red on every machine; new ones each night.
     _fixed = {} if _tier == "nightly" else {"derandomize": True, "database": None}
     settings.register_profile(_tier, max_examples=_examples, **_fixed, **_COMMON)
 settings.register_profile(

@@ -131,8 +131,8 @@ def floors() -> Picture:
         picture.text(44, y + 21, str(floor), anchor="end", colour=SOFT)
         width = (740 - 8 * (len(names) - 1)) / len(names)
         fill = GREEN if floor > len(rows) - 4 else BLUE if floor > 4 else AMBER
-        for place, name in enumerate(names):
-            picture.box(58 + place * (width + 8), y, width, 32, name, fill=fill, mono=True)
+        for column, name in enumerate(names):
+            picture.box(58 + column * (width + 8), y, width, 32, name, fill=fill, mono=True)
     return picture
 
 
@@ -148,8 +148,8 @@ def house() -> list[list[str]]:
     spec = importlib.util.find_spec("embedlog")
     assert spec is not None
     home = Path(next(iter(spec.submodule_search_locations or ())))
-    there = {path.stem for path in home.iterdir() if path.is_dir() or path.suffix == ".py"}
-    return [sorted(floor & there) for floor in floors]
+    existing = {path.stem for path in home.iterdir() if path.is_dir() or path.suffix == ".py"}
+    return [sorted(floor & existing) for floor in floors]
 
 
 def root() -> Picture:
@@ -347,9 +347,9 @@ def publication() -> Picture:
             picture.box(
                 x + 102, y, 84, 28, "batches", fill=fill, bold=False, size=12, dashed=dashed
             )
-            place = min(end + 1, x + 187)
-            picture.line((place, y - 10), (place, y + 38), tip=False)
-            picture.text(place, y + 52, "end", anchor="middle", size=11, colour=SOFT)
+            end_x = min(end + 1, x + 187)
+            picture.line((end_x, y - 10), (end_x, y + 38), tip=False)
+            picture.text(end_x, y + 52, "end", anchor="middle", size=11, colour=SOFT)
     picture.parts.append(
         f'<path d="M450 98V390" stroke="{LINES[RED]}" stroke-width="2" stroke-dasharray="7 5"/>'
     )
@@ -378,7 +378,7 @@ def compaction() -> Picture:
         *(("D", "1"), ("A", "3"), ("B", "3"), ("D", "2"), ("D", "-")),
         *(("A", "4"), ("E", "1")),
     ]
-    kept = {3, 6, 7, 9}
+    last_of_key = {3, 6, 7, 9}
     width, left = 64, 60
     for y, after in ((84, False), (250, True)):
         picture.text(60, y - 44, "after" if after else "before", size=15, bold=True)
@@ -393,9 +393,9 @@ def compaction() -> Picture:
             picture.text(middle, y - 18, words, anchor="middle", colour=SOFT)
         for offset, (key, value) in enumerate(records):
             x = left + offset * width
-            if after and offset < 10 and offset not in kept:
+            if after and offset < 10 and offset not in last_of_key:
                 continue
-            fill = BLUE if offset > 9 else GREEN if offset in kept else GREY
+            fill = BLUE if offset > 9 else GREEN if offset in last_of_key else GREY
             picture.box(
                 x + 8, y, width - 16, 36, f"{key}={value}", fill=fill, bold=False, mono=True
             )

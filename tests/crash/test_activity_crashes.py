@@ -1,4 +1,4 @@
-"""Events that are told by a process that is killed, or whose disk fails, at every operation."""
+"""Events reported by a process that is killed, or whose disk fails, at every operation."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ SMALL = {"segment.bytes": 2 * encoded(b"v0").size}
 ALL = [("altered", "b"), ("created", "a"), ("created", "b"), ("rolled", "a-0"), ("rolled", "a-0")]
 
 
-def anybody(_: object) -> None:
-    """Nobody is fenced."""
+def not_fenced(_: object) -> None:
+    """No process is fenced."""
 
 
 def look(root: Root) -> None:
-    activity.report(root, activity.detect_changes(root, anybody), 1)
+    activity.report(root, activity.detect_changes(root, not_fenced), 1)
 
 
 def work(root: Root) -> None:
-    """What happens to topics, each time told."""
+    """Change topics, and report the changes each time."""
     log = make_log(root, SMALL, "a")
     fill(log, 3)
     make_log(root, topic="b")
@@ -41,27 +41,27 @@ def work(root: Root) -> None:
     look(root)
 
 
-def found(root: Root) -> list[tuple[str, str]]:
+def read_events(root: Root) -> list[tuple[str, str]]:
     if ACTIVITY not in root.topics():
         return []
     reader, events = root.partition(ACTIVITY, 0).reader(0), []
     while batches := reader.read(1 << 20):
-        for one in batches:
-            _, keys, values, _ = one.lists()
+        for batch in batches:
+            _, keys, values, _ = batch.lists()
             pairs = zip(keys, values, strict=True)
             events += [(json.loads(value)["kind"], key.decode()) for key, value in pairs]
-    return sorted(each for each in events if each[0] != "owner")
+    return sorted(event for event in events if event[0] != "owner")
 
 
 def check(root: Root) -> list[tuple[str, str]]:
-    """Look twice more: nothing is told that did not happen, and nothing more than once."""
+    """Look twice more: nothing is reported that did not happen, and nothing more than once."""
     look(root)
     look(root)
-    events = found(root)
+    events = read_events(root)
     left = list(ALL)
-    for each in events:
-        assert each in left, f"{each} is not so, or told twice: {events}"
-        left.remove(each)
+    for event in events:
+        assert event in left, f"{event} is not so, or told twice: {events}"
+        left.remove(event)
     assert healthy(root)
     return events
 
@@ -92,9 +92,9 @@ def check_kill(number: int, *, directory: Path) -> tuple[bool, int]:
 
     def judge() -> int:
         root = open_root(path)
-        told = len(check(root))
+        count = len(check(root))
         root.close()
-        return told
+        return count
 
     killed, end = forks.run(run).killed, forks.run(judge)
     assert end.finding() is None, end.finding()
@@ -130,12 +130,12 @@ def test_a_process_that_is_killed_tells_nothing_wrong_and_nothing_twice(director
     """At every operation: an event may be missing, and the log is whole."""
     places = sample(range(sum(counted.values())), 40)
     ends = forks.spread(places, check_kill, directory=directory)
-    tell(f"{sum(killed for killed, _ in ends)} kills, {sum(told for _, told in ends)} events")
+    tell(f"{sum(killed for killed, _ in ends)} kills, {sum(count for _, count in ends)} events")
     assert sum(killed for killed, _ in ends) > len(places) / 2
 
 
 def test_a_disk_that_fails_is_no_failure_of_who_tells(directory, counted):
-    """P8, P10: any operation, once or from then on; what is told after is as it was."""
+    """P8, P10: any operation, once or from then on; what is reported after it is as before."""
     total = sum(counted.get(kind, 0) for kind in FALLIBLE)
     cases = [(number, forever) for number in range(total) for forever in (False, True)]
     cases = sample(cases, 40)

@@ -30,31 +30,31 @@ def test_whatever_a_kill_leaves_is_the_old_log_or_the_new_one(
     assert checked == len(sample(range(states), STATES))
 
 
-@pytest.mark.parametrize("each", [40, pytest.param(1, marks=pytest.mark.tier("nightly"))])
-def test_a_compaction_may_be_killed(directory: Path, each: int) -> None:
+@pytest.mark.parametrize("step", [40, pytest.param(1, marks=pytest.mark.tier("nightly"))])
+def test_a_compaction_may_be_killed(directory: Path, step: int) -> None:
     """P1: with a signal, so that what the files held is what is left."""
-    total, _ = compaction_faults.file_states(directory / f"count-{each}")
+    total, _ = compaction_faults.file_states(directory / f"count-{step}")
     killed = forks.spread(
-        sample(range(0, total, each), 10), compaction_faults.check_kill, directory=directory
+        sample(range(0, total, step), 10), compaction_faults.check_kill, directory=directory
     )
     tell(f"{sum(killed)} kills at {total} operations")
     assert sum(killed) >= 0.7 * len(killed)
 
 
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "for ever"])
-@pytest.mark.parametrize("each", [6, pytest.param(1, marks=pytest.mark.tier("nightly"))])
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.tier("nightly"))])
 def test_every_operation_of_a_compaction_may_fail(
-    directory: Path, forever: bool, each: int
+    directory: Path, forever: bool, step: int
 ) -> None:
     """P8, P9, P10: the log is as it was; when the fault is over the next one goes through."""
-    cases = sample(compaction_faults.failures(directory, each, forever=forever), 40)
-    told = forks.spread(cases, compaction_faults.check_failure, directory=directory)
-    tell(f"{len(cases)} faults: { {name: told.count(name) for name in sorted(set(told))} }")
-    assert sum(map(bool, told)) >= len(cases) / 3
+    cases = sample(compaction_faults.failures(directory, step, forever=forever), 40)
+    errors = forks.spread(cases, compaction_faults.check_failure, directory=directory)
+    tell(f"{len(cases)} faults: { {name: errors.count(name) for name in sorted(set(errors))} }")
+    assert sum(map(bool, errors)) >= len(cases) / 3
 
 
 def test_a_compaction_may_be_interrupted_after_any_commit(directory: Path) -> None:
-    """P1: what was swapped in stands, though nobody was told so."""
+    """P1: what was swapped in stays, even if the call never returned."""
     calls = sample(range(1, 12), 5)
     forks.spread(calls, compaction_faults.check_lost_answer, directory=directory)
 
@@ -70,7 +70,7 @@ def test_a_compaction_may_be_cut_short_anywhere(directory: Path) -> None:
     "limit", [choose(test=150, all=900), pytest.param(20_000, marks=pytest.mark.tier("nightly"))]
 )
 def test_the_power_may_go_at_any_moment(directory: Path, limit: int) -> None:
-    """D24, P4: what was flushed before the compaction is there after it, by its last values."""
+    """D24, P4: what was flushed before the compaction is readable after it, by its last values."""
     options = {"directory": directory, "limit": limit, "parts": WORKERS}
     seen = sum(forks.spread(range(WORKERS), compaction_faults.check_power_cuts, **options))
     tell(f"{seen} states")

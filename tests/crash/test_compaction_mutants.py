@@ -53,7 +53,7 @@ def by_the_model(directory: Path) -> None:
 
 
 class Mutant(NamedTuple):
-    """A planted bug, and who finds it."""
+    """A planted bug, and the check that finds it."""
 
     name: str
     check: Check

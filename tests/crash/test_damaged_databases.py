@@ -45,7 +45,7 @@ def append_some(root: Root, topic: str, count: int, first: int = 0) -> None:
 
 
 def original(directory: Path, clean: bool) -> tuple[Image, Image, dict[str, list[Row]]]:
-    """A root with two topics, as it was once and is now; the last process closed it or died."""
+    """Two images of a root with two topics, older and newer; the last process closed it or died."""
     root = open_root(directory)
     for topic in ("a", "b"):
         make_log(root, {"segment.bytes": 2000, "index.interval.bytes": 300}, topic)
@@ -82,8 +82,8 @@ def damage(data: bytes, older: bytes, rng: random.Random) -> tuple[str, bytes | 
 
 
 def _with_bit(data: bytes, rng: random.Random) -> bytes:
-    place, changed_ = rng.randrange(len(data)), bytearray(data)
-    changed_[place] ^= 1 << rng.randrange(8)
+    position, changed_ = rng.randrange(len(data)), bytearray(data)
+    changed_[position] ^= 1 << rng.randrange(8)
     return bytes(changed_)
 
 
@@ -162,17 +162,17 @@ def _outcome_of(
         if set(root.topics()) != set(expected):
             raise AssertionError(f"topics {sorted(root.topics())}")
         # Of every topic, not up to the first that is not whole.
-        each = [_check_topic(root, topic, expected[topic], path) for topic in expected]
-        whole = all(each)
+        checked = [_check_topic(root, topic, expected[topic], path) for topic in expected]
+        whole = all(checked)
         if whole:
             if path == STATE and verify_root(root) != []:
-                # The records are there; the index of a sealed segment is not.
+                # The records are whole; the index of a sealed segment is missing.
                 verify.rebuild_index(root)
-            found = verify_root(root)
-            if found and path == STATE and not clean:
+            findings = verify_root(root)
+            if findings and path == STATE and not clean:
                 # Rows that are gone without a trace in their page: no copy is as new.
                 return "an error told"
-            assert found == [], found
+            assert findings == [], findings
             for topic, right in expected.items():
                 end = root.partition(topic, 0).append([encoded(b"after")])[0].base_offset
                 assert end == len(right)
@@ -185,15 +185,15 @@ def _outcome_of(
 
 
 def _check_topic(root: Root, topic: str, right: list[Row], path: str) -> bool:
-    """Whether all is there; if not, an error must have said so."""
+    """Whether all records are readable; if not, there must have been an error."""
     try:
         log = root.partition(topic, 0)
-        found, error = readable(log)
+        read, error = readable(log)
     except CorruptionError as raised:
-        found, error = [], raised
-    assert found == right[: len(found)], f"{topic} reads {found[-2:]}"
+        read, error = [], raised
+    assert read == right[: len(read)], f"{topic} reads {read[-2:]}"
     if error is None:
-        assert len(found) == len(right), f"{topic} silently ends at {len(found)}"
+        assert len(read) == len(right), f"{topic} silently ends at {len(read)}"
         return True
     assert isinstance(error, CorruptionError), repr(error)
     assert path == STATE, f"a log must be whole without its index: {error!r}"
@@ -214,7 +214,7 @@ def _nothing_is_lost(directory: Path, image: Image) -> None:
     ids="count={}".format,
 )
 def test_no_damage_to_a_database_loses_a_record_or_kills_the_process(count, record_property):
-    """P13: the index is built anew; state comes from its copy, or is refused with the place."""
+    """P13: the index is rebuilt; state comes from its copy, or an error names the place."""
     cases = [
         (seed, count, path, clean)
         for seed in range(2)
@@ -285,7 +285,7 @@ def test_slots_of_killed_readers_are_freed_when_the_table_is_full(
 
 @pytest.mark.parametrize("size", [1 << power for power in range(14, 26)], ids="{}B".format)
 def test_a_full_map_grows_by_itself_and_stays_small(stores, tmp_path, monkeypatch, size):
-    """P21: MapFull is nobody's error; a write larger than the map is there afterwards."""
+    """P21: no caller sees MapFull; a write larger than the map succeeds."""
     monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 16)
     store = stores(rows={})
     value = os.urandom(size)
@@ -321,7 +321,7 @@ def test_a_map_that_another_process_grew_is_adopted(stores, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("number", range(10))
 def test_a_log_goes_on_in_a_tiny_map_with_a_forgotten_reader(tmp_path, monkeypatch, number):
-    """P21: a reader that nobody ends makes the file grow, and does nothing else."""
+    """P21: a reader that never ends makes the file grow, and does nothing else."""
     monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 16)
     root = open_root(tmp_path / "root")
     log = make_log(root, {"segment.bytes": 2000})
@@ -431,7 +431,7 @@ def test_a_database_damaged_under_a_running_process_loses_no_record() -> None:
         cases = sample(RUNNING, 12)
         ends = forks.spread(cases, check_running, directory=directory)
     forks.tell(f"{len(ends)} damages: {dict(Counter(ends))}")
-    # Those that die read what is not there any more: see docs/guarantees.md.
+    # Those that die read what does not exist any more: see docs/guarantees.md.
     assert set(ends) <= {"went on", "SIGBUS", "SIGABRT", "SIGSEGV"}
     of_state = [end for end, case in zip(ends, cases, strict=True) if case[:2] == (STATE, "cut")]
     assert of_state.count("went on") >= len(of_state) - 2

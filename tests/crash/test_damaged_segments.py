@@ -33,22 +33,22 @@ KINDS = {
 
 def batches_of(kind: str) -> list[batch.EncodedBatch]:
     """Four batches of three records; the keys and values also are null and empty."""
-    found = []
+    made = []
     for number in range(4):
         text = [b"%s %d" % (kind.encode(), number) * 3, None, b""]
-        one = encoded(*text, keys=[None, b"k", b""], at=[5, number, 7], **KINDS[kind])
+        encoded_batch = encoded(*text, keys=[None, b"k", b""], at=[5, number, 7], **KINDS[kind])
         if kind == "producer":
-            one.set_producer(7, 1, 3 * number)
-        found.append(one)
-    return found
+            encoded_batch.set_producer(7, 1, 3 * number)
+        made.append(encoded_batch)
+    return made
 
 
 def segment_of(kind: str) -> tuple[bytes, int, list[Row]]:
     """A healthy sealed segment in memory: its bytes, where its batches end, and its rows."""
     schema = batch.schema(headers=kind == "headers", metadata={b"embedlog.topic": b"t"})
     data = schema.serialize().to_pybytes()
-    for number, one in enumerate(batches_of(kind)):
-        data += b"".join(map(bytes, one.stamp(3 * number, 2)))
+    for number, encoded_batch in enumerate(batches_of(kind)):
+        data += b"".join(map(bytes, encoded_batch.stamp(3 * number, 2)))
     stop = len(data)
     data += b"\xff\xff\xff\xff\0\0\0\0"
     return data, stop, rows_in(data, stop, schema)
@@ -65,7 +65,7 @@ def mutate_in_memory(case: tuple[str, int], outcome: Outcome, progress: Progress
         if number % 64 == 0:
             progress.report(f"{kind}: {what}")
         try:
-            found = rows_in(bytes_, stop, schema, mapped=number % 2 == 1)
+            read = rows_in(bytes_, stop, schema, mapped=number % 2 == 1)
         except (CorruptionError, UnsupportedFormatError):
             outcome.note("refused")
             continue
@@ -73,8 +73,8 @@ def mutate_in_memory(case: tuple[str, int], outcome: Outcome, progress: Progress
             outcome.findings.append(f"{kind}, {what}: {error!r}")
             continue
         outcome.note("harmless")
-        if found != healthy:
-            outcome.findings.append(f"{kind}, {what}: silently read {found}")
+        if read != healthy:
+            outcome.findings.append(f"{kind}, {what}: silently read {read}")
 
 
 # On the disk
@@ -84,19 +84,19 @@ def fill(root: Root) -> None:
     """Three partitions in segments of a few batches, a part of each below the recovery point."""
     for kind in ("plain", "headers", "lz4"):
         log = make_log(root, {"segment.bytes": 3000, "index.interval.bytes": 500}, kind)
-        for one in [*batches_of(kind), *batches_of(kind), *batches_of(kind)]:
-            log.append([one])
+        for encoded_batch in [*batches_of(kind), *batches_of(kind), *batches_of(kind)]:
+            log.append([encoded_batch])
 
 
 def original(directory: Path, closed: bool) -> tuple[Image, dict[str, list[Row]]]:
-    """A root that was closed, or one whose last records nobody flushed."""
+    """A root that was closed, or one whose last records were not flushed."""
     root = open_root(directory)
     fill(root)
     if not closed:
         root.flush()
         for kind in ("plain", "headers", "lz4"):
-            for one in batches_of(kind)[:3]:
-                root.partition(kind, 0).append([one])
+            for encoded_batch in batches_of(kind)[:3]:
+                root.partition(kind, 0).append([encoded_batch])
     expected = {name: rows(root.partition(name, 0)) for name in root.topics()}
     root.close() if closed else abandon(root)
     return snapshot(directory), expected
@@ -133,25 +133,25 @@ def mutate_on_disk(case: tuple[int, int, str], outcome: Outcome, progress: Progr
 def check_damaged(
     root: Root, expected: dict[str, list[Row]], path: str, damaged: bytes, outcome: Outcome
 ) -> None:
-    """What reads must be right, what is damaged must be told, and repair must mend it."""
+    """What can be read must be right, damage must be reported, and repair must mend it."""
     file = Path(root.path) / path
     victim = path.split("/")[1].rpartition("-")[0]
     try:
-        found = verify_root(root)
-        outcome.note("told" if found else "harmless, or cut past the recovery point")
+        findings = verify_root(root)
+        outcome.note("told" if findings else "harmless, or cut past the recovery point")
         for topic in expected:
             got, error = readable(root.partition(topic, 0))
-            assert error is None or (topic == victim and found), f"{topic}: {error!r}"
+            assert error is None or (topic == victim and findings), f"{topic}: {error!r}"
             assert got == expected[topic][: len(got)], f"{topic} reads {got}"
             if error is None and topic != victim:
                 assert len(got) == len(expected[topic]), f"{topic} ends at {len(got)}"
             floor = 36
             assert error is not None or len(got) >= floor, f"{topic} was cut to {len(got)} rows"
-        if found:
+        if findings:
             before = file.read_bytes()
             # The end mark holds no record; recovery puts it back.
             assert before[:-8] == damaged[: len(before) - 8], "open changed a damaged file"
-            assert repair_root(root, True) != [], f"nothing to repair in {found}"
+            assert repair_root(root, True) != [], f"nothing to repair in {findings}"
             assert file.read_bytes() == before, "a dry run changed the file"
             assert repair_root(root, False) != []
         again = verify_root(root)
@@ -172,7 +172,7 @@ def check_damaged(
     "extra", [800, pytest.param(200_000, marks=pytest.mark.tier("nightly"))], ids="extra={}".format
 )
 def test_no_flipped_byte_zeroed_sector_or_cut_of_a_segment_is_read_silently(extra, record_property):
-    """P12: each mutant is refused with the place, or provably harmless: it reads the same."""
+    """P12: an error says where a mutant is damaged, or else it is harmless: it reads the same."""
     kinds = sample(list(KINDS), 2)
     outcome = share_out(mutate_in_memory, [(kind, extra) for kind in kinds])
     record_property("states", str(outcome))

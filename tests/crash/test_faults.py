@@ -31,15 +31,17 @@ def faults(templates: Templates, scenarios: list[Scenario], *, full: bool = Fals
         scenarios, [templates.count(scenario) for scenario in scenarios], full=full
     )
     cases = sample(cases, 70)
-    told = forks.spread(cases, program_faults.check_fault, templates=templates, scenarios=scenarios)
-    tell(f"{len(cases)} faults, of which {sum(told)} were told to somebody")
+    raised = forks.spread(
+        cases, program_faults.check_fault, templates=templates, scenarios=scenarios
+    )
+    tell(f"{len(cases)} faults, of which {sum(raised)} were told to somebody")
     return len(cases)
 
 
-def shorts(templates: Templates, scenarios: list[Scenario], each: int = 5) -> tuple[int, int]:
-    """Shorten every write of every scenario; returns how many writes, and how often."""
+def shorts(templates: Templates, scenarios: list[Scenario], ways: int = 5) -> tuple[int, int]:
+    """Shorten every write of every scenario, in some ways; returns how many writes and cases."""
     counts = [templates.count(scenario) for scenario in scenarios]
-    cases = program_faults.short_cases(counts, each)
+    cases = program_faults.short_cases(counts, ways)
     chosen = sample(cases, 30)
     forks.spread(chosen, program_faults.check_short, templates=templates, scenarios=scenarios)
     writes = sum(counted["write"] for counted in counts)
@@ -48,23 +50,23 @@ def shorts(templates: Templates, scenarios: list[Scenario], each: int = 5) -> tu
 
 
 def test_a_failing_operation_is_an_error_and_loses_nothing(templates: Templates) -> None:
-    """P8: its errno is told, nothing acked is lost, others go on, and so does a re-opening."""
+    """P8: the error has its errno, nothing acked is lost; others go on, and a new opening works."""
     assert faults(templates, SCENARIOS) >= choose(test=70, all=600)
 
 
 def test_one_process_goes_on_after_every_error_that_it_meets(templates: Templates) -> None:
     """P8: with the same handle; a partition whose flush failed after its repair."""
     cases = program_faults.fault_series(1_600, most=160)
-    told = forks.spread(cases, program_faults.check_fault_series, templates=templates)
+    raised = forks.spread(cases, program_faults.check_fault_series, templates=templates)
     total = sum(len(case.faults) for case in cases)
-    tell(f"{total} faults, of which {sum(told)} were told to somebody")
+    tell(f"{total} faults, of which {sum(raised)} were told to somebody")
     # With those of the test before these are 2,000 in the larger tiers.
     assert total >= choose(test=160, all=1_600)
-    assert sum(told) >= 0.6 * total
+    assert sum(raised) >= 0.6 * total
 
 
 def test_signals_interrupt_nothing(tmp_path: Path) -> None:
-    """P8: EINTR is never seen by anybody; a signal every 200 µs changes nothing."""
+    """P8: EINTR never reaches a caller; a signal every 200 µs changes nothing."""
 
     def work() -> int:
         hits = []
@@ -145,7 +147,7 @@ def test_a_disk_that_fills_up_within_a_write(directory: Path) -> None:
 
 def test_a_short_write_is_completed_or_cut_back_off(templates: Templates) -> None:
     """P11: at every write, whatever its first part was."""
-    writes, cases = shorts(templates, SCENARIOS[:2], each=3)
+    writes, cases = shorts(templates, SCENARIOS[:2], ways=3)
     assert cases == 3 * writes
 
 
@@ -164,9 +166,9 @@ def test_lost_permissions_are_a_typed_error(templates: Templates) -> None:
     # With the 72 limits above these are 100 faults in the larger tiers.
     assert len(cases) >= 28
     cases = [*cases[:2], *sample(cases[2:], 10)]
-    told = forks.spread(cases, resource_limits.check_lost_permissions, templates=templates)
-    tell(f"{len(cases)} paths: {dict(sorted(Counter(told).items()))}")
-    assert told[0] == told[1] == "StorageError"
+    errors = forks.spread(cases, resource_limits.check_lost_permissions, templates=templates)
+    tell(f"{len(cases)} paths: {dict(sorted(Counter(errors).items()))}")
+    assert errors[0] == errors[1] == "StorageError"
 
 
 @pytest.mark.tier("nightly")

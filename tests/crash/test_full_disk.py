@@ -37,42 +37,42 @@ def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
         freed = forks.spread(
             cases(24, 3), check_full_disk_case, workers=1, directory=directory, disk=disk
         )
-    tell(f"{len(freed)} sizes, {sum(one > 0 for one in freed)} times some was freed")
+    tell(f"{len(freed)} sizes, {sum(size > 0 for size in freed)} times some was freed")
 
 
 @pytest.mark.parametrize("reported", [0, 1 << 40])
 def test_a_full_disk_is_freed_whatever_is_reported_as_free(directory: Path, reported: int) -> None:
     """P10: a count leaves out what ext4 reserves for root, and knows of no quota."""
-    told = [case._replace(reported=reported) for case in cases(24, 3)]
-    freed = forks.spread(told, check_full_disk_case, directory=directory, disk=None)
-    tell(f"{len(freed)} sizes, {sum(one > 0 for one in freed)} times some was freed")
+    reporting = [case._replace(reported=reported) for case in cases(24, 3)]
+    freed = forks.spread(reporting, check_full_disk_case, directory=directory, disk=None)
+    tell(f"{len(freed)} sizes, {sum(size > 0 for size in freed)} times some was freed")
 
 
 def test_a_model_of_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
     """P10: the same, wherever nothing may be mounted; to the byte."""
     freed = forks.spread(cases(24, 3), check_full_disk_case, directory=directory, disk=None)
-    tell(f"{len(freed)} sizes, {sum(one > 0 for one in freed)} times some was freed")
+    tell(f"{len(freed)} sizes, {sum(size > 0 for size in freed)} times some was freed")
 
 
 def _refill(root: Path) -> int:
-    """Append for a while to a disk that gets full, with whoever keeps house beside."""
+    """Append for a while to a disk that gets full, while housekeeping runs in the background."""
     log = embedlog.open(root, maintenance={"log.retention.check.interval.ms": 1000})
     log.maintain()
-    part, told, full_for = log.partition("t", 0), 0, 0
+    part, count, full_for = log.partition("t", 0), 0, 0
     until = time.monotonic() + patient(60)
-    while full_for < 3 or told < full_for * 20:
-        assert time.monotonic() < until, f"{told} records, full {full_for} times"
-        one = batch.encode_lists([b"%d" % told + b"." * 100_000], None, 1)
+    while full_for < 3 or count < full_for * 20:
+        assert time.monotonic() < until, f"{count} records, full {full_for} times"
+        encoded = batch.encode_lists([b"%d" % count + b"." * 100_000], None, 1)
         try:
-            assert part.append([one])[0].base_offset == told
+            assert part.append([encoded])[0].base_offset == count
         except DiskFullError:
             full_for += 1
             forks.until(lambda: _is_room(part), 30)
         else:
-            told += 1
+            count += 1
     assert log.verify() == []
     log.close()
-    return told
+    return count
 
 
 def _is_room(part: Any) -> bool:
@@ -112,9 +112,9 @@ def _fill_and_compact(path: Path) -> int:
     log.maintain()
     part, count, full_for = log.partition("c", 0), 0, 0
     while full_for < 3:
-        one = batch.encode_lists([b"%d" % count + b"." * 5000], [b"%d" % (count % 50)], count)
+        encoded = batch.encode_lists([b"%d" % count + b"." * 5000], [b"%d" % (count % 50)], count)
         try:
-            assert part.append([one])[0].base_offset == count
+            assert part.append([encoded])[0].base_offset == count
         except DiskFullError:
             full_for += 1
             status = os.statvfs(path)

@@ -47,7 +47,7 @@ def test_a_stopped_member_is_fenced(count):
     "limit", [choose(test=20, all=60), pytest.param(None, marks=pytest.mark.tier("nightly"))]
 )
 def test_a_member_killed_at_any_operation_leaves_a_group_that_goes_on(limit):
-    """P1, P15: what it said it committed is committed; nobody waits, nothing is left out."""
+    """P1, P15: what it reported as committed is so; no member waits, no partition is left out."""
     with scratch_directory() as directory:
         template = directory / "template"
         forks.call(lambda: make_topic(template, 3, records=3))

@@ -38,16 +38,16 @@ LARGE = (2**62, 2**63 - 8, 2**63, 2**64 - 8, 2**64 - 1, 5 << 30, 65 << 20, 64 <<
 
 def healthy() -> list[tuple[Any, bytes]]:
     """Batches of every kind, with the schema they are read by."""
-    found = []
+    made = []
     for compression in ("none", "lz4", "zstd"):
         for headers in (None, [[("k", b"v")], [], [("a", None), ("b", b"")]]):
-            one = encoded(
+            encoded_batch = encoded(
                 b"value" * 40, None, b"", keys=[b"k", b"", None], at=[1, 2, 3],
                 headers=headers, compression=compression, producer=(5, 0, 0),
             )  # fmt: skip
-            data = b"".join(map(bytes, one.stamp(10, 3)))
-            found.append((batch.schema(headers=headers is not None), data))
-    return found
+            data = b"".join(map(bytes, encoded_batch.stamp(10, 3)))
+            made.append((batch.schema(headers=headers is not None), data))
+    return made
 
 
 def block_of(data: bytes) -> tuple[int, int] | None:
@@ -60,11 +60,11 @@ def block_of(data: bytes) -> tuple[int, int] | None:
 
 
 def with_right_checksums(data: bytes, columns: int) -> bytes:
-    """What somebody who can compute a CRC makes of changed bytes."""
-    place = block_of(data)
-    if place is None:
+    """Changed bytes with the checksums that an attacker would compute for them."""
+    bounds = block_of(data)
+    if bounds is None:
         return data
-    block, end = place
+    block, end = bounds
     changed = bytearray(data)
     begin = end
     for column in range(columns):
@@ -83,9 +83,9 @@ def with_right_checksums(data: bytes, columns: int) -> bytes:
 def with_numbers(data: bytes, rng: random.Random) -> bytes:
     """Set lengths, counts, offsets and raw sizes to what a parser fears."""
     changed = bytearray(data)
-    place = block_of(data) or (8, len(data))
+    bounds = block_of(data) or (8, len(data))
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        low, high = rng.choice(((0, place[0]), place, (place[1], len(data))))
+        low, high = rng.choice(((0, bounds[0]), bounds, (bounds[1], len(data))))
         size = rng.choice((2, 4, 8))
         at = low + rng.randrange(max(high - low - size, 1)) // size * size
         old = int.from_bytes(changed[at : at + size], "little")
@@ -97,9 +97,9 @@ def with_numbers(data: bytes, rng: random.Random) -> bytes:
 
 def with_bombs(data: bytes, rng: random.Random) -> bytes:
     """Claim raw sizes of gigabytes at the head of what may be compressed buffers."""
-    changed, place = bytearray(data), block_of(data)
-    if place is not None:
-        for at in range(place[1], len(data) - 8, 8):
+    changed, bounds = bytearray(data), block_of(data)
+    if bounds is not None:
+        for at in range(bounds[1], len(data) - 8, 8):
             if rng.random() < 0.3:
                 I64.pack_into(changed, at, rng.choice((5 << 30, 1 << 62, 65 << 20, 63 << 20, -2)))
     return bytes(changed)
@@ -159,13 +159,13 @@ def touch(data: bytes, schema: Any, number: int) -> None:
     prefix = schema.serialize().to_pybytes()
     file = SegmentFile(OneFile(prefix + data), "hostile", expected=(schema,))  # type: ignore[arg-type]
     read = file.mapped if number % 2 else file.read
-    for one in read(file.start, file.start + len(data)):
+    for hostile in read(file.start, file.start + len(data)):
         if number % 3 == 0:
-            one.verify()
-        one.columns()
-        one.offsets()
-        one.lists()
-        one.columns(["timestamp"])
+            hostile.verify()
+        hostile.columns()
+        hostile.offsets()
+        hostile.lists()
+        hostile.columns(["timestamp"])
 
 
 _start = 0
@@ -191,8 +191,8 @@ def grown() -> int:
 )
 def test_hostile_batches_are_refused_in_little_memory_and_time(count, record_property):
     """P22: also below good checksums, lengths, counts and raw sizes are not believed."""
-    each = min(count // 4 * 11 // 10, 250_000)
-    cases = [(seed, each) for seed in range(count * 11 // 10 // each)]
+    inputs = min(count // 4 * 11 // 10, 250_000)
+    cases = [(seed, inputs) for seed in range(count * 11 // 10 // inputs)]
     outcome = share_out(read_hostile, cases)
     record_property("states", str(outcome))
 
@@ -232,7 +232,7 @@ def test_a_hostile_topic_name_reaches_no_path(root, name):
 
 
 @pytest.mark.parametrize(
-    "name", [None, 5, b"topic", ["t"], object(), 1.5], ids=lambda one: type(one).__name__
+    "name", [None, 5, b"topic", ["t"], object(), 1.5], ids=lambda name: type(name).__name__
 )
 def test_what_is_no_text_is_no_topic_name(name):
     """P22: bytes and numbers are refused too."""
@@ -252,8 +252,8 @@ def test_random_names_are_refused_or_stay_below_the_root(tmp_path):
         except InvalidTopicError:
             continue
         accepted += 1
-        place = os.path.normpath(tmp_path / "topics" / f"{name}-1")
-        assert os.path.dirname(place) == str(tmp_path / "topics")
+        path = os.path.normpath(tmp_path / "topics" / f"{name}-1")
+        assert os.path.dirname(path) == str(tmp_path / "topics")
     assert accepted > 100
 
 

@@ -76,13 +76,13 @@ def leave_an_unpublished_tail() -> None:
 
 
 def publish_before_the_write() -> None:
-    """Readers are told of bytes that are not there yet."""
+    """The end is published before the bytes are written."""
 
     def commit(
-        self: PartitionLog, file: SegmentFile, buffers: Any, place: int, _: int, publish: Any
+        self: PartitionLog, file: SegmentFile, buffers: Any, position: int, _: int, publish: Any
     ) -> Any:
         published = self.context.live.write(publish)
-        file.write(buffers, place)
+        file.write(buffers, position)
         return published
 
     PartitionLog.commit_locked = commit  # type: ignore[method-assign]
@@ -96,9 +96,9 @@ def acknowledge_before_the_publish() -> None:
         while threads:
             threads.pop().join()
         base, receipts = self.tail().log_end_offset, []
-        for one in encoded:
-            receipts.append(Appended(base, base + one.count, None))
-            base += one.count
+        for batch in encoded:
+            receipts.append(Appended(base, base + batch.count, None))
+            base += batch.count
         threads.append(threading.Thread(target=lambda: real(self, encoded, **options)))
         threads[-1].start()
         return receipts
@@ -146,14 +146,14 @@ def ignore_a_failed_flush() -> None:
 
 def use_the_lock_of_the_parent() -> None:
     """A forked child goes on with the descriptor, and so the lock, that it inherited."""
-    real, known = PartitionLog.acquire, dict[str, int]()
+    real, inherited = PartitionLog.acquire, dict[str, int]()
 
     def acquire(self: PartitionLog, *arguments: Any, **options: Any) -> None:
         if self._lock_fd is None:
-            self._lock_fd = known.get(self._lock_path)
+            self._lock_fd = inherited.get(self._lock_path)
         real(self, *arguments, **options)
         assert self._lock_fd is not None
-        known[self._lock_path] = self._lock_fd
+        inherited[self._lock_path] = self._lock_fd
 
     def after_fork(self: FaultyFiles) -> None:
         self._mutex, self._paths = threading.RLock(), {}
@@ -164,7 +164,7 @@ def use_the_lock_of_the_parent() -> None:
 
 def hunt(bug: Callable[[], None], cases: list[Callable[[], Any]]) -> str | None:
     """Run cases until one fails; returns what it said."""
-    # Every case forks those who work, and so each of them plants it anew.
+    # Every case forks its processes, so the bug is planted again in each of them.
     program_faults.planted.append(bug)
     for number, case in enumerate(cases):
         try:

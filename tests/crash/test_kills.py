@@ -74,7 +74,7 @@ def test_a_kill_within_a_write_never_shows_its_bytes(templates: Templates) -> No
 def test_a_commit_is_seen_although_its_process_died_before_it_said_so(
     templates: Templates,
 ) -> None:
-    """P1: LMDB shows such a one when somebody writes next, too late for who cut a file by then."""
+    """P1: LMDB shows such a commit only at the next write; a file may have been cut before it."""
     dice, root, lives = random.Random(1), templates.fresh("killed"), choose(test=40, all=300)
     store = kv.Store(Files(root), "live", durable=False, timeout=patient(5))
     try:

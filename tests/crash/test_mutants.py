@@ -20,7 +20,7 @@ from embedlog.errors import DurabilityError
 
 
 def fail_a_flush(tmp_path: Any, outcome: Outcome, progress: Progress) -> None:
-    """What a failed flush left in doubt is never shown, and nobody writes after it (P9)."""
+    """What a failed flush left in doubt is never shown, and no write follows it (P9)."""
     made = []
 
     def files(*args: Any, **options: Any) -> FaultyFiles:
@@ -45,7 +45,7 @@ def fail_a_flush(tmp_path: Any, outcome: Outcome, progress: Progress) -> None:
 
 CHECKS: dict[str, tuple[Work, list[Any]]] = {
     "fsync": (cut_everywhere, [Cut(seed, 150, 1.0) for seed in range(6)]),
-    # One seed of about 25 leaves a torn batch that only its checksum tells: four are of those.
+    # One seed of about 25 leaves a torn batch that only its checksum reveals: four are of those.
     "os": (cut_everywhere, [Cut(seed, 150, 0.1) for seed in (100, 101, 139, 165, 175, 206)]),
     "uniform": (cut_everywhere, [Cut(seed, 150, 0.3, uniform=True) for seed in range(6)]),
     "recovery": (

@@ -11,11 +11,11 @@ EACH = choose(test=50, all=400)
 """States of each workload: the few of a small tier come from as many workloads as possible."""
 
 
-def cases(states: int, each: int, synced: tuple[float, ...], first: int = 0) -> list[Cut]:
-    """Workloads enough for so many states; some more, since a small one may have fewer."""
-    count = states * (102 if each > 100 else 112) // 100 // each + 1
+def cases(states: int, cuts: int, synced: tuple[float, ...], first: int = 0) -> list[Cut]:
+    """Enough workloads for so many states; some more, since a small one may have fewer."""
+    count = states * (102 if cuts > 100 else 112) // 100 // cuts + 1
     return [
-        Cut(first + seed, each, synced[seed % len(synced)], uniform=seed % 4 == 3)
+        Cut(first + seed, cuts, synced[seed % len(synced)], uniform=seed % 4 == 3)
         for seed in range(count)
     ]
 
@@ -40,7 +40,7 @@ def test_what_was_acknowledged_under_fsync_survives_a_power_cut(states, record_p
     ids="states={}".format,
 )
 def test_without_fsync_a_prefix_survives_that_holds_what_was_flushed(states, record_property):
-    """P5: never a hole, never less than the last flush, never a record nobody sent."""
+    """P5: never a hole, never less than the last flush, never a record that was not sent."""
     outcome = share_out(cut_everywhere, cases(states, EACH, (0.0, 0.0, 0.2), first=1_000_000))
     record_property("states", str(outcome))
 

@@ -23,26 +23,26 @@ def counted(directory: Path) -> dict[str, dict[str, int]]:
     return {mode: FAULTS.count(directory, mode) for mode in MODES}
 
 
-def kills(counted: dict[str, dict[str, int]], company: bool, each: int) -> list[Case]:
-    """Return kills at one in ``each`` operations, in both modes."""
+def kills(counted: dict[str, dict[str, int]], company: bool, step: int) -> list[Case]:
+    """Return kills at one in ``step`` operations, in both modes."""
     cases = []
     for shift, mode in enumerate(MODES):
         kinds = counted[mode]
         total = sum(kinds.values())
-        numbers = range(shift, total, each)
+        numbers = range(shift, total, step)
         cases += [Case(n, "after", company, durability=mode) for n in numbers]
-        writes = range(shift, kinds["write"], 2 * each)
+        writes = range(shift, kinds["write"], 2 * step)
         cases += [Case(n, "middle", company, ("write",), mode) for n in writes]
     return sample(cases, 16)
 
 
-def faults(counted: dict[str, dict[str, int]], each: int) -> list[Case]:
-    """Return failures of one in ``each`` operations, in both modes."""
+def faults(counted: dict[str, dict[str, int]], step: int) -> list[Case]:
+    """Return failures of one in ``step`` operations, in both modes."""
     cases = []
     for shift, mode in enumerate(MODES):
         total = sum(counted[mode].get(kind, 0) for kind in FALLIBLE)
         cases += [
-            Case(n, ("once", "forever")[n % 2], durability=mode) for n in range(shift, total, each)
+            Case(n, ("once", "forever")[n % 2], durability=mode) for n in range(shift, total, step)
         ]
     return sample(cases, 12)
 
@@ -56,7 +56,7 @@ def check_power_cuts(directory: Path, durability: str, limit: int) -> int:
 def test_a_publication_that_is_killed_is_there_in_all_partitions_or_in_none(
     directory: Path, counted: dict[str, dict[str, int]], company: bool
 ) -> None:
-    """P1, P2: a repetition publishes what is not there, and nothing else."""
+    """P1, P2: a repetition publishes what is missing, and nothing else."""
     assert FAULTS.check_kills(directory, kills(counted, company, 8)) >= choose(test=10, all=35)
 
 
@@ -64,7 +64,7 @@ def test_a_publication_that_fails_is_there_in_all_partitions_or_in_none(
     directory: Path, counted: dict[str, dict[str, int]]
 ) -> None:
     """P8, P9, P10: any operation, once or from then on; with the same handle all is done after."""
-    assert FAULTS.check_faults(directory, faults(counted, each=8)) >= choose(test=4, all=20)
+    assert FAULTS.check_faults(directory, faults(counted, step=8)) >= choose(test=4, all=20)
 
 
 @pytest.mark.parametrize("durability", MODES)
@@ -82,8 +82,8 @@ def test_a_publication_may_be_killed_and_fail_at_every_operation(
 ) -> None:
     """As above, at all of them; each fault once and for ever."""
     for company in (False, True):
-        assert FAULTS.check_kills(directory, kills(counted, company, each=1)) >= 300
-    cases = faults(counted, each=1)
+        assert FAULTS.check_kills(directory, kills(counted, company, step=1)) >= 300
+    cases = faults(counted, step=1)
     other = {"once": "forever", "forever": "once"}
     cases += [case._replace(what=other[case.what]) for case in cases]
     assert FAULTS.check_faults(directory, cases) > 400
@@ -110,7 +110,7 @@ def nothing_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ends_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever finishes a publication finishes it where he is."""
+    """A publication is finished in one of its partitions only."""
     finish = journal.finish_publication
 
     def wrong(context: Any, entered: Any) -> None:
@@ -133,7 +133,7 @@ def marker_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def markers_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A jump of the clock by 30 days drops the markers of all who did not publish since."""
+    """A jump of the clock by 30 days drops the markers of all that have not published since."""
     monkeypatch.setattr(app_versions, "advance_clock", lambda txn, clocks: max(clocks.time_ms, 0))
 
 

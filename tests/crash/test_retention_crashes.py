@@ -52,7 +52,7 @@ def test_readers_in_other_processes_run_through_it(tmp_path):
     path, stop = tmp_path / "root", tmp_path / "stop"
     root = open_root(path)
     size = encoded(b"0", b"1", b"2").size
-    # What is kept is so little that readers are overtaken.
+    # So little is retained that readers are overtaken.
     make_log(root, {"segment.bytes": 3 * size, "retention.bytes": 6 * size, "retention.ms": -1})
     root.alter_topic("t", {"file.delete.delay.ms": 0})
     root.close()
@@ -77,11 +77,11 @@ def unlinked_first(monkeypatch):
     """Files are deleted before their names."""
     move_locked = log_start._move_locked
 
-    def wrong(log, now, offset, whole, limit):
+    def wrong(log, tail, offset, whole, limit):
         log.refresh()
-        for info in log_start._before(log, min(offset, now.high_watermark)):
+        for info in log_start._before(log, min(offset, tail.high_watermark)):
             log.context.files.unlink(log.path_of(info), missing_ok=True)
-        return move_locked(log, now, offset, whole, limit)
+        return move_locked(log, tail, offset, whole, limit)
 
     monkeypatch.setattr(log_start, "_move_locked", wrong)
 
@@ -95,11 +95,11 @@ def not_finished(monkeypatch):
     """A start that moved is taken for a finished move."""
     goal = log_start._goal
 
-    def wrong(log, now, offset, whole, most):
-        found = goal(log, now, offset, whole, most)
-        if found == now.start_offset:
+    def wrong(log, tail, offset, whole, highest):
+        start = goal(log, tail, offset, whole, highest)
+        if start == tail.start_offset:
             monkeypatch.setattr(log_start, "_before", lambda log, start: [])
-        return found
+        return start
 
     monkeypatch.setattr(log_start, "_goal", wrong)
 

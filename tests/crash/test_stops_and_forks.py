@@ -63,8 +63,8 @@ def test_forks_beside_busy_threads(tmp_path: Path) -> None:
                 log.partition("t", 0).append([encode("t", 0, first + number, 1, 20)])
 
         children = [forks.Child(lambda n=n: child(1_000_000 + 10 * n)) for n in range(count)]
-        for one in children:
-            end = one.end()
+        for forked in children:
+            end = forked.end()
             assert end.finding() is None, end.finding()
         stop.set()
         for thread in threads:

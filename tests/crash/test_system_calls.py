@@ -67,7 +67,7 @@ def check_opening(case: Opening, *, templates: Templates) -> tuple[int, int]:
     root = templates.directory / f"opened-{os.getpid()}"
 
     def work(calls: SystemCalls) -> tuple[int, int]:
-        told = 0
+        raised = 0
         n = case.first
         while True:
             templates.fresh(case.before, root.name)
@@ -82,10 +82,10 @@ def check_opening(case: Opening, *, templates: Templates) -> tuple[int, int]:
             if log is not None:
                 log.close()
             if total <= n:
-                return n, told
+                return n, raised
             if error is not None:
                 check_error(error, number)
-                told += 1
+                raised += 1
             with embedlog.open(root, maintenance=False) as log:
                 assert log.verify() == []
                 assert sum(len(log.topic(name)) for name in log.topics()) > 0
@@ -99,10 +99,10 @@ def openings(templates: Templates, cases: list[Opening]) -> tuple[int, int]:
 
     The roots were left by a kill, by a clean close, and by a reboot.
     """
-    found = forks.spread(cases, lambda case: check_opening(case, templates=templates))
-    calls, told = max(n for n, _ in found), sum(told for _, told in found)
-    tell(f"up to {calls} calls in an opening; {told} openings failed")
-    return calls, told
+    counts = forks.spread(cases, lambda case: check_opening(case, templates=templates))
+    calls, raised = max(n for n, _ in counts), sum(raised for _, raised in counts)
+    tell(f"up to {calls} calls in an opening; {raised} openings failed")
+    return calls, raised
 
 
 BEFORE = "killed", "closed", "rebooted"
@@ -114,10 +114,10 @@ def test_opening_a_log_fails_with_the_errno_of_the_call_that_failed(
     """P8: whichever call it is, of Python or of LMDB, and the next opening is fine."""
     # An odd number of steps apart, so that each call meets all errors in turn.
     firsts, step = choose(test=((5,), 33), all=((0, 5), 8))
-    calls, told = openings(
+    calls, raised = openings(
         templates, [Opening(before, first, step, 0) for before in BEFORE for first in firsts]
     )
-    assert calls > 150 and told > choose(test=8, all=100)
+    assert calls > 150 and raised > choose(test=8, all=100)
 
 
 @pytest.mark.tier("nightly")
@@ -141,7 +141,7 @@ def check_appends(case: tuple[str, int], *, directory: Path) -> tuple[int, int, 
     root = directory / f"appended-{os.getpid()}"
 
     def work(calls: SystemCalls) -> tuple[int, int, int]:
-        n = told = meta = 0
+        n = raised = meta = 0
         while True:
             shutil.rmtree(root, ignore_errors=True)
             log = embedlog.open(root, maintenance=False, durability=durability)
@@ -158,8 +158,8 @@ def check_appends(case: tuple[str, int], *, directory: Path) -> tuple[int, int, 
                 error = caught
             if calls.heal() <= n:
                 log.close()
-                return n, told, meta
-            told += error is not None
+                return n, raised, meta
+            raised += error is not None
             if error is not None:
                 check_error(error, number)
                 meta += "commit" in str(error)
@@ -181,19 +181,19 @@ def _go_on(root: Path, log: Any, producer: Any, values: list[bytes]) -> None:
     log.close()
     with embedlog.open(root, maintenance=False) as log:
         assert log.verify() == []
-        found = [record.value for record in log.topic("a")]
-        assert [value for value in found if value in values] == values, "lost or twice"
+        read = [record.value for record in log.topic("a")]
+        assert [value for value in read if value in values] == values, "lost or twice"
 
 
 def test_appending_goes_on_after_any_call_that_failed(directory: Path) -> None:
     """P8: the error has its errno, and the next append of the process works."""
     cases = [(durability, code) for durability in ("os", "fsync") for code in (ERRORS[:2])]
     cases = choose(test=[cases[0], cases[3]], all=cases)
-    found = forks.spread(cases, lambda case: check_appends(case, directory=directory))
-    faults, told, meta = (sum(column) for column in zip(*found, strict=True))
-    tell(f"{faults} calls failed, of which {told} were told, {meta} by a commit")
+    counts = forks.spread(cases, lambda case: check_appends(case, directory=directory))
+    faults, raised, meta = (sum(column) for column in zip(*counts, strict=True))
+    tell(f"{faults} calls failed, of which {raised} were told, {meta} by a commit")
     share = len(cases) / 4
-    assert faults >= 80 * share and told >= 40 * share and meta >= 20 * share
+    assert faults >= 80 * share and raised >= 40 * share and meta >= 20 * share
 
 
 # A commit of LMDB
@@ -271,7 +271,7 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
 
 
 def test_a_commit_that_could_not_be_undone_counts(directory):
-    """One that every reader will see is no error; it is there after a new opening too."""
+    """A commit that every reader will see is no error; it lasts beyond a new opening too."""
     root = directory / "counts"
 
     def work(calls: SystemCalls) -> bool:
@@ -328,7 +328,7 @@ def test_all_handles_threads_and_children_go_on_after_a_failed_commit(directory)
             try:
                 while not stop.is_set():
                     consumer.poll(timeout_ms=1)
-            except BaseException as error:  # noqa: BLE001 - no other may see the fault
+            except BaseException as error:  # noqa: BLE001 - no other handle may see the fault
                 errors.append(error)
 
         thread = threading.Thread(target=follow)

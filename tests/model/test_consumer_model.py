@@ -40,7 +40,7 @@ class PartitionState:
     sought: bool = False
     """Whether a seek takes precedence over the committed offset."""
     polled: bool = False
-    kept: bool = False
+    committed: bool = False
     """Whether the program committed and no record was returned since."""
     paused: bool = False
 
@@ -98,7 +98,7 @@ class ConsumerModel(RuleBasedStateMachine):
         if not self.automatic:
             return
         for tp, state in self.states.items():
-            if state.polled and not state.kept and state.position is not None:
+            if state.polled and not state.committed and state.position is not None:
                 self.committed[tp] = state.position
 
     # Steps
@@ -120,7 +120,7 @@ class ConsumerModel(RuleBasedStateMachine):
             assert not state.paused
             expected = range(self._resolve(tp), self._resolve(tp) + len(records))
             assert [record.offset for record in records] == list(expected)
-            state.position, state.kept = expected.stop, False
+            state.position, state.committed = expected.stop, False
         left = sum(
             self.ends[tp] - self._resolve(tp)
             for tp, state in self.states.items()
@@ -139,15 +139,15 @@ class ConsumerModel(RuleBasedStateMachine):
     def commit(self, tp: TopicPartition, offset: int) -> None:
         """What the program commits stays until further records are returned."""
         self.consumer.commit({tp: OffsetAndMetadata(offset)})
-        self.committed[tp], self.states[tp].kept = offset, True
+        self.committed[tp], self.states[tp].committed = offset, True
 
     @rule()
     def commit_all(self) -> None:
-        """Commit every known position."""
+        """Commit every position that is resolved."""
         self.consumer.commit()
         for tp, state in self.states.items():
             if state.position is not None:
-                self.committed[tp], state.kept = state.position, True
+                self.committed[tp], state.committed = state.position, True
 
     @rule(tp=which, offset=offsets)
     def seek(self, tp: TopicPartition, offset: int) -> None:

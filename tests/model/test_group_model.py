@@ -54,7 +54,7 @@ MOST_MEMBERS = 5
 
 which = st.integers(0, 7)
 subscriptions = st.sets(st.sampled_from(TOPICS), min_size=1).map(sorted)
-# Now and then one that has nothing in common with most others (M5).
+# Sometimes one that has nothing in common with most others (M5).
 preferences = st.sampled_from([*LISTS, *LISTS, ["sticky"]])
 instances = st.sampled_from([None, None, None, "x", "y"])
 
@@ -76,7 +76,7 @@ class AssignorWithHook:
 
 
 class ModelMember:
-    """A process with one member, as far as the model knows it."""
+    """A process with one member, as the model has it."""
 
     def __init__(self, member: GroupMember, topics: list[str]) -> None:
         self.member, self.id, self.topics = member, member.id, topics
@@ -113,9 +113,9 @@ class GroupModel(RuleBasedStateMachine):
         # A group of the same topics, and a name that begins the same, sees none of this (M17).
         self.other = make_group(self.root, "g2", self.uptime)
         self.other.commit({TopicPartition("a", 0): OffsetAndMetadata(7)})
-        self.told = self._told_of_other()
+        self.state_of_other = self._state_of_other()
 
-    def _told_of_other(self) -> Any:
+    def _state_of_other(self) -> Any:
         return self.other.version(), positions(self.other), owner_rows(self.other)
 
     def player(self, number: int) -> ModelMember:
@@ -236,8 +236,8 @@ class GroupModel(RuleBasedStateMachine):
 
     def _remove(self, player: ModelMember) -> None:
         """An administrator removes it; its next call raises that (M11)."""
-        known = [player.id] if player.id in self.session else []
-        assert self.group.remove_members([player.id, "nobody"]) == known
+        removed = [player.id] if player.id in self.session else []
+        assert self.group.remove_members([player.id, "nobody"]) == removed
         self._removed({player.id})
 
     @rule(number=which, topics=subscriptions)
@@ -422,14 +422,14 @@ class GroupModel(RuleBasedStateMachine):
 
     # Committing
 
-    @rule(number=which, place=which, offset=st.integers(0, 99))
+    @rule(number=which, index=which, offset=st.integers(0, 99))
     @precondition(lambda self: any(player.claims for player in self.players))
-    def commit(self, number: int, place: int, offset: int) -> None:
+    def commit(self, number: int, index: int, offset: int) -> None:
         """A partition that it owns, as far as it knows."""
         able = [player for player in self.players if player.claims]
         player = able[number % len(able)]
         some = sorted(player.member.owned)
-        self._commit(player, some[place % len(some)], offset)
+        self._commit(player, some[index % len(some)], offset)
 
     @rule(number=which, topic=st.sampled_from(TOPICS), n=st.integers(0, 3))
     @precondition(lambda self: self.players)
@@ -514,24 +514,24 @@ class GroupModel(RuleBasedStateMachine):
 
     # Topics
 
-    @rule(topic=st.sampled_from(TOPICS), how=st.sampled_from(["more", "more", "gone", "anew"]))
+    @rule(topic=st.sampled_from(TOPICS), how=st.sampled_from(["more", "more", "gone", "again"]))
     def change_a_topic(self, topic: str, how: str) -> None:
         """It is created, grows, is deleted, or is created again as another topic (M16, A38)."""
-        known = self.root.topics().get(topic)
-        if known is not None and how != "more":
+        info = self.root.topics().get(topic)
+        if info is not None and how != "more":
             self.root.delete_topic(topic)
             # The commits of all groups are deleted with it.
-            version, positions, owners = self.told
-            gone = set(map(known.key, range(known.partitions)))
+            version, positions, owners = self.state_of_other
+            gone = set(map(info.key, range(info.partitions)))
             self.committed, positions = (
                 {key: position for key, position in rows.items() if key not in gone}
                 for rows in (self.committed, positions)
             )
-            self.told = version, positions, owners
-        if how == "anew" or known is None:
+            self.state_of_other = version, positions, owners
+        if how == "again" or info is None:
             make_topics(self.root, **{topic: 2})
-        elif how == "more" and known.partitions < 4:
-            self.root.grow_topic(topic, known.partitions + 1)
+        elif how == "more" and info.partitions < 4:
+            self.root.grow_topic(topic, info.partitions + 1)
 
     @rule()
     def notice(self) -> None:
@@ -634,7 +634,7 @@ class GroupModel(RuleBasedStateMachine):
     def what_was_committed(self) -> None:
         """Only accepted commits change committed offsets (E23, M17)."""
         assert positions(self.group) == self.committed
-        assert self._told_of_other() == self.told
+        assert self._state_of_other() == self.state_of_other
 
     def teardown(self) -> None:
         try:

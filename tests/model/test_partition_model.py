@@ -2,7 +2,7 @@
 
 The model is a list of batches.  The real one is opened by one or two handles
 at once, rolled, flushed, cut, crashed by kill, reboot and power cut, reopened,
-and loses its index now and then; after each step it answers as the list does.
+and loses its index from time to time; after each step it answers as the list does.
 """
 
 from __future__ import annotations
@@ -95,29 +95,29 @@ class PartitionModel(RuleBasedStateMachine):
 
     @property
     def expected(self) -> list[Any]:
-        return [row for one in self.batches for row in one.rows]
+        return [row for batch in self.batches for row in batch.rows]
 
     # Changes
 
-    def _encode(self, one: Any, producer: tuple[int, int, int] | None = None) -> Any:
-        found, heads, compression = one
+    def _encode(self, batch: Any, producer: tuple[int, int, int] | None = None) -> Any:
+        lines, heads, compression = batch
         return encoded(
-            *[value for _, _, value in found],
-            keys=[key for _, key, _ in found],
-            at=[START + time for time, _, _ in found],
-            headers=None if heads is None else [heads] * len(found),
+            *[value for _, _, value in lines],
+            keys=[key for _, key, _ in lines],
+            at=[START + time for time, _, _ in lines],
+            headers=None if heads is None else [heads] * len(lines),
             producer=producer,
             compression=compression,
         )
 
-    def _note(self, one: Any) -> int:
-        found, heads, _ = one
-        base, self.end = self.end, self.end + len(found)
-        lines = [
-            (base + place, START + time, key, value, list(heads or []))
-            for place, (time, key, value) in enumerate(found)
+    def _note(self, batch: Any) -> int:
+        lines, heads, _ = batch
+        base, self.end = self.end, self.end + len(lines)
+        expected = [
+            (offset, START + time, key, value, list(heads or []))
+            for offset, (time, key, value) in enumerate(lines, base)
         ]
-        self.batches.append(ModelBatch(base, self.end, lines))
+        self.batches.append(ModelBatch(base, self.end, expected))
         return base
 
     def _all_flushed(self) -> None:
@@ -128,10 +128,10 @@ class PartitionModel(RuleBasedStateMachine):
         many=st.lists(batches, min_size=1, max_size=4), handle=st.integers(0, 1), how=durabilities
     )
     def append(self, many: Any, handle: int, how: str | None) -> None:
-        """Offsets are dense, and the receipts tell them (A1, A10)."""
-        receipts = self.log(handle).append([self._encode(one) for one in many], durability=how)
-        for receipt, one in zip(receipts, many, strict=True):
-            assert (receipt.base_offset, receipt.duplicate) == (self._note(one), False)
+        """Offsets are dense, and the receipts have them (A1, A10)."""
+        receipts = self.log(handle).append([self._encode(batch) for batch in many], durability=how)
+        for receipt, batch in zip(receipts, many, strict=True):
+            assert (receipt.base_offset, receipt.duplicate) == (self._note(batch), False)
             assert receipt.next_offset == self.end
         if how == "fsync":
             self._all_flushed()
@@ -142,18 +142,18 @@ class PartitionModel(RuleBasedStateMachine):
         """A new producer may begin at any number (G17)."""
         self.producers.append(Producer(100 + len(self.producers) + 10 * self.cuts, first))
 
-    @rule(which=st.integers(0, 3), one=batches, handle=st.integers(0, 1), how=durabilities)
+    @rule(which=st.integers(0, 3), batch=batches, handle=st.integers(0, 1), how=durabilities)
     @precondition(lambda self: self.producers)
-    def send(self, which: int, one: Any, handle: int, how: str | None) -> None:
+    def send(self, which: int, batch: Any, handle: int, how: str | None) -> None:
         """The next number is appended (G15, G16)."""
         producer = self.producers[which % len(self.producers)]
         identity = (producer.number, producer.epoch, producer.next)
-        (receipt,) = self.log(handle).append([self._encode(one, identity)], durability=how)
+        (receipt,) = self.log(handle).append([self._encode(batch, identity)], durability=how)
         assert not receipt.duplicate
-        assert receipt.base_offset == self._note(one)
-        producer.sent.append((producer.next, receipt.base_offset, receipt.next_offset, one))
+        assert receipt.base_offset == self._note(batch)
+        producer.sent.append((producer.next, receipt.base_offset, receipt.next_offset, batch))
         del producer.sent[:-REMEMBERED]
-        producer.next = after(producer.next, len(one[0]))
+        producer.next = after(producer.next, len(batch[0]))
         if how == "fsync":
             self._all_flushed()
 
@@ -163,25 +163,25 @@ class PartitionModel(RuleBasedStateMachine):
         """One of the last five again: the offsets it got then, and nothing appended (G16)."""
         able = [producer for producer in self.producers if producer.sent]
         producer = able[which % len(able)]
-        first, base, following, one = producer.sent[-1 - back % len(producer.sent)]
+        first, base, following, batch = producer.sent[-1 - back % len(producer.sent)]
         identity = (producer.number, producer.epoch, first)
-        (receipt,) = self.log(handle).append([self._encode(one, identity)])
+        (receipt,) = self.log(handle).append([self._encode(batch, identity)])
         assert receipt[:2] == (base, following)
         assert receipt.duplicate
 
-    @rule(which=st.integers(0, 3), gap=st.integers(1, 9), one=batches)
+    @rule(which=st.integers(0, 3), gap=st.integers(1, 9), batch=batches)
     @precondition(lambda self: any(producer.sent for producer in self.producers))
-    def skip(self, which: int, gap: int, one: Any) -> None:
+    def skip(self, which: int, gap: int, batch: Any) -> None:
         """A gap in the numbers is refused, and nothing is appended (G16)."""
         able = [producer for producer in self.producers if producer.sent]
         producer = able[which % len(able)]
         identity = (producer.number, producer.epoch, after(producer.next, gap))
         with pytest.raises(OutOfOrderSequenceError):
-            self.log().append([self._encode(one, identity)])
+            self.log().append([self._encode(batch, identity)])
 
-    @rule(which=st.integers(0, 3), one=batches)
+    @rule(which=st.integers(0, 3), batch=batches)
     @precondition(lambda self: self.producers)
-    def take_over(self, which: int, one: Any) -> None:
+    def take_over(self, which: int, batch: Any) -> None:
         """A higher epoch begins at 0 and fences the lower one (G17)."""
         producer = self.producers[which % len(self.producers)]
         old, producer.epoch, producer.next, producer.sent = (
@@ -190,9 +190,9 @@ class PartitionModel(RuleBasedStateMachine):
             0,
             [],
         )
-        self.send(self.producers.index(producer), one, 0, None)
+        self.send(self.producers.index(producer), batch, 0, None)
         with pytest.raises(InvalidProducerEpochError):
-            self.log().append([self._encode(one, (producer.number, old, 0))])
+            self.log().append([self._encode(batch, (producer.number, old, 0))])
 
     @rule(handle=st.integers(0, 1))
     def roll(self, handle: int) -> None:
@@ -217,7 +217,7 @@ class PartitionModel(RuleBasedStateMachine):
         offset = min(int(self.end * part), self.end - 1)
         assert self.log(handle).truncate_to(offset)
         self.end = offset
-        self.batches = [one for one in self.batches if one.next <= offset]
+        self.batches = [batch for batch in self.batches if batch.next <= offset]
         self._forget_producers()
         self._all_flushed()
 
@@ -226,7 +226,7 @@ class PartitionModel(RuleBasedStateMachine):
         self.cuts += 1
         for producer in list(self.producers):
             before = len(producer.sent)
-            producer.sent = [each for each in producer.sent if each[2] <= last]
+            producer.sent = [sent for sent in producer.sent if sent[2] <= last]
             if producer.sent and len(producer.sent) < before:
                 producer.next = after(producer.sent[-1][0], len(producer.sent[-1][3][0]))
             elif not producer.sent:
@@ -234,8 +234,8 @@ class PartitionModel(RuleBasedStateMachine):
 
     # Losing things
 
-    @rule(active=st.booleans(), sealed=st.booleans(), anew=st.booleans())
-    def lose_the_index(self, active: bool, sealed: bool, anew: bool) -> None:
+    @rule(active=st.booleans(), sealed=st.booleans(), empty=st.booleans())
+    def lose_the_index(self, active: bool, sealed: bool, empty: bool) -> None:
         """Reads are the same with the index whole, empty or missing (B5)."""
         log = self.log()
         if active:
@@ -245,7 +245,7 @@ class PartitionModel(RuleBasedStateMachine):
 
             def step(txn: Any) -> None:
                 for segment in catalog.segments(txn, log.key):
-                    if segment.sealed and anew:
+                    if segment.sealed and empty:
                         keyspace.SEGMENT_INDEXES.put(txn, log.key, *segment.key, value=b"")
                     elif segment.sealed:
                         keyspace.SEGMENT_INDEXES.delete(txn, log.key, *segment.key)
@@ -318,13 +318,13 @@ class PartitionModel(RuleBasedStateMachine):
 
     def _recovered(self, least: int) -> None:
         """The log ends after some batch, at or past what was certain."""
-        found = self.log().end_offset()
-        kept = [one for one in self.batches if one.next <= found]
-        assert sum(one.next <= least for one in self.batches) <= len(kept)
-        assert found in (self.end, kept[-1].next if kept else found)
-        self.end = found
-        if len(kept) < len(self.batches):
-            self.batches = kept
+        end = self.log().end_offset()
+        batches = [batch for batch in self.batches if batch.next <= end]
+        assert sum(batch.next <= least for batch in self.batches) <= len(batches)
+        assert end in (self.end, batches[-1].next if batches else end)
+        self.end = end
+        if len(batches) < len(self.batches):
+            self.batches = batches
             self._forget_producers()
         self._all_flushed()
 
@@ -334,8 +334,8 @@ class PartitionModel(RuleBasedStateMachine):
     def read(self, part: float, handle: int, most: int) -> None:
         """Every record from an offset on, once and in order (A17, A19)."""
         offset = round(self.end * part)
-        found = rows(self.log(handle), offset, most)
-        assert found == [row for row in self.expected if row[0] >= offset]
+        read = rows(self.log(handle), offset, most)
+        assert read == [row for row in self.expected if row[0] >= offset]
 
     @rule(past=st.integers(1, 5))
     def read_past_the_end(self, past: int) -> None:
@@ -347,9 +347,9 @@ class PartitionModel(RuleBasedStateMachine):
     @rule(time=st.integers(-1, 61), handle=st.integers(0, 1))
     def look_up_a_time(self, time: int, handle: int) -> None:
         """The first record in offset order that is not older (B10)."""
-        wanted = [row[:2] for row in self.expected if row[1] >= START + time]
-        found = self.log(handle).offset_for_timestamp(START + time)
-        assert (found and found[:2]) == (wanted[0] if wanted else None)
+        expected = [row[:2] for row in self.expected if row[1] >= START + time]
+        entry = self.log(handle).offset_for_timestamp(START + time)
+        assert (entry and entry[:2]) == (expected[0] if expected else None)
 
     @rule(part=st.floats(0, 1), handle=st.integers(0, 1))
     def follow_from(self, part: float, handle: int) -> None:
@@ -360,18 +360,18 @@ class PartitionModel(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2), most=st.sampled_from([1, 1 << 20]))
     @precondition(lambda self: self.followers)
     def follow(self, which: int, most: int) -> None:
-        """It goes on where it was, or is told that the log was cut (A36)."""
+        """It goes on where it was, or an error says that the log was cut (A36)."""
         reader = self.followers[which % len(self.followers)]
         offset = reader.offset
         try:
-            found = [row for one in reader.read(most) for row in batch_rows(one)]
+            read = [row for batch in reader.read(most) for row in batch_rows(batch)]
         except (OffsetOutOfRangeError, LogTruncatedError):
             assert self.cuts
             self.followers.remove(reader)
             return
-        found = [row for row in found if row[0] >= offset]
-        assert found == [row for row in self.expected if row[0] >= offset][: len(found)]
-        assert found or not [row for row in self.expected if row[0] >= offset]
+        read = [row for row in read if row[0] >= offset]
+        assert read == [row for row in self.expected if row[0] >= offset][: len(read)]
+        assert read or not [row for row in self.expected if row[0] >= offset]
 
     @initialize()
     def begin(self) -> None:

@@ -2,7 +2,7 @@
 
 Queries publish micro-batches to topics, batch writes publish numbers; topics are deleted
 and created again, clocks jump, machines boot.  After each step the topics hold what the
-model says, and independently of it: no micro-batch is there twice.
+model says, and independently of it: no micro-batch is stored twice.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Query:
     """A query: where its checkpoint is, and which ids each of its micro-batches went to."""
 
     id: str
-    place: str
+    checkpoint: str
     batches: list[set[int]] = field(default_factory=list)
 
 
@@ -83,7 +83,7 @@ class PublicationModel(RuleBasedStateMachine):
             self._create(topic)
         self.queries: list[Query] = []
         self.owners: dict[tuple[str, int], str] = {}
-        """Which query published last from a checkpoint's place to a topic."""
+        """Which query published last from the path of a checkpoint to a topic."""
         self.numbers: dict[tuple[str, int], int] = {}
         """The last number of a batch write's name in a topic."""
 
@@ -113,15 +113,15 @@ class PublicationModel(RuleBasedStateMachine):
 
     # Queries
 
-    @rule(place=st.sampled_from(["/x", "/y"]))
-    def start(self, place: str) -> None:
+    @rule(checkpoint=st.sampled_from(["/x", "/y"]))
+    def start(self, checkpoint: str) -> None:
         """A query without a checkpoint: the first one, or one whose checkpoint was deleted."""
-        self.queries.append(Query(f"query {len(self.queries)}", place))
+        self.queries.append(Query(f"query {len(self.queries)}", checkpoint))
 
     @rule(number=which, topics=targets, restart=st.integers(0, 5))
     @precondition(lambda self: self.queries)
     def go_on(self, number: int, topics: set[str], restart: int) -> None:
-        """The next micro-batch of a query; now and then one that may start over."""
+        """The next micro-batch of a query; from time to time one that may start over."""
         query = self.queries[number % len(self.queries)]
         self._run(query, len(query.batches), topics, restart=not restart)
 
@@ -134,14 +134,14 @@ class PublicationModel(RuleBasedStateMachine):
         version = max(len(query.batches) - back, 0)
         if same:
             went_to = query.batches[version]
-            topics = {topic for topic, each in self.ids.items() if each in went_to}
+            topics = {topic for topic, id_ in self.ids.items() if id_ in went_to}
         self._run(query, version, topics, restart=False)
 
     def _run(self, query: Query, version: int, topics: set[str], restart: bool) -> None:
         last = len(query.batches) - 1
         went_to = query.batches[version] if version <= last else set()
         alive = went_to & set(self.ids.values())
-        owners = {self.owners.get((query.place, self.ids[topic])) for topic in topics}
+        owners = {self.owners.get((query.checkpoint, self.ids[topic])) for topic in topics}
         if version < last or (version == last and (alive or not went_to)):
             expected = "repeated"
         elif owners - {None, query.id} and not restart:
@@ -149,20 +149,20 @@ class PublicationModel(RuleBasedStateMachine):
         else:
             expected = "published"
         value = b"%s %d" % (query.id.encode(), version)
-        who = Publication(query.id, version, query.id, "r", query.place)
+        who = Publication(query.id, version, query.id, "r", query.checkpoint)
 
         assert self._publish(who, value, topics, restart) == expected
         if expected == "published":
             query.batches[version:] = [{self.ids[topic] for topic in topics}]
-            self.owners |= {(query.place, self.ids[topic]): query.id for topic in topics}
+            self.owners |= {(query.checkpoint, self.ids[topic]): query.id for topic in topics}
 
     # Batch writes
 
     @rule(name=st.sampled_from(["m", "n"]), number=st.integers(0, 6), topics=some_targets)
     def write(self, name: str, number: int, topics: set[str]) -> None:
         """A write with a name and a number, new or not."""
-        known = [self.numbers.get((name, self.ids[topic]), -1) for topic in topics]
-        expected = "repeated" if max(known) >= number else "published"
+        last = [self.numbers.get((name, self.ids[topic]), -1) for topic in topics]
+        expected = "repeated" if max(last) >= number else "published"
 
         assert (
             self._publish(Publication(name, number), b"%s %d" % (name.encode(), number), topics)
@@ -182,7 +182,7 @@ class PublicationModel(RuleBasedStateMachine):
 
     @rule(days=st.sampled_from([-800, -31, 31, 800]))
     def jump(self, days: int) -> None:
-        """Somebody sets the clock."""
+        """The clock is set."""
         self.clock.advance(days * DAY)
 
     @rule(days=st.sampled_from([-800, 31, 800]))

@@ -54,7 +54,7 @@ def no_fence(monkeypatch):
 
 
 def no_commit_when_revoked(monkeypatch):
-    monkeypatch.setattr(Worker, "commit", lambda self, given: True)
+    monkeypatch.setattr(Worker, "commit", lambda self, revoked: True)
 
 
 @pytest.mark.tier("nightly")
@@ -90,10 +90,10 @@ def test_eight_groups_of_eight_members_do_not_disturb_each_other():
             ends = [log.partition(*tp).end_offset() for tp in tps]
             watchers = [log.consumer(group_id=f"g{number}") for number in range(8)]
             for watcher in watchers:
-                until(lambda one=watcher: [one.committed(tp) for tp in tps] == ends, 30)
+                until(lambda watcher=watcher: [watcher.committed(tp) for tp in tps] == ends, 30)
             first.say("stop"), second.say("stop")
             shares = [crowd.end(), first.end(), second.end()]
         everything = {(n, at) for n, end in enumerate(ends) for at in range(end)}
         for number in range(8):
-            read = [one for share in shares for one in share[number]]
+            read = [position for share in shares for position in share[number]]
             assert len(read) == len(everything) and set(read) == everything
