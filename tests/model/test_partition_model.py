@@ -80,7 +80,7 @@ class PartitionModel(RuleBasedStateMachine):
         make_log(self.roots[0], CONFIG)
         self.batches: list[ModelBatch] = []
         self.end = 0
-        self.flushed = 0
+        self.flushed = self.flushed_end = 0
         self.floor: dict[str, int] = {}
         self.producers: list[Producer] = []
         self.followers: list[Any] = []
@@ -122,6 +122,7 @@ class PartitionModel(RuleBasedStateMachine):
 
     def _all_flushed(self) -> None:
         self.flushed = self.batches[-1].next if self.batches else 0
+        self.flushed_end = self.end
         self.floor = {str(path): path.stat().st_size for path in segment_files(f"{self.path}/root")}
 
     @rule(
@@ -321,7 +322,9 @@ class PartitionModel(RuleBasedStateMachine):
         end = self.log().end_offset()
         batches = [batch for batch in self.batches if batch.next <= end]
         assert sum(batch.next <= least for batch in self.batches) <= len(batches)
-        assert end in (self.end, batches[-1].next if batches else end)
+        # A truncation inside a batch leaves the end past the last batch, durably (A34).
+        last = batches[-1].next if batches else 0
+        assert end in (self.end, max(last, self.flushed_end))
         self.end = end
         if len(batches) < len(self.batches):
             self.batches = batches
