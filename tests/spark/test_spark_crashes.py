@@ -38,8 +38,8 @@ def put(source: Path, number: int, rows: int = 400) -> list[bytes]:
     return [line.encode() for line in lines]
 
 
-def run(spark: Any, log: Log, directory: Path) -> bool:
-    """Run the query on all files; return whether it got to the end."""
+def run(spark: Any, log: Log, directory: Path) -> Exception | None:
+    """Run the query on all files; return the error that ended it, or None."""
     reader = spark.readStream.format("text").option("maxFilesPerTrigger", 1)
     frame = reader.load(str(directory / "source")).selectExpr("value", "value as key")
     options = {
@@ -52,9 +52,9 @@ def run(spark: Any, log: Log, directory: Path) -> bool:
     query = writer.trigger(availableNow=True).start()
     try:
         query.awaitTermination()
-        return True
-    except Exception:  # noqa: BLE001 - Spark's error about a killed process
-        return False
+        return None
+    except Exception as error:  # noqa: BLE001 - Spark's error about a killed process
+        return error
 
 
 def everything(log: Log) -> list[bytes]:
@@ -70,9 +70,11 @@ def kill_at(spark: Any, log: Log, directory: Path, kill_points: list[str]) -> in
         sent += put(directory / "source", number)
         spark_kill_points.order(directory / "kills", kill_point)
         for _ in range(4):
-            if run(spark, log, directory):
+            error = run(spark, log, directory)
+            if error is None:
                 break
-        assert not (directory / "kills" / kill_point).exists(), f"no process came to {kill_point!r}"
+        reached = not (directory / "kills" / kill_point).exists()
+        assert reached, f"no process came to {kill_point!r}: {error}"
         kills += 1
         assert everything(log) == sorted(sent), f"after a kill {kill_point}"
     return kills
@@ -108,7 +110,7 @@ spark = spark_kill_points.register(begin(directory / "spark"))
 jvm = spark.sparkContext._gateway.proc.pid
 spark_kill_points.watch(directory / "checkpoint", directory / "kills", jvm)
 with embedlog.open(directory / "log") as log:
-    sys.exit(0 if run(spark, log, directory) else 3)
+    sys.exit(3 if run(spark, log, directory) else 0)
 """
 
 

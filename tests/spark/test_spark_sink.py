@@ -92,7 +92,7 @@ def test_invalid_writes_are_refused_before_anything_is_written(spark, log, sql, 
 def test_a_task_that_fails_publishes_nothing_of_the_others(spark, log):
     """A write is published in all partitions or in none."""
     rows = "select cast(id as string) as value, if(id = 999, null, 'u') as topic from range(1000)"
-    with pytest.raises(Exception, match="null topic present in the data"):
+    with pytest.raises(Exception, match="Null topic present in the data"):
         save(log, spark.sql(rows).repartition(4))
 
     assert everything(log, "u") == []

@@ -13,8 +13,7 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource
 
-from embedlog.spark import datasource, sink
-from embedlog.spark.source_options import parse
+from embedlog.spark import datasource, sink, sink_options, source_options
 
 SINK = (
     *("before plan", "before stage", "within stage", "after stage"),
@@ -155,11 +154,11 @@ class Killable(DataSource):
 
     def streamReader(self, schema: Any) -> Any:  # noqa: N802
         kills, options = self._split_options()
-        return KillableReader(parse(options), schema, kills)
+        return KillableReader(source_options.parse(options), schema, kills)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
         kills, options = self._split_options()
-        writer = KillableWriter(sink.sink_options.parse(options))
+        writer = KillableWriter(sink_options.parse(options))
         writer.kills = kills
         at(kills, "before plan")
         return writer
