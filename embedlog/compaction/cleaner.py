@@ -355,11 +355,17 @@ class CleanPass:
             if segment.next_offset is None or segment.next_offset <= first_dirty:
                 continue
             for chunk in self._scanner.chunks(segment, first_dirty):
-                high, low, offsets = chunk.keys(first_dirty, segment.next_offset)
-                fitting = self._map.add(high, low, offsets)
-                if fitting < len(offsets):
-                    self.end = int(offsets[fitting])
+                if not self._add_keys(chunk, segment.next_offset):
                     return
+
+    def _add_keys(self, chunk: ScannedBatches, stop: int) -> bool:
+        # A function: in a loop the arrays of one chunk would take memory beside those of the next.
+        high, low, offsets = chunk.keys(self._cleanable.first_dirty, stop)
+        fitting = self._map.add(high, low, offsets)
+        if fitting < len(offsets):
+            self.end = int(offsets[fitting])
+            return False
+        return True
 
     def rewrite(self) -> None:
         """Rewrite the log up to the end of the pass, group by group."""

@@ -134,7 +134,7 @@ MUTANTS = [
     Mutant(
         "what lies past a full map counts as seen",
         by_the_model,
-        f"{CLEANER}:CleanPass.read_keys",
+        f"{CLEANER}:CleanPass._add_keys",
         {"self.end = int(offsets[fitting])": "..."},
     ),
     Mutant(
