@@ -262,10 +262,6 @@ class Table(Generic[V]):
 
     # Rows
 
-    def key_like(self, key: bytes) -> bytes:
-        """Return the key of a row with the fields of another table's key."""
-        return self.letter + key[1:]
-
     def parse_key(self, key: bytes) -> tuple[Any, ...]:
         """Return the fields of a key."""
         return self.key_layout.unpack(key[1:])

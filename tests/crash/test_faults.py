@@ -34,7 +34,7 @@ def faults(templates: Templates, scenarios: list[Scenario], *, full: bool = Fals
     raised = forks.spread(
         cases, program_faults.check_fault, templates=templates, scenarios=scenarios
     )
-    tell(f"{len(cases)} faults, of which {sum(raised)} were told to somebody")
+    tell(f"{len(cases)} faults, of which {sum(raised)} were reported")
     return len(cases)
 
 
@@ -59,7 +59,7 @@ def test_one_process_goes_on_after_every_error_that_it_meets(templates: Template
     cases = program_faults.fault_series(1_600, most=160)
     raised = forks.spread(cases, program_faults.check_fault_series, templates=templates)
     total = sum(len(case.faults) for case in cases)
-    tell(f"{total} faults, of which {sum(raised)} were told to somebody")
+    tell(f"{total} faults, of which {sum(raised)} were reported")
     # With those of the test before these are 2,000 in the larger tiers.
     assert total >= choose(test=160, all=1_600)
     assert sum(raised) >= 0.6 * total
