@@ -45,6 +45,7 @@ DOORS = {
     "numpy": {"batch", "compaction", "index", "partitioner", "pipeline"},
     "pandas": {"notebook", "spark"},
     "IPython": {"notebook"},
+    "pytest": {"testing"},
     "pyarrow": {
         *("batch", "schema", "segment", "partition", "root", "publish", "compaction"),
         *("producer", "consumer", "api", "spark", "notebook", "pipeline"),

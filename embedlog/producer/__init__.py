@@ -9,6 +9,6 @@ appends and retries batches, `future` is what callers wait on, `delivery` holds 
 
 from embedlog.producer.delivery import BatchRange
 from embedlog.producer.future import BatchFuture, RecordFuture
-from embedlog.producer.producer import Producer
+from embedlog.producer.producer import Producer, flush_producers
 
-__all__ = ["BatchFuture", "BatchRange", "Producer", "RecordFuture"]
+__all__ = ["BatchFuture", "BatchRange", "Producer", "RecordFuture", "flush_producers"]

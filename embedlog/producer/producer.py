@@ -469,6 +469,13 @@ class Producer:
 _producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
+def flush_producers(root: Root, timeout: float | None = None) -> None:
+    """Flush every producer of this process that writes to a root; see `Producer.flush`."""
+    for producer in list(_producers):
+        if producer.root is root and not producer._closed:
+            producer.flush(timeout)
+
+
 def _at_exit() -> None:
     for producer in list(_producers):
         try:
