@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import re
+import shutil
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,9 @@ from embedlog.errors import DiskFullError, StorageError, TimeoutError  # noqa: A
 from embedlog.testing import DiskFaults, ManualClock, open_log
 
 pytest_plugins = ["pytester"]
+
+REPOSITORY = Path(__file__).parent.parent
+EXAMPLES, PAGE = REPOSITORY / "examples", REPOSITORY / "docs" / "testing.md"
 
 
 def test_each_test_has_an_empty_log_with_a_clock_that_stands_still(embedlog_log, embedlog_clock):
@@ -144,3 +150,21 @@ def test_the_fixtures_are_there_without_an_import(pytester):
     )
     result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=2)
+
+
+def test_the_page_about_testing_is_right(pytester):
+    """Its tests pass, in a suite that imports nothing else."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    tests = [block for block in blocks if "KafkaContainer" not in block]
+    assert len(tests) >= 4
+    pytester.makepyfile("\n".join(tests))
+    result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=4)
+
+
+def test_the_example_passes_its_tests(pytester):
+    """A service that uses kafka-python runs unchanged, on a log."""
+    for path in (EXAMPLES / "invoices").glob("*.py"):
+        shutil.copy(path, pytester.path)
+    result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=7)

@@ -1,8 +1,7 @@
 """The tests run the service on a log: no broker, no container, no port."""
 
-import pytest
-
 import embedlog.kafka
+import pytest
 
 # Before the service is imported: its `from kafka import ...` gets embedlog's clients.
 embedlog.kafka.patch()
