@@ -29,7 +29,7 @@ from embedlog.consumer.group_client import ConsumerGroupMetadata, GroupClient
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.consumer.static_assignment import StaticAssignment
 from embedlog.consumer.waiter import Waiter
-from embedlog.display import html_table
+from embedlog.display import html_table, plural
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -104,7 +104,7 @@ class Consumer:
             self.subscribe(topics)
 
     def __repr__(self) -> str:
-        what = ", ".join(sorted(self.subscription())) or f"{len(self._assignment)} partitions"
+        what = ", ".join(sorted(self.subscription())) or plural(len(self._assignment), "partition")
         group = f" in group {self.config.group_id!r}" if self.config.group_id else ""
         return f"<Consumer of {what}{group}{', closed' if self._guard.closed else ''}>"
 
