@@ -17,7 +17,8 @@ NONE = "-"
 _STYLE = """\
 <style scoped>
 .embedlog {overflow-x: auto}
-.embedlog td, .embedlog th {text-align: left; white-space: nowrap}
+.embedlog td, .embedlog th {text-align: left}
+.embedlog td {white-space: nowrap}
 </style>"""
 
 
@@ -60,7 +61,7 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def cut(text: str, width: int = 80) -> str:
+def cut(text: str, width: int = 60) -> str:
     """Return a text that is at most `width` characters long: its middle is left out.
 
     >>> cut("consumer-1-4f7b1c9a-6a5e-4b3b-9d0e-0c3a5e7d9f11", 21)
@@ -73,12 +74,12 @@ def cut(text: str, width: int = 80) -> str:
 
 
 def short(data: bytes | None) -> str:
-    """Return a key or value as text of at most 80 characters; of more its middle is left out."""
+    """Return a key or value as text of at most 60 characters; of more its middle is left out."""
     if data is None:
         return "None"
-    if len(data) > 400:
-        # 80 characters take at most 320 bytes.
-        data = data[:200] + data[-200:]
+    if len(data) > 320:
+        # 60 characters take at most 240 bytes.
+        data = data[:160] + data[-160:]
     return cut(data.decode("utf-8", "replace"))
 
 

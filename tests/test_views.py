@@ -134,7 +134,7 @@ def test_a_plot_shows_the_rate_of_records(topic):
     # The first and the last window are cut by the time that was asked for.
     assert sum(steps.get_ydata()) == 300
     assert set(steps.get_ydata()[1:-1]) == {60}
-    assert "records per 0:01:00" in axes.get_ylabel()
+    assert axes.get_ylabel() == "records per 1 min"
     assert topic.plot(ax=axes) is axes
     assert topic.since("0s").plot().get_lines()[0].get_ydata().tolist() == []
 
@@ -212,7 +212,7 @@ def test_member_ids_are_short_in_a_notebook(log, topic):
         consumer.poll(10)
         (member,) = log.group("readers").members()
         shown = log.group("readers")._repr_html_()
-    assert len(member.member_id) > 24
+    assert len(member.member_id) > 20
     assert member.member_id not in shown
     assert member.member_id[-8:] in shown
 

@@ -128,7 +128,8 @@ class GroupDescription:
     def _repr_html_(self) -> str:
         """For notebooks: the title and the partitions."""
         rows = ((*row[:-1], cut(str(row[-1] or NONE), _ID_WIDTH)) for row in self._rows())
-        return html_table(self.title, _HEADS, rows)
+        # With blanks, long names are broken into lines.
+        return html_table(self.title, [name.replace("_", " ") for name in _HEADS], rows)
 
     def _rows(self) -> Iterator[tuple[object, ...]]:
         for partition in self.partitions:
@@ -138,7 +139,7 @@ class GroupDescription:
 
 
 _HEADS = (*PartitionDescription._fields[:8], "committed", "member_id")
-_ID_WIDTH = 24
+_ID_WIDTH = 20
 """Notebooks show this much of the id of a member."""
 
 

@@ -78,6 +78,13 @@ def plot_rate(
     chart.fill_between(moments, counts, step="post", alpha=0.3)
     chart.set_ylim(bottom=0)
     chart.set_title(title)
-    chart.set_ylabel(f"records per {timedelta(milliseconds=length)}")
-    chart.tick_params(axis="x", labelrotation=30)
+    chart.set_ylabel(f"records per {_in_units(length)}")
+    dates = need("matplotlib.dates")
+    chart.xaxis.set_major_formatter(dates.ConciseDateFormatter(chart.xaxis.get_major_locator()))
     return chart  # type: ignore[no-any-return]
+
+
+def _in_units(length_ms: int) -> str:
+    units = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1000, "ms": 1}
+    unit = next(name for name, milliseconds in units.items() if length_ms % milliseconds == 0)
+    return f"{length_ms // units[unit]} {unit}"
