@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
     {"errors", "version"},
-    {"record", "config", "checksum", "files", "progress"},
+    {"record", "config", "checksum", "display", "files", "progress", "times"},
     {"batch", "schema", "kv", "partitioner", "assignor"},
     {"keyspace"},
     {"segment", "index", "catalog"},
@@ -43,6 +43,7 @@ DOORS = {
     "sortedcontainers": {"partition"},
     "pyspark": {"spark"},
     "numpy": {"batch", "compaction", "index", "partitioner", "pipeline"},
+    "matplotlib": {"api"},
     "pandas": {"notebook", "spark"},
     "IPython": {"notebook"},
     "pytest": {"testing"},

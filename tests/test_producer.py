@@ -1217,7 +1217,7 @@ def test_a_producer_that_was_not_closed_is_flushed_with_a_warning(root):
     """A ResourceWarning states the number of unsent records when the producer is collected."""
     producer = Producer(root, **LINGERING)
     producer.send("one", b"v")
-    with pytest.warns(ResourceWarning, match="1 records were unsent") as caught:  # noqa: PT031
+    with pytest.warns(ResourceWarning, match="1 record unsent") as caught:  # noqa: PT031
         del producer
         gc.collect()
         # The producer's thread may hold a reference until it has finished its round.

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from embedlog.api.display import plural
 from embedlog.api.topic import Topic
 from embedlog.catalog import INTERNAL, refuse_differences, refuse_internal
 from embedlog.config import MaintenanceConfig, TopicConfig
+from embedlog.display import html_table, plural
 from embedlog.errors import (
     EmbedlogError,
     FencedError,
@@ -25,13 +25,14 @@ from embedlog.errors import (
 from embedlog.files import Files
 from embedlog.partition import DURABILITIES, VISIBILITIES, PartitionLog
 from embedlog.partition.leases import hold, leases
-from embedlog.progress import ProgressBar
+from embedlog.progress import ProgressBar, format_bytes
 from embedlog.record import TopicPartition
 from embedlog.root.repair import repair_root
 from embedlog.root.root import Root
 from embedlog.root.verify import Finding, rebuild_index, verify_root
 
 if TYPE_CHECKING:
+    from embedlog.api.consumer_group import ConsumerGroup
     from embedlog.maintenance import Maintenance
 
 Progress = Callable[[int, int], None]
@@ -457,6 +458,30 @@ class Log:
         topics = f"{plural(len(names), 'topic')}: {shown}" if names else "no topics"
         mode = f"durability={self.durability!r}, mode={self.root.mode!r}"
         return f"<Log {self.path}: {topics}; {mode}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the topics, and the consumer groups if there are any."""
+        if self.root.closed:
+            return html_table(f"Log {self.path}: closed", (), ())
+        topics, groups = map(self.topic, self.topics()), map(self.group, self.groups())
+        tables = html_table(f"Log {self.path}", _TOPIC_HEADS, map(_topic_cells, topics))
+        rows = list(map(_group_cells, groups))
+        return tables + (html_table("Consumer groups", _GROUP_HEADS, rows) if rows else "")
+
+
+_TOPIC_HEADS = ("topic", "partitions", "records", "size", "cleanup.policy")
+_GROUP_HEADS = ("group", "state", "members", "lag")
+
+
+def _topic_cells(topic: Topic) -> tuple[object, ...]:
+    policy = topic.config["cleanup.policy"]
+    size = format_bytes(topic.size_bytes())
+    return topic.name, topic.partitions, f"{len(topic):,}", size, policy
+
+
+def _group_cells(group: ConsumerGroup) -> tuple[object, ...]:
+    members, lag = len(group.members()), sum(lag or 0 for lag in group.lag().values())
+    return group.name, group.state, members, f"{lag:,}"
 
 
 def _reopen(open_root: Callable[[], Root], maintenance_config: MaintenanceConfig | None) -> Log:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import repeat
-from typing import Any
+from datetime import timedelta
+from itertools import chain, repeat
+from operator import attrgetter
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from embedlog.api.display import html_table, moment, need, plural, short
 from embedlog.api.latest import get, latest
 from embedlog.api.offset_range import OffsetRange
+from embedlog.api.time_ranges import Between, limit
 from embedlog.batch import schema as batch_schema
 from embedlog.batch import tables
 from embedlog.batch.arrays import empty
+from embedlog.display import html_table, moment, need, plural, short
 from embedlog.partition import PartitionLog
+from embedlog.progress import format_bytes
 from embedlog.record import Record
 from embedlog.root.root import Root
+from embedlog.times import When
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _READ_BYTES = 4 << 20
 _SHOWN = 5
@@ -65,6 +74,58 @@ class TopicView:
             return record
         raise IndexError(f"Row {rows} of {count} was deleted or compacted meanwhile")
 
+    # Rows by time, and at random
+
+    def since(self, start: When) -> TopicView:
+        """Return the records from a time on; see `between`.
+
+        ``topic.since("15m")`` are those of the last 15 minutes.
+        """
+        return self._limited(start, None)
+
+    def between(self, start: When, end: When) -> TopicView:
+        """Return the records from ``start`` up to ``end``, which is excluded.
+
+        In each partition these are the records from the first one at or after ``start`` up to
+        the first one at or after ``end``, as Kafka looks up offsets by time.
+
+        Args:
+            start: A `datetime` or ISO 8601 text (UTC without a zone), milliseconds since 1970,
+                or how long ago: a `timedelta` or a text such as ``"90m"`` or ``"2d"``.
+            end: Likewise.
+        """
+        return self._limited(None, (start, end))
+
+    def _limited(self, since: When | None, between: Between | None) -> TopicView:
+        if since is None and between is None:
+            return self
+        ranges = limit(self._root, self.name, self.ranges(), since, between)
+        return TopicView(self._root, self.name, ranges)
+
+    def at(self, time: When) -> Record | None:
+        """Return the first record at or after a time, of all partitions; None if there is none.
+
+        Of the first such record of each partition it is the one with the lowest timestamp.
+
+        Args:
+            time: As in `between`.
+        """
+        starts = [part for part in self.since(time).ranges() if part.start < part.stop]
+        views = (TopicView(self._root, self.name, [part])[:1] for part in starts)
+        return min(chain(*views), key=attrgetter("timestamp"), default=None)
+
+    def sample(self, count: int = _SHOWN, *, seed: int | None = None) -> TopicView:
+        """Return records that are chosen at random, each with the same chance, in their order.
+
+        Args:
+            count: How many; fewer if the view has fewer.
+            seed: The same seed chooses the same rows of the same records.
+        """
+        rows = len(self)
+        chosen = sorted(Random(seed).sample(range(rows), min(count, rows)))
+        ranges = [part for row in chosen for part in self._cut(row, row + 1)]
+        return TopicView(self._root, self.name, ranges)
+
     def _cut(self, start: int, stop: int) -> list[OffsetRange]:
         """Return the offsets of the rows ``[start, stop)``."""
         ranges, before = [], 0
@@ -101,12 +162,20 @@ class TopicView:
 
     # Tables
 
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        since: When | None = None,
+        between: Between | None = None,
+    ) -> Iterator[pa.RecordBatch]:
         """Yield Arrow batches without copies, with all or some columns of `schema`.
 
-        Needs the memory of a few batches, whatever the size of the topic.
+        Needs the memory of a few batches, whatever the size of the topic.  ``since`` and
+        ``between`` are those of `to_arrow`.
         """
-        for table in self._tables(self.schema(columns)):
+        view = self._limited(since, between)
+        for table in view._tables(self.schema(columns)):
             yield from table.to_batches()
 
     def _tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -127,29 +196,79 @@ class TopicView:
                 raise KeyError(f"There is no column {name!r}, only {', '.join(by_name)}")
         return pa.schema([by_name[name].with_nullable(True) for name in names])
 
-    def to_arrow(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> pa.Table:
+    def to_arrow(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        latest: bool = False,
+        since: When | None = None,
+        between: Between | None = None,
+    ) -> pa.Table:
         """Return a table that refers to the mapped segments: only compressed data is copied.
 
         Args:
             columns: Names of columns of `schema`; by default all.
             latest: Return only the last record of each key, without tombstones; the result
                 is the same whether or not compaction has run.
+            since: Only records from this time on, such as ``"15m"`` (ago); see the method
+                `between`.
+            between: Only records between these two times.
         """
-        schema = self.schema(columns)
-        parts = self._latest(schema) if latest else self._tables(schema)
+        view, schema = self._limited(since, between), self.schema(columns)
+        parts = view._latest(schema) if latest else view._tables(schema)
         return pa.concat_tables([empty(schema), *parts])
 
     def _latest(self, schema: pa.Schema) -> Iterator[pa.Table]:
         return latest(self._root, self.name, self.ranges, schema)
 
-    def to_pandas(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> Any:
+    def to_pandas(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        latest: bool = False,
+        since: When | None = None,
+        between: Between | None = None,
+    ) -> Any:
         """Return a pandas DataFrame; see `to_arrow`."""
         need("pandas")
-        return self.to_arrow(columns, latest=latest).to_pandas()
+        table = self.to_arrow(columns, latest=latest, since=since, between=between)
+        return table.to_pandas()
 
-    def to_polars(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> Any:
+    def to_polars(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        latest: bool = False,
+        since: When | None = None,
+        between: Between | None = None,
+    ) -> Any:
         """Return a Polars DataFrame; see `to_arrow`."""
-        return need("polars").from_arrow(self.to_arrow(columns, latest=latest))
+        table = self.to_arrow(columns, latest=latest, since=since, between=between)
+        return need("polars").from_arrow(table)
+
+    def plot(
+        self,
+        window: timedelta | str | None = None,
+        *,
+        since: When | None = None,
+        between: Between | None = None,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """Draw how many records there are per window of time; needs matplotlib.
+
+        Args:
+            window: The length of a window, such as ``"1m"``; by default chosen to fit.
+            since: Only records from this time on; see `between`.
+            between: Only records between these two times.
+            ax: Draw here, instead of in a new figure.
+
+        Returns:
+            The axes, to change or save the picture.
+        """
+        from embedlog.api.plot import plot_rate
+
+        view = self._limited(since, between)
+        return plot_rate(view._title(), view.to_arrow(["timestamp"])["timestamp"], window, ax)
 
     # The latest value of each key
 
@@ -183,7 +302,7 @@ class TopicView:
 
     def _title(self) -> str:
         parts = ", ".join(f"{part.partition}[{part.start}:{part.stop}]" for part in self.ranges())
-        return f"View of {self.name}: {len(self):,} records, {parts or 'nothing'}"
+        return f"View of {self.name}: {plural(len(self), 'record')}, {parts or 'nothing'}"
 
     def _repr_html_(self) -> str:
         """For notebooks: the title and the records; of many only the first and the last ones."""
@@ -292,9 +411,9 @@ class Topic(TopicView):
 
     def _title(self) -> str:
         records = len(self)
-        size = f", {self.size_bytes() / 1e6:.1f} MB" if records else ""
+        size = f", {format_bytes(self.size_bytes())}" if records else ""
         partitions = plural(self.partitions, "partition")
-        return f"Topic {self.name}: {partitions}, {records:,} records{size}"
+        return f"Topic {self.name}: {partitions}, {plural(records, 'record')}{size}"
 
 
 def _cells(record: Record) -> tuple[object, ...]:

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 from embedlog.catalog import refuse_internal
+from embedlog.display import plural
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -442,7 +443,7 @@ class Producer:
         if self._context.buffer_pool.buffered:
             unsent = sum(queue.unsent_records() for queue in self._queues.values())
             warnings.warn(
-                f"{self!r} was not closed; {unsent} records were unsent",
+                f"{self!r} was not closed; {plural(unsent, 'record')} unsent",
                 ResourceWarning,
                 source=self,
                 stacklevel=2,
