@@ -73,14 +73,13 @@ def cut(text: str, width: int = 60) -> str:
     return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
 
 
-def short(data: bytes | None) -> str:
+def short(item: Any) -> str:
     """Return a key or value as text of at most 60 characters; of more its middle is left out."""
-    if data is None:
-        return "None"
-    if len(data) > 320:
+    if isinstance(item, bytes):
         # 60 characters take at most 240 bytes.
-        data = data[:160] + data[-160:]
-    return cut(data.decode("utf-8", "replace"))
+        data = item if len(item) <= 320 else item[:160] + item[-160:]
+        return cut(data.decode("utf-8", "replace"))
+    return cut(str(item))
 
 
 def need(package: str) -> Any:

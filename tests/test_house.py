@@ -22,7 +22,8 @@ pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
     {"errors", "version"},
-    {"record", "config", "checksum", "display", "files", "progress", "times"},
+    {"record", "serializers", "checksum", "display", "files", "progress", "times"},
+    {"config"},
     {"batch", "schema", "kv", "partitioner", "assignor"},
     {"keyspace"},
     {"segment", "index", "catalog"},

@@ -86,7 +86,9 @@ class Consumer:
             )
         check_topics(topics)
         self._root, self._init_topics, self._init_config = root, topics, config
-        self._assignment = Assignment(root, RecordDecoder(self.config), self._committed_position)
+        self._assignment = Assignment(
+            root, RecordDecoder(self.config, root), self._committed_position
+        )
         create = explicitly_enabled(config, "allow_auto_create_topics")
         self._group = GroupClient(root, self.config, self._assignment, create)
         self._subscription: StaticAssignment | GroupClient | None = None
