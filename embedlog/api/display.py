@@ -6,7 +6,7 @@ import html
 import importlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from types import ModuleType
 
 from embedlog.errors import EmbedlogError
 
@@ -61,7 +61,7 @@ def short(data: bytes | None) -> str:
     return text + "…" if len(data) > 80 else text
 
 
-def need(package: str) -> Any:
+def need(package: str) -> ModuleType:
     """Import an optional dependency."""
     try:
         return importlib.import_module(package)

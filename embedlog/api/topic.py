@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 import pyarrow as pa
 
@@ -15,14 +15,18 @@ from embedlog.batch import schema as batch_schema
 from embedlog.batch import tables
 from embedlog.batch.arrays import empty
 from embedlog.partition import PartitionLog
-from embedlog.record import Record
+from embedlog.record import K, Record, V
 from embedlog.root.root import Root
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
 
 _READ_BYTES = 4 << 20
 _SHOWN = 5
 
 
-class TopicView:
+class TopicView(Generic[K, V]):
     """Some records of a topic, read on demand; rows are ordered by partition and offset.
 
     ``len`` counts records, ``[100:200]`` and ``[-10:]`` select rows as in a list, and ``[7]``
@@ -44,7 +48,11 @@ class TopicView:
     def _count(self, part: OffsetRange) -> int:
         return self._log(part.partition).record_counts.count(part.start, part.stop)
 
-    def __getitem__(self, rows: int | slice) -> Any:
+    @overload
+    def __getitem__(self, rows: int) -> Record[K, V]: ...
+    @overload
+    def __getitem__(self, rows: slice) -> TopicView[K, V]: ...
+    def __getitem__(self, rows: int | slice) -> Record[K, V] | TopicView[K, V]:
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
             if step != 1:
@@ -80,7 +88,7 @@ class TopicView:
             before += count
         return ranges
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Record[K, V]]:
         """Yield every record as a `Record`."""
         for part, batches in self._reads():
             for batch, first, last in batches:
@@ -142,14 +150,19 @@ class TopicView:
     def _latest(self, schema: pa.Schema) -> Iterator[pa.Table]:
         return latest(self._root, self.name, self.ranges, schema)
 
-    def to_pandas(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> Any:
+    def to_pandas(
+        self, columns: Sequence[str] | None = None, *, latest: bool = False
+    ) -> pandas.DataFrame:
         """Return a pandas DataFrame; see `to_arrow`."""
         need("pandas")
         return self.to_arrow(columns, latest=latest).to_pandas()
 
-    def to_polars(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> Any:
+    def to_polars(
+        self, columns: Sequence[str] | None = None, *, latest: bool = False
+    ) -> polars.DataFrame:
         """Return a Polars DataFrame; see `to_arrow`."""
-        return need("polars").from_arrow(self.to_arrow(columns, latest=latest))
+        frame: polars.DataFrame = need("polars").from_arrow(self.to_arrow(columns, latest=latest))
+        return frame
 
     # The latest value of each key
 
@@ -224,7 +237,7 @@ class TopicView:
                     yield part, rows
 
 
-class Topic(TopicView):
+class Topic(TopicView[K, V]):
     """All records of a topic, as of each call."""
 
     def __init__(self, root: Root, name: str) -> None:
@@ -243,19 +256,19 @@ class Topic(TopicView):
         """The number of partitions."""
         return self._root.partitions(self.name)
 
-    def partition(self, number: int) -> TopicView:
+    def partition(self, number: int) -> TopicView[K, V]:
         """Return a view of one partition, as of now."""
         return TopicView(self._root, self.name, [self._range(number)])
 
-    def head(self, count: int = _SHOWN) -> TopicView:
+    def head(self, count: int = _SHOWN) -> TopicView[K, V]:
         """Return the first ``count`` records of each partition."""
         return self._count_ends(count, first=True)
 
-    def tail(self, count: int = _SHOWN) -> TopicView:
+    def tail(self, count: int = _SHOWN) -> TopicView[K, V]:
         """Return the last ``count`` records of each partition."""
         return self._count_ends(count, first=False)
 
-    def _count_ends(self, count: int, first: bool) -> TopicView:
+    def _count_ends(self, count: int, first: bool) -> TopicView[K, V]:
         if count < 0:
             raise ValueError(f"count must be at least 0, got {count}")
         ranges = []
@@ -269,7 +282,7 @@ class Topic(TopicView):
         return TopicView(self._root, self.name, ranges)
 
     @property
-    def config(self) -> dict[str, object]:
+    def config(self) -> dict[str, Any]:
         """The settings of the topic, by Kafka's names."""
         return self._root.topic(self.name).config.to_dict()
 

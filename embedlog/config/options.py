@@ -159,7 +159,7 @@ class ConsumerOptions(GroupOptions[K, V], total=False):
     """Iteration ends if no record comes for this long; None waits without a limit."""
 
 
-class TopicOptions(TypedDict, total=False):
+class _UnderscoredTopicOptions(TypedDict, total=False):
     """The settings of a topic, with underscores."""
 
     segment_bytes: int | None
@@ -263,11 +263,11 @@ _DottedTopicOptions = TypedDict(
 )
 
 
-class TopicSettings(TopicOptions, _DottedTopicOptions, total=False):
+class TopicOptions(_UnderscoredTopicOptions, _DottedTopicOptions, total=False):
     """The settings of a topic, with dots or underscores."""
 
 
-class MaintenanceOptions(TypedDict, total=False):
+class _UnderscoredMaintenanceOptions(TypedDict, total=False):
     """The settings of the maintenance jobs, with underscores."""
 
     log_retention_check_interval_ms: int | None
@@ -313,5 +313,5 @@ _DottedMaintenanceOptions = TypedDict(
 )
 
 
-class MaintenanceSettings(MaintenanceOptions, _DottedMaintenanceOptions, total=False):
+class MaintenanceOptions(_UnderscoredMaintenanceOptions, _DottedMaintenanceOptions, total=False):
     """The settings of the maintenance jobs, with dots or underscores."""

@@ -63,7 +63,7 @@ class Settings:
         defaults = type(self)().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != defaults[name]}
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Return all settings, by their dotted names."""
         return {name.replace("_", "."): getattr(self, name) for name in self.__dataclass_fields__}
 

@@ -92,21 +92,8 @@ def render() -> str:
             *("ConsumerOptions", "GroupOptions[K, V], total=False"),
             *("The settings of a consumer.", ConsumerConfig, RUN_GROUP_SETS),
         ),
-        *_class(
-            *("TopicOptions", "TypedDict, total=False"),
-            *("The settings of a topic, with underscores.", TopicConfig),
-        ),
-        *_dotted("_DottedTopicOptions", "TopicOptions", TopicConfig),
-        *_both("TopicSettings", "TopicOptions", "_DottedTopicOptions", "a topic"),
-        *_class(
-            *("MaintenanceOptions", "TypedDict, total=False"),
-            *("The settings of the maintenance jobs, with underscores.", MaintenanceConfig),
-        ),
-        *_dotted("_DottedMaintenanceOptions", "MaintenanceOptions", MaintenanceConfig),
-        *_both(
-            *("MaintenanceSettings", "MaintenanceOptions", "_DottedMaintenanceOptions"),
-            "the maintenance jobs",
-        ),
+        *_both_spellings("TopicOptions", "a topic", TopicConfig),
+        *_both_spellings("MaintenanceOptions", "the maintenance jobs", MaintenanceConfig),
     ]
     return _formatted("\n".join(parts) + "\n")
 
@@ -121,16 +108,16 @@ def _class(
             yield textwrap.indent(f'"""{effect}"""', "    ")
 
 
-def _dotted(name: str, options: str, config: type) -> Iterator[str]:
-    yield f"\n\n{name} = TypedDict(\n    {name!r},\n    {{"
+def _both_spellings(name: str, of_what: str, config: type) -> Iterator[str]:
+    """Yield a class with dots and underscores; only the syntax of a call allows dots."""
+    docstring = f"The settings of {of_what}, with underscores."
+    yield from _class(f"_Underscored{name}", "TypedDict, total=False", docstring, config)
+    yield f'\n\n_Dotted{name} = TypedDict(\n    "_Dotted{name}",\n    {{'
     for field in _fields(config):
-        yield f"{field.name.replace('_', '.')!r}: {_takes(options, field)!r},"
+        yield f"{field.name.replace('_', '.')!r}: {_takes(name, field)!r},"
     yield "    },\n    total=False,\n)"
-
-
-def _both(name: str, options: str, dotted: str, what: str) -> Iterator[str]:
-    yield f"\n\nclass {name}({options}, {dotted}, total=False):"
-    yield f'    """The settings of {what}, with dots or underscores."""'
+    yield f"\n\nclass {name}(_Underscored{name}, _Dotted{name}, total=False):"
+    yield f'    """The settings of {of_what}, with dots or underscores."""'
 
 
 def _fields(config: type, names: Iterable[str] | None = None) -> list[dataclasses.Field[object]]:
@@ -139,7 +126,7 @@ def _fields(config: type, names: Iterable[str] | None = None) -> list[dataclasse
 
 
 def _takes(options: str, field: dataclasses.Field[object]) -> str:
-    takes = TAKES.get((options, field.name)) or str(field.type)
+    takes = TAKES.get((options.removeprefix("_Underscored"), field.name)) or str(field.type)
     return takes if takes.endswith("| None") else f"{takes} | None"
 
 
