@@ -6,7 +6,7 @@ import html
 import importlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from types import ModuleType
 
 from embedlog.errors import EmbedlogError
 
@@ -73,7 +73,7 @@ def cut(text: str, width: int = 60) -> str:
     return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
 
 
-def short(item: Any) -> str:
+def short(item: object) -> str:
     """Return a key or value as text of at most 60 characters; of more its middle is left out."""
     if isinstance(item, bytes):
         # 60 characters take at most 240 bytes.
@@ -82,7 +82,7 @@ def short(item: Any) -> str:
     return cut(str(item))
 
 
-def need(package: str) -> Any:
+def need(package: str) -> ModuleType:
     """Import an optional dependency."""
     try:
         return importlib.import_module(package)

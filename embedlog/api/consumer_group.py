@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog.api.reset_offsets import (
     OffsetChange,
@@ -30,6 +30,9 @@ from embedlog.groups.offsets import CommittedOffset, check_group_id
 from embedlog.partition.reader import record_at
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
+
+if TYPE_CHECKING:
+    import pandas
 
 DEAD = "Dead"
 """Kafka's state of a group that does not exist (M1)."""
@@ -101,7 +104,7 @@ class GroupDescription:
             lag += f" ({without} without a commit)"
         return f"{self.group}: {self.state}, generation {self.generation}{by}, {members}, {lag}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return everything as plain dicts and lists, for JSON."""
         members = [member._asdict() for member in self.members]
         for member in members:
@@ -117,7 +120,7 @@ class GroupDescription:
             "partitions": [partition._asdict() for partition in self.partitions],
         }
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per partition."""
         frame = need("pandas").DataFrame(self.partitions, columns=PartitionDescription._fields)
         return frame.convert_dtypes()

@@ -10,11 +10,17 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, Self, TypedDict, Unpack, cast
 
 from embedlog.api.topic import Topic
 from embedlog.catalog import INTERNAL, refuse_differences, refuse_internal
 from embedlog.config import MaintenanceConfig, TopicConfig
+from embedlog.config.options import (
+    ConsumerOptions,
+    MaintenanceOptions,
+    ProducerOptions,
+    TopicOptions,
+)
 from embedlog.display import html_table, plural
 from embedlog.errors import (
     EmbedlogError,
@@ -23,17 +29,28 @@ from embedlog.errors import (
     TopicAlreadyExistsError,
 )
 from embedlog.files import Files
-from embedlog.partition import DURABILITIES, VISIBILITIES, PartitionLog
-from embedlog.partition.leases import hold, leases
+from embedlog.partition import (
+    DURABILITIES,
+    VISIBILITIES,
+    Durability,
+    PartitionLog,
+    Visibility,
+)
+from embedlog.partition.leases import Lease, LeaseInfo, hold, leases
 from embedlog.progress import ProgressBar, format_bytes
-from embedlog.record import TopicPartition
+from embedlog.record import K, TopicPartition, V
 from embedlog.root.repair import repair_root
 from embedlog.root.root import Root
 from embedlog.root.verify import Finding, rebuild_index, verify_root
 
 if TYPE_CHECKING:
     from embedlog.api.consumer_group import ConsumerGroup
+    from embedlog.compaction import CleanResult
+    from embedlog.consumer import Consumer
     from embedlog.maintenance import Maintenance
+    from embedlog.maintenance.activity import Event
+    from embedlog.producer import Producer
+    from embedlog.retention.retain import RetentionResult
 
 Progress = Callable[[int, int], None]
 """Called with the number of bytes done, and the number of all bytes."""
@@ -44,6 +61,49 @@ _open_logs: weakref.WeakSet[Log] = weakref.WeakSet()
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+class PartitionSummary(TypedDict):
+    """One partition, as of now; in the result of `Log.describe_topic`."""
+
+    partition: int
+    start_offset: int
+    end_offset: int
+    bytes: int
+    segments: int
+    leader_epoch: int
+
+
+class TopicDescription(TypedDict):
+    """The result of `Log.describe_topic`."""
+
+    name: str
+    id: int
+    created_ms: int
+    config: dict[str, Any]
+    """All settings, by Kafka's names."""
+    overrides: dict[str, Any]
+    """The settings that differ from their defaults."""
+    partitions: list[PartitionSummary]
+
+
+class MaintenanceResults(TypedDict):
+    """The results of the jobs; see `Log.maintain`."""
+
+    retention: list[RetentionResult]
+    """What was deleted."""
+    flush: list[PartitionLog]
+    """The partitions that were flushed, since ``flush.ms`` had passed."""
+    checkpoint: int
+    """The number of committed offsets that were saved for after a power cut."""
+    offsets: int
+    """The number of committed offsets of unused groups that were deleted."""
+    producers: int
+    """The number of idle producers that were forgotten."""
+    compaction: NotRequired[list[CleanResult]]
+    """What was compacted; without ``log_cleaner_enable`` there is no such result."""
+    activity: list[Event]
+    """The changes that were found."""
 
 
 class Log:
@@ -68,7 +128,7 @@ class Log:
         return self.root.path
 
     @property
-    def durability(self) -> str:
+    def durability(self) -> Durability:
         """``"os"`` or ``"fsync"``; see `open`."""
         return self.root.durability
 
@@ -101,7 +161,7 @@ class Log:
         self,
         name: str,
         partitions: int | None = None,
-        config: Mapping[str, object] | None = None,
+        config: TopicOptions | Mapping[str, object] | None = None,
         *,
         key: str | None = None,
         value: str | None = None,
@@ -155,7 +215,7 @@ class Log:
         refuse_internal(name)
         self.root.grow_topic(name, total)
 
-    def alter_topic(self, name: str, config: Mapping[str, object]) -> None:
+    def alter_topic(self, name: str, config: TopicOptions | Mapping[str, object]) -> None:
         """Change settings of a topic; None sets one back to its default."""
         self.root.alter_topic(name, config)
 
@@ -168,7 +228,7 @@ class Log:
         names = self.root.topics()
         return [name for name in names if internal or not name.startswith(INTERNAL)]
 
-    def describe_topic(self, name: str) -> dict[str, Any]:
+    def describe_topic(self, name: str) -> TopicDescription:
         """Return a topic's id and settings, and the offsets, bytes and segments per partition."""
         info = self.root.topic(name)
         logs = [self.root.partition(name, number) for number in range(info.partitions)]
@@ -227,7 +287,7 @@ class Log:
 
         return group_ids(self.root.context.live, self.root.context.state)
 
-    def group(self, name: str) -> Any:
+    def group(self, name: str) -> ConsumerGroup:
         """Return a view of a consumer group, to describe it and reset its offsets.
 
         The group need not exist: `ConsumerGroup.reset_offsets` sets where a new one begins.
@@ -241,7 +301,7 @@ class Log:
 
     # Writing and reading
 
-    def producer(self, **config: Any) -> Any:
+    def producer(self, **config: Unpack[ProducerOptions[K, V]]) -> Producer[K, V]:
         """Return a producer; see `embedlog.Producer` for its settings (kafka-python's names)."""
         from embedlog.producer import Producer
 
@@ -250,7 +310,7 @@ class Log:
         self._children.add(producer)
         return producer
 
-    def consumer(self, *topics: str, **config: Any) -> Any:
+    def consumer(self, *topics: str, **config: Unpack[ConsumerOptions[K, V]]) -> Consumer[K, V]:
         """Return a consumer; see `embedlog.Consumer` for its settings (kafka-python's names)."""
         from embedlog.consumer import Consumer
 
@@ -268,7 +328,7 @@ class Log:
 
     # Maintenance and retention
 
-    def maintain(self) -> dict[str, Any]:
+    def maintain(self) -> MaintenanceResults:
         """Run every maintenance job once, now, by the log's clock; return the results by job.
 
         Works with ``maintenance=False`` as well.  If another process runs the jobs in the
@@ -277,7 +337,7 @@ class Log:
         Raises:
             EmbedlogError: A job failed; all others were run.
         """
-        return self.maintenance.maintain()
+        return cast("MaintenanceResults", self.maintenance.maintain())
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete the records below an offset of each partition; -1 is the log end.
@@ -302,7 +362,7 @@ class Log:
         offsets: Mapping[TopicPartition, int] | None = None,
         *,
         seconds: float = 60.0,
-    ) -> Any:
+    ) -> Lease:
         """Keep records from being deleted for some time, for a long query or as a snapshot.
 
         Returns a `Lease`: `renew` it in time, `release` it, or use it in a ``with`` block.
@@ -327,7 +387,7 @@ class Log:
             offsets = {part: self.root.partition(*part).start_offset() for part in partitions}
         return hold(self.root, name, offsets, seconds)
 
-    def leases(self) -> list[Any]:
+    def leases(self) -> list[LeaseInfo]:
         """Return the current leases, by name; see `hold`."""
         return list(leases(self.root))
 
@@ -379,8 +439,8 @@ class Log:
         *,
         force: bool = False,
         progress: Progress | bool = True,
-        settings: Mapping[str, object] | None = None,
-    ) -> list[Any]:
+        settings: MaintenanceOptions | Mapping[str, object] | None = None,
+    ) -> list[CleanResult]:
         """Compact a topic now, in this thread: keep the last record of each key, at its offset.
 
         Reading and writing continue meanwhile.  Returns a result for each partition that was
@@ -400,7 +460,7 @@ class Log:
             InvalidConfigError: The topic is not compacted, or a setting is unknown.
             CorruptionError, StorageError: A partition could not be compacted; the others were.
         """
-        from embedlog.compaction import CleanOptions, CleanResult, select_due, try_clean
+        from embedlog.compaction import CleanOptions, select_due, try_clean
 
         root = self.root
         root.context.check_writable()
@@ -449,13 +509,15 @@ class Log:
             if self._maintenance is not None:
                 closing.callback(self._maintenance.close)
 
-    def __enter__(self) -> Log:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[..., Log], tuple[Callable[[], Root], MaintenanceConfig | None]]:
         open_root, _ = self.root.__reduce__()
         return _reopen, (open_root, self._maintenance_config)
 
@@ -515,13 +577,13 @@ def _reopen(open_root: Callable[[], Root], maintenance_config: MaintenanceConfig
 def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.open`
     path: str | os.PathLike[str],
     *,
-    mode: str = "rw",
-    durability: str = "os",
-    visibility: str = "append",
+    mode: Literal["rw", "r"] = "rw",
+    durability: Durability = "os",
+    visibility: Visibility = "append",
     clock: Callable[[], int] | None = None,
     auto_create_topics: bool = True,
     lock_timeout: float = 10.0,
-    maintenance: bool | Mapping[str, object] = True,
+    maintenance: bool | MaintenanceOptions | Mapping[str, object] = True,
     unsafe_filesystem: bool = False,
     allow_pickle: bool = False,
     files: Callable[..., Files] = Files,

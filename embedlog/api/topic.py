@@ -8,7 +8,7 @@ from datetime import timedelta
 from itertools import chain, repeat
 from operator import attrgetter
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 import pyarrow as pa
 
@@ -29,19 +29,21 @@ from embedlog.display import html_table, moment, need, plural, short
 from embedlog.errors import InvalidConfigError, SerializationError
 from embedlog.partition import PartitionLog
 from embedlog.progress import format_bytes
-from embedlog.record import Record, TopicPartition
+from embedlog.record import K, Record, TopicPartition, V
 from embedlog.root.root import Root
 from embedlog.serializers import adapt, shortened
 from embedlog.times import When
 
 if TYPE_CHECKING:
+    import pandas
+    import polars
     from matplotlib.axes import Axes
 
 _READ_BYTES = 4 << 20
 _SHOWN = 5
 
 
-class TopicView:
+class TopicView(Generic[K, V]):
     """Some records of a topic, read on demand; rows are ordered by partition and offset.
 
     ``len`` counts records, ``[100:200]`` and ``[-10:]`` select rows as in a list, and ``[7]``
@@ -59,7 +61,7 @@ class TopicView:
         self.raw = raw
         """Whether keys and values are bytes, whatever the serializers of the topic."""
 
-    def _view(self, ranges: Sequence[OffsetRange]) -> TopicView:
+    def _view(self, ranges: Sequence[OffsetRange]) -> TopicView[K, V]:
         return TopicView(self._root, self.name, ranges, raw=self.raw)
 
     def _serializers(self) -> tuple[str, str]:
@@ -83,7 +85,11 @@ class TopicView:
     def _count(self, part: OffsetRange) -> int:
         return self._log(part.partition).record_counts.count(part.start, part.stop)
 
-    def __getitem__(self, rows: int | slice) -> Any:
+    @overload
+    def __getitem__(self, rows: int) -> Record[K, V]: ...
+    @overload
+    def __getitem__(self, rows: slice) -> TopicView[K, V]: ...
+    def __getitem__(self, rows: int | slice) -> Record[K, V] | TopicView[K, V]:
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
             if step != 1:
@@ -106,14 +112,14 @@ class TopicView:
 
     # Rows by time, and at random
 
-    def since(self, start: When) -> TopicView:
+    def since(self, start: When) -> TopicView[K, V]:
         """Return the records from a time on; see `between`.
 
         ``topic.since("15m")`` are those of the last 15 minutes.
         """
         return self._limited(start, None)
 
-    def between(self, start: When, end: When) -> TopicView:
+    def between(self, start: When, end: When) -> TopicView[K, V]:
         """Return the records from ``start`` up to ``end``, which is excluded.
 
         In each partition these are the records from the first one at or after ``start`` up to
@@ -126,13 +132,13 @@ class TopicView:
         """
         return self._limited(None, (start, end))
 
-    def _limited(self, since: When | None, between: Between | None) -> TopicView:
+    def _limited(self, since: When | None, between: Between | None) -> TopicView[K, V]:
         if since is None and between is None:
             return self
         ranges = limit(self._root, self.name, self.ranges(), since, between)
         return self._view(ranges)
 
-    def at(self, time: When) -> Record | None:
+    def at(self, time: When) -> Record[K, V] | None:
         """Return the first record at or after a time, of all partitions; None if there is none.
 
         Of the first such record of each partition it is the one with the lowest timestamp.
@@ -144,7 +150,7 @@ class TopicView:
         views = (self._view([part])[:1] for part in starts)
         return min(chain(*views), key=attrgetter("timestamp"), default=None)
 
-    def sample(self, count: int = _SHOWN, *, seed: int | None = None) -> TopicView:
+    def sample(self, count: int = _SHOWN, *, seed: int | None = None) -> TopicView[K, V]:
         """Return records that are chosen at random, each with the same chance, in their order.
 
         Args:
@@ -171,7 +177,7 @@ class TopicView:
             before += count
         return ranges
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Record[K, V]]:
         """Yield every record as a `Record`.
 
         Raises:
@@ -295,7 +301,7 @@ class TopicView:
         since: When | None = None,
         between: Between | None = None,
         raw: bool = False,
-    ) -> Any:
+    ) -> pandas.DataFrame:
         """Return a pandas DataFrame; see `to_arrow`."""
         need("pandas")
         table = self.to_arrow(columns, latest=latest, since=since, between=between, raw=raw)
@@ -309,10 +315,11 @@ class TopicView:
         since: When | None = None,
         between: Between | None = None,
         raw: bool = False,
-    ) -> Any:
+    ) -> polars.DataFrame:
         """Return a Polars DataFrame; see `to_arrow`."""
         table = self.to_arrow(columns, latest=latest, since=since, between=between, raw=raw)
-        return need("polars").from_arrow(table)
+        frame: polars.DataFrame = need("polars").from_arrow(table)
+        return frame
 
     def plot(
         self,
@@ -463,7 +470,7 @@ class TopicView:
                     yield part, rows
 
 
-class Topic(TopicView):
+class Topic(TopicView[K, V]):
     """All records of a topic, as of each call."""
 
     def __init__(self, root: Root, name: str, *, raw: bool = False) -> None:
@@ -482,19 +489,19 @@ class Topic(TopicView):
         """The number of partitions."""
         return self._root.partitions(self.name)
 
-    def partition(self, number: int) -> TopicView:
+    def partition(self, number: int) -> TopicView[K, V]:
         """Return a view of one partition, as of now."""
         return self._view([self._range(number)])
 
-    def head(self, count: int = _SHOWN) -> TopicView:
+    def head(self, count: int = _SHOWN) -> TopicView[K, V]:
         """Return the first ``count`` records of each partition."""
         return self._count_ends(count, first=True)
 
-    def tail(self, count: int = _SHOWN) -> TopicView:
+    def tail(self, count: int = _SHOWN) -> TopicView[K, V]:
         """Return the last ``count`` records of each partition."""
         return self._count_ends(count, first=False)
 
-    def _count_ends(self, count: int, first: bool) -> TopicView:
+    def _count_ends(self, count: int, first: bool) -> TopicView[K, V]:
         if count < 0:
             raise ValueError(f"count must be at least 0, got {count}")
         ranges = []
@@ -508,7 +515,7 @@ class Topic(TopicView):
         return self._view(ranges)
 
     @property
-    def config(self) -> dict[str, object]:
+    def config(self) -> dict[str, Any]:
         """The settings of the topic, by Kafka's names."""
         return self._root.topic(self.name).config.to_dict()
 

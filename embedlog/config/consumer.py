@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from embedlog.config.settings import Settings
 from embedlog.config.values import (
@@ -51,7 +51,7 @@ class ConsumerConfig(Settings):
     """The name of a static member, which keeps its partitions over a restart (M13)."""
     partition_assignment_strategy: Any = checked(("range", "cooperative-sticky"), _assignors)
     """Names of assignors, or assignor objects, the preferred one first."""
-    auto_offset_reset: str = choice("latest", "earliest", "none")
+    auto_offset_reset: Literal["latest", "earliest", "none"] = choice("latest", "earliest", "none")
     """Where to start without a committed offset, or if it is out of range (E1)."""
     enable_auto_commit: bool = switch(True)
     """Commit the records that ``poll`` returned, in later calls of ``poll``."""
@@ -84,7 +84,9 @@ class ConsumerConfig(Settings):
     """Whether a deserializer, or that of a topic, may be ``"pickle"``, which can run any code."""
     check_crcs: bool = switch(True)
     """Verify the checksum of every column that is read."""
-    isolation_level: str = choice("read_uncommitted", "read_committed")
+    isolation_level: Literal["read_uncommitted", "read_committed"] = choice(
+        "read_uncommitted", "read_committed"
+    )
     """Both values mean the same: unpublished records are never visible (G23)."""
     exclude_internal_topics: bool = switch(True)
     """Whether patterns ignore internal topics."""

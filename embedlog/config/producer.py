@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from embedlog.config.settings import Settings
 from embedlog.config.values import (
@@ -37,7 +37,7 @@ class ProducerConfig(Settings):
     False
     """
 
-    acks: int | str = checked("all", _acks)
+    acks: Literal[0, 1, "all"] = checked("all", _acks)
     """When a send is acknowledged: 0, once buffered; 1, once written and visible; ``"all"``, once
     as durable as the ``durability`` of the log."""
     batch_size: int = number(256 << 10, 0, INT_MAX)
@@ -50,7 +50,7 @@ class ProducerConfig(Settings):
     """How long ``send`` waits before it raises (G8)."""
     max_request_size: int = number(1 << 20, 0, INT_MAX)
     """Refuse larger records, by the estimate of Kafka's producer (G7)."""
-    compression_type: str = checked("none", compression)
+    compression_type: Literal["none", "lz4", "zstd"] = checked("none", compression)
     """``none``, ``lz4`` or ``zstd``."""
     enable_idempotence: bool = switch(None)
     """Whether batches get sequence numbers, so that a retry is not written twice (G15).

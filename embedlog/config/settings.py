@@ -58,12 +58,12 @@ class Settings:
         overrides = {name.replace(".", "_"): value for name, value in self.overrides().items()}
         return self.parse(overrides | changes)
 
-    def overrides(self) -> dict[str, object]:
+    def overrides(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, by their dotted names."""
         defaults = type(self)().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != defaults[name]}
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Return all settings, by their dotted names."""
         return {name.replace("_", "."): getattr(self, name) for name in self.__dataclass_fields__}
 

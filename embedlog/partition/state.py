@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from sortedcontainers import SortedDict
 
@@ -41,8 +41,9 @@ from embedlog.segment import SegmentFile, path_of
 
 T = TypeVar("T")
 
-DURABILITIES = ("os", "fsync")
-VISIBILITIES = ("append", "durable")
+Durability = Literal["os", "fsync"]
+Visibility = Literal["append", "durable"]
+DURABILITIES, VISIBILITIES = get_args(Durability), get_args(Visibility)
 
 
 @dataclass(slots=True)

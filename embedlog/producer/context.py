@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
 
 from embedlog.config import ProducerConfig
 from embedlog.errors import EmbedlogError
@@ -31,7 +30,7 @@ class ProducerContext:
         options: The settings that the program gave, by name.
     """
 
-    def __init__(self, owner: object, root: Root, options: dict[str, Any]) -> None:
+    def __init__(self, owner: object, root: Root, options: Mapping[str, object]) -> None:
         self.owner = owner
         self.root = root
         self.config = config = ProducerConfig.parse(options)

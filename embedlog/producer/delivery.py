@@ -18,7 +18,7 @@ from embedlog.producer.row_batches import Rows
 from embedlog.record import Appended, RecordMetadata
 
 LOGGER = logging.getLogger("embedlog.producer")
-Callback = tuple[Any, bool, Callable[..., object], tuple[Any, ...], dict[str, Any]]
+Callback = tuple[Any, bool, Callable[..., object], tuple[object, ...], dict[str, object]]
 """The future, whether the callback is for errors, the function and its arguments."""
 
 

@@ -9,9 +9,10 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, Generic, Self, Unpack
 
 from embedlog.catalog import refuse_internal
+from embedlog.config.options import ProducerOptions
 from embedlog.display import plural
 from embedlog.errors import (
     ClosedError,
@@ -26,7 +27,14 @@ from embedlog.partition.producer_state import LAST_SEQUENCE
 from embedlog.producer.context import ProducerContext
 from embedlog.producer.delivery import LOGGER, Delivery
 from embedlog.producer.future import BatchFuture, RecordFuture
-from embedlog.producer.row_batches import ROW_BYTES, Rows, size_of, table_rows
+from embedlog.producer.row_batches import (
+    ROW_BYTES,
+    ArrowArray,
+    ArrowStream,
+    Rows,
+    size_of,
+    table_rows,
+)
 from embedlog.producer.topic_queue import TopicQueue, no_key
 from embedlog.producer.validation import (
     check_all_bytes,
@@ -36,11 +44,11 @@ from embedlog.producer.validation import (
     serialize_all,
     to_bytes,
 )
-from embedlog.record import RecordMetadata
+from embedlog.record import K, RecordMetadata, V
 from embedlog.root.root import Root
 
 
-class Producer:
+class Producer(Generic[K, V]):
     """Sends records to topics of one log; any thread may call any method.
 
     Settings are kafka-python's (see `ProducerConfig`).  Batches are numbered (idempotent): a
@@ -54,7 +62,7 @@ class Producer:
     Use it in a ``with`` block, or `close` it: then the unwritten records are flushed.
     """
 
-    def __init__(self, root: Root, **config: Any) -> None:
+    def __init__(self, root: Root, **config: Unpack[ProducerOptions[K, V]]) -> None:
         self.root = root
         self._options = config
         self._context = ProducerContext(self, root, config)
@@ -84,8 +92,8 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: Any = None,
-        key: Any = None,
+        value: V | None = None,
+        key: K | None = None,
         headers: Sequence[tuple[str, bytes | None]] | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -114,7 +122,7 @@ class Producer:
         ):
             return self._send_general(queue, value, key, headers, partition, timestamp_ms)
         if key is not None:
-            size = ROW_BYTES + len(value) + len(key)
+            size = ROW_BYTES + len(value) + len(key)  # type: ignore[arg-type]  # it is bytes
         elif queue.settings.compacts and queue.settings.refresh().config.compacts:
             # Refreshed because the topic may have been altered, and a refusal writes nothing.
             return self._refuse(no_key(topic, [0]))
@@ -127,11 +135,11 @@ class Producer:
             open_batch = queue.open_batch
             free = open_batch.free - size
             if free < 0:
-                open_batch, free = queue.reserve(size, value, key)
+                open_batch, free = queue.reserve(size, value, key)  # type: ignore[arg-type]
             open_batch.free = free
             values = open_batch.values
             row = len(values)
-            open_batch.keys.append(key)
+            open_batch.keys.append(key)  # type: ignore[arg-type]
             open_batch.timestamps.append(timestamp_ms)
             values.append(value)
         except RecordTooLargeError as error:
@@ -235,9 +243,9 @@ class Producer:
     def send_batch(
         self,
         topic: str,
-        values: Sequence[Any],
-        keys: Sequence[Any] | None = None,
-        headers: Sequence[Any] | None = None,
+        values: Sequence[V | None],
+        keys: Sequence[K | None] | None = None,
+        headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
         timestamps: Sequence[int] | int | None = None,
         partition: int | None = None,
         sequence: int | None = None,
@@ -289,7 +297,7 @@ class Producer:
     def append_table(
         self,
         topic: str,
-        table: Any,
+        table: ArrowStream | ArrowArray,
         key: str | None = None,
         value: str | None = None,
         timestamp: str | None = None,
@@ -440,7 +448,7 @@ class Producer:
             self._context.reports.notify()
             self._context.sender.stop()
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -36,7 +36,7 @@ from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
 from embedlog.partition import flush
 from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.partition.partition_log import PartitionLog
-from embedlog.partition.state import Context
+from embedlog.partition.state import Context, Durability
 from embedlog.root import startup, topic_deletion
 from embedlog.version import __version__
 
@@ -67,7 +67,7 @@ class Root:
         path: str,
         *,
         mode: str,
-        durability: str,
+        durability: Durability,
         visibility: str,
         clock: Callable[[], int],
         lock_timeout: float,

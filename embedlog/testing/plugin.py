@@ -74,8 +74,7 @@ def records_of(embedlog_log: Log) -> Callable[..., list[Record]]:
 
 def _wait_for_records(log: Log, topic: str, count: int, timeout: float) -> None:
     deadline, present = time.monotonic() + timeout, 0
-    options = {"auto_offset_reset": "earliest", "metadata_max_age_ms": 20}
-    with log.consumer(topic, **options) as consumer:
+    with log.consumer(topic, auto_offset_reset="earliest", metadata_max_age_ms=20) as consumer:
         while present < count:
             left = deadline - time.monotonic()
             if left <= 0:
