@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from embedlog.producer.delivery import BatchRange, Callback, CompletedDelivery, run_callback
+from embedlog.producer.unretrieved import FailedRecords
 
 
 class RecordFuture:
@@ -18,10 +19,10 @@ class RecordFuture:
     _row: int | None
 
     @classmethod
-    def _completed(cls, outcome: Any) -> Self:
+    def _completed(cls, outcome: Any, failed: FailedRecords | None = None) -> Self:
         """Return a future whose outcome is known at once."""
         future = cls()
-        future._delivery, future._row = CompletedDelivery(outcome), None
+        future._delivery, future._row = CompletedDelivery(outcome, failed), None
         return future
 
     def result(self, timeout: float | None = None) -> Any:
@@ -37,6 +38,7 @@ class RecordFuture:
         if outcome is None:
             outcome = self._delivery.wait(self._row, timeout)
         if isinstance(outcome, BaseException):
+            self._delivery.mark_retrieved(self._row)
             raise outcome
         return outcome
 
@@ -52,11 +54,11 @@ class RecordFuture:
     def succeeded(self) -> bool:
         """Return whether the record was written."""
         outcome = self._delivery.outcome(self._row)
-        return outcome is not None and not isinstance(outcome, BaseException)
+        return outcome is not None and self.exception is None
 
     def failed(self) -> bool:
         """Return whether the record failed for good."""
-        return isinstance(self._delivery.outcome(self._row), BaseException)
+        return self.exception is not None
 
     @property
     def value(self) -> Any:
@@ -68,7 +70,10 @@ class RecordFuture:
     def exception(self) -> BaseException | None:
         """The error, or None if there is none (yet)."""
         outcome = self._delivery.outcome(self._row)
-        return outcome if isinstance(outcome, BaseException) else None
+        if not isinstance(outcome, BaseException):
+            return None
+        self._delivery.mark_retrieved(self._row)
+        return outcome
 
     def retriable(self) -> bool:
         """Return whether the record failed with an error that sending it again may avoid."""
