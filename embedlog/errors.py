@@ -430,6 +430,14 @@ class DiskFullError(StorageError):
     retriable = True
 
 
+class LogDeletedError(StorageError):
+    """The files of the log were deleted, or replaced by others, while it was open.
+
+    Nothing was changed by the refused call.  A retry does not help: close the log, restore the
+    directory if there is a copy, and open it again.
+    """
+
+
 class DurabilityError(StorageError):
     """A flush failed, so the partition is read-only for all processes (P9, R6).
 

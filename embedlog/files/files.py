@@ -29,6 +29,7 @@ from embedlog.errors import (
     ClosedError,
     DurabilityError,
     LockTimeoutError,
+    LogDeletedError,
     NotALogError,
     ReadOnlyError,
     StorageError,
@@ -55,6 +56,10 @@ READ_UNCHECKED: Final = 16 << 20
 
 MANY_DESCRIPTORS: Final = 1 << 20
 """Returned where there is no limit."""
+
+LINK_CHECK_SECONDS: Final = 0.0005
+"""How often appends and commits check that their files were not deleted: each time would cost
+them a microsecond of twenty, and a deletion of a whole log takes longer than this."""
 
 FIRST_SLEEP: Final = 20e-6
 LONGEST_SLEEP: Final = 1e-3
@@ -267,6 +272,21 @@ class Files:
             return os.lseek(fd, 0, os.SEEK_END)
         except OSError as error:
             raise self._failed(error, "size", fd) from error
+
+    def check_linked(self, fd: int) -> None:
+        """Raise if the file has no name any more: what is written to it is lost when it is closed.
+
+        Raises:
+            LogDeletedError: It was deleted, perhaps with the whole log.
+        """
+        with self._errors("stat", fd):
+            linked = os.fstat(fd).st_nlink
+        if not linked:
+            raise LogDeletedError(
+                "The files of the log were deleted while it was open",
+                path=self._absolute(fd),
+                todo="Close the log, restore its directory if you have a copy, and open it again.",
+            )
 
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file to `size` bytes, or extend it with zeros."""
