@@ -277,7 +277,6 @@ class Store:
         Raises:
             CorruptionError: The file was damaged since this process opened it.
             StorageError: LMDB cannot read it for now.
-            LogDeletedError: The file was deleted.
         """
         shared = self._shared or self._attach()
         for _ in range(3):
@@ -297,7 +296,6 @@ class Store:
         """
         data = self._data
         if data is not None:
-            self.check_linked()
             # In this order: another thread may make the file longer, and note it, in between.
             before, length = self._length, self._files.size(data)
             if length < before:
@@ -380,7 +378,6 @@ class Store:
             DiskFullError: No space; nothing was changed.
             StorageError: LMDB refused; nothing was changed, unless the message says otherwise.
             CorruptionError: The file was damaged since this process opened it.
-            LogDeletedError: The file was deleted.
         """
         if not self._queue.acquire(False) and not self._queue.acquire(timeout=self._timeout):
             raise LockTimeoutError("Another thread holds the lock", path=self._lock_path)

@@ -717,7 +717,7 @@ def test_the_error_of_an_expired_record_says_how_late_it_is_and_why(root):
             error = exception_of(producer.send("one", b"lost"))
     assert type(error) is LockTimeoutError
     assert type(error.__cause__) is LockTimeoutError
-    waited = re.search(r"attempts in (\d+\.\d+) s \(delivery_timeout_ms 60\)", str(error))
+    waited = re.search(r"attempts? in (\d+\.\d+) s \(delivery_timeout_ms 60\)", str(error))
     assert waited and float(waited[1]) >= 0.06
 
 

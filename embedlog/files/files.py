@@ -279,8 +279,10 @@ class Files:
         Raises:
             LogDeletedError: It was deleted, perhaps with the whole log.
         """
-        with self._errors("stat", fd):
+        try:
             linked = os.fstat(fd).st_nlink
+        except OSError as error:
+            raise self._failed(error, "stat", fd) from error
         if not linked:
             raise LogDeletedError(
                 "The files of the log were deleted while it was open",
