@@ -307,7 +307,7 @@ class Store:
                 self._length = length
 
     def check_linked(self) -> None:
-        """Raise if the file was deleted, perhaps with the whole log, as of half a millisecond ago.
+        """Raise if the file was deleted, perhaps with the log, more than `LINK_CHECK_SECONDS` ago.
 
         Raises:
             LogDeletedError: Every process that has it open works on what is lost at its end.

@@ -32,6 +32,7 @@ from embedlog.errors import (
     StorageError,
     TimeoutError,  # noqa: A004 - it is one
 )
+from embedlog.files.files import LINK_CHECK_SECONDS
 from embedlog.partitioner import partition_for_key
 from embedlog.producer import Producer, partition_writer, topic_queue
 
@@ -513,11 +514,17 @@ def delete_and_make_again(path):
     embedlog.open(path).close()
 
 
+def delete_topics(path):
+    shutil.rmtree(path / "topics")
+    # These few files may be deleted faster than appends look again.
+    time.sleep(LINK_CHECK_SECONDS)
+
+
 DELETIONS = {
     "the root": shutil.rmtree,
     "its contents": delete_contents,
     "and another log is there": delete_and_make_again,
-    "the topics": lambda path: shutil.rmtree(path / "topics"),
+    "the topics": delete_topics,
 }
 
 
