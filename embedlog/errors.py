@@ -367,7 +367,7 @@ class DeliveryFailedError(EmbedlogError):
 
     Raised by ``flush`` and ``close`` of a producer with ``raise_errors=True``.  ``count`` says
     how many records failed, ``topics`` how many of each topic, and ``errors`` why (the first
-    ten different errors); the first one is also the ``__cause__``.  Whether sending them again
+    ten errors); the first one is also the ``__cause__``.  Whether sending them again
     may help depends on these errors: see their ``retriable``.
     """
 

@@ -467,13 +467,12 @@ def test_an_append_that_waits_for_the_disk_is_logged_once(tmp_path, warnings, mo
     class SlowFiles(FaultyFiles):
         def sync(self, fd):
             time.sleep(pause)
-            super().sync(fd)
 
-    monkeypatch.setattr(partition_writer, "LONG_WAIT", 0.5)
+    monkeypatch.setattr(partition_writer, "LONG_WAIT", 0.3)
     root = open_root(tmp_path / "log", files=SlowFiles, durability="fsync")
     with Producer(root, linger_ms=60_000, delivery_timeout_ms=120_000) as producer:
         producer.send("one", b"v").result()
-        for pause in (0.6, 0.6):  # noqa: B007 - `sync` reads it
+        for pause in (0.4, 0.4):  # noqa: B007 - `sync` reads it
             for _ in range(records):
                 producer.send("one", b"v")
             producer.flush()

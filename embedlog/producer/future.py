@@ -54,7 +54,10 @@ class RecordFuture:
     def succeeded(self) -> bool:
         """Return whether the record was written."""
         outcome = self._delivery.outcome(self._row)
-        return outcome is not None and self.exception is None
+        if isinstance(outcome, BaseException):
+            self._delivery.mark_retrieved(self._row)
+            return False
+        return outcome is not None
 
     def failed(self) -> bool:
         """Return whether the record failed for good."""

@@ -13,6 +13,7 @@ from embedlog.batch.limits import request_size
 from embedlog.errors import (
     BufferExhaustedError,
     ClosedError,
+    EmbedlogError,
     IllegalStateError,
     InvalidRecordError,
     RecordTooLargeError,
@@ -334,7 +335,7 @@ class TopicQueue:
         except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
             config, now = self.context.config, monotonic()
             self._attempts += 1
-            if getattr(error, "retriable", False):
+            if isinstance(error, EmbedlogError) and error.retriable:
                 if now < open_batch.deadline:
                     self._retry_at = now + config.retry_backoff_ms / 1000
                     self.context.sender.wake()

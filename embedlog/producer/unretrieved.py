@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import getLogger
-from typing import Any
 
 from embedlog.errors import DeliveryFailedError, EmbedlogError
 
@@ -29,7 +28,9 @@ class FailedRecords:
     """Records that failed together, until the last future of their delivery is dropped.
 
     Args:
-        errors: Is told of the records that no caller looked at.
+        errors: Logs the records that no caller looked at.
+        topic: Their topic; None if it is not known.
+        partition: Their partition; None if they failed before they had one.
         count: How many records failed.
         error: Why.
     """
@@ -79,7 +80,7 @@ class UnretrievedErrors:
         self._errors: list[BaseException] = []
         self._raising = 0
         """How many calls are about to raise what is dropped meanwhile."""
-        self._unlogged: list[tuple[Any, int, BaseException]] = []
+        self._unlogged: list[tuple[tuple[str | None, int | None], int, BaseException]] = []
         """What was dropped while calls were about to raise it."""
         _all.add(self)
 
