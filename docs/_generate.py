@@ -298,6 +298,7 @@ ERRORS: dict[str, dict[str, str]] = {
     "Producing": {
         "TimeoutError": "Try again, or allow more time.",
         "BufferExhaustedError": "Send more slowly, or raise `buffer_memory` or `max_block_ms`.",
+        "DeliveryFailedError": "Act on its `errors`, and send the records again if these allow it.",
         "OutOfOrderSequenceError": "Ask `last_sequence` where to continue.",
         "InvalidProducerEpochError": "Close this producer: a newer one has its name.",
         "RestartedApplicationError": "Use another name, or allow the restart "
@@ -308,6 +309,8 @@ ERRORS: dict[str, dict[str, str]] = {
         "DiskFullError": "Make room: delete records, or lower the retention. Appends continue by "
         "themselves.",
         "DurabilityError": "Check the disk, then run `embedlog repair --yes`.",
+        "LogDeletedError": "Close the log, restore its directory if you have a copy, and open it "
+        "again.",
         "LockTimeoutError": "Look at the process `pid`: continue or end it. Or raise "
         "`lock_timeout`.",
         "CorruptionError": "Run `embedlog verify`, then `embedlog repair`; restore the file from a "

@@ -61,7 +61,7 @@ class ProducerContext:
         """The producer was closed: what is not written fails."""
         self.fenced: EmbedlogError | None = None
         """The error that says that a newer producer has the name of this one (G17)."""
-        self.reports = DeliveryReports(self.buffer_pool, log_errors=self.config.acks == 0)
+        self.reports = DeliveryReports(self.buffer_pool)
         self.sender = sender.Sender(self.lock, queues)
 
     def identity(self) -> tuple[int, int]:

@@ -235,8 +235,9 @@ class Producer(Generic[K, V]):
             return self._refuse_locked(error)
 
     def _refuse_locked(self, error: EmbedlogError) -> RecordFuture:
-        self._context.reports.counts["errors"] += 1
-        return RecordFuture._completed(error)
+        reports = self._context.reports
+        reports.counts["errors"] += 1
+        return RecordFuture._completed(error, reports.unretrieved.add(error.topic, None, 1, error))
 
     # Sending many records
 
@@ -411,25 +412,46 @@ class Producer(Generic[K, V]):
 
     # Finishing
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: float | None = None, raise_errors: bool = False) -> None:
         """Return once everything that was sent before this call is written, or failed (G10).
 
         Writes in this thread, and does not wait for what other threads send meanwhile.
 
+        Args:
+            timeout: In seconds; None to wait as long as it takes.
+            raise_errors: Raise if any record failed since the producer was created, except
+                those whose error a program got from a future or in a callback, and those that
+                an earlier call with ``raise_errors`` raised.
+
         Raises:
             TimeoutError: Not everything was written within ``timeout`` seconds.
+            DeliveryFailedError: With ``raise_errors``: its ``errors`` say why, and ``topics``
+                how many records of which topics.
         """
         deadline = None if timeout is None else monotonic() + timeout
-        for queue in list(self._queues.values()):
-            queue.flush(deadline)
-        self._context.reports.run_callbacks(wait=True)
+        reports = self._context.reports
+        with reports.unretrieved.raised(raise_errors):
+            for queue in list(self._queues.values()):
+                queue.flush(deadline)
+            reports.run_callbacks(wait=True)
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self, timeout: float | None = None, raise_errors: bool = False) -> None:
         """Write the unwritten records, for at most ``timeout`` seconds, and stop (G10).
 
         Records that are not written then fail with `ClosedError`; with 0, all of them do.  May
         be repeated, and may be called from a callback.
+
+        Args:
+            timeout: In seconds; None to wait as long as it takes.
+            raise_errors: Raise as `flush` does, once the producer is closed.
+
+        Raises:
+            DeliveryFailedError: With ``raise_errors``: records failed.
         """
+        with self._context.reports.unretrieved.raised(raise_errors):
+            self._close(timeout)
+
+    def _close(self, timeout: float | None) -> None:
         with self._lock:
             if self._closed:
                 return

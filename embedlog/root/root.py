@@ -214,7 +214,12 @@ class Root:
         return self.context.catalog.producer_identity(name)
 
     def flush(self) -> None:
-        """Flush every partition that this handle appended to."""
+        """Flush every partition that this handle appended to.
+
+        Raises:
+            LogDeletedError: The log was deleted while it was open.
+        """
+        self.context.state.check_linked()
         flush.flush([log for log in list(self._partitions.values()) if log.dirty])
 
     # Attaching
@@ -356,6 +361,7 @@ class Root:
 
     def _mark_clean(self, context: Context) -> None:
         files = context.files
+        context.state.check_linked()
         root_lock = files.open("locks/root", write=True, create=True)
         files.lock(root_lock, self.lock_timeout)
         files.unlock(self._attached)
