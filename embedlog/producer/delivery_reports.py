@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 
+from embedlog.metrics import Sample
 from embedlog.producer.buffer_pool import BufferPool
 from embedlog.producer.delivery import (
     LOGGER,
@@ -14,14 +16,14 @@ from embedlog.producer.delivery import (
     ProducerBatch,
     run_callback,
 )
+from embedlog.producer.metrics import TopicCounts, samples
 
 
 class DeliveryReports:
     """Collects outcomes while a queue is drained; `notify` reports them once no lock is held."""
 
     def __init__(self, buffer_pool: BufferPool, *, log_errors: bool) -> None:
-        names = ("records", "batches", "bytes", "errors", "retries", "duplicates")
-        self.counts = dict.fromkeys(names, 0)
+        self._topics: dict[str, TopicCounts] = {}
         self._buffer_pool = buffer_pool
         self._log_errors = log_errors
         """With ``acks=0`` no caller learns of an error."""
@@ -31,20 +33,25 @@ class DeliveryReports:
         self._callback_lock = threading.Lock()
         self._callback_thread: int | None = None
 
-    def count(self, **added: int) -> None:
-        """Add to the counts; several threads drain queues at the same time."""
-        with self._buffer_pool.lock:
-            for name, number in added.items():
-                self.counts[name] += number
+    def counts(self, topic: str) -> TopicCounts:
+        """Return the counts for a topic, which begin at 0."""
+        counts = self._topics.get(topic)
+        return self._topics.setdefault(topic, TopicCounts()) if counts is None else counts
 
-    def record_written(self, open_batch: OpenBatch, size: int, duplicate: bool) -> None:
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics of the producer."""
+        return samples(self._topics, self._buffer_pool)
+
+    def record_written(
+        self, open_batch: OpenBatch, counts: TopicCounts, size: int, duplicate: bool
+    ) -> None:
         """Report a record that took no `ProducerBatch`; its callbacks run with `notify`."""
-        counts, pool = self.counts, self._buffer_pool
+        pool = self._buffer_pool
         with pool.lock:
-            counts["batches"] += 1
-            counts["records"] += 1
-            counts["bytes"] += size
-            counts["duplicates"] += duplicate
+            counts.batches += 1
+            counts.records += 1
+            counts.bytes += size
+            counts.duplicates += duplicate
             pool.buffered -= open_batch.reserved
             if pool.waiters:
                 pool.progress.notify_all()
@@ -55,7 +62,12 @@ class DeliveryReports:
         """Count a batch that was written or failed; `notify` does the rest after the drain."""
         receipt, records, size = batch.receipt, batch.count, batch.size
         if receipt is not None:
-            self.count(batches=1, records=records, bytes=size, duplicates=receipt.duplicate)
+            counts = self.counts(batch.delivery.queue.topic)
+            with self._buffer_pool.lock:
+                counts.batches += 1
+                counts.records += records
+                counts.bytes += size
+                counts.duplicates += receipt.duplicate
         elif batch.error is not None:
             self._count_errors(batch.delivery.queue.topic, records, batch.error)
         self._done.append((batch.delivery, size))
@@ -69,7 +81,8 @@ class DeliveryReports:
         self._done.append((open_batch, 0))
 
     def _count_errors(self, topic: str, count: int, error: BaseException) -> None:
-        self.count(errors=count)
+        with self._buffer_pool.lock:
+            self.counts(topic).errors += count
         if self._log_errors:
             LOGGER.error("%d records for topic %s were lost: %s", count, topic, error)
 
