@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
     {"errors", "version"},
-    {"record", "config", "checksum", "files", "progress"},
+    {"record", "config", "checksum", "files", "progress", "metrics"},
     {"batch", "schema", "kv", "partitioner", "assignor"},
     {"keyspace"},
     {"segment", "index", "catalog"},
@@ -34,7 +34,7 @@ FLOORS = (
     {"retention", "compaction", "producer", "consumer"},
     {"maintenance"},
     {"api"},
-    {"spark", "notebook", "cli", "testing", "kafka"},
+    {"spark", "notebook", "cli", "testing", "kafka", "opentelemetry"},
     {"pipeline"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -45,6 +45,7 @@ DOORS = {
     "numpy": {"batch", "compaction", "index", "partitioner", "pipeline"},
     "pandas": {"notebook", "spark"},
     "IPython": {"notebook"},
+    "opentelemetry": {"opentelemetry"},
     "pyarrow": {
         *("batch", "schema", "segment", "partition", "root", "publish", "compaction"),
         *("producer", "consumer", "api", "spark", "notebook", "pipeline"),
@@ -364,6 +365,7 @@ SAME_PART = {
     "__main__",
     "context",  # what the objects of a package share
     "errors",  # the errors of everybody, and of Spark
+    "metrics",  # their names, and what producers, consumers and logs count
     "validation",  # what is refused: by a producer, by a topic
 }
 

@@ -260,6 +260,8 @@ def _metrics(commands: _Parser) -> None:
         default="table",
         help="by default a table; prometheus is for node_exporter's textfile collector",
     )
+    about = "a label for all metrics in Prometheus' format, such as the name of the log"
+    _list(metrics, "--label", "NAME=VALUE", about)
 
 
 def _dump(commands: _Parser) -> None:
