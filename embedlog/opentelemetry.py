@@ -128,13 +128,12 @@ def instrument_producer(producer: Producer, tracer_provider: TracerProvider | No
         tracer_provider: By default the global one.
     """
     tracer = trace.get_tracer(_NAME, __version__, tracer_provider)
-    # Weak: a producer that the program dropped must be closed in spite of its own attribute.
-    vars(producer)["send"] = partial(_send, tracer, weakref.ref(producer))
+    vars(producer)["send"] = partial(_send, tracer, producer)
 
 
 def _send(
     tracer: Tracer,
-    reference: weakref.ref[Producer],
+    producer: Producer,
     topic: str,
     value: Any = None,
     key: Any = None,
@@ -142,8 +141,6 @@ def _send(
     partition: int | None = None,
     timestamp_ms: int | None = None,
 ) -> Any:
-    producer = reference()
-    assert producer is not None, "its own attribute is called"
     attributes = _attributes("send", topic, partition, value is None)
     if producer.config.client_id:
         attributes["messaging.client.id"] = producer.config.client_id
