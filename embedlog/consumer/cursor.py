@@ -215,7 +215,9 @@ class PartitionCursor:
         """Take back the records that an iterator still holds; they are returned again later."""
         if self._run is not None:
             self._position = self._run.position
-            self._count_records(-self._run.left)
+            left = self._run.left
+            self._counts.records -= left
+            self._counts.bytes -= left * self._record_bytes
             self._run.recall()
             self._run = None
 
@@ -347,8 +349,7 @@ class PartitionCursor:
                 self._position = position = self.position()
                 self._run = None
                 run = self._run = self._decoder.decode(head, self.partition, position)
-                self._record_bytes = head.size / head.count
-                self._count_records(run.left)
+                self._count_records(head, run.left)
             if run.position < head.next_offset:
                 return run
         return None
@@ -372,15 +373,17 @@ class PartitionCursor:
                 raise locate_error(error, head, self.partition, position) from error
             self._position = max(after, position)
             if rows is not None:
-                self._record_bytes = head.size / head.count
-                self._count_records(rows.num_rows)
+                self._count_records(head, rows.num_rows)
             if rows is not None or after < head.next_offset:
                 return rows
         return None
 
-    def _count_records(self, count: int) -> None:
-        self._counts.records += count
-        self._counts.bytes += count * self._record_bytes
+    def _count_records(self, batch: Batch, count: int) -> None:
+        """Count records of a batch that are about to be returned."""
+        counts = self._counts
+        self._record_bytes = record_bytes = batch.size / batch.count
+        counts.records += count
+        counts.bytes += count * record_bytes
 
     def take_records(self, max_records: int) -> tuple[list[Record], int] | None:
         """Take some records of one batch, and their number."""
