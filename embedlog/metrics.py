@@ -252,7 +252,8 @@ GROUPS = (
         (
             Metric(
                 *("time-since-last-run-ms", "gauge"),
-                "Milliseconds since any process ran the job last, in this boot",
+                "Milliseconds since any process ran the job last, or first waited to run it; only "
+                "of jobs with an interval of at least 3 s",
             ),
         ),
     ),

@@ -300,7 +300,7 @@ def test_a_log_has_sizes_offsets_lags_and_the_owner_of_maintenance(log):
 
 
 def test_a_log_names_the_clients_of_its_handle(log):
-    """With their client ids, or numbered as Kafka numbers them."""
+    """With their client ids, or numbered as Kafka numbers them, while they are open."""
     with log.producer() as producer, log.producer(client_id="web"), log.producer(client_id="web"):
         producer.send("orders", b"v").result()
         with log.consumer("orders", client_id="reader"):
@@ -311,6 +311,10 @@ def test_a_log_names_the_clients_of_its_handle(log):
     assert sorted(clients) == ["producer-1", "web", "web-3"]
     assert metrics["producer-1.producer-topic-metrics.orders"]["record-send-total"] == 1
     assert "reader.consumer-metrics" in metrics
+    with log.producer(client_id="web"):
+        assert [key for key in log.metrics() if ".producer-metrics" in key] == [
+            "web.producer-metrics"
+        ]
 
 
 def test_two_keys_that_are_equal_lose_nothing(log):

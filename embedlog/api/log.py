@@ -64,6 +64,7 @@ class Log:
         self._client_ids: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """Producers and consumers, with their names in the metrics."""
         self._client_numbers = itertools.count(1)
+        self._clients_lock = threading.Lock()
         _open_logs.add(self)
 
     @property
@@ -255,11 +256,16 @@ class Log:
         return consumer
 
     def _add_client(self, client: Any, kind: str) -> None:
-        number = next(self._client_numbers)
-        name = client.config.client_id or f"{kind}-{number}"
-        is_taken = name in self._client_ids.values()
-        self._client_ids[client] = f"{name}-{number}" if is_taken else name
-        self._children.add(client)
+        with self._clients_lock:
+            number = next(self._client_numbers)
+            name = client.config.client_id or f"{kind}-{number}"
+            is_taken = any(name == taken for _, taken in self._open_clients())
+            self._client_ids[client] = f"{name}-{number}" if is_taken else name
+            self._children.add(client)
+
+    def _open_clients(self) -> list[tuple[Any, str]]:
+        clients = self._client_ids.items()
+        return [(client, name) for client, name in clients if not client._closed]
 
     def flush(self) -> None:
         """Write everything appended with this handle to the disk."""
@@ -377,8 +383,8 @@ class Log:
         """Return what to monitor, by name and in groups, with the names of Kafka's exporters.
 
         There are groups for each partition (``"kafka.log.orders-0"``), consumer group
-        (``"consumergroup.billing.orders-0"``) and background job.  The metrics of producers and
-        consumers that this handle created follow, with their client ids before the group
+        (``"consumergroup.billing.orders-0"``) and background job.  The metrics of open producers
+        and consumers that this handle created follow, with their client ids before the group
         (``"producer-1.producer-metrics"``).  The page on monitoring lists all names.
         """
         return nested(self._samples())
@@ -387,7 +393,9 @@ class Log:
         from embedlog.api.metrics import log_samples
 
         yield from log_samples(self.root)
-        for client, name in list(self._client_ids.items()):
+        with self._clients_lock:
+            clients = self._open_clients()
+        for client, name in clients:
             for sample in client._samples():
                 yield sample._replace(labels={"client_id": name, **sample.labels})
 

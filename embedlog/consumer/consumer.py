@@ -739,6 +739,10 @@ class Consumer:
             self._waiter.leave_page()
             self._guard.release_closed()
 
+    @property
+    def _closed(self) -> bool:
+        return self._guard.closed
+
     def __enter__(self) -> Self:
         return self
 
