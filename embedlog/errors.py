@@ -467,7 +467,7 @@ class UnsupportedFormatError(EmbedlogError):
 
 
 class NotALogError(EmbedlogError):
-    """The path is a file, or a directory with other contents.
+    """The path is a file, a directory with other contents, or the address of something else.
 
     A retry does not help: pass the directory of a log, or an empty or new one.
     """

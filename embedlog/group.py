@@ -340,8 +340,10 @@ class Group:
 
         return self.context.live.read(step)
 
-    def commit(self, positions: Positions) -> None:
+    def commit(self, positions: Positions, timeout: float | None = None) -> None:
         """Commit for a group without being a member, which only an empty group accepts (M14).
+
+        Waits ``timeout`` seconds for each lock, by default the ``lock_timeout`` of the log.
 
         Raises:
             CommitFailedError: The group has members.
@@ -359,8 +361,8 @@ class Group:
                 )
             offsets.put(txn, self.key, rows)
 
-        self.update_without_dead_members(step)
-        self.checkpoint()
+        self.update_without_dead_members(step, timeout)
+        self.checkpoint(timeout=timeout)
 
     def encode(self, positions: Positions) -> dict[bytes, bytes]:
         """Return the rows that store positions, by the key of the partition, in the same order.
@@ -393,10 +395,10 @@ class Group:
             keys.append(PARTITION_KEY.pack(topic.id, partition))
         return keys
 
-    def checkpoint(self, *, always: bool = False) -> None:
+    def checkpoint(self, *, always: bool = False, timeout: float | None = None) -> None:
         """Make commits survive a power cut, if the log's durability is "fsync" or ``always``."""
         if always or self.context.durability == "fsync":
-            offsets.checkpoint(self.context.live, self.context.state)
+            offsets.checkpoint(self.context.live, self.context.state, timeout)
 
     # Administration
 
@@ -497,7 +499,7 @@ class Group:
 
     # Writing
 
-    def update(self, step: Step[T]) -> T:
+    def update(self, step: Step[T], timeout: float | None = None) -> T:
         """Run a step in one transaction; if it changed the group, wake all waiting members."""
         checkpointed = self._checkpointed()
 
@@ -515,19 +517,19 @@ class Group:
                 GROUP_VERSIONS.put(txn, self.key, value=group.version)
             return result, changed
 
-        result, changed = self.context.live.write(run)
+        result, changed = self.context.live.write(run, timeout)
         if changed:
             self.context.wake.advance()
         return result
 
-    def update_without_dead_members(self, step: Step[T]) -> T:
+    def update_without_dead_members(self, step: Step[T], timeout: float | None = None) -> T:
         """Run a step as `update`; if members prevent it, remove the dead ones and try again."""
         try:
-            return self.update(step)
+            return self.update(step, timeout)
         except _MEMBER_ERRORS:
             if not self.remove_dead_members():
                 raise
-        return self.update(step)
+        return self.update(step, timeout)
 
     def _checkpointed(self) -> dict[bytes, CommittedOffset]:
         """Return the rows of the last checkpoint; none if the group was used since the boot."""

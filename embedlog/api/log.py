@@ -28,7 +28,8 @@ from embedlog.partition.leases import hold, leases
 from embedlog.progress import ProgressBar
 from embedlog.record import TopicPartition
 from embedlog.root.repair import repair_root
-from embedlog.root.root import Root
+from embedlog.root.location import directory_of
+from embedlog.root.root import Root, check_root
 from embedlog.root.verify import Finding, rebuild_index, verify_root
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 """Called with the number of bytes done, and the number of all bytes."""
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.api")
 _open_logs: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
@@ -52,8 +53,8 @@ class Log:
     path and options.
     """
 
-    def __init__(self, root: Root, maintenance_config: MaintenanceConfig | None) -> None:
-        self.root = root
+    def __init__(self, root: Root, maintenance_config: MaintenanceConfig | None = None) -> None:
+        self.root = check_root(root, "embedlog.open(path)")
         self._maintenance_config = maintenance_config
         """None if this process must not run the maintenance jobs in the background."""
         self._maintenance: Maintenance | None = None
@@ -201,7 +202,13 @@ class Log:
         return self.topic(name)
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is such a topic."""
+        """Whether there is such a topic.
+
+        Raises:
+            TypeError: The name is not a str.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"topic must be the name of a topic as a str, got {name!r}")
         return name in self.root.topics()
 
     def partition(self, topic: str, number: int) -> PartitionLog:
@@ -479,7 +486,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     """Open a log, or create it; any number of processes may have it open.
 
     Args:
-        path: A directory on a local disk.
+        path: A directory on a local disk, also as ``file:///path`` or ``embedlog:///path``.
         mode: ``"rw"``, or ``"r"`` to read only.
         durability: What an acknowledged record survives: ``"os"`` the death of any process
             at any instant, ``"fsync"`` also a power cut.
@@ -495,7 +502,8 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         files: The file system; for tests.
 
     Raises:
-        NotALogError: The path is a file, or a directory with other contents.
+        NotALogError: The path is a file, a directory with other contents, or an address such
+            as ``localhost:9092`` or ``s3://bucket``.
         UnsupportedFormatError: Another version of embedlog wrote it, with another format.
         UnsupportedFilesystemError: Locks do not work reliably on this file system.
         CorruptionError: The catalog is damaged and has no copy.
@@ -519,7 +527,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     if maintenance is not False:
         config = MaintenanceConfig.parse({} if maintenance is True else maintenance)
     root = Root(
-        os.path.abspath(os.path.expanduser(os.fspath(path))),
+        directory_of(path),
         mode=mode,
         durability=durability,
         visibility=visibility,

@@ -43,7 +43,7 @@ POLL_SECONDS = 1.0
 """How often to check whether processes that reported nothing are still alive."""
 _RESERVED = ("group_id", "enable_auto_commit", "consumer_timeout_ms")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("embedlog.api")
 _start_lock = threading.Lock()
 _runs: weakref.WeakSet[GroupRun] = weakref.WeakSet()
 

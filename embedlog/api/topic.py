@@ -16,7 +16,7 @@ from embedlog.batch import tables
 from embedlog.batch.arrays import empty
 from embedlog.partition import PartitionLog
 from embedlog.record import Record
-from embedlog.root.root import Root
+from embedlog.root.root import Root, check_root
 
 _READ_BYTES = 4 << 20
 _SHOWN = 5
@@ -31,7 +31,7 @@ class TopicView:
     """
 
     def __init__(self, root: Root, name: str, ranges: Sequence[OffsetRange]) -> None:
-        self._root, self.name = root, name
+        self._root, self.name = check_root(root, "log.topic(name)"), name
         self._ranges = list(ranges)
 
     def ranges(self) -> list[OffsetRange]:
@@ -40,6 +40,17 @@ class TopicView:
 
     def __len__(self) -> int:
         return sum(map(self._count, self.ranges()))
+
+    def __contains__(self, item: object) -> bool:
+        """Refuse `in`, which would read all records.
+
+        Raises:
+            TypeError: Always; the text says what to call instead.
+        """
+        raise TypeError(
+            f"`in` would read all records of {self.name}; call get(key), which returns None if "
+            "there is no record of the key, or iterate"
+        )
 
     def _count(self, part: OffsetRange) -> int:
         return self._log(part.partition).record_counts.count(part.start, part.stop)
@@ -227,7 +238,7 @@ class TopicView:
 class Topic(TopicView):
     """All records of a topic, as of each call."""
 
-    def __init__(self, root: Root, name: str) -> None:
+    def __init__(self, root: Root, name: str = "") -> None:
         super().__init__(root, name, ())
 
     def ranges(self) -> list[OffsetRange]:

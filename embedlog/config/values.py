@@ -88,6 +88,18 @@ def accepted(default: object, accepts: Callable[[Any], object], what: str) -> An
     return checked(default, check)
 
 
+def only(default: bool | int, why: str) -> Any:
+    """Declare a setting of which embedlog has only the default; others are refused."""
+    words = str(default).lower()
+
+    def check(value: object) -> bool | int:
+        if str(value).strip().lower() != words:
+            raise ValueError(f"{words}, since {why}")
+        return default
+
+    return checked(default, check)
+
+
 def callable_or_method(call: str) -> Any:
     """Declare a callable, or an object with a method that is called like ``call``; or None."""
     name = call.partition("(")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -11,7 +12,7 @@ from time import monotonic
 from typing import Any, Literal, Self, TypeVar
 
 from embedlog.catalog import INTERNAL
-from embedlog.config import ConsumerConfig
+from embedlog.config import ConsumerConfig, describe_network_settings
 from embedlog.consumer.arguments import (
     SingleThreadGuard,
     check_max_records,
@@ -37,8 +38,9 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.record import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
-from embedlog.root.root import Root
+from embedlog.root.root import Root, check_root
 
+_log = logging.getLogger("embedlog.consumer")
 T = TypeVar("T")
 Ends = dict[TopicPartition, int]
 Until = Literal["end"] | Mapping[TopicPartition, int] | None
@@ -76,7 +78,10 @@ class Consumer:
     """
 
     def __init__(self, root: Root, *topics: str, **config: object) -> None:
+        check_root(root, "log.consumer(topic, ...)")
         self.config = ConsumerConfig.parse(config)
+        if ignored := describe_network_settings(config):
+            _log.info("The consumer has no network, and ignores %s", ignored)
         if self.config.group_id is None and explicitly_enabled(config, "enable_auto_commit"):
             raise InvalidConfigError(
                 "enable_auto_commit needs a group to commit for",
@@ -207,16 +212,18 @@ class Consumer:
 
         Args:
             offsets: The next offset to read, by partition; None is all resolved positions.
-            timeout_ms: Accepted for kafka-python; a commit waits for the log's ``lock_timeout``.
+            timeout_ms: How long to wait for the lock of commits; by default
+                ``default_api_timeout_ms``, or the log's ``lock_timeout`` if that is less.
 
         Raises:
             InvalidGroupIdError: The consumer has no group (E18).
             CommitFailedError: Another member owns one of the partitions (E23).
+            LockTimeoutError: Another process holds the lock for longer; nothing was committed.
             ValueError, TypeError, OffsetMetadataTooLargeError: The offsets are invalid.
         """
         with self._guard:
             self._group.check_writable()
-            self._group.committer.commit_sync(parse_offsets(offsets))
+            self._group.committer.commit_sync(parse_offsets(offsets), timeout_ms)
 
     def commit_async(
         self,
@@ -242,7 +249,7 @@ class Consumer:
         Args:
             partition: Any partition; it need not be assigned.
             metadata: Whether to return an `OffsetAndMetadata`.
-            timeout_ms: Accepted for kafka-python.
+            timeout_ms: Accepted for kafka-python; reading a commit waits for nothing.
 
         Raises:
             InvalidGroupIdError: The consumer has no group.

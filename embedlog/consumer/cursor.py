@@ -30,7 +30,7 @@ from embedlog.partition.tail import unpack as unpack_tail
 from embedlog.record import OffsetAndMetadata, Record, TopicPartition
 from embedlog.root.root import Root
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("embedlog.consumer")
 
 CommittedLookup = Callable[[TopicPartition], OffsetAndMetadata | None]
 """Returns the committed position of a partition; None without a commit or a group."""

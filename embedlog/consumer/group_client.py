@@ -45,7 +45,7 @@ from embedlog.root.root import Root
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("embedlog.consumer")
 
 
 class ConsumerGroupMetadata(NamedTuple):
@@ -341,9 +341,10 @@ class GroupClient:
 
     # Offsets
 
-    def _commit(self, positions: Positions) -> None:
+    def _commit(self, positions: Positions, timeout_ms: float | None) -> None:
+        timeout = self._commit_seconds(timeout_ms)
         if not self.subscribed:
-            self._group().commit(positions)
+            self._group().commit(positions, timeout)
             self._uncheckpointed_since = self._uncheckpointed_since or monotonic()
             self._checkpoint_after(CHECKPOINT_SECONDS)
             return
@@ -356,9 +357,17 @@ class GroupClient:
                 group=self._config.group_id,
                 todo="Call poll, which joins the group, before committing.",
             )
-        member.commit(positions)
+        member.commit(positions, timeout)
         if self._heartbeat is not None:
             self._heartbeat.note_commit()
+
+    def _commit_seconds(self, timeout_ms: float | None) -> float:
+        """Return for how many seconds a commit may wait for its locks."""
+        if timeout_ms is not None:
+            return timeout_ms / 1000
+        config = self._config
+        limit_ms = min(config.default_api_timeout_ms, config.request_timeout_ms)
+        return min(limit_ms / 1000, self._root.lock_timeout)
 
     def _checkpoint_after(self, seconds: float) -> None:
         """Checkpoint commits after that time; for members, the heartbeat thread does that."""

@@ -33,7 +33,7 @@ _RECHECK_SECONDS = 0.01
 _RETRY_SECONDS = 0.1
 """When to try again after an error, such as a full disk."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("embedlog.consumer")
 
 
 class HeartbeatThread:

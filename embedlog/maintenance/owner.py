@@ -54,7 +54,7 @@ _FORK_SECONDS = 1.0
 _MAX_TRIES = 3
 
 _LOCK = "locks/maintenance"
-_log = logging.getLogger("embedlog")
+_log = logging.getLogger("embedlog.maintenance")
 _instances: weakref.WeakSet[Maintenance] = weakref.WeakSet()
 
 

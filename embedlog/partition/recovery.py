@@ -29,7 +29,7 @@ from embedlog.partition.state import PartitionState, sync_entries
 from embedlog.partition.tail import NO_TIME, TAILS, Tail, first_append_time, next_append_time
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.partition")
 _NO_LIMIT = 1 << 63
 
 

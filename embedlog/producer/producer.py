@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 from embedlog.catalog import refuse_internal
+from embedlog.config import describe_network_settings
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -35,7 +36,7 @@ from embedlog.producer.validation import (
     to_bytes,
 )
 from embedlog.record import RecordMetadata
-from embedlog.root.root import Root
+from embedlog.root.root import Root, check_root
 
 
 class Producer:
@@ -53,10 +54,12 @@ class Producer:
     """
 
     def __init__(self, root: Root, **config: Any) -> None:
-        self.root = root
+        self.root = check_root(root, "log.producer(...)")
         self._options = config
         self._context = ProducerContext(self, root, config)
         self.config = settings = self._context.config
+        if ignored := describe_network_settings(config):
+            LOGGER.info("The producer has no network, and ignores %s", ignored)
         self._clock = root.clock
         # A custom partitioner chooses for each record; otherwise a drain chooses for all at once.
         special = settings.key_serializer, settings.value_serializer, settings.partitioner

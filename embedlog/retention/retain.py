@@ -27,7 +27,7 @@ Fence = Callable[[kv.Txn], None]
 """Raises, in a transaction of `live`, if this process may not do maintenance any more."""
 
 _NO_LIMIT = (1 << 63) - 1
-_log = logging.getLogger("embedlog")
+_log = logging.getLogger("embedlog.retention")
 
 
 class RetentionResult(NamedTuple):

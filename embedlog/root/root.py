@@ -374,6 +374,17 @@ class Root:
             context.files.after_fork()
 
 
+def check_root(root: object, instead: str) -> Root:
+    """Return the argument of a constructor that programs do not call themselves.
+
+    Raises:
+        TypeError: It is no root; the text says what to call instead.
+    """
+    if not isinstance(root, Root):
+        raise TypeError(f"root must be the root of an open log, got {root!r}; call {instead}")
+    return root
+
+
 def _check_format(files: Files) -> None:
     """Raise if this is no log root or has another format; write the format file of a new one."""
     if not files.exists(FORMAT_FILE):
