@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from embedlog.api.display import plural
@@ -27,8 +27,8 @@ from embedlog.partition import DURABILITIES, VISIBILITIES, PartitionLog
 from embedlog.partition.leases import hold, leases
 from embedlog.progress import ProgressBar
 from embedlog.record import TopicPartition
-from embedlog.root.repair import repair_root
 from embedlog.root.location import directory_of
+from embedlog.root.repair import repair_root
 from embedlog.root.root import Root, check_root
 from embedlog.root.verify import Finding, rebuild_index, verify_root
 
@@ -210,6 +210,18 @@ class Log:
         if not isinstance(name, str):
             raise TypeError(f"topic must be the name of a topic as a str, got {name!r}")
         return name in self.root.topics()
+
+    if not TYPE_CHECKING:
+        # Type checkers must not take every name for an attribute.
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError; for the name of a topic it says how to get the topic."""
+            root = self.__dict__.get("root")
+            hint = ""
+            if root is not None and not name.startswith("_"):
+                with suppress(EmbedlogError):
+                    hint = f"; call log.topic({name!r})" if name in root.topics() else ""
+            raise AttributeError(f"Log has no attribute {name!r}{hint}", name=name, obj=self)
 
     def partition(self, topic: str, number: int) -> PartitionLog:
         """Return the log of one partition, which producers and consumers use."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -40,6 +40,22 @@ class TopicView:
 
     def __len__(self) -> int:
         return sum(map(self._count, self.ranges()))
+
+    if not TYPE_CHECKING:
+        # Type checkers must not take every name for an attribute.
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError; for a column it says how to get the column."""
+            hint = ""
+            if name.removesuffix("s") in Record._fields:
+                column = name.removesuffix("s")
+                hint = (
+                    f"; call to_pandas()[{column!r}], or iterate over the records: "
+                    f"[record.{column} for record in topic]"
+                )
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self
+            )
 
     def __contains__(self, item: object) -> bool:
         """Refuse `in`, which would read all records.

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedlog.catalog import refuse_internal
 from embedlog.config import describe_network_settings
@@ -37,6 +37,16 @@ from embedlog.producer.validation import (
 )
 from embedlog.record import RecordMetadata
 from embedlog.root.root import Root, check_root
+
+_NO_TRANSACTIONS = "a producer has no transactions"
+_HINTS = {
+    "produce": "call send(topic, value, key=...)",
+    "poll": "leave it out: callbacks of futures run by themselves",
+    "init_transactions": _NO_TRANSACTIONS,
+    "begin_transaction": _NO_TRANSACTIONS,
+    "commit_transaction": _NO_TRANSACTIONS,
+}
+"""What to call instead of methods of Kafka's other producers."""
 
 
 class Producer:
@@ -68,6 +78,14 @@ class Producer:
         """Whether `send` may add a record of bytes as it is."""
         self._start()
         _producers.add(self)
+
+    if not TYPE_CHECKING:
+        # Type checkers must not take every name for an attribute.
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError; for methods of other clients it says what to call."""
+            hint = f"; {_HINTS[name]}" if name in _HINTS else ""
+            raise AttributeError(f"Producer has no attribute {name!r}{hint}", name=name, obj=self)
 
     def _start(self) -> None:
         """Begin without records and identity, at first or in a forked child."""

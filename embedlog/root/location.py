@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from embedlog.errors import NotALogError
 
-_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(//(?P<host>[^/?#]*))?(?P<path>/.*)?")
+_URL = re.compile(r"(?s)(?P<scheme>[A-Za-z][\w+.-]+):(//(?P<host>[^/?#]*))?(?P<path>.*)")
 _LOCAL_SCHEMES = ("file", "embedlog")
 _LOCAL_HOSTS = ("", "localhost")
 _BROKERS = re.compile(r"(?:[\w.-]+|\[[0-9A-Fa-f:]+\]):\d{1,5}/?")
@@ -52,25 +52,23 @@ def _parse(text: str) -> str:
             todo=f"{_LOCAL_DISK} A directory of that name is './{text}'.",
         )
     url = _URL.fullmatch(text)
-    if url is None or (url["host"] is None and url["scheme"].lower() not in _LOCAL_SCHEMES):
+    if url is None:
         return text
-    if url["scheme"].lower() not in _LOCAL_SCHEMES:
-        raise NotALogError(
-            f"embedlog cannot open {text!r}: it keeps logs in directories, and connects to nothing",
-            todo=f"{_LOCAL_DISK} To name it as a URL, write 'file:///path'.",
-        )
-    return _path_of_url(text, url)
+    if url["scheme"].lower() in _LOCAL_SCHEMES:
+        return _path_of_url(text, url)
+    if url["host"] is None:
+        return text  # a name with a colon
+    raise NotALogError(
+        f"embedlog cannot open {text!r}: a log is a directory, and embedlog connects to nothing",
+        todo=f"{_LOCAL_DISK} As a URL, it is written 'file:///path'.",
+    )
 
 
 def _path_of_url(text: str, url: re.Match[str]) -> str:
-    if (url["host"] or "").lower() not in _LOCAL_HOSTS:
+    if (url["host"] or "").lower() not in _LOCAL_HOSTS or not url["path"].startswith("/"):
         raise NotALogError(
-            f"{text!r} is on another machine, or has too few slashes",
-            todo=f"Write {url['scheme']}:///path, with three slashes and an absolute path.",
-        )
-    if url["path"] is None:
-        raise NotALogError(
-            f"{text!r} has no absolute path", todo=f"Write {url['scheme']}:///path."
+            f"{text!r} does not name an absolute path of this machine",
+            todo=f"Write {url['scheme']}:///path, with three slashes.",
         )
     if "?" in url["path"] or "#" in url["path"]:
         raise NotALogError(
