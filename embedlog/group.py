@@ -18,6 +18,7 @@ a clock that keeps running while the machine sleeps (CLOCK_BOOTTIME).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -43,6 +44,7 @@ from embedlog.groups.ownership import NO_START, OWNERS
 from embedlog.keyspace import GROUP_VERSIONS, MEMBER_DEADLINES, PARTITION_KEY
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
+_logger = logging.getLogger("embedlog.group")
 T = TypeVar("T")
 Step = Callable[[kv.Txn, Membership], T]
 Partitions = Iterable[TopicPartition]
@@ -208,7 +210,10 @@ class Group:
         def select(txn: kv.Txn) -> set[str]:
             return (dead | self._expired_members(txn, now_ms)) - {exclude}
 
-        return self._remove(select) if self.context.live.read(select) else []
+        removed = self._remove(select) if self.context.live.read(select) else []
+        if removed:
+            _logger.info("Group %s: removed dead members %s", self.name, ", ".join(removed))
+        return removed
 
     def remove_members(self, ids: Collection[str]) -> list[str]:
         """Remove members, so that others get their partitions; return the ids of those removed."""
@@ -306,13 +311,20 @@ class Group:
         target = assignor.compute_target(chosen, counts, group.candidates())
         existing = {info.id for info in catalog.values()}
 
-        def install(txn: kv.Txn, current: Membership) -> None:
-            if current.version == group.version:
-                current.set_target(name, topics, target, max(existing, default=0))
-                subscribed = {topic_id for topic_id, _ in topics.values()}
-                ownership.forget(txn, self.key, subscribed, existing)
+        def install(txn: kv.Txn, current: Membership) -> int | None:
+            if current.version != group.version:
+                return None
+            current.set_target(name, topics, target, max(existing, default=0))
+            subscribed = {topic_id for topic_id, _ in topics.values()}
+            ownership.forget(txn, self.key, subscribed, existing)
+            return current.generation
 
-        self.update(install)
+        generation = self.update(install)
+        if generation is not None:
+            _logger.info(
+                "Group %s, generation %d: %s assigns %d partitions to %d members",
+                *(self.name, generation, name, sum(counts.values()), len(group.members)),
+            )
 
     def check_topics(self) -> None:
         """Request a rebalance if the subscribed topics are not those of the target any more."""

@@ -97,7 +97,7 @@ def only(default: bool | int, why: str) -> Any:
             raise ValueError(f"{words}, since {why}")
         return default
 
-    return checked(default, check)
+    return field(default=default, metadata={"check": check, "only": True})
 
 
 def callable_or_method(call: str) -> Any:

@@ -140,6 +140,8 @@ class PartitionCursor:
         position = self._offset_of(self._start) if committed is None else committed.offset
         self._committed_lookup = None
         self._set_position(position)
+        why = f"where to start: {self._start}" if committed is None else "the committed offset"
+        _log.debug("%s-%d: begins at offset %d, %s", *self.partition, position, why)
         return position
 
     def resolve_for_poll(self) -> None:
@@ -167,6 +169,7 @@ class PartitionCursor:
 
     def seek(self, offset: int) -> None:
         """Set the position, and discard what was fetched ahead (E5)."""
+        _log.debug("%s-%d: seek to offset %d", *self.partition, offset)
         self.discard_buffer()
         self._set_position(offset)
         self._committed_lookup, self._polled = None, True

@@ -150,9 +150,7 @@ class HeartbeatThread:
         # caused it, 50 members that join would make 5,000 checks of up to 50 members.
         check = self._ended_pids or self._watch.blind or monotonic() >= self._next_heartbeat
         if check and monotonic() >= self._remove_from:
-            removed = group.remove_dead_members(exclude=self.member.id)
-            if removed:
-                _log.info("%s: removed dead members %s", self.member.id, ", ".join(removed))
+            group.remove_dead_members(exclude=self.member.id)
             # Their last commits may need a checkpoint.
             self._checkpoint_due = monotonic() + CHECKPOINT_SECONDS
         if self._ended_pids:
