@@ -116,6 +116,15 @@ def test_every_command_is_in_the_reference():
         assert f"usage: {name} " in page
 
 
+def test_every_logger_is_in_the_table_of_loggers():
+    """Those of the code, and no others."""
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(embedlog\.\w+)` \|", page, re.MULTILINE)
+    code = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+
+    assert sorted(listed) == sorted(set(re.findall(r'getLogger\("([\w.]+)"\)', code)))
+
+
 def test_every_public_name_is_in_the_reference():
     """The names of the package, of Spark and of the pipeline."""
     listed = {name for _, names in generator().API.values() for name in names}

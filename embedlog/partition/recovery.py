@@ -354,9 +354,9 @@ def rebuild(log: PartitionState, limit: int = _NO_LIMIT) -> Tail:
     result = scan(log, limit)
     _logger.debug(
         "%s-%d: recovery from offset %d: the log ends at offset %d; %d sealed segments are whole, "
-        "%d segments are dropped; %s",
+        "%d segments are dropped; why it ends there: %s",
         *(log.topic, log.partition, result.info.recovery_offset, result.next_offset),
-        *(len(result.whole), len(result.dropped), result.damage or "no damage"),
+        *(len(result.whole), len(result.dropped), result.damage or "nothing follows"),
     )
     file_missing = result.position is None
     if limit == _NO_LIMIT:

@@ -175,8 +175,8 @@ def _log_decision(view: PartitionView, count: int, now_ms: int) -> None:
     due = policy.count_due(view.segments, view.log.config, now_ms)
     kept_by = "; ".join(f"{kept.why} from offset {kept.offset} on" for kept in view.constraints)
     _log.debug(
-        "%s-%d: %d of %d sealed segments are due, %d are deleted; kept by: %s",
-        *(view.log.topic, view.log.partition, due, len(view.segments), count, kept_by or "none"),
+        "%s-%d: %d of %d segments are due, %d are deleted; kept by: %s",
+        *(view.log.topic, view.log.partition, due, len(view.segments), count, kept_by or "nothing"),
     )
 
 
