@@ -202,7 +202,7 @@ def test_commits_and_positions_are_debugged(log, lines):
         consumer.commit({zero: 0})
 
     assert lines(logging.DEBUG, "consumer") == [
-        "t-0: begins at offset 0, where to start: earliest",
+        "t-0: begins at offset 0, without a commit",
         "t-0: seek to offset 0",
         "Group g: committed t-0: 0",
     ]

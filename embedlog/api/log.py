@@ -53,7 +53,9 @@ class Log:
     path and options.
     """
 
-    def __init__(self, root: Root, maintenance_config: MaintenanceConfig | None = None) -> None:
+    def __init__(
+        self, root: Root | None = None, maintenance_config: MaintenanceConfig | None = None
+    ) -> None:
         self.root = check_root(root, "embedlog.open(path)")
         self._maintenance_config = maintenance_config
         """None if this process must not run the maintenance jobs in the background."""

@@ -30,7 +30,7 @@ class TopicView:
     records: compaction may remove some of them later.
     """
 
-    def __init__(self, root: Root, name: str, ranges: Sequence[OffsetRange]) -> None:
+    def __init__(self, root: Root | None, name: str, ranges: Sequence[OffsetRange]) -> None:
         self._root, self.name = check_root(root, "log.topic(name)"), name
         self._ranges = list(ranges)
 
@@ -46,9 +46,8 @@ class TopicView:
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError; for a column it says how to get the column."""
-            hint = ""
-            if name.removesuffix("s") in Record._fields:
-                column = name.removesuffix("s")
+            hint, column = "", name if name in Record._fields else name.removesuffix("s")
+            if column in Record._fields:
                 hint = (
                     f"; call to_pandas()[{column!r}], or iterate over the records: "
                     f"[record.{column} for record in topic]"
@@ -254,7 +253,7 @@ class TopicView:
 class Topic(TopicView):
     """All records of a topic, as of each call."""
 
-    def __init__(self, root: Root, name: str = "") -> None:
+    def __init__(self, root: Root | None = None, name: str = "") -> None:
         super().__init__(root, name, ())
 
     def ranges(self) -> list[OffsetRange]:

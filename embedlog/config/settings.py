@@ -10,8 +10,10 @@ from embedlog.config.network import is_network_setting
 from embedlog.errors import InvalidConfigError
 
 _HINTS = {
+    "default_offset_commit_callback": "Pass a callback to commit_async.",
     "transactional_id": "Set producer_name, which gives a producer an identity that outlives its "
-    "process; a transaction over several topics needs Spark's sink or staged files.",
+    "process; embedlog has no transactions of producers.",
+    "transaction_timeout_ms": "Leave it out: embedlog has no transactions of producers.",
     "interceptor_classes": "Call the function where the program sends or polls.",
     "group_protocol": "Leave it out: every consumer follows the group without stopping it.",
 }

@@ -77,8 +77,8 @@ class Consumer:
         InvalidTopicError: A topic is blank or not a str.
     """
 
-    def __init__(self, root: Root, *topics: str, **config: object) -> None:
-        check_root(root, "log.consumer(topic, ...)")
+    def __init__(self, root: Root | None = None, *topics: str, **config: object) -> None:
+        root = check_root(root, "log.consumer(topic, ...)")
         self.config = ConsumerConfig.parse(config)
         if ignored := describe_network_settings(config):
             _log.info("The consumer has no network, and ignores %s", ignored)

@@ -140,7 +140,7 @@ class PartitionCursor:
         position = self._offset_of(self._start) if committed is None else committed.offset
         self._committed_lookup = None
         self._set_position(position)
-        why = f"where to start: {self._start}" if committed is None else "the committed offset"
+        why = "without a commit" if committed is None else "where the group committed"
         _log.debug("%s-%d: begins at offset %d, %s", *self.partition, position, why)
         return position
 

@@ -63,8 +63,8 @@ class Producer:
     Use it in a ``with`` block, or `close` it: then the unwritten records are flushed.
     """
 
-    def __init__(self, root: Root, **config: Any) -> None:
-        self.root = check_root(root, "log.producer(...)")
+    def __init__(self, root: Root | None = None, **config: Any) -> None:
+        self.root = root = check_root(root, "log.producer(...)")
         self._options = config
         self._context = ProducerContext(self, root, config)
         self.config = settings = self._context.config

@@ -382,7 +382,9 @@ class Root:
 
 
 def check_root(root: object, instead: str) -> Root:
-    """Return the argument of a constructor that programs do not call themselves.
+    """Return the first argument of a constructor that programs do not call themselves.
+
+    Constructors have None as its default, so that this text is shown without arguments too.
 
     Raises:
         TypeError: It is no root; the text says what to call instead.
