@@ -127,17 +127,20 @@ def test_other_systems_are_refused_in_one_sentence(platform):
 @pytest.mark.parametrize(
     ("make", "call"),
     [
-        (lambda log: Consumer(), r"call log\.consumer\(topic, \.\.\.\)"),
-        (lambda log: Consumer(group_id="g"), r"call log\.consumer\(topic, \.\.\.\)"),
-        (lambda log: Consumer("t"), r"call log\.consumer\(topic, \.\.\.\)"),
-        (lambda log: Consumer(log, "t"), r"call log\.consumer\(topic, \.\.\.\)"),
-        (lambda log: Producer(acks=1), r"call log\.producer\(\.\.\.\)"),
-        (lambda log: Producer("path"), r"call log\.producer\(\.\.\.\)"),
-        (lambda log: Producer({"acks": "all"}), r"call log\.producer\(\.\.\.\)"),
+        (lambda log: Consumer(), r"call embedlog\.open\(path\)\.consumer\(topic, \.\.\.\)"),
+        (
+            lambda log: Consumer(group_id="g"),
+            r"call embedlog\.open\(path\)\.consumer\(topic, \.\.\.\)",
+        ),
+        (lambda log: Consumer("t"), r"call embedlog\.open\(path\)\.consumer\(topic, \.\.\.\)"),
+        (lambda log: Consumer(log, "t"), r"call embedlog\.open\(path\)\.consumer\(topic, \.\.\.\)"),
+        (lambda log: Producer(acks=1), r"call embedlog\.open\(path\)\.producer\(\.\.\.\)"),
+        (lambda log: Producer("path"), r"call embedlog\.open\(path\)\.producer\(\.\.\.\)"),
+        (lambda log: Producer({"acks": "all"}), r"call embedlog\.open\(path\)\.producer\(\.\.\.\)"),
         (lambda log: Log(), r"call embedlog\.open\(path\)"),
         (lambda log: Log("path"), r"call embedlog\.open\(path\)"),
-        (lambda log: Topic("t"), r"call log\.topic\(name\)"),
-        (lambda log: Topic(log, "t"), r"call log\.topic\(name\)"),
+        (lambda log: Topic("t"), r"call embedlog\.open\(path\)\.topic\(name\)"),
+        (lambda log: Topic(log, "t"), r"call embedlog\.open\(path\)\.topic\(name\)"),
     ],
 )
 def test_a_constructor_names_the_method_to_call_instead(log, make, call):

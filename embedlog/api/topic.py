@@ -31,7 +31,7 @@ class TopicView:
     """
 
     def __init__(self, root: Root | None, name: str, ranges: Sequence[OffsetRange]) -> None:
-        self._root, self.name = check_root(root, "log.topic(name)"), name
+        self._root, self.name = check_root(root, "embedlog.open(path).topic(name)"), name
         self._ranges = list(ranges)
 
     def ranges(self) -> list[OffsetRange]:

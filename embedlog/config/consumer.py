@@ -91,9 +91,9 @@ class ConsumerConfig(Settings):
     metadata_max_age_ms: int = number(1000, 0)
     """The interval of the check for new topics and partitions; Kafka's 300000 saves requests."""
     request_timeout_ms: int = number(30_000, 0, INT_MAX)
-    """How long a commit waits for its lock, if the ``lock_timeout`` of the log is not less."""
+    """How long a commit waits for its lock, unless the ``lock_timeout`` of the log is less."""
     default_api_timeout_ms: int = number(60_000, 0, INT_MAX)
-    """The timeout of a commit that is made without one; other calls never wait for locks."""
+    """The same, for a commit without a ``timeout_ms``; the shortest of the three counts."""
     retry_backoff_ms: int = number(100, 0)
     """How long to wait before a retry."""
     client_id: str = label()

@@ -78,7 +78,7 @@ class Consumer:
     """
 
     def __init__(self, root: Root | None = None, *topics: str, **config: object) -> None:
-        root = check_root(root, "log.consumer(topic, ...)")
+        root = check_root(root, "embedlog.open(path).consumer(topic, ...)")
         self.config = ConsumerConfig.parse(config)
         if ignored := describe_network_settings(config):
             _log.info("The consumer has no network, and ignores %s", ignored)

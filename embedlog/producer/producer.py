@@ -64,7 +64,7 @@ class Producer:
     """
 
     def __init__(self, root: Root | None = None, **config: Any) -> None:
-        self.root = root = check_root(root, "log.producer(...)")
+        self.root = root = check_root(root, "embedlog.open(path).producer(...)")
         self._options = config
         self._context = ProducerContext(self, root, config)
         self.config = settings = self._context.config
