@@ -63,6 +63,12 @@ class EmbedlogError(Exception):
         return f"{text}. {self.todo}" if self.todo else text
 
 
+def no_attribute(owner: object, name: str, hint: str = "") -> AttributeError:
+    """Return the error for a missing attribute, with what to do instead."""
+    text = f"{type(owner).__name__} has no attribute {name!r}"
+    return AttributeError(f"{text}; {hint}" if hint else text, name=name, obj=owner)
+
+
 # Usage
 
 

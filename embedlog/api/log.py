@@ -21,6 +21,7 @@ from embedlog.errors import (
     FencedError,
     InvalidConfigError,
     TopicAlreadyExistsError,
+    no_attribute,
 )
 from embedlog.files import Files
 from embedlog.partition import DURABILITIES, VISIBILITIES, PartitionLog
@@ -39,6 +40,14 @@ Progress = Callable[[int, int], None]
 """Called with the number of bytes done, and the number of all bytes."""
 
 _logger = logging.getLogger("embedlog.api")
+_HINTS = {
+    "create_topics": "call create_topic(name, partitions, config) for each",
+    "delete_topics": "call delete_topic(name) for each",
+    "list_topics": "call topics()",
+    "send": "call producer(), and send(topic, value) of what it returns",
+    "subscribe": "call consumer(topic, ...)",
+}
+"""What to call instead of methods of Kafka's clients."""
 _open_logs: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
@@ -217,13 +226,12 @@ class Log:
         # Type checkers must not take every name for an attribute.
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError; for the name of a topic it says how to get the topic."""
-            root = self.__dict__.get("root")
-            hint = ""
+            """Raise an AttributeError; it may say what to call, such as for the name of a topic."""
+            root, hint = self.__dict__.get("root"), _HINTS.get(name, "")
             if root is not None and not name.startswith("_"):
                 with suppress(EmbedlogError):
-                    hint = f"; call log.topic({name!r})" if name in root.topics() else ""
-            raise AttributeError(f"Log has no attribute {name!r}{hint}", name=name, obj=self)
+                    hint = f"call log.topic({name!r})" if name in root.topics() else hint
+            raise no_attribute(self, name, hint)
 
     def partition(self, topic: str, number: int) -> PartitionLog:
         """Return the log of one partition, which producers and consumers use."""

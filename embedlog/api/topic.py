@@ -14,6 +14,7 @@ from embedlog.api.offset_range import OffsetRange
 from embedlog.batch import schema as batch_schema
 from embedlog.batch import tables
 from embedlog.batch.arrays import empty
+from embedlog.errors import no_attribute
 from embedlog.partition import PartitionLog
 from embedlog.record import Record
 from embedlog.root.root import Root, check_root
@@ -49,12 +50,10 @@ class TopicView:
             hint, column = "", name if name in Record._fields else name.removesuffix("s")
             if column in Record._fields:
                 hint = (
-                    f"; call to_pandas()[{column!r}], or iterate over the records: "
+                    f"call to_pandas()[{column!r}], or iterate over the records: "
                     f"[record.{column} for record in topic]"
                 )
-            raise AttributeError(
-                f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self
-            )
+            raise no_attribute(self, name, hint)
 
     def __contains__(self, item: object) -> bool:
         """Refuse `in`, which would read all records.

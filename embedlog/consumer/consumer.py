@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import chain
 from time import monotonic
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig, describe_network_settings
@@ -36,11 +36,19 @@ from embedlog.errors import (
     IllegalStateError,
     InvalidConfigError,
     UnknownTopicOrPartitionError,
+    no_attribute,
 )
 from embedlog.record import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
 from embedlog.root.root import Root, check_root
 
 _log = logging.getLogger("embedlog.consumer")
+_HINTS = {
+    "consume": "call poll(timeout_ms, max_records)",
+    "get_watermark_offsets": "call beginning_offsets([partition]) and end_offsets([partition])",
+    "list_topics": "call topics()",
+    "store_offsets": "call commit(offsets)",
+}
+"""What to call instead of methods of Kafka's other consumers."""
 T = TypeVar("T")
 Ends = dict[TopicPartition, int]
 Until = Literal["end"] | Mapping[TopicPartition, int] | None
@@ -106,6 +114,13 @@ class Consumer:
             self._subscription = StaticAssignment(root, self._assignment, topics, reset, create)
         elif topics:
             self.subscribe(topics)
+
+    if not TYPE_CHECKING:
+        # Type checkers must not take every name for an attribute.
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError; for methods of other clients it says what to call."""
+            raise no_attribute(self, name, _HINTS.get(name, ""))
 
     def __repr__(self) -> str:
         what = ", ".join(sorted(self.subscription())) or f"{len(self._assignment)} partitions"

@@ -21,6 +21,7 @@ from embedlog.errors import (
     RecordTooLargeError,
     SerializationError,
     TimeoutError,  # noqa: A004 - it is one
+    no_attribute,
 )
 from embedlog.partition.producer_state import LAST_SEQUENCE
 from embedlog.producer.context import ProducerContext
@@ -84,8 +85,7 @@ class Producer:
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError; for methods of other clients it says what to call."""
-            hint = f"; {_HINTS[name]}" if name in _HINTS else ""
-            raise AttributeError(f"Producer has no attribute {name!r}{hint}", name=name, obj=self)
+            raise no_attribute(self, name, _HINTS.get(name, ""))
 
     def _start(self) -> None:
         """Begin without records and identity, at first or in a forked child."""
