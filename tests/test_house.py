@@ -308,6 +308,18 @@ def test_most_functions_are_short():
     assert statistics.quantiles(sizes, n=10)[-1] <= 25
 
 
+def test_each_room_logs_under_its_own_name():
+    """The logger of `embedlog/ROOM` is `embedlog.ROOM`, so that programs can choose by room."""
+    named = re.compile(r"getLogger\((.*?)\)")
+    offenders = [
+        f"{name}: {argument}"
+        for name in FILES
+        for argument in named.findall((PACKAGE / name).read_text())
+        if argument != f'"embedlog.{room_of(name)}"'
+    ]
+    assert_none(offenders)
+
+
 def test_the_table_of_what_tests_share_is_complete():
     """`support/README.md` has a line for each file, and none for files that are gone."""
     support = Path(__file__).parent / "support"

@@ -61,9 +61,11 @@ class ProducerOptions(TypedDict, Generic[K, V], total=False):
     producer_name: str | None
     """embedlog's own: a persistent identity; a new producer with it fences the older one (G17)."""
     key_serializer: Serializer[K] | SerializerName | None
-    """Converts keys to bytes: a callable, or an object with ``serialize(topic, key)``."""
+    """Converts keys to bytes; None uses the serializer of the topic, and ``"bytes"`` none."""
     value_serializer: Serializer[V] | SerializerName | None
     """Converts values to bytes, likewise."""
+    allow_pickle: bool | None
+    """Whether a serializer, or that of a topic, may be ``"pickle"``."""
     partitioner: Literal["round_robin"] | Partitioner | None
     """None: by key, without a key sticky (G1, G3); ``"round_robin"`` (G4); or kafka-python's
     ``callable(key_bytes, all_partitions, available_partitions)``."""
@@ -89,11 +91,15 @@ class ProducerOptions(TypedDict, Generic[K, V], total=False):
     request_timeout_ms: int | None
     """How long an append waits for its locks."""
     max_in_flight_requests_per_connection: int | None
-    """Accepted and checked (G20), without effect: appends are made one at a time (G12)."""
+    """An upper limit, which is kept at any value: appends are made one at a time (G12).  More
+    than 5 exclude idempotence, as in Kafka (G20)."""
     metadata_max_age_ms: int | None
-    """Accepted and ignored: topics are read from the catalog, without a cache that ages."""
+    """An upper limit, which is kept at any value: a change of a topic is seen at once."""
     client_id: str | None
     """A name for display."""
+    strict: bool | None
+    """embedlog's own: refuse settings for connections to brokers, such as ``bootstrap_servers``,
+    which are otherwise ignored with one line in the log of the program."""
 
 
 class GroupOptions(TypedDict, Generic[K, V], total=False):
@@ -125,13 +131,15 @@ class GroupOptions(TypedDict, Generic[K, V], total=False):
     max_partition_fetch_bytes: int | None
     """Read at most this much of one partition at once, but at least one batch."""
     key_deserializer: Deserializer[K] | SerializerName | None
-    """Converts bytes to keys: a callable, or an object with ``deserialize(topic, bytes)``."""
+    """Converts bytes to keys; None uses the serializer of the topic, and ``"bytes"`` none."""
     value_deserializer: Deserializer[V] | SerializerName | None
     """Converts bytes to values, likewise."""
+    allow_pickle: bool | None
+    """Whether a deserializer, or that of a topic, may be ``"pickle"``, which can run any code."""
     check_crcs: bool | None
     """Verify the checksum of every column that is read."""
     isolation_level: Literal["read_uncommitted", "read_committed"] | None
-    """Both values mean the same: unpublished records are never visible (G23)."""
+    """Both are kept: unpublished records are never visible (G23)."""
     exclude_internal_topics: bool | None
     """Whether patterns ignore internal topics."""
     allow_auto_create_topics: bool | None
@@ -139,13 +147,16 @@ class GroupOptions(TypedDict, Generic[K, V], total=False):
     metadata_max_age_ms: int | None
     """The interval of the check for new topics and partitions; Kafka's 300000 saves requests."""
     request_timeout_ms: int | None
-    """How long an operation waits for its locks."""
+    """How long a commit waits for its lock, unless the ``lock_timeout`` of the log is less."""
     default_api_timeout_ms: int | None
-    """The timeout of calls that are made without one."""
+    """The same, for a commit without a ``timeout_ms``; the shortest of the three counts."""
     retry_backoff_ms: int | None
     """How long to wait before a retry."""
     client_id: str | None
     """A name for display."""
+    strict: bool | None
+    """embedlog's own: refuse settings for connections to brokers, such as ``bootstrap_servers``,
+    which are otherwise ignored with one line in the log of the program."""
 
 
 class ConsumerOptions(GroupOptions[K, V], total=False):
@@ -169,7 +180,7 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     segment_jitter_ms: int | None
     """Subtract up to this from ``segment_ms``, so that partitions do not roll at the same time."""
     segment_index_bytes: int | None
-    """Accepted and ignored: the index is in LMDB and grows as needed."""
+    """Only the default: the index is in LMDB and grows as needed, so it ends no segment."""
     segment_max_offset_span: int | None
     """Roll the active segment before it spans more offsets than this (embedlog's own; A11)."""
     index_interval_bytes: int | None
@@ -210,8 +221,13 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     """Unlink the file of a deleted segment after this delay (A39)."""
     compression_type: Literal["producer", "none", "lz4", "zstd"] | None
     """``none``, ``lz4`` or ``zstd``, whatever the producer uses; or ``producer``: as it does."""
+    key_serializer: str | None
+    """How keys are stored: producers, consumers and views without a (de)serializer of their own use
+    this one; ``bytes`` converts nothing (embedlog's own)."""
+    value_serializer: str | None
+    """How values are stored, likewise."""
     preallocate: bool | None
-    """Reserve the disk space of a segment when it is created."""
+    """Only the default: segments take disk space as they grow."""
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] | None
     """Whether timestamps come from the producer or from the clock of the log (A7)."""
     message_timestamp_before_max_ms: int | None
@@ -221,9 +237,9 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     producer_id_expiration_ms: int | None
     """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
     min_insync_replicas: int | None
-    """Accepted and ignored: embedlog does not replicate (H1)."""
+    """Only the default: embedlog does not replicate (H1)."""
     unclean_leader_election_enable: bool | None
-    """Accepted and ignored: embedlog does not replicate (H1)."""
+    """Only the default: embedlog does not replicate (H1)."""
 
 
 _DottedTopicOptions = TypedDict(
@@ -251,6 +267,8 @@ _DottedTopicOptions = TypedDict(
         "max.compaction.lag.ms": "int | None",
         "file.delete.delay.ms": "int | None",
         "compression.type": "Literal['producer', 'none', 'lz4', 'zstd'] | None",
+        "key.serializer": "str | None",
+        "value.serializer": "str | None",
         "preallocate": "bool | None",
         "message.timestamp.type": "Literal['CreateTime', 'LogAppendTime'] | None",
         "message.timestamp.before.max.ms": "int | None",
