@@ -33,6 +33,9 @@ from embedlog.record import TopicPartition
 
 ORDERS = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
 
+NEVER = 3_600_000
+"""linger_ms in milliseconds: only the test's own thread writes, so all is counted at once."""
+
 
 @pytest.fixture
 def log(tmp_path):
@@ -71,7 +74,7 @@ DEFINED = {group.key: {metric.name for metric in group.metrics} for group in GRO
 
 def test_a_producer_counts_records_bytes_and_appends(log):
     """Kafka's names, nested as kafka-python nests them."""
-    with log.producer() as producer:
+    with log.producer(linger_ms=NEVER) as producer:
         for number in range(10):
             producer.send("orders", b"%d" % number, partition=0)
         producer.flush()
@@ -96,7 +99,7 @@ def test_a_producer_counts_records_bytes_and_appends(log):
 
 def test_the_fast_path_counts_as_the_general_one(log):
     """A record whose caller waits is counted as one in a batch of one is."""
-    with log.producer() as fast, log.producer() as general:
+    with log.producer(linger_ms=NEVER) as fast, log.producer(linger_ms=NEVER) as general:
         for producer in (fast, general):
             for _ in range(3):
                 future = producer.send("orders", b"v", partition=0 if producer is general else None)
@@ -148,7 +151,7 @@ def test_a_repeated_batch_is_counted_as_a_duplicate(log):
 
 def test_the_counts_of_a_forked_child_begin_at_0(log):
     """The parent writes, and counts, what was sent before the fork."""
-    with log.producer() as producer:
+    with log.producer(linger_ms=NEVER) as producer:
         producer.send("orders", b"v").result()
         child = forks.call(lambda: producer.metrics()["producer-metrics"]["record-send-total"])
         assert (child, producer.metrics()["producer-metrics"]["record-send-total"]) == (0, 1)
@@ -302,7 +305,7 @@ def test_a_log_has_sizes_offsets_lags_and_the_owner_of_maintenance(log):
 def test_a_log_names_the_clients_of_its_handle(log):
     """With their client ids, or numbered as Kafka numbers them, while they are open."""
     with log.producer() as producer, log.producer(client_id="web"), log.producer(client_id="web"):
-        producer.send("orders", b"v").result()
+        producer.send_batch("orders", [b"v"])
         with log.consumer("orders", client_id="reader"):
             metrics = log.metrics()
     clients = [

@@ -155,9 +155,10 @@ class PartitionWriter:
         if sequence is not None and self._identity is not None:
             encoded.set_producer(*self._identity, sequence)
             self._next_sequence = sequence + 1 & LAST_SEQUENCE
-        log, counts, began = self.log, self._counts, monotonic()
-        counts.count_wait(began - open_batch.opened_at)
+        log, counts = self.log, self._counts
         try:
+            began = monotonic()
+            counts.count_wait(began - open_batch.opened_at)
             receipt = log.append([encoded], durability=self._durability, timeout=lock_timeout)[0]
             timestamp = receipt.timestamp
             if timestamp is None:
