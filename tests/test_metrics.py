@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
@@ -13,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support import forks
+from support.faulty_files import FaultyFiles
 
 import embedlog
 from embedlog.cli import main
 from embedlog.cli.metrics import prometheus_lines
-from embedlog.errors import DiskFullError, EmbedlogError
+from embedlog.errors import DiskFullError, DurabilityError, EmbedlogError
 from embedlog.metrics import (
     CONSUMER,
     COORDINATOR,
@@ -351,6 +353,22 @@ def test_a_damaged_partition_does_not_hide_the_others(log):
     metrics = log.metrics()
     assert metrics["kafka.log.orders-1"] == {"Offline": 1}
     assert metrics["kafka.log.orders-0"]["LogEndOffset"] == 10
+
+
+def test_a_partition_whose_flush_failed_is_offline(tmp_path):
+    """It refuses appends until a repair, so it needs an alarm."""
+    with embedlog.open(tmp_path / "log", maintenance=False, files=FaultyFiles) as log:
+        log.create_topic("orders", partitions=2)
+        fill(log, 1)
+        files = log.root.context.files
+        files.fail_at(0, errno.EIO, only=("sync",))
+        with pytest.raises(DurabilityError):
+            log.partition("orders", 0).flush()
+        files.heal()
+        metrics = log.metrics()
+        assert [metrics[f"kafka.log.orders-{part}"]["Offline"] for part in (0, 1)] == [1, 0]
+        log.repair(dry_run=False)
+        assert log.metrics()["kafka.log.orders-0"]["Offline"] == 0
 
 
 # The command line
