@@ -73,15 +73,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used (PEP 562)."""
-    if name in ("errors", "spark"):
-        return importlib.import_module(f"embedlog.{name}")
-    if name not in _MODULES:
-        raise AttributeError(f"module 'embedlog' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"embedlog.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+# For type checkers every name would exist.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Load a public name when it is first used (PEP 562)."""
+        if name in ("errors", "spark"):
+            return importlib.import_module(f"embedlog.{name}")
+        if name not in _MODULES:
+            raise AttributeError(f"module 'embedlog' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"embedlog.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -98,6 +98,10 @@ GROUPS = (
         (
             Metric("record-send-total", "counter", "Records written"),
             Metric("record-error-total", "counter", "Records that were refused or failed"),
+            Metric(
+                *("record-unretrieved-error-total", "counter"),
+                "Those of them that no caller looked at, and that were logged (embedlog only)",
+            ),
             Metric("record-retry-total", "counter", "Records in batches that were tried again"),
             Metric("byte-total", "counter", "Bytes of the batches written, as stored"),
             Metric("batch-total", "counter", "Batches written (embedlog only)"),

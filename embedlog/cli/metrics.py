@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from embedlog.api.display import text_table
 from embedlog.cli.open_log import to_read
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import say, say_json
+from embedlog.display import text_table
 from embedlog.errors import InvalidConfigError
 from embedlog.metrics import GROUPS, nested
 

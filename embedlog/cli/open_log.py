@@ -14,6 +14,7 @@ from embedlog.keyspace import FORMAT_FILE
 
 if TYPE_CHECKING:
     from embedlog.api import Log
+    from embedlog.partition import Durability
 
 _WAIT_SECONDS = 60.0
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -38,7 +39,9 @@ def to_read(args: argparse.Namespace) -> Log:
     return embedlog.open(_existing(args), mode="r")
 
 
-def to_write(args: argparse.Namespace, *, create: bool = False, durability: str = "os") -> Log:
+def to_write(
+    args: argparse.Namespace, *, create: bool = False, durability: Durability = "os"
+) -> Log:
     """Open a log for writing; create it only with ``create``."""
     root = root_of(args) if create else _existing(args)
     # Without maintenance, so that a command deletes nothing on its own.

@@ -11,13 +11,16 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog.cli.open_log import to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say_json
 from embedlog.errors import InvalidRecordError
 from embedlog.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from embedlog.partition import Durability
 
 _CHUNK_BYTES = 4 << 20
 _FIELDS = {"value", "key", "headers", "partition", "timestamp"}
@@ -47,7 +50,7 @@ class InputBatch(NamedTuple):
 
 def produce(args: argparse.Namespace) -> int:
     """Send the lines, a chunk at a time; a chunk with an invalid line is not sent at all."""
-    durability = "fsync" if args.sync else "os"
+    durability: Durability = "fsync" if args.sync else "os"
     total, done, lines_before, count = _input_size(), 0, 0, 0
     with to_write(args, create=True, durability=durability) as log, ProgressBar("produce") as bar:
         log.root.ensure_topic(args.topic)

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedlog import keyspace, kv
 from embedlog.cli.open_log import root_of, to_read, to_write
@@ -18,6 +18,9 @@ from embedlog.errors import InvalidConfigError, TopicAlreadyExistsError
 from embedlog.files import Files
 from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
 from embedlog.progress import format_bytes
+
+if TYPE_CHECKING:
+    from embedlog.api.log import TopicDescription
 
 _INTERNAL = "__"
 """The prefix of the names of internal topics, as in `catalog`, which takes longer to load than
@@ -107,7 +110,7 @@ def describe(args: argparse.Namespace) -> int:
     return OK
 
 
-def _describe(topic: dict[str, Any]) -> Iterator[str]:
+def _describe(topic: TopicDescription) -> Iterator[str]:
     parts = topic["partitions"]
     records = sum(part["end_offset"] - part["start_offset"] for part in parts)
     size = format_bytes(sum(part["bytes"] for part in parts))

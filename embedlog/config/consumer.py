@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from embedlog.config.settings import Settings
 from embedlog.config.values import (
     INT_MAX,
     accepted,
-    callable_or_method,
     checked,
     choice,
     label,
     number,
     optional_ms,
     optional_text,
+    serializer,
     switch,
 )
 
@@ -51,7 +51,7 @@ class ConsumerConfig(Settings):
     """The name of a static member, which keeps its partitions over a restart (M13)."""
     partition_assignment_strategy: Any = checked(("range", "cooperative-sticky"), _assignors)
     """Names of assignors, or assignor objects, the preferred one first."""
-    auto_offset_reset: str = choice("latest", "earliest", "none")
+    auto_offset_reset: Literal["latest", "earliest", "none"] = choice("latest", "earliest", "none")
     """Where to start without a committed offset, or if it is out of range (E1)."""
     enable_auto_commit: bool = switch(True)
     """Commit the records that ``poll`` returned, in later calls of ``poll``."""
@@ -76,13 +76,17 @@ class ConsumerConfig(Settings):
     """Read at most this much of one partition at once, but at least one batch."""
     consumer_timeout_ms: int | None = checked(None, optional_ms)
     """Iteration ends if no record comes for this long; None waits without a limit."""
-    key_deserializer: Any = callable_or_method("deserialize(topic, bytes)")
-    """Converts bytes to keys: a callable, or an object with ``deserialize(topic, bytes)``."""
-    value_deserializer: Any = callable_or_method("deserialize(topic, bytes)")
+    key_deserializer: Any = serializer("deserialize", "key")
+    """Converts bytes to keys; None uses the serializer of the topic, and ``"bytes"`` none."""
+    value_deserializer: Any = serializer("deserialize", "value")
     """Converts bytes to values, likewise."""
+    allow_pickle: bool = switch(False)
+    """Whether a deserializer, or that of a topic, may be ``"pickle"``, which can run any code."""
     check_crcs: bool = switch(True)
     """Verify the checksum of every column that is read."""
-    isolation_level: str = choice("read_uncommitted", "read_committed")
+    isolation_level: Literal["read_uncommitted", "read_committed"] = choice(
+        "read_uncommitted", "read_committed"
+    )
     """Both values mean the same: unpublished records are never visible (G23)."""
     exclude_internal_topics: bool = switch(True)
     """Whether patterns ignore internal topics."""
@@ -101,6 +105,7 @@ class ConsumerConfig(Settings):
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
+        self._check_pickle(self.allow_pickle, "key_deserializer", "value_deserializer")
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             self._contradict("heartbeat_interval_ms", "must be less than", "session_timeout_ms")
         if self.group_instance_id is not None and self.group_id is None:

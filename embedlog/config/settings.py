@@ -58,12 +58,12 @@ class Settings:
         overrides = {name.replace(".", "_"): value for name, value in self.overrides().items()}
         return self.parse(overrides | changes)
 
-    def overrides(self) -> dict[str, object]:
+    def overrides(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, by their dotted names."""
         defaults = type(self)().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != defaults[name]}
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Return all settings, by their dotted names."""
         return {name.replace("_", "."): getattr(self, name) for name in self.__dataclass_fields__}
 
@@ -102,6 +102,17 @@ class Settings:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+    def _check_pickle(self, allow_pickle: bool, *names: str) -> None:
+        """Raise if one of the serializers is pickle, and that is not allowed."""
+        for name in names:
+            if getattr(self, name) == "pickle" and not allow_pickle:
+                raise InvalidConfigError(
+                    f"{name} 'pickle' needs allow_pickle=True",
+                    todo="Set it if you trust everybody who writes to the topic: reading pickled "
+                    "data can run any code.",
+                    settings=(name, "allow_pickle"),
+                )
 
     def _contradict(self, first: str, why: str, second: str) -> NoReturn:
         """Raise, with the values of two settings that contradict each other."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from embedlog.config.settings import Settings
 from embedlog.config.values import INT_MAX, LONG_MAX, checked, choice, compression, number, switch
+from embedlog.serializers import NAMES
 
 
 def _cleanup_policy(value: object) -> str:
@@ -55,7 +57,7 @@ class TopicConfig(Settings):
     """Flush a partition once a record has not been on the disk for this long (A22)."""
     retention_ms: int = number(7 * 86_400_000, -1)
     """Delete a segment this long after the time that ``retention_clock`` says; -1 is never (C2)."""
-    retention_clock: str = choice("append", "record")
+    retention_clock: Literal["append", "record"] = choice("append", "record")
     """``append``: ``retention_ms`` counts from the last append to a segment, or from the
     timestamp of its youngest record if that is later (embedlog's own); ``record``: from the
     timestamp of its youngest record, whenever that was appended, as in Kafka (C2)."""
@@ -71,7 +73,9 @@ class TopicConfig(Settings):
     ``retention_min_consumed``; -1 is never (embedlog's own)."""
     max_message_bytes: int = number(1_048_588, 0, INT_MAX)
     """Refuse larger batches, as Kafka counts: compressed, in its format (A4)."""
-    cleanup_policy: str = checked("delete", _cleanup_policy)
+    cleanup_policy: Literal["delete", "compact", "compact,delete"] = checked(
+        "delete", _cleanup_policy
+    )
     """``delete``, ``compact`` or ``compact,delete`` (C6)."""
     min_cleanable_dirty_ratio: float = number(0.5, 0, 1)
     """Compact a partition once more than this fraction of its bytes is dirty (D3)."""
@@ -83,13 +87,20 @@ class TopicConfig(Settings):
     """Compact records older than this, whatever the dirty ratio (D3)."""
     file_delete_delay_ms: int = number(60_000, 0)
     """Unlink the file of a deleted segment after this delay (A39)."""
-    compression_type: str = checked(
+    compression_type: Literal["producer", "none", "lz4", "zstd"] = checked(
         "producer", lambda value: value if value == "producer" else compression(value)
     )
     """``none``, ``lz4`` or ``zstd``, whatever the producer uses; or ``producer``: as it does."""
+    key_serializer: str = choice(*NAMES)
+    """How keys are stored: producers, consumers and views without a (de)serializer of their own use
+    this one; ``bytes`` converts nothing (embedlog's own)."""
+    value_serializer: str = choice(*NAMES)
+    """How values are stored, likewise."""
     preallocate: bool = switch(False)
     """Reserve the disk space of a segment when it is created."""
-    message_timestamp_type: str = choice("CreateTime", "LogAppendTime")
+    message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = choice(
+        "CreateTime", "LogAppendTime"
+    )
     """Whether timestamps come from the producer or from the clock of the log (A7)."""
     message_timestamp_before_max_ms: int = number(LONG_MAX, 0)
     """Refuse records whose timestamp is further in the past than this (A7)."""

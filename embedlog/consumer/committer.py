@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from time import monotonic
-from typing import Any
 
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.assignment import Assignment
@@ -16,7 +15,7 @@ from embedlog.errors import EmbedlogError
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 Positions = Mapping[TopicPartition, OffsetAndMetadata]
-Callback = Callable[[Positions, BaseException | None], Any]
+Callback = Callable[[Positions, BaseException | None], object]
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class Committer:
         self._interval = config.auto_commit_interval_ms / 1000
         self._backoff = config.retry_backoff_ms / 1000
         self._due = monotonic() + self._interval
-        self._callbacks: deque[Callable[[], Any]] = deque()
+        self._callbacks: deque[Callable[[], object]] = deque()
 
     # Auto-commit
 

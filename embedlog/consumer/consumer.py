@@ -8,10 +8,11 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import chain
 from time import monotonic
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig
+from embedlog.config.options import ConsumerOptions
 from embedlog.consumer.arguments import (
     SingleThreadGuard,
     check_max_records,
@@ -30,6 +31,7 @@ from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.consumer.static_assignment import StaticAssignment
 from embedlog.consumer.waiter import Waiter
+from embedlog.display import html_table, plural
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -38,8 +40,18 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.metrics import Metrics, Sample, nested
-from embedlog.record import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
+from embedlog.record import (
+    K_co,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    Record,
+    TopicPartition,
+    V_co,
+)
 from embedlog.root.root import Root
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 Ends = dict[TopicPartition, int]
@@ -52,7 +64,7 @@ _GC_THRESHOLD = 700
 """Fewer new records do not start the garbage collector (CPython's first threshold)."""
 
 
-class Consumer:
+class Consumer(Generic[K_co, V_co]):
     """Reads partitions of a log root, keeping a position in each.
 
     Given topics, it reads all their partitions, including those added later (from their
@@ -77,7 +89,9 @@ class Consumer:
         InvalidTopicError: A topic is blank or not a str.
     """
 
-    def __init__(self, root: Root, *topics: str, **config: object) -> None:
+    def __init__(
+        self, root: Root, *topics: str, **config: Unpack[ConsumerOptions[K_co, V_co]]
+    ) -> None:
         self.config = ConsumerConfig.parse(config)
         if self.config.group_id is None and explicitly_enabled(config, "enable_auto_commit"):
             raise InvalidConfigError(
@@ -88,7 +102,7 @@ class Consumer:
         check_topics(topics)
         self._root, self._init_topics, self._init_config = root, topics, config
         self._counts = counts = ConsumerCounts()
-        decoder = RecordDecoder(self.config)
+        decoder = RecordDecoder(self.config, root)
         self._assignment = Assignment(root, decoder, self._committed_position, counts)
         create = explicitly_enabled(config, "allow_auto_create_topics")
         self._group = GroupClient(root, self.config, self._assignment, counts, create)
@@ -98,8 +112,8 @@ class Consumer:
         self._waiter = Waiter(root, self.config, self._guard)
         self._wait_began = monotonic()
         """When fetch_max_wait_ms began (with fetch_min_bytes)."""
-        self._iterator: Iterator[Record] | None = None
-        self._streams: list[Consumer] = []
+        self._iterator: Iterator[Record[K_co, V_co]] | None = None
+        self._streams: list[Consumer[K_co, V_co]] = []
         if topics and self.config.group_id is None:
             reset = self.config.auto_offset_reset
             self._subscription = StaticAssignment(root, self._assignment, topics, reset, create)
@@ -107,9 +121,20 @@ class Consumer:
             self.subscribe(topics)
 
     def __repr__(self) -> str:
-        what = ", ".join(sorted(self.subscription())) or f"{len(self._assignment)} partitions"
+        what = ", ".join(sorted(self.subscription())) or plural(len(self._assignment), "partition")
         group = f" in group {self.config.group_id!r}" if self.config.group_id else ""
         return f"<Consumer of {what}{group}{', closed' if self._guard.closed else ''}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the assigned partitions with position and lag."""
+        heads = ("topic", "partition", "position", "log end", "lag", "state")
+        try:
+            with self._guard:
+                cells = list(map(_cells, self._assignment))
+        except (ClosedError, IllegalStateError):
+            # Closed, or another thread is polling.
+            return html_table(repr(self)[1:-1], (), ())
+        return html_table(repr(self)[1:-1], heads, cells)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments of the constructor, not the positions."""
@@ -238,6 +263,21 @@ class Consumer:
             self._group.check_writable()
             return self._group.committer.commit_async(parse_offsets(offsets), callback)
 
+    @overload
+    def committed(
+        self,
+        partition: TopicPartition,
+        metadata: Literal[False] = False,
+        timeout_ms: float | None = None,
+    ) -> int | None: ...
+    @overload
+    def committed(
+        self, partition: TopicPartition, metadata: Literal[True], timeout_ms: float | None = None
+    ) -> OffsetAndMetadata | None: ...
+    @overload
+    def committed(
+        self, partition: TopicPartition, metadata: bool, timeout_ms: float | None = None
+    ) -> int | OffsetAndMetadata | None: ...
     def committed(
         self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
     ) -> int | OffsetAndMetadata | None:
@@ -386,7 +426,7 @@ class Consumer:
 
     def poll(
         self, timeout_ms: float | None = 0, max_records: int | None = None
-    ) -> dict[TopicPartition, list[Record]]:
+    ) -> dict[TopicPartition, list[Record[K_co, V_co]]]:
         """Return the next records by partition, as soon as there are any (E8, E9).
 
         Args:
@@ -412,7 +452,7 @@ class Consumer:
         timeout_ms: float | None = 0,
         max_records: int | None = None,
         columns: Sequence[str] | None = None,
-    ) -> dict[TopicPartition, list[Any]]:
+    ) -> dict[TopicPartition, list[pa.RecordBatch]]:
         """Poll, but return `pyarrow.RecordBatch` objects, one for each stored batch.
 
         Args:
@@ -432,11 +472,11 @@ class Consumer:
                 timeout_ms,
             )
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Record[K_co, V_co]]:
         """Iterate over records forever, or until none came for ``consumer_timeout_ms``."""
         return self.iter_records()
 
-    def __next__(self) -> Record:
+    def __next__(self) -> Record[K_co, V_co]:
         if self._iterator is None:
             self._iterator = self.iter_records()
         try:
@@ -445,7 +485,7 @@ class Consumer:
             self._iterator = None
             raise
 
-    def iter_records(self, until: Until = None) -> Iterator[Record]:
+    def iter_records(self, until: Until = None) -> Iterator[Record[K_co, V_co]]:
         """Iterate over the records from the positions on.
 
         `position` and `current_lag` are right at every step; other calls in the loop body
@@ -472,7 +512,7 @@ class Consumer:
 
     def iter_batches(
         self, columns: Sequence[str] | None = None, until: Until = None
-    ) -> Iterator[Any]:
+    ) -> Iterator[pa.RecordBatch]:
         """Iterate over the stored batches from the positions on, as `pyarrow.RecordBatch`.
 
         Without compression nothing is copied, and only the requested columns are checked and
@@ -489,7 +529,7 @@ class Consumer:
         with self._guard:
             return self._iter_batches(check_columns(columns), self._ends(until))
 
-    def _iter_batches(self, names: tuple[str, ...], ends: Ends | None) -> Iterator[Any]:
+    def _iter_batches(self, names: tuple[str, ...], ends: Ends | None) -> Iterator[pa.RecordBatch]:
         def take(cursor: PartitionCursor, stop: int | None) -> PartitionCursor | None:
             return cursor if cursor.buffered_bytes else None
 
@@ -640,7 +680,9 @@ class Consumer:
         """
         self._waiter.wakeup()
 
-    def create_message_streams(self, counts: Mapping[str, int]) -> dict[str, list[Consumer]]:
+    def create_message_streams(
+        self, counts: Mapping[str, int]
+    ) -> dict[str, list[Consumer[K_co, V_co]]]:
         """Return that many streams by topic, each to be iterated in its own thread (E26).
 
         Each is a member of the group: a partition feeds exactly one stream.  They are closed
@@ -657,8 +699,8 @@ class Consumer:
                     todo="Create streams from a consumer that has a group_id and no topics.",
                 )
             check_stream_counts(counts)
-            streams: dict[str, list[Consumer]] = {topic: [] for topic in counts}
-            created: list[Consumer] = []
+            streams: dict[str, list[Consumer[K_co, V_co]]] = {topic: [] for topic in counts}
+            created: list[Consumer[K_co, V_co]] = []
             instance_id = self.config.group_instance_id
             try:
                 for topic, count in counts.items():
@@ -749,3 +791,10 @@ class Consumer:
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         # After an error the last record may not be processed: do not commit it.
         self.close(autocommit=exc_type is None)
+
+
+def _cells(cursor: PartitionCursor) -> tuple[object, ...]:
+    """Return the row of a partition in the table for notebooks."""
+    position, end = cursor.known_position, cursor.log.end_offset()
+    lag = None if position is None else max(end - position, 0)
+    return *cursor.partition, position, end, lag, "paused" if cursor.paused else None

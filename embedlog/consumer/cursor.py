@@ -13,6 +13,7 @@ from typing import Any
 from embedlog.batch import CONTROL, Batch
 from embedlog.consumer.deserialize import (
     ArrowDecoder,
+    Deserializers,
     RecordDecoder,
     RecordRun,
     batch_offsets,
@@ -82,6 +83,8 @@ class PartitionCursor:
         self._batches: deque[Batch] = deque()
         self._run: RecordRun | None = None
         self._arrow: ArrowDecoder | None = None
+        self._deserializers: Deserializers | None = None
+        """Those for what was fetched last; None if they were not needed yet."""
         self._reader: PartitionReader | None = None
         self._epoch: int | None = None
         """The leader epoch of the position, while there is no reader that knows it."""
@@ -279,6 +282,7 @@ class PartitionCursor:
                 at_end = not batches and tail is not None and reader.is_at_end(tail)
                 self._end_row = row if at_end else None
                 self._batches += useful
+                self._deserializers = None
                 size = sum([batch.size for batch in useful])
                 if useful:
                     self._counts.count_fetch(size)
@@ -348,7 +352,11 @@ class PartitionCursor:
             if run is None or run.position >= run.next_offset:
                 self._position = position = self.position()
                 self._run = None
-                run = self._run = self._decoder.decode(head, self.partition, position)
+                if (deserializers := self._deserializers) is None:
+                    deserializers = self._decoder.deserializers(self.partition.topic)
+                    self._deserializers = deserializers
+                run = self._decoder.decode(head, self.partition, position, deserializers)
+                self._run = run
                 self._count_records(head, run.left)
             if run.position < head.next_offset:
                 return run

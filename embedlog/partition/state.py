@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from sortedcontainers import SortedDict
 
@@ -41,8 +41,9 @@ from embedlog.segment import SegmentFile, path_of
 
 T = TypeVar("T")
 
-DURABILITIES = ("os", "fsync")
-VISIBILITIES = ("append", "durable")
+Durability = Literal["os", "fsync"]
+Visibility = Literal["append", "durable"]
+DURABILITIES, VISIBILITIES = get_args(Durability), get_args(Visibility)
 
 
 @dataclass(slots=True)
@@ -181,6 +182,8 @@ class PartitionState:
         self.open_segment_file: tuple[int, SegmentFile] | None = None
         """The id and the file of the active segment, while it is open."""
 
+        self.check_linked_at = 0.0
+        """When to check next that the active segment was not deleted, on the monotonic clock."""
         self.journal_checked_version = -1
         """The last snapshot for which the journal had no unfinished publication."""
         self.entry_synced_segment_id: int | None = None

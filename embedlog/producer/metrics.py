@@ -42,7 +42,9 @@ class TopicCounts:
             self.longest_wait = seconds
 
 
-def samples(topics: Mapping[str, TopicCounts], pool: BufferPool) -> Iterator[Sample]:
+def samples(
+    topics: Mapping[str, TopicCounts], pool: BufferPool, unretrieved: int
+) -> Iterator[Sample]:
     """Yield the metrics of a producer, as a whole and by topic."""
     by_topic = dict(topics)  # another thread may add one
     counts = list(by_topic.values())
@@ -55,6 +57,7 @@ def samples(topics: Mapping[str, TopicCounts], pool: BufferPool) -> Iterator[Sam
     totals = {
         "record-send-total": records,
         "record-error-total": sum(topic.errors for topic in counts),
+        "record-unretrieved-error-total": unretrieved,
         "record-retry-total": sum(topic.retried for topic in counts),
         "byte-total": size,
         "batch-total": batches,

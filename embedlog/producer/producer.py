@@ -9,9 +9,11 @@ import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, Generic, Self, Unpack
 
 from embedlog.catalog import refuse_internal
+from embedlog.config.options import ProducerOptions
+from embedlog.display import plural
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -26,20 +28,28 @@ from embedlog.partition.producer_state import LAST_SEQUENCE
 from embedlog.producer.context import ProducerContext
 from embedlog.producer.delivery import LOGGER, Delivery
 from embedlog.producer.future import BatchFuture, RecordFuture
-from embedlog.producer.row_batches import ROW_BYTES, Rows, size_of, table_rows
+from embedlog.producer.row_batches import (
+    ROW_BYTES,
+    ArrowArray,
+    ArrowStream,
+    Rows,
+    size_of,
+    table_rows,
+)
 from embedlog.producer.topic_queue import TopicQueue, no_key
 from embedlog.producer.validation import (
     check_all_bytes,
     check_headers,
     check_partition,
     serialize,
+    serialize_all,
     to_bytes,
 )
-from embedlog.record import RecordMetadata
+from embedlog.record import K, RecordMetadata, V
 from embedlog.root.root import Root
 
 
-class Producer:
+class Producer(Generic[K, V]):
     """Sends records to topics of one log; any thread may call any method.
 
     Settings are kafka-python's (see `ProducerConfig`).  Batches are numbered (idempotent): a
@@ -53,17 +63,13 @@ class Producer:
     Use it in a ``with`` block, or `close` it: then the unwritten records are flushed.
     """
 
-    def __init__(self, root: Root, **config: Any) -> None:
+    def __init__(self, root: Root, **config: Unpack[ProducerOptions[K, V]]) -> None:
         self.root = root
         self._options = config
         self._context = ProducerContext(self, root, config)
         self.config = settings = self._context.config
         self._clock = root.clock
-        # A custom partitioner chooses for each record; otherwise a drain chooses for all at once.
-        special = settings.key_serializer, settings.value_serializer, settings.partitioner
         self._no_acks = settings.acks == 0
-        self._plain = special == (None, None, None) and not self._no_acks
-        """Whether `send` may add a record of bytes as it is."""
         self._start()
         _producers.add(self)
 
@@ -87,8 +93,8 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: Any = None,
-        key: Any = None,
+        value: V | None = None,
+        key: K | None = None,
         headers: Sequence[tuple[str, bytes | None]] | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -113,11 +119,11 @@ class Producer:
             or headers is not None
             or partition is not None
             or timestamp_ms is not None
-            or not self._plain
+            or not queue.plain
         ):
             return self._send_general(queue, value, key, headers, partition, timestamp_ms)
         if key is not None:
-            size = ROW_BYTES + len(value) + len(key)
+            size = ROW_BYTES + len(value) + len(key)  # type: ignore[arg-type]  # it is bytes
         elif queue.settings.compacts and queue.settings.refresh().config.compacts:
             # Refreshed because the topic may have been altered, and a refusal writes nothing.
             return self._refuse(topic, no_key(topic, [0]))
@@ -130,11 +136,11 @@ class Producer:
             open_batch = queue.open_batch
             free = open_batch.free - size
             if free < 0:
-                open_batch, free = queue.reserve(size, value, key)
+                open_batch, free = queue.reserve(size, value, key)  # type: ignore[arg-type]
             open_batch.free = free
             values = open_batch.values
             row = len(values)
-            open_batch.keys.append(key)
+            open_batch.keys.append(key)  # type: ignore[arg-type]
             open_batch.timestamps.append(timestamp_ms)
             values.append(value)
         except RecordTooLargeError as error:
@@ -154,9 +160,15 @@ class Producer:
     ) -> RecordFuture:
         """Do as `send`, for a record with more than a key and a value of bytes."""
         self._check_open()
-        config, topic = self.config, queue.topic
-        value = to_bytes(serialize(config.value_serializer, topic, value), "value")
-        key = to_bytes(serialize(config.key_serializer, topic, key), "key")
+        config, topic, settings = self.config, queue.topic, queue.settings
+        if settings.version != settings.current_version():
+            # The topic may have got another serializer, or more partitions.
+            settings.refresh()
+        if settings.serializes:
+            headers = [*headers] if headers else []
+            key, value = serialize(settings, topic, headers, key, value)
+        else:
+            key, value = to_bytes(key, "key"), to_bytes(value, "value")
         if timestamp is not None and (
             type(timestamp) is not int or not -(1 << 63) <= timestamp < 1 << 63
         ):
@@ -164,11 +176,11 @@ class Producer:
                 f"A timestamp must be an int of milliseconds with 64 bits, got {timestamp!r}"
             )
         if partition is not None:
-            check_partition(topic, partition, queue.settings.refresh().partitions)
+            check_partition(topic, partition, settings.info.partitions)
         elif config.partitioner is not None:
             partition = self._partition_for(queue, key)
         headers = check_headers(headers)
-        if key is None and queue.settings.compacts and queue.settings.refresh().config.compacts:
+        if key is None and settings.compacts:
             return self._refuse(topic, no_key(topic, [0]))
         if timestamp is None:
             timestamp = self._clock()
@@ -224,17 +236,18 @@ class Producer:
             return self._refuse_locked(topic, error)
 
     def _refuse_locked(self, topic: str, error: EmbedlogError) -> RecordFuture:
-        self._context.reports.counts(topic).errors += 1
-        return RecordFuture._completed(error)
+        reports = self._context.reports
+        reports.counts(topic).errors += 1
+        return RecordFuture._completed(error, reports.unretrieved.add(topic, None, 1, error))
 
     # Sending many records
 
     def send_batch(
         self,
         topic: str,
-        values: Sequence[Any],
-        keys: Sequence[Any] | None = None,
-        headers: Sequence[Any] | None = None,
+        values: Sequence[V | None],
+        keys: Sequence[K | None] | None = None,
+        headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
         timestamps: Sequence[int] | int | None = None,
         partition: int | None = None,
         sequence: int | None = None,
@@ -286,7 +299,7 @@ class Producer:
     def append_table(
         self,
         topic: str,
-        table: Any,
+        table: ArrowStream | ArrowArray,
         key: str | None = None,
         value: str | None = None,
         timestamp: str | None = None,
@@ -335,11 +348,17 @@ class Producer:
     def _rows(
         self, queue: TopicQueue, values: Any, keys: Any, headers: Any, timestamps: Any
     ) -> Rows:
-        config, topic = self.config, queue.topic
-        if config.value_serializer is not None:
-            values = [serialize(config.value_serializer, topic, value) for value in values]
-        if config.key_serializer is not None and keys is not None:
-            keys = [serialize(config.key_serializer, topic, key) for key in keys]
+        topic, items, settings = queue.topic, keys, queue.settings
+        serializers = settings.key_serializer, settings.value_serializer
+        if any(serializer is not None and serializer.uses_headers for serializer in serializers):
+            # Lists of their own, since a serializer may add to them.
+            headers = [list(pairs or ()) for pairs in headers or [()] * len(values)]
+        if settings.key_serializer is not None and keys is not None:
+            keys = serialize_all(settings.key_serializer, topic, headers, keys, "key", items)
+        if settings.value_serializer is not None:
+            values = serialize_all(
+                settings.value_serializer, topic, headers, values, "value", items
+            )
         if timestamps is None:
             timestamps = self._clock()
         if headers is not None:
@@ -349,7 +368,7 @@ class Producer:
                 raise InvalidRecordError(
                     f"There are {len(values)} values, but {len(column)} {name}", topic=topic
                 )
-        return Rows(values, keys, timestamps, headers)
+        return Rows(values, keys, timestamps, headers if headers and any(headers) else None)
 
     def _numbered(
         self, queue: TopicQueue, partition: int | None, sequence: int | None, count: int
@@ -394,25 +413,46 @@ class Producer:
 
     # Finishing
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: float | None = None, raise_errors: bool = False) -> None:
         """Return once everything that was sent before this call is written, or failed (G10).
 
         Writes in this thread, and does not wait for what other threads send meanwhile.
 
+        Args:
+            timeout: In seconds; None to wait as long as it takes.
+            raise_errors: Raise if any record failed since the producer was created, except
+                those whose error a program got from a future or in a callback, and those that
+                an earlier call with ``raise_errors`` raised.
+
         Raises:
             TimeoutError: Not everything was written within ``timeout`` seconds.
+            DeliveryFailedError: With ``raise_errors``: its ``errors`` say why, and ``topics``
+                how many records of which topics.
         """
         deadline = None if timeout is None else monotonic() + timeout
-        for queue in list(self._queues.values()):
-            queue.flush(deadline)
-        self._context.reports.run_callbacks(wait=True)
+        reports = self._context.reports
+        with reports.unretrieved.raised(raise_errors):
+            for queue in list(self._queues.values()):
+                queue.flush(deadline)
+            reports.run_callbacks(wait=True)
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self, timeout: float | None = None, raise_errors: bool = False) -> None:
         """Write the unwritten records, for at most ``timeout`` seconds, and stop (G10).
 
         Records that are not written then fail with `ClosedError`; with 0, all of them do.  May
         be repeated, and may be called from a callback.
+
+        Args:
+            timeout: In seconds; None to wait as long as it takes.
+            raise_errors: Raise as `flush` does, once the producer is closed.
+
+        Raises:
+            DeliveryFailedError: With ``raise_errors``: records failed.
         """
+        with self._context.reports.unretrieved.raised(raise_errors):
+            self._close(timeout)
+
+    def _close(self, timeout: float | None) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -431,7 +471,7 @@ class Producer:
             self._context.reports.notify()
             self._context.sender.stop()
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -443,7 +483,7 @@ class Producer:
         if self._context.buffer_pool.buffered:
             unsent = sum(queue.unsent_records() for queue in self._queues.values())
             warnings.warn(
-                f"{self!r} was not closed; {unsent} records were unsent",
+                f"{self!r} was not closed; {plural(unsent, 'record')} unsent",
                 ResourceWarning,
                 source=self,
                 stacklevel=2,
@@ -477,6 +517,13 @@ class Producer:
 # The end of the process, and forks
 
 _producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def flush_producers(root: Root, timeout: float | None = None) -> None:
+    """Flush every producer of this process that writes to a root; see `Producer.flush`."""
+    for producer in list(_producers):
+        if producer.root is root and not producer._closed:
+            producer.flush(timeout)
 
 
 def _at_exit() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -23,6 +23,20 @@ ROW_BYTES = 16
 
 CHUNK_BYTES = 16 << 20
 """Lists are handled in chunks of this size: memory stays small, and Arrow's int32 large enough."""
+
+
+class ArrowStream(Protocol):
+    """A table that speaks Arrow: of pyarrow, pandas, Polars, DuckDB and others."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> object:
+        """Return the batches as a PyCapsule."""
+
+
+class ArrowArray(Protocol):
+    """A batch of rows that speaks Arrow."""
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> object:
+        """Return the columns as PyCapsules."""
 
 
 class Rows(NamedTuple):
