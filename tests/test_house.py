@@ -21,11 +21,8 @@ from embedlog import errors
 pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
-    {"errors", "version"},
-    {
-        *("record", "serializers", "checksum", "display", "files", "metrics", "progress"),
-        "times",
-    },
+    {"errors", "metrics", "version"},
+    {"record", "serializers", "checksum", "display", "files", "progress", "times"},
     {"config"},
     {"batch", "schema", "kv", "partitioner", "assignor"},
     {"keyspace"},
@@ -50,8 +47,8 @@ DOORS = {
     "matplotlib": {"api"},
     "pandas": {"notebook", "spark"},
     "IPython": {"notebook"},
-    "pytest": {"testing"},
     "opentelemetry": {"opentelemetry"},
+    "pytest": {"testing"},
     "pyarrow": {
         *("batch", "schema", "segment", "partition", "root", "publish", "compaction"),
         *("producer", "consumer", "api", "spark", "notebook", "pipeline"),
