@@ -21,7 +21,7 @@ from embedlog import errors
 pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
-    {"errors", "version"},
+    {"errors", "version", "lazy"},
     {"record", "config", "checksum", "files", "progress"},
     {"batch", "schema", "kv", "partitioner", "assignor"},
     {"keyspace"},

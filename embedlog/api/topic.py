@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
-import pyarrow as pa
-
 from embedlog.api.display import html_table, moment, need, plural, short
 from embedlog.api.latest import get, latest
 from embedlog.api.offset_range import OffsetRange
 from embedlog.batch import schema as batch_schema
 from embedlog.batch import tables
 from embedlog.batch.arrays import empty
+from embedlog.lazy import pa
 from embedlog.partition import PartitionLog
 from embedlog.record import Record
 from embedlog.root.root import Root
