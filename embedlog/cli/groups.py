@@ -147,6 +147,18 @@ def _split(options: list[tuple[str, list[int]]]) -> tuple[list[str], list[TopicP
     return topics, [TopicPartition(name, number) for name, numbers in options for number in numbers]
 
 
+def delete_offsets(args: argparse.Namespace) -> int:
+    """Delete the committed offsets of topics or partitions."""
+    topics, partitions = _split(args.topic)
+    with to_write(args) as log:
+        log.group(args.group).delete_offsets(partitions, topics=topics)
+    names = [f"{name}-{number}" for name, number in partitions]
+    note(f"Deleted offsets of {args.group}: {', '.join([*topics, *names])}")
+    if args.json:
+        say_json({"group": args.group, "topics": topics, "partitions": names})
+    return OK
+
+
 def delete(args: argparse.Namespace) -> int:
     """Delete groups; with --topic only their committed offsets for it."""
     topics, partitions = _split(args.topic)

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any, Final
 
-from embedlog.cli.argument_types import count, duration, moment, seconds, topic
+from embedlog.cli.argument_types import count, duration, moment, point, seconds, topic
 from embedlog.version import __version__
 
 OK: Final = 0
@@ -45,6 +45,13 @@ RESETS = """\
 A target outside of the log means its nearer end.  A time without a zone is UTC.
 """
 
+FILES = """\
+The suffixes are .jsonl, .ndjson and .json, .csv, .parquet and .pq.  Key, value, headers,
+timestamp and partition come back as they were from JSON lines and Parquet; offsets do not: the
+records get those of the topic.  CSV holds UTF-8 only; its timestamps are milliseconds, a missing
+key or value is an empty field without quotes, and headers are JSON.
+"""
+
 ACTIVITY = """\
 kinds: created altered deleted (topics), rolled recovered retained compacted (partitions),
 rebalanced expired (groups), owner failed (maintenance).  The events are the records of the
@@ -74,6 +81,8 @@ def parser() -> argparse.ArgumentParser:
     _consume(commands)
     _tail(commands)
     _groups(commands)
+    _offsets(commands)
+    _files(commands)
     _activity(commands)
     _dump(commands)
     _maintenance(commands)
@@ -216,6 +225,10 @@ def _groups(commands: _Parser) -> None:
     delete.add_argument("groups", metavar="GROUP", nargs="+")
     about = "delete only the committed offsets of this topic or partition"
     _list(delete, "--topic", "TOPIC[:N,N]", about, type=topic)
+    about = "delete the committed offsets of topics or partitions"
+    offsets = _command(verbs, "delete-offsets", "groups:delete_offsets", about)
+    offsets.add_argument("group", metavar="GROUP")
+    offsets.add_argument("topic", metavar="TOPIC[:N,N]", nargs="+", type=topic)
 
 
 def _reset(verbs: _Parser) -> None:
@@ -237,6 +250,51 @@ def _reset(verbs: _Parser) -> None:
     about = "only this topic or partition; by default all with a commit"
     _list(reset, "--topic", "TOPIC[:N,N]", about, type=topic)
     _flag(reset, "--execute", "commit the new offsets")
+
+
+def _offsets(commands: _Parser) -> None:
+    about = "print the first and the next offset of partitions, or the offsets at a time"
+    offsets = _command(commands, "offsets", "offsets:offsets", about)
+    about = "by default all topics"
+    offsets.add_argument("topics", metavar="TOPIC[:N,N]", nargs="*", type=topic, help=about)
+    _option(offsets, "--at", "ISO", "the first offset at or after this time", type=moment)
+    about = "delete the records before an offset or a time; a dry run without --yes"
+    delete = _command(commands, "delete-records", "offsets:delete_records", about)
+    delete.add_argument("topic", metavar="TOPIC[:N,N]", type=topic)
+    to = delete.add_mutually_exclusive_group(required=True)
+    _option(to, "--before", "N", "delete the records below this offset", type=count)
+    _option(to, "--at", "ISO", "delete up to the first record at or after this time", type=moment)
+    _flag(delete, "--yes", "delete the records")
+    about = "print how many bytes topics and other files take, the largest first"
+    usage = _command(commands, "du", "disk_usage:usage", about)
+    usage.add_argument("topics", metavar="TOPIC", nargs="*", help="by default everything")
+    _flag(usage, "--segments", "also print a line per segment file")
+
+
+def _files(commands: _Parser) -> None:
+    about = "write the records of a topic to a file: JSON lines, CSV or Parquet"
+    export = _command(commands, "export", "export:export", about, epilog=FILES)
+    export.add_argument("topic", metavar="TOPIC[:N,N]", type=topic)
+    export.add_argument("file", metavar="FILE", help="- is stdout")
+    _file_format(export)
+    _option(export, "--from", "N|ISO", "from this offset or time on", dest="first", type=point)
+    about = "up to this offset or time, without the record at it"
+    _option(export, "--until", "N|ISO", about, dest="stop", type=point)
+    _flag(export, "--force", "replace FILE if it exists")
+    about = "append the records in a file: JSON lines, CSV or Parquet"
+    load = _command(commands, "import", "import_file:import_file", about, epilog=FILES)
+    load.add_argument("topic", metavar="TOPIC")
+    load.add_argument("file", metavar="FILE", help="- is stdin")
+    _file_format(load)
+    _option(load, "--skip", "N", "skip the first N records", type=count, default=0)
+    about = "choose partitions by key, as for new records, not those in the file"
+    _flag(load, "--repartition", about)
+    _flag(load, "--sync", "flush to the disk before the command ends, to survive a power cut")
+
+
+def _file_format(command: _Parser) -> None:
+    about = "the format; by default that of the suffix of FILE, and JSON lines for -"
+    command.add_argument("--format", choices=("jsonl", "csv", "parquet"), help=about)
 
 
 def _activity(commands: _Parser) -> None:
