@@ -90,8 +90,8 @@ def _bytes(path: str) -> int:
 def _lines(document: dict[str, Any], with_segments: bool) -> Iterator[str]:
     for topic in document["topics"]:
         partitions = topic["partitions"]
-        segments = sum(len(part["segments"]) for part in partitions)
-        count = f"{plural(len(partitions), 'partition')}, {plural(segments, 'segment')}"
+        segments = plural(sum(len(part["segments"]) for part in partitions), "segment")
+        count = f"{plural(len(partitions), 'partition')}, {segments}"
         yield _line(topic["bytes"], f"topic {topic['topic']}: {count}")
         for part in partitions:
             segments = plural(len(part["segments"]), "segment")
