@@ -67,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return PIPE_CLOSED
     except (errors.EmbedlogError, OSError) as error:
-        sys.stderr.write(f"embedlog: {error}\n")
+        from embedlog.cli.hints import for_command_line
+
+        sys.stderr.write(f"embedlog: {for_command_line(str(error))}\n")
         return code_of(error)
 
 

@@ -136,11 +136,14 @@ class ImportTarget:
 
         Raises:
             UnknownTopicOrPartitionError: The topic has not so many partitions.
+            InvalidRecordError: A partition is negative.
             EmbedlogError: As `Producer.append_table`.
         """
         rows = chunk.table.num_rows
         partitions = None if self._repartition else chunk.partitions
         if partitions is not None and rows:
+            if ((partitions < 0) & (partitions != _NONE)).any():
+                raise InvalidRecordError("partition must not be negative", topic=self._topic)
             self._check(int(partitions.max()))
         self.uncertain = rows
         for partition, table in _by_partition(chunk.table, partitions):

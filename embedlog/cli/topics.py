@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from embedlog import keyspace, kv
+from embedlog.cli.hints import settings_options
 from embedlog.cli.open_log import root_of, to_read, to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say_json, say_result
@@ -49,7 +50,7 @@ def _command_to_apply(topic: str, differences: Mapping[str, tuple[object, object
     words, sentences = [], []
     for name, (before, after) in differences.items():
         if name != "partitions":
-            words += ["-c", shlex.quote(f"{name}={after}")]
+            words += settings_options({name: after})
         elif isinstance(before, int) and isinstance(after, int) and after < before:
             sentences.append("The number of partitions cannot be reduced.")
         else:
