@@ -14,8 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from embedlog import errors
-from embedlog.cli.parser import FAILED, INTERRUPTED, NOT_FOUND, PIPE_CLOSED, STORAGE, USAGE
-from embedlog.cli.parser import parser as make_parser
+from embedlog.cli.parser import FAILED, INTERRUPTED, NOT_FOUND, PIPE_CLOSED, STORAGE, USAGE, parse
 
 __all__ = ["code_of", "main"]
 
@@ -54,7 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
     """
     try:
-        args = make_parser().parse_args(argv)
+        words = list(sys.argv[1:] if argv is None else argv)
+        if words[:1] == ["__complete"]:
+            from embedlog.cli.completion import complete
+
+            return complete(words[1:])
+        args = parse(words)
         module, _, function = args.run.partition(":")
         code: int = getattr(importlib.import_module(f"embedlog.cli.{module}"), function)(args)
         sys.stdout.flush()

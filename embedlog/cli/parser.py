@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any, Final
+import re
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
 
 from embedlog.cli.argument_types import count, duration, moment, point, seconds, topic
 from embedlog.version import __version__
@@ -52,6 +54,10 @@ records get those of the topic.  CSV holds UTF-8 only; its timestamps are millis
 key or value is an empty field without quotes, and headers are JSON.
 """
 
+COMPLETION = """\
+For bash, put this into ~/.bashrc:  eval "$(embedlog completion bash)"
+"""
+
 ACTIVITY = """\
 kinds: created altered deleted (topics), rolled recovered retained compacted (partitions),
 rebalanced expired (groups), owner failed (maintenance).  The events are the records of the
@@ -61,9 +67,61 @@ topic __activity; the process that does the maintenance writes them, within a fe
 _Parser = Any  # argparse has no public type for groups of commands or of options
 
 
-def parser() -> argparse.ArgumentParser:
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors say what may have been meant."""
+
+    verbs: Any = None
+    """The action with the commands that this command consists of, by name in ``choices``."""
+
+    def options(self) -> list[argparse.Action]:
+        """Return the options."""
+        return [action for action in self._actions if action.option_strings]
+
+    def positionals(self) -> list[argparse.Action]:
+        """Return the arguments that are no options."""
+        return [action for action in self._actions if not action.option_strings]
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and an error, and exit."""
+        if self.verbs is not None:
+            word = re.match(r"argument (COMMAND|VERB): invalid choice: '([^']*)'", message)
+            if word is not None:
+                hint = _did_you_mean(word[2], self.verbs.choices)
+                message = f"there is no {word[1].lower()} {word[2]!r}{hint}"
+            elif message.endswith(": VERB"):
+                message = f"name a verb: {', '.join(self.verbs.choices)}"
+        super().error(message)
+
+    def refuse(self, words: list[str]) -> NoReturn:
+        """Print the usage and an error about words that are no options or arguments."""
+        hints = (
+            _did_you_mean(
+                word, [name for action in self.options() for name in action.option_strings]
+            )
+            for word in words
+            if word.startswith("--")
+        )
+        super().error(f"unrecognized arguments: {' '.join(words)}{next(hints, '')}")
+
+
+def _did_you_mean(word: str, names: Any) -> str:
+    from difflib import get_close_matches  # Imported here: only errors need it.
+
+    similar = get_close_matches(word.partition("=")[0], names, n=1)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line; exits with a message if it is wrong."""
+    args, unknown = parser().parse_known_args(argv)
+    if unknown:
+        args.parser.refuse(unknown)
+    return args
+
+
+def parser() -> CommandParser:
     """Return the parser of the whole command line."""
-    top = argparse.ArgumentParser(
+    top = CommandParser(
         prog="embedlog",
         description="Kafka's log in a directory: its topics, records and consumer groups.",
         epilog=EXITS,
@@ -75,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
     about = "the directory of the log; by default $EMBEDLOG_ROOT"
     _option(top, "--root -r", "DIR", about, default=root)
     _flag(top, "--json", "print JSON; produce reads JSON too")
-    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    commands = top.verbs = top.add_subparsers(metavar="COMMAND", required=True)
     _topics(commands)
     _produce(commands)
     _consume(commands)
@@ -87,6 +145,7 @@ def parser() -> argparse.ArgumentParser:
     _dump(commands)
     _maintenance(commands)
     _health(commands)
+    _completion(commands)
     return top
 
 
@@ -98,9 +157,9 @@ def _command(
     *,
     json: str = "print JSON",
     epilog: str | None = None,
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """Add a command, which also accepts the options of `embedlog` itself."""
-    command: argparse.ArgumentParser = commands.add_parser(
+    command: CommandParser = commands.add_parser(
         name,
         help=about,
         description=_sentence(about),
@@ -110,14 +169,15 @@ def _command(
     )
     _option(command, "--root -r", "DIR", "the directory of the log", default=argparse.SUPPRESS)
     _flag(command, "--json", json, default=argparse.SUPPRESS)
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, parser=command)
     return command
 
 
 def _verbs(commands: _Parser, name: str, about: str) -> _Parser:
     """Add a command that consists of other commands."""
     command = commands.add_parser(name, help=about, description=_sentence(about))
-    return command.add_subparsers(metavar="VERB", required=True)
+    command.verbs = command.add_subparsers(metavar="VERB", required=True)
+    return command.verbs
 
 
 def _sentence(about: str) -> str:
@@ -333,3 +393,9 @@ def _health(commands: _Parser) -> None:
     repair = _command(commands, "repair", "maintenance:repair", about)
     _flag(repair, "--yes", "repair the log")
     _command(commands, "doctor", "doctor:doctor", "check versions, speeds, space and locks")
+
+
+def _completion(commands: _Parser) -> None:
+    about = "print a script that completes commands, options, topics and groups in a shell"
+    completion = _command(commands, "completion", "completion:script", about, epilog=COMPLETION)
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))

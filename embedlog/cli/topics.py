@@ -72,12 +72,13 @@ def _parse_settings(options: list[str]) -> dict[str, str]:
 
 def show_names(args: argparse.Namespace) -> int:
     """Print the names of all topics, without loading pyarrow."""
-    names = [name for name in _names(args) if args.internal or not name.startswith(_INTERNAL)]
+    names = [name for name in topic_names(args) if args.internal or not name.startswith(_INTERNAL)]
     say_result(args, names, names)
     return OK
 
 
-def _names(args: argparse.Namespace) -> list[str]:
+def topic_names(args: argparse.Namespace) -> list[str]:
+    """Return the names of all topics, also of internal ones."""
     root = root_of(args)
     if not _is_ordinary(root):
         with to_read(args) as log:  # Raises an error that says what is wrong.
