@@ -6,6 +6,7 @@ import argparse
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from embedlog.api.display import plural
 from embedlog.cli.hints import for_command_line
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK
@@ -47,7 +48,7 @@ def maintain(args: argparse.Namespace) -> int:
         "offsets_expired": results["offsets"],
     }
     lines = [
-        f"{result.topic}-{result.partition}: deleted {result.segments} segments, "
+        f"{result.topic}-{result.partition}: deleted {plural(result.segments, 'segment')}, "
         f"{result.bytes:,} bytes; the log begins at {result.start_offset}"
         for result in deleted
     ]

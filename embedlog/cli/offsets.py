@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from embedlog.api.display import moment, plural, text_table
+from embedlog.api.display import moment, plural
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say_result
 from embedlog.cli.selection import deletion_point, first_at, partitions
+from embedlog.cli.tables import table
 from embedlog.record import TopicPartition
 
 _ENDS = ("TOPIC", "PARTITION", "EARLIEST", "LATEST")
@@ -31,9 +32,9 @@ def offsets(args: argparse.Namespace) -> int:
     heads = _ENDS if args.at is None else _AT
     documents = [dict(zip(map(str.lower, heads), row, strict=True)) for row in rows]
     if args.at is not None:
-        say_result(args, documents, text_table(heads, [(*row[:3], _time(row[3])) for row in rows]))
+        say_result(args, documents, table(heads, [(*row[:3], _time(row[3])) for row in rows]))
     else:
-        say_result(args, documents, text_table(heads, rows))
+        say_result(args, documents, table(heads, rows))
     return OK
 
 
@@ -55,7 +56,7 @@ def delete_records(args: argparse.Namespace) -> int:
     fields = ("topic", "partition", "after", "before", "latest")
     changes = [dict(zip(fields, row, strict=True)) for row in rows]
     document = {"dry_run": not args.yes, "partitions": changes}
-    say_result(args, document, text_table(_DELETED, rows))
+    say_result(args, document, table(_DELETED, rows))
     count = plural(sum(after - before for _, _, after, before, _ in rows), "offset")
     if args.yes:
         note(f"Deleted {count}")

@@ -94,13 +94,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def refuse(self, words: list[str]) -> NoReturn:
         """Print the usage and an error about words that are no options or arguments."""
-        hints = (
-            _did_you_mean(
-                word, [name for action in self.options() for name in action.option_strings]
-            )
-            for word in words
-            if word.startswith("--")
-        )
+        names = [name for action in self.options() for name in action.option_strings]
+        hints = (_did_you_mean(word, names) for word in words if word.startswith("--"))
         super().error(f"unrecognized arguments: {' '.join(words)}{next(hints, '')}")
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from embedlog.api.display import plural
 from embedlog.cli.open_log import to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say_json
@@ -63,7 +64,7 @@ def produce(args: argparse.Namespace) -> int:
     if args.json:
         say_json({"records": count})
     elif sys.stderr.isatty():
-        note(f"{count} records")
+        note(plural(count, "record"))
     return OK
 
 

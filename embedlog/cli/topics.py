@@ -110,17 +110,21 @@ def describe(args: argparse.Namespace) -> int:
 
 
 def _describe(topic: dict[str, Any]) -> Iterator[str]:
+    from embedlog.api.display import plural  # Imported here: listing needs nothing of the API.
+
     parts = topic["partitions"]
     records = sum(part["end_offset"] - part["start_offset"] for part in parts)
     size = format_bytes(sum(part["bytes"] for part in parts))
-    unit = "offsets" if "compact" in topic["config"]["cleanup.policy"] else "records"
-    yield f"{topic['name']}  id {topic['id']}, {len(parts)} partitions, {records} {unit}, {size}"
+    unit = "offset" if "compact" in topic["config"]["cleanup.policy"] else "record"
+    counts = f"{plural(len(parts), 'partition')}, {plural(records, unit)}"
+    yield f"{topic['name']}  id {topic['id']}, {counts}, {size}"
     for name, value in topic["overrides"].items():
         yield f"  {name}={value}"
     for part in parts:
         yield (
             f"  partition {part['partition']}: offsets {part['start_offset']} to "
-            f"{part['end_offset']}, {format_bytes(part['bytes'])} in {part['segments']} segments, "
+            f"{part['end_offset']}, {format_bytes(part['bytes'])} in "
+            f"{plural(part['segments'], 'segment')}, "
             f"leader epoch {part['leader_epoch']}"
         )
 
