@@ -532,9 +532,14 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     return Log(root, config)
 
 
+def open_logs() -> list[Log]:
+    """Return the logs that this process has open."""
+    return list(_open_logs)
+
+
 @atexit.register
 def _close_all() -> None:
-    for log in list(_open_logs):
+    for log in open_logs():
         try:
             log.close()
         except EmbedlogError as error:

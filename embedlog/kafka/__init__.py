@@ -1,0 +1,1 @@
+"""The clients of Kafka that programs know, on a log."""
