@@ -68,7 +68,7 @@ def consistent(key: bytes, partition_count: int) -> int:
     return crc32(key) % partition_count
 
 
-__all__ = [  # noqa: PLE0604 - the names of the types are strings too
+__all__ = [
     *_types,
     "OFFSET_BEGINNING",
     "OFFSET_END",

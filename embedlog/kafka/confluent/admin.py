@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from embedlog.catalog import INTERNAL, refuse_internal
@@ -57,8 +58,10 @@ def _future(call: Callable[[], Any]) -> Future[Any]:
     return future
 
 
-def _futures(items: Iterable[Any], key: Callable[[Any], K], call: Callable[[Any], Any]) -> Any:
-    return {key(item): _future(lambda item=item: call(item)) for item in items}
+def _futures(
+    items: Iterable[Any], key: Callable[[Any], K], call: Callable[[Any], Any]
+) -> Futures[K]:
+    return {key(item): _future(partial(call, item)) for item in items}
 
 
 class AdminClient(Client):

@@ -325,7 +325,7 @@ class BrokerMetadata:
         return f"{self.host}:{self.port}/{self.id}"
 
 
-class _WithError:
+class _Described:
     """A part of the metadata, with the error of reading it."""
 
     error: Any = None
@@ -335,7 +335,7 @@ class _WithError:
         return f"{type(self).__name__}({', '.join(map(str, (*parts, *errors)))})"
 
 
-class TopicMetadata(_WithError):
+class TopicMetadata(_Described):
     """A topic."""
 
     def __init__(self) -> None:
@@ -349,7 +349,7 @@ class TopicMetadata(_WithError):
         return str(self.topic)
 
 
-class PartitionMetadata(_WithError):
+class PartitionMetadata(_Described):
     """A partition."""
 
     def __init__(self) -> None:
@@ -364,7 +364,7 @@ class PartitionMetadata(_WithError):
         return str(self.id)
 
 
-class GroupMetadata(_WithError):
+class GroupMetadata(_Described):
     """A group, as `AdminClient.list_groups` returns it."""
 
     def __init__(self) -> None:

@@ -78,15 +78,15 @@ for _name, _code in CODES.items():
     setattr(KafkaError, _name, _code)
 
 
-class KafkaException(Exception):
+class KafkaException(Exception):  # noqa: N818 - confluent_kafka's name
     """An error; ``args[0]`` is the `KafkaError`."""
 
 
-class IllegalStateException(RuntimeError):
+class IllegalStateException(RuntimeError):  # noqa: N818
     """A call in the wrong state."""
 
 
-class ConcurrentModificationException(RuntimeError):
+class ConcurrentModificationException(RuntimeError):  # noqa: N818
     """A call from a second thread."""
 
 

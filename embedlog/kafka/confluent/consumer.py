@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from math import inf
-from time import monotonic, sleep
+from threading import Event
+from time import monotonic
 from typing import Any
 
 from embedlog.consumer import ConsumerRebalanceListener
@@ -69,7 +70,8 @@ class Consumer(Client):
         self._on_commit: Callable[[Any, list[Any]], object] | None = settings.get("on_commit")
         self._commit_reports: deque[tuple[Any, list[Any]]] = deque()
         self._statistics = Statistics(settings, "consumer")
-        self._closed = self._rebalancing = False
+        self._closing = Event()
+        self._rebalancing = False
         self._records: Iterator[Record] = iter(())
         """What is left of the records of one partition."""
         self._fetched: deque[list[Record] | Message] = deque()
@@ -152,7 +154,7 @@ class Consumer(Client):
                 self._fetched.extendleft(reversed(records.values()))
             except IllegalStateError:
                 # Without an assignment librdkafka waits too.
-                sleep(wait)
+                self._closing.wait(wait)
             except EmbedlogError as error:
                 self._fetched.append(_event(error_of(error), error.topic, error.partition))
             self._refresh_at = monotonic() + _REFRESH_SECONDS
@@ -170,7 +172,7 @@ class Consumer(Client):
                 self._reported_ends[partition] = position
                 reason = f"Reached end of partition at offset {position} (HighwaterMark {end})"
                 error = kafka_error("_PARTITION_EOF", reason)
-                self._fetched.append(_event(error, *partition, position))
+                self._fetched.append(_event(error, partition.topic, partition.partition, position))
 
     def _report_missing_topics(self) -> None:
         if self._missing_topics and not self._creates_topics:
@@ -543,12 +545,12 @@ class Consumer(Client):
     # Closing
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closing.is_set():
             raise RuntimeError("Consumer closed")
 
     def close(self) -> None:
         """Commit what is stored, leave the group, and close; may be repeated."""
-        if self._closed:
+        if self._closing.is_set():
             return
         self._give_back()
         try:
@@ -558,7 +560,7 @@ class Consumer(Client):
                 self._inner.close()
             self._report_commits()
         finally:
-            self._closed = True
+            self._closing.set()
             self._give_back_log()
 
     def __exit__(self, *_: object) -> None:
@@ -628,7 +630,7 @@ def _result(partition: Partition, position: OffsetAndMetadata | None) -> Any:
         return TopicPartition(*partition, OFFSET_INVALID)
     offset, metadata, epoch = position
     # confluent_kafka's own type refuses None as metadata.
-    options = {"metadata": metadata} if metadata else {}
+    options: dict[str, Any] = {"metadata": metadata} if metadata else {}
     return TopicPartition(*partition, offset, leader_epoch=epoch, **options)
 
 

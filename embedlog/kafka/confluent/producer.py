@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import inf
-from random import randrange
-from time import monotonic, sleep
+from random import Random
+from time import monotonic
 from typing import Any, NoReturn
 from zlib import crc32
 
@@ -63,7 +63,8 @@ class Producer(Client):
         self._pending: deque[_Report] = deque()
         self._serving = threading.Lock()
         self._statistics = Statistics(settings, "producer")
-        self._closed = False
+        self._closing = threading.Event()
+        self._random = Random()
         self._open()
 
     def _open(self) -> None:
@@ -146,7 +147,7 @@ class Producer(Client):
         if name == "murmur2":
             return partition_for_key(key, count)
         if name == "random" or (name == "consistent_random" and not key):
-            return randrange(count)
+            return self._random.randrange(count)
         return crc32(key) % count
 
     def produce_batch(
@@ -197,7 +198,7 @@ class Producer(Client):
                 if not isinstance(future, EmbedlogError):
                     future.result(min(remaining, 1.0))
                 continue
-            sleep(min(remaining, _IDLE_SECONDS))
+            self._closing.wait(min(remaining, _IDLE_SECONDS))
         return served
 
     def flush(self, timeout: float | None = None) -> int:
@@ -259,14 +260,14 @@ class Producer(Client):
     # Closing
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closing.is_set():
             raise RuntimeError("Producer has been closed")
 
     def close(self, timeout: float = -1) -> bool:
         """Flush, report what was delivered, and close."""
-        if not self._closed:
+        if not self._closing.is_set():
             self.flush(timeout)
-            self._closed = True
+            self._closing.set()
             self._inner.close()
             self._give_back_log()
         return True

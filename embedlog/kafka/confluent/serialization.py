@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from embedlog.kafka.confluent.common_types import KafkaException
 from embedlog.kafka.confluent.installed import use_installed
 
 
-class MessageField(str, Enum):
+class MessageField(StrEnum):
     """The part of a record that is converted."""
 
     NONE = "none"
     KEY = "key"
     VALUE = "value"
-
-    def __str__(self) -> str:
-        return str(self.value)
 
 
 class SerializationContext:
