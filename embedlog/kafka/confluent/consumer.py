@@ -365,7 +365,7 @@ class Consumer(Client):
         """Continue at the offset of a `TopicPartition`.
 
         Raises:
-            KafkaException: The partition is not assigned (``_STATE``).
+            KafkaException: The partition is not assigned (``_UNKNOWN_PARTITION``).
         """
         self._check_open()
         self._give_back()
@@ -373,8 +373,8 @@ class Consumer(Client):
         try:
             self._seek_all(offsets)
         except IllegalStateError:
-            text = f"Failed to seek to offset {partition.offset}: Local: Erroneous state"
-            raise exception("_STATE", text) from None
+            text = f"Failed to seek to offset {partition.offset}: Local: Unknown partition"
+            raise exception("_UNKNOWN_PARTITION", text) from None
 
     def position(self, partitions: list[Any]) -> list[Any]:
         """Return the offsets after the last records that were returned; -1001 without one."""
@@ -431,18 +431,18 @@ class Consumer(Client):
         self._check_open()
         self._note_position()
         positions = self._positions_of(message, offsets)
+        partitions: Iterable[Partition] = positions or ()
         if positions is None:
-            positions = dict(self._stored)
-        if not positions:
-            if asynchronous:
-                return None
-            raise exception("_NO_OFFSET", "Commit failed: Local: No offset stored")
-        error = self._commit(positions)
+            positions, partitions = dict(self._stored), sorted(self._inner.assignment())
+        if positions:
+            error = self._commit(positions)
+        else:
+            error = kafka_error("_NO_OFFSET", "Commit failed: Local: No offset stored")
         if asynchronous:
             return None
         if error is not None:
             raise KafkaException(error)
-        return [_result(part, position) for part, position in positions.items()]
+        return [_result(partition, positions.get(partition)) for partition in partitions]
 
     def _commit(self, positions: Positions) -> Any:
         """Commit; return the error, which ``on_commit`` gets too, or None."""

@@ -16,6 +16,7 @@ from embedlog.errors import (
     BufferExhaustedError,
     ClosedError,
     EmbedlogError,
+    SerializationError,
     TimeoutError,  # noqa: A004 - it is one
     UnknownTopicOrPartitionError,
 )
@@ -97,7 +98,8 @@ class Producer(Client):
 
         Raises:
             BufferError: The queue is full: call `poll`, which reports deliveries.
-            KafkaException: The record is too large (``MSG_SIZE_TOO_LARGE``).
+            KafkaException: The record is too large (``MSG_SIZE_TOO_LARGE``), or the topic has no
+                such partition (``_UNKNOWN_PARTITION``).
         """
         value = value.encode() if type(value) is str else value
         key = key.encode() if type(key) is str else key
@@ -129,8 +131,11 @@ class Producer(Client):
             raise BufferError("Local: Queue full") from error
         if isinstance(error, ClosedError):
             self._check_open()
-        if isinstance(error, TypeError):
+        if isinstance(error, SerializationError):
             raise TypeError(str(error)) from error
+        if isinstance(error, UnknownTopicOrPartitionError) and error.partition is not None:
+            text = "Unable to produce message: Local: Unknown partition"
+            raise exception("_UNKNOWN_PARTITION", text) from error
         return error
 
     def _partition_for(self, topic: str, key: Any) -> int | None:
@@ -295,11 +300,10 @@ def _delivered(report: _Report) -> tuple[Any, Message]:
         _, partition, offset, timestamp = future.value
         times = (TIMESTAMP_CREATE_TIME, timestamp)
         return None, Message(topic, partition, offset, key, value, None, None, times, latency)
-    unknown = "_UNKNOWN_PARTITION" if getattr(error, "partition", None) is not None else None
     failure = error_of(
         error,
         TimeoutError="_MSG_TIMED_OUT",
         ClosedError="_PURGE_QUEUE",
-        UnknownTopicOrPartitionError=unknown or "_UNKNOWN_TOPIC",
+        UnknownTopicOrPartitionError="_UNKNOWN_TOPIC",
     )
     return failure, Message(topic, -1, None, key, value, None, failure, None, latency)
