@@ -28,7 +28,7 @@ def outcome(call, *arguments, **named):
         return call(*arguments, **named)
     except client.KafkaException as error:
         return error.args[0].name()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - its name is compared
         return type(error).__name__
 
 
@@ -186,12 +186,12 @@ def administer(admin):
     resource = admin_module.ConfigResource("topic", COMPACTED)
     settings = admin.describe_configs([resource])[resource].result()
     print("config", [settings[name].value for name in ("cleanup.policy", "retention.ms")])
-    Entry, Operation = admin_module.ConfigEntry, admin_module.AlterConfigOpType
+    entry, operation = admin_module.ConfigEntry, admin_module.AlterConfigOpType
     resource.add_incremental_config(
-        Entry("retention.ms", "1000", incremental_operation=Operation.SET)
+        entry("retention.ms", "1000", incremental_operation=operation.SET)
     )
     resource.add_incremental_config(
-        Entry("cleanup.policy", "delete", incremental_operation=Operation.APPEND)
+        entry("cleanup.policy", "delete", incremental_operation=operation.APPEND)
     )
     print("altered", admin.incremental_alter_configs([resource])[resource].result())
     time.sleep(0.5)

@@ -7,6 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from math import inf
 from threading import Event
 from time import monotonic
@@ -115,26 +116,22 @@ class Consumer(Client):
             self._give_back()
         messages: list[Message] = []
         while len(messages) < count:
-            message = self._next()
-            if message is not None:
-                messages.append(message)
-            elif not self._fetch(deadline):
-                break
-        return messages
-
-    def _next(self) -> Message | None:
-        """Return the next of what is fetched."""
-        while True:
-            for record in self._records:
-                self._last = record
-                return consumed(record)
+            records = list(islice(self._records, count - len(messages)))
+            if records:
+                self._last = records[-1]
+                messages += map(consumed, records)
+                continue
             self._note_position()
             if not self._fetched:
-                return None
+                if not self._fetch(deadline):
+                    break
+                continue
             following = self._fetched.popleft()
             if isinstance(following, Message):
-                return following
-            self._records = iter(following)
+                messages.append(following)
+            else:
+                self._records = iter(following)
+        return messages
 
     def _fetch(self, deadline: float) -> bool:
         """Fetch records or events; return False if there are none before the deadline."""
@@ -142,7 +139,7 @@ class Consumer(Client):
             self._serve()
             self._report_missing_topics()
             remaining = max(deadline - monotonic(), 0.0)
-            wait = min(remaining, _REFRESH_SECONDS)
+            wait = 0.0 if self._fetched else min(remaining, _REFRESH_SECONDS)
             try:
                 # Without waiting first: a partition whose end was reached has an event.
                 records = self._inner.poll(0 if self._reports_eof else wait * 1000)
@@ -629,9 +626,11 @@ def _result(partition: Partition, position: OffsetAndMetadata | None) -> Any:
     if position is None:
         return TopicPartition(*partition, OFFSET_INVALID)
     offset, metadata, epoch = position
-    # confluent_kafka's own type refuses None as metadata.
+    # confluent_kafka's own type refuses None.
     options: dict[str, Any] = {"metadata": metadata} if metadata else {}
-    return TopicPartition(*partition, offset, leader_epoch=epoch, **options)
+    if epoch is not None:
+        options["leader_epoch"] = epoch
+    return TopicPartition(*partition, offset, **options)
 
 
 def _failed(partition: Partition, error: EmbedlogError) -> PartitionResult:

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from embedlog.errors import InvalidConfigError
-
 
 def installed(name: str) -> ModuleType | None:
     """Return a module of confluent_kafka, or None if that is not installed."""
@@ -44,12 +42,13 @@ def broker_client(module: str, name: str, args: tuple[Any, ...], config: dict[st
     """Return confluent_kafka's own client, for ``bootstrap.servers`` that names brokers.
 
     Raises:
-        InvalidConfigError: confluent_kafka is not installed.
+        ImportError: confluent_kafka is not installed.
     """
     package = CONFLUENT[module]
     if package is None:
-        raise InvalidConfigError(
-            "bootstrap.servers names brokers, but confluent_kafka is not installed",
-            todo="Run `pip install confluent-kafka`, or name a log: embedlog:///path.",
+        raise ImportError(
+            f"A {name} for brokers needs confluent_kafka: pip install confluent-kafka. For a log, "
+            'set "bootstrap.servers" to "embedlog:///path/of/the/log".',
+            name="confluent_kafka",
         )
     return getattr(package, name)(*args, **config)

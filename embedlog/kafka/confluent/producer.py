@@ -192,7 +192,8 @@ class Producer(Client):
         Without a timeout it waits until there is one.  Returns how many were reported.
         """
         self._check_open()
-        self._statistics.call_if_due(msg_cnt=len(self._pending))
+        if self._statistics.enabled:
+            self._statistics.call_if_due(msg_cnt=len(self._pending))
         served = self._serve()
         if served or timeout == 0:
             return served
@@ -294,16 +295,17 @@ def _headers(headers: Any) -> list[tuple[str, bytes | None]] | None:
 def _delivered(report: _Report) -> tuple[Any, Message]:
     """Return the error and the message of a delivery report."""
     future, _, topic, key, value, produced_at = report
-    error = future if isinstance(future, EmbedlogError) else future.exception
     latency = monotonic() - produced_at
-    if error is None:
-        _, partition, offset, timestamp = future.value
+    refused = isinstance(future, EmbedlogError)
+    metadata = None if refused else future.value
+    if metadata is not None:
+        _, partition, offset, timestamp = metadata
         times = (TIMESTAMP_CREATE_TIME, timestamp)
         return None, Message(topic, partition, offset, key, value, None, None, times, latency)
-    failure = error_of(
-        error,
+    error = error_of(
+        future if refused else future.exception,
         TimeoutError="_MSG_TIMED_OUT",
         ClosedError="_PURGE_QUEUE",
         UnknownTopicOrPartitionError="_UNKNOWN_TOPIC",
     )
-    return failure, Message(topic, -1, None, key, value, None, failure, None, latency)
+    return error, Message(topic, -1, None, key, value, None, error, None, latency)

@@ -151,8 +151,8 @@ def client_settings(args: tuple[Any, ...], config: Mapping[str, Any]) -> ClientS
     """Check the settings of a client on a log.
 
     Raises:
-        KafkaException: librdkafka has no setting of that name (``_INVALID_ARG``).
-        InvalidConfigError: ``bootstrap.servers`` names no log.
+        KafkaException: librdkafka has no setting of that name (``_INVALID_ARG``), or a value is
+            not valid.
     """
     values, ignored = merged(args, config), []
     for name, value in values.items():
