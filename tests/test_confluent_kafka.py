@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-import sys
+import re
 from pathlib import Path
 
 import pytest
@@ -236,6 +236,11 @@ def test_transactions_are_refused_with_what_to_do(address):
     with Producer(address) as producer:
         assert code_of(producer.init_transactions) == "_NOT_CONFIGURED"
         assert code_of(producer.begin_transaction) == "_NOT_CONFIGURED"
+
+
+def test_share_groups_are_refused(address):
+    """A log has none, also where confluent_kafka has them."""
+    assert code_of(confluent.ShareConsumer, address) == "_NOT_IMPLEMENTED"
 
 
 def test_settings_of_a_network_are_ignored_with_one_line(address, caplog):
@@ -666,17 +671,69 @@ def test_metadata_show_one_broker(address):
         assert missing.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
-def test_modules_can_stand_for_those_of_confluent_kafka(monkeypatch, address):
-    """What `patch` installs: a program with its imports unchanged runs on the log."""
-    for name, module in confluent.MODULES.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    program = """
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition, cimpl
+PATCHED = """
+import asyncio, sys
+from embedlog.kafka import confluent
+sys.modules.update(confluent.MODULES)
+
+import confluent_kafka
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.cimpl import KafkaError
 from confluent_kafka.error import ProduceError
 from confluent_kafka.serialization import StringSerializer
-import confluent_kafka
-Producer(address).close()
-assert confluent_kafka.Consumer is Consumer
+
+address = {"bootstrap.servers": sys.argv[1]}
+assert type(Producer(address)) is confluent.Producer
+AdminClient(address).create_topics([NewTopic("t", 1)])["t"].result()
+
+async def run():
+    from confluent_kafka.aio import AIOConsumer, AIOProducer
+
+    producer = AIOProducer(address)
+    delivery = await producer.produce("t", value=b"hello")
+    await producer.flush()
+    print((await delivery).offset())
+    await producer.close()
+    consumer = AIOConsumer({**address, "group.id": "g", "auto.offset.reset": "earliest"})
+    await consumer.subscribe(["t"])
+    print((await consumer.poll(SECONDS)).value())
+    await consumer.close()
+
+asyncio.run(run())
 """
-    exec(program.replace(", cimpl", ""), {"address": address})
+
+
+def test_modules_can_stand_for_those_of_confluent_kafka(tmp_path):
+    """What `patch` installs: a program with its imports unchanged runs on the log.
+
+    Modules that are not replaced, such as the asyncio clients, use those that are.
+    """
+    pytest.importorskip("confluent_kafka.aio")
+    program = PATCHED.replace("SECONDS", str(patient(10)))
+
+    assert run_python("-c", program, tmp_path / "log").split() == ["0", "b'hello'"]
+
+
+def test_the_page_of_the_docs_can_be_pasted(tmp_path, monkeypatch):
+    """Its program runs on a log."""
+    page = (Path(__file__).parents[1] / "docs" / "kafka-clients-confluent.md").read_text()
+    [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.setenv("KAFKA", str(tmp_path / "log"))
+    names = {}
+
+    exec(program, names)
+
+    assert sorted(names["orders"]) == sorted(f"order {number}" for number in range(10))
+
+
+@pytest.mark.tier("all")
+def test_a_program_prints_the_same_on_a_broker_and_on_a_log(tmp_path):
+    """One variable of the environment chooses; offsets, errors and callbacks are the same."""
+    pytest.importorskip("confluent_kafka")
+    from support.kafka_broker import broker
+
+    with broker(patient(60)) as address:
+        on_broker = run_python(PROGRAM, env=environment_of(address), seconds=300)
+
+    assert run_python(PROGRAM, env=environment_of(tmp_path / "log")) == on_broker

@@ -18,7 +18,6 @@ With ``host:port`` the constructors return confluent_kafka's own clients.
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 from typing import Any
 from zlib import crc32
@@ -35,8 +34,8 @@ from embedlog.kafka.confluent.common_types import (
     TIMESTAMP_NOT_AVAILABLE,
 )
 from embedlog.kafka.confluent.common_types import __all__ as _types
-from embedlog.kafka.confluent.consumer import Consumer
-from embedlog.kafka.confluent.installed import CONFLUENT
+from embedlog.kafka.confluent.consumer import Consumer, ShareConsumer
+from embedlog.kafka.confluent.installed import CONFLUENT, installed
 from embedlog.kafka.confluent.message import Message
 from embedlog.kafka.confluent.producer import Producer
 from embedlog.kafka.confluent.serializing import DeserializingConsumer, SerializingProducer
@@ -82,6 +81,7 @@ __all__ = [
     "Message",
     "Producer",
     "SerializingProducer",
+    "ShareConsumer",
     "admin",
     "consistent",
     "error",
@@ -91,10 +91,23 @@ __all__ = [
     "version",
 ]
 
+
+def _replacement(name: str) -> ModuleType:
+    """Return a module of confluent_kafka with the names of this one in the place of its own.
+
+    So a patched program can import `confluent_kafka.schema_registry` and `confluent_kafka.aio`,
+    which use the clients of this package then.
+    """
+    module, original = ModuleType(name, __doc__), installed(name)
+    module.__dict__.update({} if original is None else vars(original))
+    module.__dict__.update({public: globals()[public] for public in __all__})
+    return module
+
+
 MODULES: dict[str, ModuleType] = {
-    "confluent_kafka": sys.modules[__name__],
+    "confluent_kafka": _replacement("confluent_kafka"),
     "confluent_kafka.admin": admin,
-    "confluent_kafka.cimpl": sys.modules[__name__],
+    "confluent_kafka.cimpl": _replacement("confluent_kafka.cimpl"),
     "confluent_kafka.error": error,
     "confluent_kafka.serialization": serialization,
 }

@@ -564,6 +564,15 @@ class Consumer(Client):
         self.close()
 
 
+class ShareConsumer(Client):
+    """Refused: a log has no share groups; for brokers, confluent_kafka's own."""
+
+    _original = ("confluent_kafka", "ShareConsumer")
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise exception("_NOT_IMPLEMENTED", "A log has no share groups: use Consumer")
+
+
 class _Listener(ConsumerRebalanceListener):
     """Calls the callbacks of a subscription; commits what is stored before it is revoked."""
 
