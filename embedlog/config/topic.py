@@ -86,7 +86,8 @@ class TopicConfig(Settings):
     compression_type: str = checked(
         "producer", lambda value: value if value == "producer" else compression(value)
     )
-    """``none``, ``lz4`` or ``zstd``, whatever the producer uses; or ``producer``: as it does."""
+    """``none``, ``lz4`` or ``zstd`` (``gzip`` means ``zstd``, ``snappy`` ``lz4``), whatever the
+    producer uses; or ``producer``: as it does."""
     preallocate: bool = switch(False)
     """Reserve the disk space of a segment when it is created."""
     message_timestamp_type: str = choice("CreateTime", "LogAppendTime")

@@ -69,7 +69,7 @@ class _NoHeaders(list[Any]):
         return list, ()
 
 
-_NO_HEADERS = _NoHeaders()
+NO_HEADERS = _NoHeaders()
 
 
 class RecordRun:
@@ -88,18 +88,24 @@ class RecordRun:
         self._remaining = iter(columns.values)
         self.next_offset = next_offset
         """The position after the last record."""
-        timestamp_type = int(batch.is_log_append_time)
-        self.records: Iterator[Record] = map(
+        self.records: Iterator[Any] = self.make_records(columns, self._remaining, partition, batch)
+
+    @staticmethod
+    def make_records(
+        columns: Any, values: Iterator[Any], partition: TopicPartition, batch: Batch
+    ) -> Iterator[Any]:
+        """Return an iterator that makes a record of each row when it is taken."""
+        return map(
             TupleRecord,
             zip(
                 repeat(partition.topic),
                 repeat(partition.partition),
-                self._offsets,
+                columns.offsets,
                 columns.times,
-                repeat(timestamp_type),
+                repeat(int(batch.is_log_append_time)),
                 columns.keys,
-                self._remaining,
-                repeat(_NO_HEADERS) if columns.headers is None else columns.headers,
+                values,
+                repeat(NO_HEADERS) if columns.headers is None else columns.headers,
                 repeat(batch.leader_epoch),
             ),
         )
@@ -144,7 +150,13 @@ class RowLists:
 
 
 class RecordDecoder:
-    """Decodes batches according to the settings of a consumer."""
+    """Decodes batches according to the settings of a consumer.
+
+    A subclass may return other tuples than `Record`: it sets the types of the rows and runs.
+    """
+
+    rows_type = RowLists
+    run_type = RecordRun
 
     def __init__(self, config: ConsumerConfig) -> None:
         self.verify = config.check_crcs
@@ -158,13 +170,13 @@ class RecordDecoder:
             RecordDeserializationError: The first record cannot be decoded (E10).
         """
         try:
-            columns = RowLists(batch, position, self.verify)
+            columns = self.rows_type(batch, position, self.verify)
         except CorruptBatchError as error:
             raise locate_error(error, batch, partition, position) from error
         if self._key is None and self._value is None:
-            return RecordRun(columns, partition, batch, batch.next_offset)
+            return self.run_type(columns, partition, batch, batch.next_offset)
         next_offset = self._deserialize(columns, partition, batch.next_offset)
-        return RecordRun(columns, partition, batch, next_offset)
+        return self.run_type(columns, partition, batch, next_offset)
 
     def _deserialize(self, columns: RowLists, partition: TopicPartition, next_offset: int) -> int:
         """Deserialize keys and values; drop the rows from a failure on, and return its offset."""
