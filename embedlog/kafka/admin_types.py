@@ -27,7 +27,7 @@ class _Named:
 
 
 def _numbers(name: str, **members: int) -> Any:
-    return IntEnum(name, members, type=_Named)  # type: ignore[call-overload]
+    return IntEnum(name, members, type=_Named)
 
 
 def _words(name: str, **members: str) -> Any:

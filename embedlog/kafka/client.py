@@ -70,8 +70,8 @@ class ClientType(ABCMeta):
         client = broker_client(_client_name(cls))
         if cls.__bases__ != (LogClient,):
             raise TypeError(
-                f"{cls.__name__} extends a client of a log, and {configs.get('bootstrap_servers')!r} "
-                f"names brokers; extend kafka.{_client_name(cls)} for these"
+                f"{cls.__name__} extends a client of a log, and bootstrap_servers names brokers; "
+                f"extend kafka.{_client_name(cls)} for these"
             )
         # Not by calling it: `patch` makes the class lead here.
         instance = object.__new__(client)

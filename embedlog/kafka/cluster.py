@@ -18,7 +18,7 @@ HOST, PORT = "localhost", 0
 _Broker: Any = pick(
     "kafka.cluster",
     "BrokerMetadata",
-    collections.namedtuple("BrokerMetadata", "node_id host port rack"),  # noqa: PYI024
+    collections.namedtuple("BrokerMetadata", "node_id host port rack"),
 )
 
 

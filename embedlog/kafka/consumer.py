@@ -302,7 +302,7 @@ class KafkaConsumer(LogClient):
         offsets: Mapping[Any, Any] | None = None,
         callback: Callable[[Any, Any], object] | None = None,
     ) -> Any:
-        """Commit offsets, and report the outcome to a future and to ``callback(offsets, error)``."""
+        """Commit offsets, and report the outcome to a future and ``callback(offsets, error)``."""
         self._check_group()
         report = callback or self.config["default_offset_commit_callback"]
         return self._consumer.commit_async(
@@ -470,5 +470,3 @@ def _assignor_name(assignor: Any) -> str:
             f"A log assigns partitions by {', '.join(_ASSIGNORS)}, not by {assignor!r}"
         )
     return str(name)
-
-

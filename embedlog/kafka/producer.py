@@ -276,7 +276,9 @@ class KafkaProducer(LogClient):
 
     def _refuse_transactions(self) -> None:
         if self.config["transactional_id"] is None:
-            raise errors.IllegalStateError("Cannot use transactional methods without transactional_id")
+            raise errors.IllegalStateError(
+                "Cannot use transactional methods without transactional_id"
+            )
         raise errors.UnsupportedVersionError("A log has no transactions")
 
     def __exit__(self, *_: object) -> None:

@@ -16,7 +16,7 @@ class _Serializer(ABC):
     def serialize(self, topic: str, headers: Any, data: Any) -> Any:
         """Return bytes, or None for None."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most serializers have nothing to close
         """Called when the client is closed."""
 
 
@@ -27,7 +27,7 @@ class _Deserializer(ABC):
     def deserialize(self, topic: str, headers: Any, data: Any) -> Any:
         """Return the key or value."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most serializers have nothing to close
         """Called when the client is closed."""
 
 

@@ -1,4 +1,4 @@
-"""The tuples of kafka-python: its own if it is installed, otherwise of the same names and fields."""
+"""The tuples of kafka-python: its own if it is installed, otherwise with the same fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _tuple(module: str, name: str, fields: Sequence[str], defaults: Sequence[Any
     installed = pick(module, name, None)
     if getattr(installed, "_fields", None) == tuple(fields):
         return installed
-    return collections.namedtuple(name, fields, defaults=defaults)  # noqa: PYI024
+    return collections.namedtuple(name, fields, defaults=defaults)
 
 
 TopicPartition: Any = pick("kafka.structs", "TopicPartition", record.TopicPartition)
