@@ -574,11 +574,6 @@ class KafkaAdminClient(LogClient):
         """Return the directory of the log, and the sizes of partitions."""
         if brokers is not None and NODE not in brokers:
             return []
-        if not isinstance(topic_partitions, Mapping):
-            names = (
-                self._log.topics(internal=True) if topic_partitions is None else topic_partitions
-            )
-            topic_partitions = {name: range(self._log.root.partitions(name)) for name in names}
         topics = [
             {
                 "name": name,
@@ -592,10 +587,17 @@ class KafkaAdminClient(LogClient):
                     for number in numbers
                 ],
             }
-            for name, numbers in topic_partitions.items()
+            for name, numbers in self._partitions(topic_partitions).items()
         ]
         directory = {"error_code": 0, "log_dir": self._log.path, "topics": topics}
         return [{"broker": NODE, "log_dirs": [directory]}]
+
+    def _partitions(self, selected: Any) -> Mapping[str, Iterable[int]]:
+        """Return partitions by topic; of a list of topics, or of all (None), all partitions."""
+        if isinstance(selected, Mapping):
+            return selected
+        names = self._log.topics(internal=True) if selected is None else selected
+        return {name: range(self._log.root.partitions(name)) for name in names}
 
     def alter_replica_log_dirs(self, replica_assignments: Mapping[Any, str]) -> dict[Any, Any]:
         """Accept the directory in which everything is; return the class of an error for others."""
@@ -613,13 +615,10 @@ class KafkaAdminClient(LogClient):
         raise_errors: bool = True,
     ) -> Any:
         """Return that no election is needed: the only broker leads all partitions."""
-        if not isinstance(topic_partitions, Mapping):
-            names = self._log.topics() if topic_partitions is None else topic_partitions
-            topic_partitions = {name: range(self._log.root.partitions(name)) for name in names}
         code = errors.ElectionNotNeededError.errno
         results = [
             (name, [(number, code, None) for number in numbers])
-            for name, numbers in topic_partitions.items()
+            for name, numbers in self._partitions(topic_partitions).items()
         ]
         return ElectLeadersResponse(0, results)
 
