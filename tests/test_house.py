@@ -22,7 +22,8 @@ pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
     {"errors", "version"},
-    {"record", "config", "checksum", "files", "progress"},
+    {"record", "serializers", "checksum", "files", "progress"},
+    {"config"},
     {"batch", "schema", "kv", "partitioner", "assignor"},
     {"keyspace"},
     {"segment", "index", "catalog"},

@@ -88,7 +88,7 @@ class Consumer:
             )
         check_topics(topics)
         self._root, self._init_topics, self._init_config = root, topics, config
-        decoder = self._decoder_type(self.config)
+        decoder = self._decoder_type(self.config, root)
         self._assignment = Assignment(root, decoder, self._committed_position)
         self._create = create = explicitly_enabled(config, "allow_auto_create_topics")
         self._group = GroupClient(root, self.config, self._assignment, create)

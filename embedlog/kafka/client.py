@@ -11,6 +11,7 @@ from embedlog.kafka.bootstrap import attach, log_address
 from embedlog.kafka.cluster import LogCluster
 from embedlog.kafka.errors import kafka_errors
 from embedlog.kafka.installed import broker_client, kafka_python
+from embedlog.serializers import Action, Adapter, Field, adapt
 
 LOGGER = logging.getLogger("embedlog.kafka")
 
@@ -53,6 +54,20 @@ NETWORK_DEFAULTS: Mapping[str, Any] = {
     "ssl_password": None,
 }
 """The settings of all clients that are about connections; a log ignores them."""
+
+
+def adapted(serializer: Any, action: Action, field: Field) -> Adapter | None:
+    """Return a serializer or deserializer of kafka-python as the log calls it; None if not set.
+
+    Raises:
+        TypeError: It is neither callable, nor an object with such a method.
+    """
+    if serializer is None:
+        return None
+    try:
+        return adapt(serializer, action, field, pass_none=True)
+    except ValueError as error:
+        raise TypeError(f"{field}_{action}r: {error}") from None
 
 
 class ClientType(ABCMeta):

@@ -12,7 +12,7 @@ from embedlog import errors as log_errors
 from embedlog.config import ConsumerConfig
 from embedlog.consumer import Consumer, ConsumerRebalanceListener
 from embedlog.kafka import errors
-from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient
+from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, adapted
 from embedlog.kafka.errors import kafka_errors, raises_kafka_errors, translated
 from embedlog.kafka.record_decoder import ConsumerRecordDecoder
 from embedlog.kafka.structs import (
@@ -109,6 +109,10 @@ class KafkaConsumer(LogClient):
             for name in configs
             if name in known and name not in NETWORK_DEFAULTS
         }
+        for field in ("key", "value"):
+            name = f"{field}_deserializer"
+            # Raw bytes by default, whatever serializer the topic keeps.
+            settings[name] = adapted(self.config[name], "deserialize", field) or "bytes"
         for name in ("client_id", "partition_assignment_strategy"):
             settings[name] = self.config[name]
         if self.config["group_id"] is None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from embedlog import errors as log_errors
 from embedlog.config import ProducerConfig
 from embedlog.kafka import errors
-from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient
+from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, adapted
 from embedlog.kafka.errors import kafka_errors, raises_kafka_errors, translated
 from embedlog.kafka.structs import RecordMetadata, TopicPartition
 from embedlog.producer.future import RecordFuture
@@ -135,8 +135,8 @@ class KafkaProducer(LogClient):
             config["client_id"] = f"kafka-python-producer-{next(_sequence)}"
         if config["acks"] == "all":
             config["acks"] = -1
-        self._serialize_key = _serializer(config["key_serializer"])
-        self._serialize_value = _serializer(config["value_serializer"])
+        self._serialize_key = adapted(config["key_serializer"], "serialize", "key")
+        self._serialize_value = adapted(config["value_serializer"], "serialize", "value")
         self._plain = self._serialize_key is None and self._serialize_value is None
         self._partition: Callable[..., int] | None = None
         try:
@@ -156,6 +156,8 @@ class KafkaProducer(LogClient):
             for name, value in configs.items()
             if name in known and name not in _OWN and name not in NETWORK_DEFAULTS
         }
+        # The client serializes, since a future has the sizes; topics keep theirs for others.
+        settings |= {"key_serializer": "bytes", "value_serializer": "bytes"}
         settings["client_id"] = self.config["client_id"]
         if configs.get("transactional_id") is not None:
             settings["producer_name"] = configs["transactional_id"]
@@ -191,9 +193,9 @@ class KafkaProducer(LogClient):
         if not self._plain or self._partition is not None:
             raw_key, raw_value = key, value
             if self._serialize_key is not None:
-                key = self._serialize_key(topic, headers or [], key)
+                key = self._serialize_key.convert(topic, headers or [], key)
             if self._serialize_value is not None:
-                value = self._serialize_value(topic, headers or [], value)
+                value = self._serialize_value.convert(topic, headers or [], value)
             if self._partition is not None and partition is None:
                 partition = self._choose(topic, raw_key, key, raw_value, value)
         try:
@@ -233,6 +235,11 @@ class KafkaProducer(LogClient):
     def partitions_for(self, topic: str) -> set[int]:
         """Return the partitions of a topic; creates it if the log allows that."""
         return self._producer.partitions_for(topic)  # type: ignore[no-any-return]
+
+    @classmethod
+    def max_usable_produce_magic(cls, api_version: Any = None) -> int:
+        """Return the version of Kafka's format of records that has what a log keeps."""
+        return 2
 
     def metrics(self, raw: bool = False) -> dict[str, Any] | None:
         """Return what the producer counted, by group and name."""
@@ -287,20 +294,6 @@ class KafkaProducer(LogClient):
     def __str__(self) -> str:
         client, transactional = self.config["client_id"], self.config["transactional_id"]
         return f"<KafkaProducer client_id={client} transactional_id={transactional}>"
-
-
-def _serializer(serializer: Any) -> Callable[[str, Any, Any], Any] | None:
-    """Return a function of topic, headers and data; None if there is nothing to do."""
-    if serializer is None:
-        return None
-    if not hasattr(serializer, "serialize"):
-        return lambda _topic, _headers, data: serializer(data)
-    serialize = serializer.serialize
-    from inspect import signature
-
-    if len(signature(serialize).parameters) == 2:
-        return lambda topic, _headers, data: serialize(topic, data)
-    return serialize  # type: ignore[no-any-return]
 
 
 def _check_headers(headers: Any) -> int:

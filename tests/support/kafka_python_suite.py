@@ -85,6 +85,11 @@ def pytest_load_initial_conftests():
     import embedlog.kafka
 
     embedlog.kafka.patch()
+    import kafka.codec
+
+    # A log needs none of the libraries without which these tests are skipped.
+    for codec in ("snappy", "lz4", "zstd"):
+        setattr(kafka.codec, f"has_{codec}", lambda: True)
     # The release has the tests without this file, and Python itself has a package of this name.
     package = sys.modules["test"] = ModuleType("test")
     package.__path__ = [str(Path.cwd() / "test")]
