@@ -275,11 +275,12 @@ class KafkaAdminClient(LogClient):
         if spec in (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL):
             return OffsetAndTimestamp(log.start_offset(), -1, tail.leader_epoch)
         if spec == OffsetSpec.MAX_TIMESTAMP:
-            spec = max(tail.max_timestamp, *(i.max_timestamp for i in log.segments.values()), 0)
+            sealed = (info.max_timestamp or 0 for info in log.segments.values())
+            spec = max(tail.max_timestamp, *sealed, 0)
         if spec < 0:
             return OffsetAndTimestamp(-1, -1, None)
-        found = log.offset_for_timestamp(spec)
-        return OffsetAndTimestamp(-1, -1, None) if found is None else OffsetAndTimestamp(*found)
+        record = log.offset_for_timestamp(spec)
+        return OffsetAndTimestamp(-1, -1, None) if record is None else OffsetAndTimestamp(*record)
 
     # Settings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +18,10 @@ def kafka_python(name: str = "kafka") -> ModuleType | None:
     The answer is kept: later, `patch` may have put other modules under these names.
     """
     try:
-        module = importlib.import_module(name)
+        # Its import uses what Python deprecates, which would end programs run with -W error.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module = importlib.import_module(name)
     except ImportError:
         return None
     return None if module.__name__.startswith("embedlog.") else module
