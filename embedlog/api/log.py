@@ -235,19 +235,19 @@ class Log:
         """Return a producer; see `embedlog.Producer` for its settings (kafka-python's names)."""
         from embedlog.producer import Producer
 
-        self._start_maintenance()
-        producer = Producer(self.root, **config)
-        self._children.add(producer)
-        return producer
+        return self._adopt(Producer(self.root, **config))
 
     def consumer(self, *topics: str, **config: Any) -> Any:
         """Return a consumer; see `embedlog.Consumer` for its settings (kafka-python's names)."""
         from embedlog.consumer import Consumer
 
+        return self._adopt(Consumer(self.root, *topics, **config))
+
+    def _adopt(self, client: Any) -> Any:
+        """Close a producer or consumer with this log; returns it."""
         self._start_maintenance()
-        consumer = Consumer(self.root, *topics, **config)
-        self._children.add(consumer)
-        return consumer
+        self._children.add(client)
+        return client
 
     def flush(self) -> None:
         """Write everything appended with this handle to the disk."""

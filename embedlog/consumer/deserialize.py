@@ -7,20 +7,25 @@ the moment when it is taken from the iterator.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import islice, repeat
 from operator import length_hint
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 
 from embedlog import batch as batches
 from embedlog.batch import Batch
 from embedlog.batch.arrays import repeated
-from embedlog.config import ConsumerConfig
-from embedlog.errors import CorruptBatchError, RecordDeserializationError
+from embedlog.config import ConsumerConfig, TopicConfig
+from embedlog.errors import (
+    CorruptBatchError,
+    RecordDeserializationError,
+    UnknownTopicOrPartitionError,
+)
 from embedlog.record import Record, TopicPartition
+from embedlog.root.root import Root
+from embedlog.serializers import Adapter, Field, adapt, adapt_for_topic
 
 COLUMNS = ("offset", "partition", "timestamp", "key", "value")
 """The default columns of `Consumer.iter_batches`."""
@@ -69,7 +74,7 @@ class _NoHeaders(list[Any]):
         return list, ()
 
 
-_NO_HEADERS = _NoHeaders()
+NO_HEADERS = _NoHeaders()
 
 
 class RecordRun:
@@ -88,18 +93,24 @@ class RecordRun:
         self._remaining = iter(columns.values)
         self.next_offset = next_offset
         """The position after the last record."""
-        timestamp_type = int(batch.is_log_append_time)
-        self.records: Iterator[Record] = map(
+        self.records: Iterator[Any] = self.make_records(columns, self._remaining, partition, batch)
+
+    @staticmethod
+    def make_records(
+        columns: Any, values: Iterator[Any], partition: TopicPartition, batch: Batch
+    ) -> Iterator[Any]:
+        """Return an iterator that makes a record of each row when it is taken."""
+        return map(
             TupleRecord,
             zip(
                 repeat(partition.topic),
                 repeat(partition.partition),
-                self._offsets,
+                columns.offsets,
                 columns.times,
-                repeat(timestamp_type),
+                repeat(int(batch.is_log_append_time)),
                 columns.keys,
-                self._remaining,
-                repeat(_NO_HEADERS) if columns.headers is None else columns.headers,
+                values,
+                repeat(NO_HEADERS) if columns.headers is None else columns.headers,
                 repeat(batch.leader_epoch),
             ),
         )
@@ -143,14 +154,84 @@ class RowLists:
             self.headers = self.headers[rows]
 
 
+class Deserializers(NamedTuple):
+    """What deserializes the records of a topic; None for keys or values that stay bytes."""
+
+    key: Adapter | None
+    value: Adapter | None
+
+    def apply(self, rows: RowLists, partition: TopicPartition) -> RecordDeserializationError | None:
+        """Deserialize rows in place; drop them from a failure on, and return its error."""
+        topic, keys, values = partition.topic, rows.keys, rows.values
+        rows.keys, key_error = _apply(self.key, topic, rows.headers, keys)
+        rows.values, value_error = _apply(self.value, topic, rows.headers, values)
+        good = min(len(rows.keys), len(rows.values))
+        if good == len(keys):
+            return None
+        field, cause = ("key", key_error) if good == len(rows.keys) else ("value", value_error)
+        with_key = "" if field == "key" or keys[good] is None else f" with the key {keys[good]!r}"
+        failure = RecordDeserializationError(
+            f"The {field} of the record{with_key} cannot be deserialized: {cause!r}",
+            topic=topic,
+            partition=partition.partition,
+            offset=rows.offsets[good],
+            field=field,
+            key_bytes=keys[good],
+            value_bytes=values[good],
+            todo="Seek past the record, or correct the deserializer.",
+        )
+        failure.__cause__ = cause
+        rows.keep(slice(good))
+        return failure
+
+
+RAW = Deserializers(None, None)
+"""Keys and values stay bytes."""
+
+
+def topic_deserializers(
+    topic: str,
+    config: TopicConfig,
+    allow_pickle: bool,
+    key: Adapter | None = None,
+    value: Adapter | None = None,
+) -> Deserializers:
+    """Return the deserializers for a topic: those that are passed, or else the topic's.
+
+    Raises:
+        InvalidConfigError: The topic's is pickle, which is not allowed.
+    """
+    deserializers = Deserializers(
+        adapt_for_topic(topic, key, config.key_serializer, "deserialize", "key", allow_pickle),
+        adapt_for_topic(
+            topic, value, config.value_serializer, "deserialize", "value", allow_pickle
+        ),
+    )
+    return RAW if deserializers == RAW else deserializers
+
+
 class RecordDecoder:
-    """Decodes batches according to the settings of a consumer."""
+    """Decodes batches according to the settings of a consumer, and of their topics.
 
-    def __init__(self, config: ConsumerConfig) -> None:
+    A subclass may return other tuples than `Record`: it sets the types of the rows and runs.
+    """
+
+    rows_type = RowLists
+    run_type = RecordRun
+
+    def __init__(self, config: ConsumerConfig, root: Root) -> None:
         self.verify = config.check_crcs
-        self._key, self._value = config.key_deserializer, config.value_deserializer
+        self._root = root
+        self._allow_pickle = config.allow_pickle or root.allow_pickle
+        self._key = _own_adapter(config.key_deserializer, "key")
+        self._value = _own_adapter(config.value_deserializer, "value")
+        self._version = -1
+        self._topics: dict[str, Deserializers] = {}
+        """By topic, as of that version of the catalog."""
 
-    def decode(self, batch: Batch, partition: TopicPartition, position: int) -> RecordRun:
+    def decode(
+        self, batch: Batch, partition: TopicPartition, position: int, deserializers: Deserializers
+    ) -> RecordRun:
         """Return the records of a batch from ``position`` on, up to one that cannot be decoded.
 
         Raises:
@@ -158,36 +239,43 @@ class RecordDecoder:
             RecordDeserializationError: The first record cannot be decoded (E10).
         """
         try:
-            columns = RowLists(batch, position, self.verify)
+            rows = self.rows_type(batch, position, self.verify)
         except CorruptBatchError as error:
             raise locate_error(error, batch, partition, position) from error
-        if self._key is None and self._value is None:
-            return RecordRun(columns, partition, batch, batch.next_offset)
-        next_offset = self._deserialize(columns, partition, batch.next_offset)
-        return RecordRun(columns, partition, batch, next_offset)
+        if deserializers is RAW:
+            return self.run_type(rows, partition, batch, batch.next_offset)
+        failure = deserializers.apply(rows, partition)
+        if failure is None:
+            return self.run_type(rows, partition, batch, batch.next_offset)
+        if not rows.offsets:
+            raise failure
+        assert failure.offset is not None
+        return self.run_type(rows, partition, batch, failure.offset)
 
-    def _deserialize(self, columns: RowLists, partition: TopicPartition, next_offset: int) -> int:
-        """Deserialize keys and values; drop the rows from a failure on, and return its offset."""
-        keys, values = columns.keys, columns.values
-        columns.keys, key_error = _apply(self._key, partition.topic, keys)
-        columns.values, value_error = _apply(self._value, partition.topic, values)
-        good = min(len(columns.keys), len(columns.values))
-        if good == len(keys):
-            return next_offset
-        if good == 0:
-            error = key_error if not columns.keys else value_error
-            raise RecordDeserializationError(
-                f"A deserializer failed: {error!r}",
-                topic=partition.topic,
-                partition=partition.partition,
-                offset=columns.offsets[0],
-                key_bytes=keys[0],
-                value_bytes=values[0],
-                todo="Seek past the record, or fix the deserializer.",
-            ) from error
-        failed_offset: int = columns.offsets[good]
-        columns.keep(slice(good))
-        return failed_offset
+    def deserializers(self, topic: str) -> Deserializers:
+        """Return the deserializers for a topic.
+
+        Raises:
+            InvalidConfigError: The topic is pickled, which is not allowed.
+        """
+        version = self._root.version()
+        if version != self._version:
+            self._topics, self._version = {}, version
+        deserializers = self._topics.get(topic)
+        if deserializers is None:
+            try:
+                config = self._root.topic(topic).config
+            except UnknownTopicOrPartitionError:
+                config = TopicConfig()  # deleted since the batch was fetched
+            deserializers = self._topics[topic] = topic_deserializers(
+                topic, config, self._allow_pickle, self._key, self._value
+            )
+        return deserializers
+
+
+def _own_adapter(setting: Any, field: Field) -> Adapter | None:
+    """Return the adapter of a consumer's own deserializer; None if it has none."""
+    return None if setting is None else adapt(setting, "deserialize", field, allow_pickle=True)
 
 
 class ArrowDecoder:
@@ -278,19 +366,16 @@ def locate_error(
     return CorruptBatchError(error.what, todo=todo, **facts)
 
 
-def _apply(deserializer: Any, topic: str, items: list[Any]) -> tuple[list[Any], Exception | None]:
-    """Deserialize each item once, up to the first failure; None stays None, as in Kafka."""
+def _apply(
+    deserializer: Adapter | None, topic: str, headers: Sequence[Any] | None, items: list[Any]
+) -> tuple[list[Any], Exception | None]:
+    """Deserialize each item once, up to the first failure."""
     if deserializer is None:
         return items, None
-    method = getattr(deserializer, "deserialize", None)
-    function: Callable[[Any], Any] = deserializer if method is None else partial(method, topic)
     results: list[Any] = []
     try:
         # After a failure, extend keeps the results before it.
-        if None in items:
-            results.extend(None if item is None else function(item) for item in items)
-        else:
-            results.extend(map(function, items))
+        results.extend(deserializer.convert_all(topic, headers, items))
     except Exception as error:  # noqa: BLE001 - the program's own; its next poll raises it
         return results, error
     return results, None

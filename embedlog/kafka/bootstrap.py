@@ -109,6 +109,11 @@ def _option(name: str, text: str) -> tuple[str, Any]:
 _redirect: LogAddress | None = None
 
 
+def redirection() -> LogAddress | None:
+    """Return the log that every address names; None if they name their own."""
+    return _redirect
+
+
 def redirect(address: LogAddress | None) -> None:
     """Have every address name this log; None ends that."""
     global _redirect

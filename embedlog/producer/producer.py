@@ -32,6 +32,7 @@ from embedlog.producer.validation import (
     check_headers,
     check_partition,
     serialize,
+    serialize_all,
     to_bytes,
 )
 from embedlog.record import RecordMetadata
@@ -58,11 +59,7 @@ class Producer:
         self._context = ProducerContext(self, root, config)
         self.config = settings = self._context.config
         self._clock = root.clock
-        # A custom partitioner chooses for each record; otherwise a drain chooses for all at once.
-        special = settings.key_serializer, settings.value_serializer, settings.partitioner
         self._no_acks = settings.acks == 0
-        self._plain = special == (None, None, None) and not self._no_acks
-        """Whether `send` may add a record of bytes as it is."""
         self._start()
         _producers.add(self)
 
@@ -112,7 +109,7 @@ class Producer:
             or headers is not None
             or partition is not None
             or timestamp_ms is not None
-            or not self._plain
+            or not queue.plain
         ):
             return self._send_general(queue, value, key, headers, partition, timestamp_ms)
         if key is not None:
@@ -153,9 +150,15 @@ class Producer:
     ) -> RecordFuture:
         """Do as `send`, for a record with more than a key and a value of bytes."""
         self._check_open()
-        config, topic = self.config, queue.topic
-        value = to_bytes(serialize(config.value_serializer, topic, value), "value")
-        key = to_bytes(serialize(config.key_serializer, topic, key), "key")
+        config, topic, settings = self.config, queue.topic, queue.settings
+        if settings.version != settings.current_version():
+            # The topic may have got another serializer, or more partitions.
+            settings.refresh()
+        if settings.serializes:
+            headers = [*headers] if headers else []
+            key, value = serialize(settings, topic, headers, key, value)
+        else:
+            key, value = to_bytes(key, "key"), to_bytes(value, "value")
         if timestamp is not None and (
             type(timestamp) is not int or not -(1 << 63) <= timestamp < 1 << 63
         ):
@@ -163,11 +166,11 @@ class Producer:
                 f"A timestamp must be an int of milliseconds with 64 bits, got {timestamp!r}"
             )
         if partition is not None:
-            check_partition(topic, partition, queue.settings.refresh().partitions)
+            check_partition(topic, partition, settings.info.partitions)
         elif config.partitioner is not None:
             partition = self._partition_for(queue, key)
         headers = check_headers(headers)
-        if key is None and queue.settings.compacts and queue.settings.refresh().config.compacts:
+        if key is None and settings.compacts:
             return self._refuse(no_key(topic, [0]))
         if timestamp is None:
             timestamp = self._clock()
@@ -334,11 +337,17 @@ class Producer:
     def _rows(
         self, queue: TopicQueue, values: Any, keys: Any, headers: Any, timestamps: Any
     ) -> Rows:
-        config, topic = self.config, queue.topic
-        if config.value_serializer is not None:
-            values = [serialize(config.value_serializer, topic, value) for value in values]
-        if config.key_serializer is not None and keys is not None:
-            keys = [serialize(config.key_serializer, topic, key) for key in keys]
+        topic, items, settings = queue.topic, keys, queue.settings
+        serializers = settings.key_serializer, settings.value_serializer
+        if any(serializer is not None and serializer.uses_headers for serializer in serializers):
+            # Lists of their own, since a serializer may add to them.
+            headers = [list(pairs or ()) for pairs in headers or [()] * len(values)]
+        if settings.key_serializer is not None and keys is not None:
+            keys = serialize_all(settings.key_serializer, topic, headers, keys, "key", items)
+        if settings.value_serializer is not None:
+            values = serialize_all(
+                settings.value_serializer, topic, headers, values, "value", items
+            )
         if timestamps is None:
             timestamps = self._clock()
         if headers is not None:
@@ -348,7 +357,7 @@ class Producer:
                 raise InvalidRecordError(
                     f"There are {len(values)} values, but {len(column)} {name}", topic=topic
                 )
-        return Rows(values, keys, timestamps, headers)
+        return Rows(values, keys, timestamps, headers if headers and any(headers) else None)
 
     def _numbered(
         self, queue: TopicQueue, partition: int | None, sequence: int | None, count: int
@@ -390,6 +399,14 @@ class Producer:
             state = queue.writer(partition).resume()
         self._context.reports.notify()
         return state.batches[-1].last_sequence if state is not None and state.batches else None
+
+    def partitions_for(self, topic: str) -> set[int]:
+        """Return the partition numbers of a topic; creates it as `send` does.
+
+        Raises:
+            UnknownTopicOrPartitionError: There is no such topic.
+        """
+        return set(range(self._queue_for(topic, None).settings.info.partitions))
 
     # Finishing
 

@@ -58,8 +58,13 @@ class TopicQueue:
         """Whether records with keys are distributed like those without."""
         self.round_robin = RoundRobinPartitioner()
         self._retry_at = 0.0
-        self.settings = TopicSettings(context, topic)
+        self._general = context.config.partitioner is not None or context.config.acks == 0
+        self.settings = TopicSettings(context, topic, self._settings_changed)
         self.row_partitioner = RowPartitioner(context.config, self.settings, self.writers)
+
+    def _settings_changed(self, settings: TopicSettings) -> None:
+        self.plain = not (self._general or settings.serializes)
+        """Whether `send` may add a record of bytes as it is."""
 
     # Memory
 

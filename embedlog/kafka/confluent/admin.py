@@ -332,7 +332,7 @@ class AdminClient(Client):
         return 0
 
     def __exit__(self, *_: object) -> None:
-        self._give_back_log()
+        self._release_log()
 
 
 def _node() -> Any:

@@ -26,6 +26,11 @@ class Client:
     def __new__(cls, *args: Any, **config: Any) -> Any:
         """Return a client of the log, or of the brokers, that ``bootstrap.servers`` names."""
         if address_of(args, config) is None:
+            if "_original" not in vars(cls):
+                raise TypeError(
+                    f"{cls.__name__} derives from embedlog's {cls._original[1]}, so it can only "
+                    "use a log; derive it from confluent_kafka's class to use brokers"
+                )
             return broker_client(*cls._original, args, config)
         return super().__new__(cls)
 
@@ -34,7 +39,7 @@ class Client:
         with translated(InvalidConfigError="_INVALID_ARG"):
             self._handle = attach(self._settings.address)
         # A program need not close its clients.
-        self._give_back_log = weakref.finalize(self, self._handle.close)
+        self._release_log = weakref.finalize(self, self._handle.close)
 
     @property
     def _log(self) -> Log:

@@ -72,7 +72,7 @@ class Consumer(Client):
         self._commit_reports: deque[tuple[Any, list[Any]]] = deque()
         self._statistics = Statistics(settings, "consumer")
         self._closing = Event()
-        self._rebalancing = False
+        self._subscribed = self._rebalancing = False
         self._records: Iterator[Record] = iter(())
         """What is left of the records of one partition."""
         self._fetched: deque[list[Record] | Message] = deque()
@@ -140,6 +140,11 @@ class Consumer(Client):
             self._report_missing_topics()
             remaining = max(deadline - monotonic(), 0.0)
             wait = 0.0 if self._fetched else min(remaining, _REFRESH_SECONDS)
+            if not self._subscribed and not self._inner.assignment():
+                # librdkafka waits too, where embedlog's consumer raises.
+                if self._closing.wait(wait) or monotonic() >= deadline:
+                    return bool(self._fetched)
+                continue
             try:
                 # Without waiting first: a partition whose end was reached has an event.
                 records = self._inner.poll(0 if self._reports_eof else wait * 1000)
@@ -149,9 +154,6 @@ class Consumer(Client):
                         records = self._inner.poll(wait * 1000)
                         self._report_ends(records)
                 self._fetched.extendleft(reversed(records.values()))
-            except IllegalStateError:
-                # Without an assignment librdkafka waits too.
-                self._closing.wait(wait)
             except EmbedlogError as error:
                 self._fetched.append(_event(error_of(error), error.topic, error.partition))
             self._refresh_at = monotonic() + _REFRESH_SECONDS
@@ -238,13 +240,14 @@ class Consumer(Client):
         self._give_back()
         listener = _Listener(self, on_assign, on_revoke, on_lost)
         with translated():
-            if self._inner.assignment() and not self._inner.subscription():
+            if not self._subscribed:
                 self._drop(self._inner.assignment())
                 self._inner.assign([])
             if any(name.startswith("^") for name in names):
                 self._inner.subscribe(pattern=_pattern(names), listener=listener)
             else:
                 self._inner.subscribe(names, listener=listener)
+        self._subscribed = True
         self._missing_topics = {name for name in names if not name.startswith("^")}
 
     def unsubscribe(self) -> None:
@@ -252,7 +255,8 @@ class Consumer(Client):
         self._check_open()
         self._give_back()
         with translated():
-            if self._inner.subscription():
+            if self._subscribed:
+                self._subscribed = False
                 self._inner.unsubscribe()
             else:
                 self._drop(self._inner.assignment())
@@ -551,14 +555,14 @@ class Consumer(Client):
             return
         self._give_back()
         try:
-            if not self._inner.subscription():
+            if not self._subscribed:
                 self._drop(self._inner.assignment())
             with translated():
                 self._inner.close()
             self._report_commits()
         finally:
             self._closing.set()
-            self._give_back_log()
+            self._release_log()
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -275,7 +275,7 @@ class Producer(Client):
             self.flush(timeout)
             self._closing.set()
             self._inner.close()
-            self._give_back_log()
+            self._release_log()
         return True
 
     def __exit__(self, *_: object) -> None:

@@ -204,6 +204,9 @@ def producer_config(settings: ClientSettings) -> dict[str, Any]:
             settings.number("request.timeout.ms", 30_000), max(delivery - linger, 0)
         ),
         "compression_type": _CODECS.get(codec, codec),
+        # Not the serializers of the topic: programs for confluent_kafka send bytes.
+        "key_serializer": "bytes",
+        "value_serializer": "bytes",
         "max_request_size": settings.number("message.max.bytes", 1_000_000),
         "buffer_memory": settings.number("queue.buffering.max.kbytes", 1_048_576) * 1024,
         # `produce` never waits: it raises BufferError.
@@ -239,6 +242,8 @@ def consumer_config(settings: ClientSettings) -> dict[str, Any]:
         "auto_offset_reset": settings.choice("auto.offset.reset", "largest", _RESETS),
         "allow_auto_create_topics": settings.switch("allow.auto.create.topics", False),
         "enable_auto_commit": False,
+        "key_deserializer": "bytes",
+        "value_deserializer": "bytes",
     }
 
 

@@ -1,0 +1,433 @@
+"""Serializers and deserializers: the built-in ones, and those of programs and of Kafka's clients.
+
+A setting such as ``value_serializer`` is the name of a built-in one (`NAMES`), or one of
+
+- a callable, ``serializer(data)``,
+- an object of kafka-python 2, ``serialize(topic, data)``, or 3, ``serialize(topic, headers,
+  data)``, or
+- a callable of confluent-kafka, ``serializer(data, context)`` with a `SerializationContext`;
+
+and likewise with ``deserialize``.  `adapt` finds out once which form it is; the `Adapter` that
+it returns is called in the same way for all of them.  None is never passed to them, so that a
+record without a value stays a tombstone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import pickle
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from datetime import date, datetime, time
+from enum import Enum
+from itertools import repeat
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
+from uuid import UUID
+
+from embedlog.errors import InvalidConfigError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
+
+Headers = list[tuple[str, bytes | None]]
+SerializerName = Literal["bytes", "str", "int", "float", "uuid", "json", "pickle"]
+Action = Literal["serialize", "deserialize"]
+Field = Literal["key", "value"]
+
+
+class MessageField(str, Enum):  # noqa: UP042 - as in confluent-kafka; a StrEnum has another repr
+    """Which part of a record a serializer of confluent-kafka's form is called for."""
+
+    NONE = "none"
+    KEY = "key"
+    VALUE = "value"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class SerializationContext:
+    """What a serializer of confluent-kafka's form learns about the record, besides the data.
+
+    If confluent-kafka is imported, its own class of this name is passed instead.
+    """
+
+    def __init__(self, topic: str, field: MessageField, headers: Headers | None = None) -> None:
+        self.topic, self.field, self.headers = topic, field, headers
+
+
+# For type annotations
+
+
+class TopicSerializer(Protocol[T_contra]):
+    """A serializer object of kafka-python 2."""
+
+    def serialize(self, topic: str, data: T_contra, /) -> bytes | None:
+        """Return the bytes of a key or value."""
+
+
+class HeadersSerializer(Protocol[T_contra]):
+    """A serializer object of kafka-python 3."""
+
+    def serialize(self, topic: str, headers: Any, data: T_contra, /) -> bytes | None:
+        """Return the bytes of a key or value."""
+
+
+class TopicDeserializer(Protocol[T_co]):
+    """A deserializer object of kafka-python 2."""
+
+    def deserialize(self, topic: str, data: bytes, /) -> T_co:
+        """Return the key or value of these bytes."""
+
+
+class HeadersDeserializer(Protocol[T_co]):
+    """A deserializer object of kafka-python 3."""
+
+    def deserialize(self, topic: str, headers: Any, data: bytes, /) -> T_co:
+        """Return the key or value of these bytes."""
+
+
+Serializer = (
+    Callable[[T], bytes | None]
+    | Callable[[T, Any], bytes | None]
+    | TopicSerializer[T]
+    | HeadersSerializer[T]
+)
+"""What a serializer of values of type ``T`` may be, apart from a `SerializerName`."""
+
+Deserializer = (
+    Callable[[bytes], T] | Callable[[bytes, Any], T] | TopicDeserializer[T] | HeadersDeserializer[T]
+)
+"""What a deserializer to values of type ``T`` may be, apart from a `SerializerName`."""
+
+
+# The built-in ones
+
+
+class _Builtin(NamedTuple):
+    serialize: Callable[[Any], bytes]
+    deserialize: Callable[[bytes], Any]
+
+
+def _wrong_type(item: object, expected: str) -> TypeError:
+    return TypeError(f"{expected} is expected, not {type(item).__name__}")
+
+
+def _bytes(item: Any) -> bytes:
+    if not isinstance(item, bytes | bytearray | memoryview):
+        raise _wrong_type(item, "bytes")
+    return bytes(item)
+
+
+def _encode_text(item: Any) -> bytes:
+    if not isinstance(item, str):
+        raise _wrong_type(item, "str")
+    return item.encode()
+
+
+_LONG, _INTEGER = struct.Struct(">q"), struct.Struct(">i")
+_DOUBLE, _FLOAT = struct.Struct(">d"), struct.Struct(">f")
+
+
+def _encode_int(item: Any) -> bytes:
+    if isinstance(item, bool) or not hasattr(item, "__index__"):
+        raise _wrong_type(item, "int")
+    number = item.__index__()
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"{number} does not fit in 64 bits")
+    return _LONG.pack(number)
+
+
+def _decode_int(data: bytes) -> Any:
+    return (_INTEGER if len(data) == _INTEGER.size else _LONG).unpack(data)[0]
+
+
+def _encode_float(item: Any) -> bytes:
+    if isinstance(item, bool) or not hasattr(item, "__float__"):
+        raise _wrong_type(item, "float")
+    return _DOUBLE.pack(item)
+
+
+def _decode_float(data: bytes) -> Any:
+    return (_FLOAT if len(data) == _FLOAT.size else _DOUBLE).unpack(data)[0]
+
+
+def _encode_uuid(item: Any) -> bytes:
+    if not isinstance(item, UUID):
+        raise _wrong_type(item, "UUID")
+    return str(item).encode()
+
+
+def _decode_uuid(data: bytes) -> UUID:
+    return UUID(bytes=data) if len(data) == 16 else UUID(data.decode())
+
+
+def _json_default(item: Any) -> Any:
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        # As dataclasses.asdict, without its deep copy: the encoder asks again for what is inside.
+        return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+    if isinstance(item, datetime | date | time):
+        return item.isoformat()
+    if isinstance(item, UUID):
+        return str(item)
+    raise TypeError(f"JSON has no {type(item).__name__}")
+
+
+def _json_encoder(ensure_ascii: bool) -> Callable[[Any], str]:
+    return json.JSONEncoder(
+        ensure_ascii=ensure_ascii, allow_nan=False, separators=(",", ":"), default=_json_default
+    ).encode
+
+
+json_text = _json_encoder(ensure_ascii=False)
+"""Returns a value as JSON text: compact, and not escaped more than necessary."""
+_ascii_json_text = _json_encoder(ensure_ascii=True)
+
+
+def encode_json(item: Any) -> bytes:
+    """Return a value as JSON, in UTF-8 and without blanks.
+
+    Dataclasses become objects, and datetimes, dates, times and UUIDs text.
+
+    >>> encode_json({"gate": "A1", "delays": [1.5, None]})
+    b'{"gate":"A1","delays":[1.5,null]}'
+
+    Raises:
+        TypeError, ValueError: JSON cannot express it, such as bytes or NaN.
+    """
+    try:
+        return json_text(item).encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, as in file names that are not UTF-8, has only an escaped form.
+        return _ascii_json_text(item).encode()
+
+
+_BUILTINS: Final[dict[str, _Builtin]] = {
+    "bytes": _Builtin(_bytes, _bytes),
+    "str": _Builtin(_encode_text, bytes.decode),
+    "int": _Builtin(_encode_int, _decode_int),
+    "float": _Builtin(_encode_float, _decode_float),
+    "uuid": _Builtin(_encode_uuid, _decode_uuid),
+    "json": _Builtin(encode_json, json.loads),
+    "pickle": _Builtin(pickle.dumps, pickle.loads),
+}
+NAMES: Final = tuple(_BUILTINS)
+"""The names of the built-in serializers.
+
+``"int"`` is Kafka's LongSerializer, and reads the four bytes of its IntegerSerializer too;
+``"float"`` is its DoubleSerializer, and reads those of its FloatSerializer; ``"uuid"`` is the
+text of a UUID, as its UUIDSerializer writes it.
+"""
+
+
+# Those of programs
+
+
+class Adapter:
+    """A serializer or deserializer that is called in one way, whatever its form.
+
+    Args:
+        one: Converts an item, called with the topic, the headers of the record and the item.
+        many: Converts items lazily, called with the topic, the headers of each record, and the
+            items; without Python code per item if the form allows it.
+        name: The name of a built-in one, or None.
+        uses_headers: Whether the headers are passed on; the function may add to the list.
+        pass_none: Whether None is converted too, as Kafka's Python clients do.
+    """
+
+    __slots__ = ("_many", "_one", "_pass_none", "name", "uses_headers")
+
+    def __init__(
+        self,
+        one: Callable[[str, Any, Any], Any],
+        many: Callable[[str, Iterable[Any], Iterable[Any]], Iterator[Any]],
+        *,
+        name: str | None = None,
+        uses_headers: bool = False,
+        pass_none: bool = False,
+    ) -> None:
+        self._one, self._many, self._pass_none = one, many, pass_none
+        self.name, self.uses_headers = name, uses_headers
+
+    def convert(self, topic: str, headers: Any, item: Any) -> Any:
+        """Convert the key or value of one record; None stays None."""
+        if item is None and not self._pass_none:
+            return None
+        return self._one(topic, headers, item)
+
+    def convert_all(
+        self, topic: str, headers: Iterable[Any] | None, items: list[Any]
+    ) -> Iterator[Any]:
+        """Yield each converted key or value; ``headers`` are those of each record, if any.
+
+        An exception is that of the item after those that were yielded.
+        """
+        headers_of_each = repeat([]) if headers is None else headers
+        if None not in items or self._pass_none:
+            return self._many(topic, headers_of_each, items)
+        pairs = zip(headers_of_each, items, strict=False)
+        return (self.convert(topic, headers, item) for headers, item in pairs)
+
+
+def adapt(
+    setting: Any,
+    action: Action,
+    field: Field,
+    *,
+    allow_pickle: bool = False,
+    pass_none: bool = False,
+) -> Adapter:
+    """Return the adapter of a serializer or deserializer, in any form.
+
+    >>> adapt("json", "serialize", "value").convert("flights", [], {"gate": 5})
+    b'{"gate":5}'
+    >>> adapt(bytes.hex, "deserialize", "value").convert("flights", [], b"A")
+    '41'
+
+    Args:
+        setting: A name, a callable, or an object; see the docstring of this module.
+        action: What it is to do.
+        field: What it is for.
+        allow_pickle: Whether ``"pickle"`` is allowed: reading pickled data can run any code.
+        pass_none: Whether it is called with None too, as by Kafka's Python clients.
+
+    Raises:
+        ValueError: It is none of these; the text says what it must be.
+    """
+    if isinstance(setting, Adapter):
+        return setting
+    if isinstance(setting, str):
+        return _builtin(setting, action, allow_pickle)
+    method = getattr(setting, action, None)
+    if callable(method) and not isinstance(setting, type):
+        return _adapt_method(method, pass_none)
+    if callable(setting) and method is None:
+        return _adapt_callable(setting, field, pass_none)
+    raise ValueError(_accepted(action))
+
+
+def adapt_for_topic(
+    topic: str, own: Adapter | None, topics: str, action: Action, field: Field, allow_pickle: bool
+) -> Adapter | None:
+    """Return what a client uses for a topic; None if it takes and returns bytes.
+
+    Args:
+        topic: The topic.
+        own: The client's own serializer or deserializer, if it has one.
+        topics: The name of the topic's serializer.
+        action, field: As in `adapt`.
+        allow_pickle: Whether the client may use the topic's serializer if that is pickle.
+
+    Raises:
+        InvalidConfigError: It may not.
+    """
+    if own is not None or topics == "bytes":
+        return None if own is None or own.name == "bytes" else own
+    if topics == "pickle" and not allow_pickle:
+        raise InvalidConfigError(
+            f"The {field}s of the topic are pickled, and reading them can run any code",
+            todo="Set allow_pickle=True if you trust everybody who writes to the topic.",
+            topic=topic,
+            setting="allow_pickle",
+        )
+    return adapt(topics, action, field, allow_pickle=True)
+
+
+def _accepted(action: Action) -> str:
+    return (
+        f"one of {', '.join(NAMES)}, or a callable(data), callable(data, context), or an object "
+        f"with a method {action}(topic, data) or {action}(topic, headers, data)"
+    )
+
+
+def _builtin(name: str, action: Action, allow_pickle: bool) -> Adapter:
+    if name not in _BUILTINS:
+        raise ValueError(_accepted(action))
+    if name == "pickle" and not allow_pickle:
+        raise ValueError("another serializer unless allow_pickle is True")
+    function: Callable[[Any], Any] = getattr(_BUILTINS[name], action)
+    return _adapt_plain(function, name=name)
+
+
+def _adapt_plain(function: Callable[[Any], Any], **options: Any) -> Adapter:
+    return Adapter(
+        lambda topic, headers, item: function(item),
+        lambda topic, headers, items: map(function, items),
+        **options,
+    )
+
+
+def _adapt_method(method: Callable[..., Any], pass_none: bool) -> Adapter:
+    """Adapt the method of a serializer object, by the number of its arguments."""
+    names, required = _positional(method, default=("topic", "data"))
+    if names[1:2] == ["headers"] or required >= 3 or names[-1:] == ["*"]:
+        return Adapter(
+            method,
+            lambda topic, headers, items: map(method, repeat(topic), headers, items),
+            uses_headers=True,
+            pass_none=pass_none,
+        )
+    if len(names) == 1:
+        return _adapt_plain(method, pass_none=pass_none)
+    return Adapter(
+        lambda topic, headers, item: method(topic, item),
+        lambda topic, headers, items: map(method, repeat(topic), items),
+        pass_none=pass_none,
+    )
+
+
+def _adapt_callable(function: Callable[..., Any], field: Field, pass_none: bool) -> Adapter:
+    """Adapt a callable: confluent-kafka's form if it needs two arguments, or names the second."""
+    names, required = _positional(function, default=("data",))
+    if required > 2:
+        raise ValueError(f"callable with one or two arguments, not {required}")
+    if required < 2 and names[1:2] not in (["ctx"], ["context"]) and not _is_confluents(function):
+        return _adapt_plain(function, pass_none=pass_none)
+    confluents = sys.modules.get("confluent_kafka.serialization")
+    context_class = getattr(confluents, "SerializationContext", SerializationContext)
+    fields = getattr(confluents, "MessageField", MessageField)
+    message_field = fields.KEY if field == "key" else fields.VALUE
+
+    def call(topic: str, headers: Any, item: Any) -> Any:
+        return function(item, context_class(topic, message_field, headers))
+
+    return Adapter(
+        call,
+        lambda topic, headers, items: map(call, repeat(topic), headers, items),
+        uses_headers=True,
+        pass_none=pass_none,
+    )
+
+
+def _is_confluents(function: object) -> bool:
+    classes = type(function).__mro__
+    return any(
+        kind.__module__.startswith("confluent_kafka.") and kind.__name__.endswith("erializer")
+        for kind in classes
+    )
+
+
+def _positional(function: Callable[..., Any], default: tuple[str, ...]) -> tuple[list[str], int]:
+    """Return the names of the positional parameters, ``*`` for ``*args``, and how many it needs.
+
+    Args:
+        function: A callable.
+        default: The parameters of a function that does not tell, such as those in C.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return list(default), len(default)
+    by_position = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    names = [parameter.name for parameter in by_position]
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        names.append("*")
+    return names, sum(parameter.default is parameter.empty for parameter in by_position)
