@@ -4,10 +4,11 @@ import json
 import logging
 import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
-from support.children import run_python
+from support.children import in_threads, run_python
 from support.patience import patient
 
 import embedlog
@@ -194,6 +195,29 @@ def test_without_confluent_kafka_brokers_are_refused_with_what_to_do():
     assert "pip install confluent-kafka" in run_python("-c", program)
 
 
+def test_a_derived_class_is_refused_for_brokers(address):
+    """The client that the constructor would return does not have its methods."""
+
+    class Mine(Producer):
+        pass
+
+    with Mine(address) as producer:
+        assert type(producer) is Mine
+    with pytest.raises(TypeError, match="derive it from confluent_kafka's class"):
+        Mine({"bootstrap.servers": "127.0.0.1:1"})
+
+
+def test_values_are_bytes_also_in_a_topic_with_serializers(log, address):
+    """Programs for confluent_kafka convert values themselves."""
+    log.create_topic("documents", value="json")
+    produce(address, '{"a": 1}', topic="documents")
+
+    assert log.topic("documents")[0].value == {"a": 1}
+    with consumer_of(address) as consumer:
+        consumer.subscribe(["documents"])
+        assert take(consumer, 1)[0].value() == b'{"a": 1}'
+
+
 def test_clients_share_the_open_log_and_leave_it_open(log, address):
     """The log of the program is used, with its clock; a directory is an address too."""
     with Producer({"bootstrap.servers": log.path}) as producer:
@@ -360,6 +384,24 @@ def test_an_exception_of_a_delivery_callback_is_raised_by_poll(address):
             producer.flush()
         assert producer.flush() == 0
     assert reported == [2]
+
+
+def test_threads_share_a_producer(address):
+    """One may poll while another produces: each delivery is reported once, in order."""
+    offsets, done = [], threading.Event()
+    with Producer({**address, "linger.ms": 1}) as producer:
+
+        def poll():
+            while not done.is_set():
+                producer.poll(0.001)
+
+        with in_threads(poll, poll, done=done):
+            for number in range(500):
+                producer.produce(
+                    "t", str(number), partition=0, callback=lambda _, m: offsets.append(m.offset())
+                )
+            producer.flush()
+    assert sorted(offsets) == list(range(500))
 
 
 def test_purged_records_are_reported_as_purged(log, address):

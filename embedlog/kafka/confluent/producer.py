@@ -26,6 +26,7 @@ from embedlog.kafka.confluent.kafka_errors import error_of, exception, kafka_err
 from embedlog.kafka.confluent.message import Message
 from embedlog.kafka.confluent.settings import PARTITIONERS, Statistics, invalid, producer_config
 from embedlog.partitioner import partition_for_key
+from embedlog.record import RecordMetadata
 
 _IDLE_SECONDS = 0.01
 """How long `Producer.poll` sleeps at a time while there is nothing to report."""
@@ -34,8 +35,25 @@ DeliveryCallback = Callable[[Any, Message], object]
 
 
 _Report = tuple[Any, DeliveryCallback | None, str, bytes | None, bytes | None, float]
-"""A record on its way: its `RecordFuture` or the `EmbedlogError` that refused it, its callback,
-topic, key and value, and when it was produced.  A plain tuple: one is made for each record."""
+"""A record on its way: its `RecordFuture` or `_Refused`, its callback, topic, key and value, and
+when it was produced.  A plain tuple: one is made for each record."""
+
+
+class _Refused:
+    """The future of a record that embedlog's producer did not take."""
+
+    value = None
+
+    def __init__(self, error: EmbedlogError) -> None:
+        self.exception = error
+
+    def failed(self) -> bool:
+        """Return True."""
+        return True
+
+    def result(self, timeout: float) -> None:
+        """Raise the error."""
+        raise self.exception
 
 
 class Producer(Client):
@@ -125,8 +143,8 @@ class Producer(Client):
         callback = callback or on_delivery or self._on_delivery
         pending.append((future, callback, topic, key, value, monotonic()))  # type: ignore[arg-type]
 
-    def _refused(self, error: EmbedlogError) -> EmbedlogError:
-        """Raise what `produce` raises; return what the delivery report says later."""
+    def _refused(self, error: EmbedlogError) -> _Refused:
+        """Raise what `produce` raises; return what is reported later."""
         if isinstance(error, BufferExhaustedError):
             raise BufferError("Local: Queue full") from error
         if isinstance(error, ClosedError):
@@ -136,7 +154,7 @@ class Producer(Client):
         if isinstance(error, UnknownTopicOrPartitionError) and error.partition is not None:
             text = "Unable to produce message: Local: Unknown partition"
             raise exception("_UNKNOWN_PARTITION", text) from error
-        return error
+        return _Refused(error)
 
     def _partition_for(self, topic: str, key: Any) -> int | None:
         """Return the partition of a key; None if the log may choose one."""
@@ -200,11 +218,9 @@ class Producer(Client):
         deadline = inf if timeout is None or timeout < 0 else monotonic() + timeout
         while not (served := self._serve()) and (remaining := deadline - monotonic()) > 0:
             with suppress(EmbedlogError, IndexError):
-                future = self._pending[0][0]
-                if not isinstance(future, EmbedlogError):
-                    future.result(min(remaining, 1.0))
-                continue
-            self._closing.wait(min(remaining, _IDLE_SECONDS))
+                self._pending[0][0].result(min(remaining, 1.0))
+            if not self._pending:
+                self._closing.wait(min(remaining, _IDLE_SECONDS))
         return served
 
     def flush(self, timeout: float | None = None) -> int:
@@ -221,19 +237,25 @@ class Producer(Client):
 
     def _serve(self) -> int:
         """Report the deliveries at the front of the queue that are done."""
-        served, pending, lock = 0, self._pending, self._serving
+        served, pending = 0, self._pending
         while pending:
-            with lock:
-                if not pending:
-                    break
-                future = pending[0][0]
-                if not isinstance(future, EmbedlogError) and not future.done():
-                    break
-                report = pending.popleft()
+            try:
+                report = pending[0]
+            except IndexError:
+                break
+            future = report[0]
+            metadata = future.value
+            if metadata is None and not future.failed():
+                break
+            with self._serving:
+                # Unless another thread reports it.
+                if not pending or pending[0] is not report:
+                    continue
+                pending.popleft()
             served += 1
             callback = report[1]
             if callback is not None:
-                callback(*_delivered(report))
+                callback(*_delivered(report, metadata))
         return served
 
     def __len__(self) -> int:
@@ -292,18 +314,16 @@ def _headers(headers: Any) -> list[tuple[str, bytes | None]] | None:
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
 
 
-def _delivered(report: _Report) -> tuple[Any, Message]:
+def _delivered(report: _Report, metadata: RecordMetadata | None) -> tuple[Any, Message]:
     """Return the error and the message of a delivery report."""
     future, _, topic, key, value, produced_at = report
     latency = monotonic() - produced_at
-    refused = isinstance(future, EmbedlogError)
-    metadata = None if refused else future.value
     if metadata is not None:
         _, partition, offset, timestamp = metadata
-        times = (TIMESTAMP_CREATE_TIME, timestamp)
+        times = (TIMESTAMP_CREATE_TIME, timestamp or 0)
         return None, Message(topic, partition, offset, key, value, None, None, times, latency)
     error = error_of(
-        future if refused else future.exception,
+        future.exception,
         TimeoutError="_MSG_TIMED_OUT",
         ClosedError="_PURGE_QUEUE",
         UnknownTopicOrPartitionError="_UNKNOWN_TOPIC",
