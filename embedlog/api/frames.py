@@ -177,7 +177,7 @@ def _parse(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
             part = _read(lines)
             if part.column_names != ["v"] or part.num_rows != len(lines):
                 return None
-            if pa.types.is_struct(kind := part.schema.types[0]) and kind.num_fields > MAX_FIELDS:
+            if not _is_usable(part.schema.types[0]):
                 return None
             parts.append(part)
         if not parts:
@@ -185,7 +185,7 @@ def _parse(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
         typed = pa.concat_tables(parts, promote_options="permissive")["v"]
     except pa.ArrowException:
         return None
-    if not all(map(_is_exact, typed.chunks)):
+    if not _is_usable(typed.type) or not all(map(_is_exact, typed.chunks)):
         return None
     return typed.cast(pa.string()) if typed.type == pa.null() else typed
 
@@ -237,6 +237,17 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
         fields = [kind.field(number) for number in range(kind.num_fields)]
         return pa.struct([(field.name, _without_dates(field.type)) for field in fields])
     return kind
+
+
+def _is_usable(kind: pa.DataType) -> bool:
+    """Whether there are not too many fields, and no lists that pyarrow gets wrong.
+
+    It miscounts the nulls in a list of nothing else (pyarrow 26).
+    """
+    if pa.types.is_struct(kind):
+        fields = [kind.field(number).type for number in range(kind.num_fields)]
+        return len(fields) <= MAX_FIELDS and all(map(_is_usable, fields))
+    return not pa.types.is_list(kind) or "null" not in str(kind)
 
 
 def _is_exact(array: pa.Array) -> bool:

@@ -12,7 +12,7 @@ from json.encoder import encode_basestring as _quoted
 from embedlog.config import TopicConfig
 from embedlog.errors import InvalidConfigError
 from embedlog.record import Record
-from embedlog.serializers import adapt, json_text
+from embedlog.serializers import adapt, encode_json
 
 Writer = Callable[[Sequence[Record]], bytes]
 """Returns the bytes to print for some records."""
@@ -76,7 +76,7 @@ def _item_decoder(name: str, as_json: bool) -> Callable[[bytes | None], bytes | 
             item = convert("", [], data)
             if item is None and data is None:
                 return None
-            return json_text(item) if as_json else str(item).encode()
+            return encode_json(item).decode() if as_json else str(item).encode()
         except (ValueError, struct.error):
             return _base64(data or b"") if as_json else data
 

@@ -100,8 +100,10 @@ def _serialized(
     if serializer.name == "json":
         texts = [_json_or_null(chunk, name, topic) for chunk in column.chunks]
         return pa.chunked_array(texts, pa.string())
-    items = serialize_all(serializer, topic, None, column.to_pylist(), field, None)
-    return pa.chunked_array([pa.array(items, pa.binary())])
+    items = column.to_pylist()
+    keys = items if field == "key" else None
+    serialized = serialize_all(serializer, topic, None, items, field, keys)
+    return pa.chunked_array([pa.array(serialized, pa.binary())])
 
 
 def _plain_type(kind: Any) -> Any:
