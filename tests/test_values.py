@@ -108,17 +108,20 @@ def from_frame(rows):
         yield row.get("value"), {name.removeprefix("value."): item for name, item in fields.items()}
 
 
+def is_shown(shown, value):
+    """Whether a frame shows a value as it is, or as JSON text."""
+    if without_nulls(shown) == without_nulls(value):
+        return True
+    return isinstance(shown, str) and without_nulls(json.loads(shown)) == without_nulls(value)
+
+
 def assert_in_frame(rows, sent):
-    """Check that each value is in its row: as it is, or as JSON text."""
+    """Check that each value is in its row."""
     for (text, fields), value in zip(from_frame(rows), sent, strict=True):
-        if text is not None:
-            assert text == value or json.loads(text) == value
-        elif isinstance(value, dict):
-            for name, item in without_nulls(value).items():
-                shown = without_nulls(fields[name])
-                assert shown == item or json.loads(shown) == item
+        if text is not None or not isinstance(value, dict):
+            assert is_shown(text, value)
         else:
-            assert value is None
+            assert all(is_shown(fields[name], item) for name, item in value.items())
 
 
 @settings(
@@ -154,7 +157,6 @@ def test_any_json_value_and_dataclass_comes_back(log, sent):
         )
         assert [each.value for each in iterated.iter_records(until="end")] == expected
     assert_in_frame(topic.to_arrow().to_pylist(), expected)
-    assert_in_frame(topic.to_polars().to_dicts(), expected)
 
 
 # Frames
@@ -200,6 +202,9 @@ def test_objects_have_a_column_for_each_field(log, orders):
         ([{"\ud800": 1}], {"value": ['{"\\ud800":1}']}),
         ([None], {"value": [None]}),
         ([{}], {}),
+        # pyarrow's reader gets the lengths of such lists wrong.
+        ([[None, None], [None]], {"value": [[None, None], [None]]}),
+        ([[None, {}, None]], {"value": [[None, {}, None]]}),
     ],
 )  # fmt: skip
 def test_values_without_a_common_type_are_json_text(log, orders, values, expected):

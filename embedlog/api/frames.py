@@ -7,6 +7,7 @@ like a date for one, and rounds large integers.  What it may have changed is rea
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -27,6 +28,8 @@ _PREFIX = "value."
 _FIRST_ROWS, _SLICE_BYTES = 1000, 64 << 20
 _EXACT = float(1 << 53)
 """Below this a double holds every integer."""
+_EMPTY = re.compile(r": null\b|: struct<>")
+"""In the text of the type of a list, whether its items have no content."""
 
 
 def stored_columns(names: Sequence[str] | None) -> list[str] | None:
@@ -179,6 +182,7 @@ def _parse(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
                 return None
             if not _is_usable(part.schema.types[0]):
                 return None
+            part.validate(full=True)
             parts.append(part)
         if not parts:
             return column.cast(pa.string())
@@ -242,12 +246,12 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
 def _is_usable(kind: pa.DataType) -> bool:
     """Whether there are not too many fields, and no lists that pyarrow gets wrong.
 
-    It miscounts the nulls in a list of nothing else (pyarrow 26).
+    It miscounts the nulls in lists of nothing else or of empty objects (pyarrow 26).
     """
     if pa.types.is_struct(kind):
         fields = [kind.field(number).type for number in range(kind.num_fields)]
         return len(fields) <= MAX_FIELDS and all(map(_is_usable, fields))
-    return not pa.types.is_list(kind) or "null" not in str(kind)
+    return not pa.types.is_list(kind) or not _EMPTY.search(str(kind))
 
 
 def _is_exact(array: pa.Array) -> bool:
