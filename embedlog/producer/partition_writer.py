@@ -184,14 +184,14 @@ class PartitionWriter:
             self._context.buffer_pool.release(open_batch.reserved - encoded.size)
             if not isinstance(error, Exception):
                 raise
-            began = open_batch.opened_at
             self._failed([batch], error, lock_timeout < self._lock_timeout, began)
         else:
             open_batch.seal()
             seconds = monotonic() - began
             counts.count_append(seconds)
             self._reports.record_written(open_batch, counts, encoded.size, receipt.duplicate)
-            self._warn_if_slow(seconds)
+            if seconds > LONG_WAIT or self._slow:
+                self._warn_if_slow(seconds)
 
     def _finish_first(
         self, receipt: Appended | None = None, error: BaseException | None = None
