@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import islice, repeat
 from operator import length_hint
 from typing import Any, NamedTuple, NoReturn
-
-import pyarrow as pa
 
 from embedlog import batch as batches
 from embedlog.batch import Batch
@@ -23,6 +22,7 @@ from embedlog.errors import (
     RecordDeserializationError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.lazy import pa
 from embedlog.record import Record, TopicPartition
 from embedlog.root.root import Root
 from embedlog.serializers import Adapter, Field, adapt, adapt_for_topic, shortened
@@ -35,11 +35,15 @@ TOPIC = b"embedlog.topic"
 _CACHED_ROWS = 8192
 """The rows of the cached offset and partition columns, which batches get slices of."""
 
-_FIELDS = {
-    "offset": pa.field("offset", pa.int64(), nullable=False),
-    "partition": pa.field("partition", pa.int32(), nullable=False),
-    **{field.name: field for field in batches.schema(headers=True)},
-}
+
+@cache
+def _fields() -> dict[str, Any]:
+    """Return the columns that `Consumer.iter_batches` can return, by name."""
+    return {
+        "offset": pa.field("offset", pa.int64(), nullable=False),
+        "partition": pa.field("partition", pa.int32(), nullable=False),
+        **{field.name: field for field in batches.schema(headers=True)},
+    }
 
 
 class _Tuple(tuple):  # type: ignore[type-arg]
@@ -74,7 +78,7 @@ class _NoHeaders(list[Any]):
         return list, ()
 
 
-_NO_HEADERS = _NoHeaders()
+NO_HEADERS = _NoHeaders()
 
 
 class RecordRun:
@@ -93,18 +97,24 @@ class RecordRun:
         self._remaining = iter(columns.values)
         self.next_offset = next_offset
         """The position after the last record."""
-        timestamp_type = int(batch.is_log_append_time)
-        self.records: Iterator[Record] = map(
+        self.records: Iterator[Any] = self.make_records(columns, self._remaining, partition, batch)
+
+    @staticmethod
+    def make_records(
+        columns: Any, values: Iterator[Any], partition: TopicPartition, batch: Batch
+    ) -> Iterator[Any]:
+        """Return an iterator that makes a record of each row when it is taken."""
+        return map(
             TupleRecord,
             zip(
                 repeat(partition.topic),
                 repeat(partition.partition),
-                self._offsets,
+                columns.offsets,
                 columns.times,
-                repeat(timestamp_type),
+                repeat(int(batch.is_log_append_time)),
                 columns.keys,
-                self._remaining,
-                repeat(_NO_HEADERS) if columns.headers is None else columns.headers,
+                values,
+                repeat(NO_HEADERS) if columns.headers is None else columns.headers,
                 repeat(batch.leader_epoch),
             ),
         )
@@ -244,7 +254,13 @@ def topic_deserializers(
 
 
 class RecordDecoder:
-    """Decodes batches according to the settings of a consumer, and of their topics."""
+    """Decodes batches according to the settings of a consumer, and of their topics.
+
+    A subclass may return other tuples than `Record`: it sets the types of the rows and runs.
+    """
+
+    rows_type = RowLists
+    run_type = RecordRun
 
     def __init__(self, config: ConsumerConfig, root: Root) -> None:
         self.verify = config.check_crcs
@@ -266,18 +282,18 @@ class RecordDecoder:
             RecordDeserializationError: The first record cannot be decoded (E10).
         """
         try:
-            rows = RowLists(batch, position, self.verify)
+            rows = self.rows_type(batch, position, self.verify)
         except CorruptBatchError as error:
             raise locate_error(error, batch, partition, position) from error
         if deserializers is RAW:
-            return RecordRun(rows, partition, batch, batch.next_offset)
+            return self.run_type(rows, partition, batch, batch.next_offset)
         failure = deserializers.apply(rows, partition)
         if failure is None:
-            return RecordRun(rows, partition, batch, batch.next_offset)
+            return self.run_type(rows, partition, batch, batch.next_offset)
         if not rows.offsets:
             raise failure
         assert failure.offset is not None
-        return RecordRun(rows, partition, batch, failure.offset)
+        return self.run_type(rows, partition, batch, failure.offset)
 
     def deserializers(self, topic: str) -> Deserializers:
         """Return the deserializers for a topic.
@@ -314,7 +330,7 @@ class ArrowDecoder:
     def __init__(self, partition: TopicPartition, names: tuple[str, ...], verify: bool) -> None:
         self.names, self._partition, self._verify = names, partition, verify
         metadata = {TOPIC: partition.topic.encode()}
-        self._schema = pa.schema([_FIELDS[name] for name in names], metadata)
+        self._schema = pa.schema([_fields()[name] for name in names], metadata)
         stored = tuple(name for name in names if name not in ("offset", "partition"))
         self._stored = tuple(name for name in stored if name != "headers"), stored
         self._default_order = names == ("offset", "partition", *stored)
@@ -343,7 +359,7 @@ class ArrowDecoder:
         if name == "partition":
             return self._partition_column(batch.count)
         if name not in by_name:
-            return pa.nulls(batch.count, _FIELDS[name].type)
+            return pa.nulls(batch.count, _fields()[name].type)
         return by_name[name]
 
     def _offset_column(self, batch: Batch) -> Any:
@@ -370,8 +386,8 @@ def check_columns(names: Sequence[str] | None) -> tuple[str, ...]:
         ValueError: A column does not exist.
     """
     columns = COLUMNS if names is None else tuple(names)
-    if unknown := [name for name in columns if name not in _FIELDS]:
-        raise ValueError(f"There is no column {unknown[0]!r}; use {', '.join(_FIELDS)}")
+    if unknown := [name for name in columns if name not in _fields()]:
+        raise ValueError(f"There is no column {unknown[0]!r}; use {', '.join(_fields())}")
     return columns
 
 

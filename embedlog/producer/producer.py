@@ -432,6 +432,14 @@ class Producer(Generic[K, V]):
         self._context.reports.notify()
         return state.batches[-1].last_sequence if state is not None and state.batches else None
 
+    def partitions_for(self, topic: str) -> set[int]:
+        """Return the partition numbers of a topic; creates it as `send` does.
+
+        Raises:
+            UnknownTopicOrPartitionError: There is no such topic.
+        """
+        return set(range(self._queue_for(topic, None).settings.info.partitions))
+
     # Finishing
 
     def flush(self, timeout: float | None = None, raise_errors: bool = False) -> None:
