@@ -375,6 +375,10 @@ class ConsumerGroup:
 
     # Display
 
+    def __dir__(self) -> list[str]:
+        """Return the names that are for programs: what completion offers."""
+        return ["name", *(item for item in dir(type(self)) if item[0] != "_")]
+
     def __repr__(self) -> str:
         return f"<ConsumerGroup {self._title()}>"
 

@@ -512,6 +512,10 @@ class Log:
         open_root, _ = self.root.__reduce__()
         return _reopen, (open_root, self._maintenance_config)
 
+    def __dir__(self) -> list[str]:
+        """Return the names that are for programs: what completion offers."""
+        return [item for item in dir(type(self)) if item[0] != "_"]
+
     def __repr__(self) -> str:
         if self.root.closed:
             return f"<Log {self.path}: closed>"

@@ -336,6 +336,10 @@ class GroupRun:
     def __reduce__(self) -> NoReturn:
         raise IllegalStateError("A GroupRun cannot be pickled: it belongs to its process")
 
+    def __dir__(self) -> list[str]:
+        """Return the names that are for programs: what completion offers."""
+        return [item for item in dir(type(self)) if item[0] != "_"]
+
     def __repr__(self) -> str:
         state = f"processes {', '.join(map(str, self.pids))}" if self.running else "ended"
         return f"<GroupRun of {', '.join(self._job.topics)}: {state}>"

@@ -191,6 +191,10 @@ class TopicView(Generic[K, V]):
 
     # Display
 
+    def __dir__(self) -> list[str]:
+        """Return the names that are for programs: what completion offers."""
+        return ["name", *(item for item in dir(type(self)) if item[0] != "_")]
+
     def __repr__(self) -> str:
         return f"<{self._title()}>"
 

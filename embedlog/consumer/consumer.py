@@ -115,6 +115,10 @@ class Consumer(Generic[K_co, V_co]):
         elif topics:
             self.subscribe(topics)
 
+    def __dir__(self) -> list[str]:
+        """Return the names that are for programs: what completion offers."""
+        return [item for item in dir(type(self)) if item[0] != "_"]
+
     def __repr__(self) -> str:
         what = ", ".join(sorted(self.subscription())) or f"{len(self._assignment)} partitions"
         group = f" in group {self.config.group_id!r}" if self.config.group_id else ""
@@ -208,7 +212,7 @@ class Consumer(Generic[K_co, V_co]):
 
     def commit(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
         timeout_ms: float | None = None,
     ) -> None:
         """Commit positions, from which the next owners of the partitions continue.
@@ -233,7 +237,7 @@ class Consumer(Generic[K_co, V_co]):
 
     def commit_async(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
         callback: Callback | None = None,
     ) -> Future[Mapping[TopicPartition, OffsetAndMetadata]]:
         """Commit as `commit` does, but report failures to the future and the callback.

@@ -82,6 +82,10 @@ class Producer(Generic[K, V]):
         self._acquire, self._release = self._lock.acquire, self._lock.release
         self._closed = False
 
+    def __dir__(self) -> list[str]:
+        """Return the names that are for programs: what completion offers."""
+        return [item for item in dir(type(self)) if item[0] != "_"]
+
     def __repr__(self) -> str:
         name = self.config.producer_name or self.config.client_id
         return f"<Producer {f'{name!r} ' if name else ''}of {self.root.path}>"

@@ -19,6 +19,14 @@ ROOT = Path(__file__).parents[2]
 FILE = ROOT / "embedlog" / "config" / "options.py"
 field_docstrings = runpy.run_path(str(ROOT / "docs" / "_generate.py"))["field_docstrings"]
 
+CONFIGS = {
+    ProducerConfig: "ProducerOptions",
+    ConsumerConfig: "ConsumerOptions",
+    TopicConfig: "TopicOptions",
+    MaintenanceConfig: "MaintenanceOptions",
+}
+"""The types of the settings of each config."""
+
 RUN_GROUP_SETS = ("group_id", "enable_auto_commit", "consumer_timeout_ms")
 """Settings of consumers that `run_group` has no use for, since it sets them itself."""
 
