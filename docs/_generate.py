@@ -54,6 +54,7 @@ CONFIGS = {
 KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
     "topic": {
         "index_interval_bytes": "`4096`",
+        "key_serializer": OWN,
         "message_timestamp_after_max_ms": "`3600000` (1 h)",
         "producer_id_expiration_ms": "the same (of the broker)",
         "retention_bytes_hard": OWN,
@@ -61,6 +62,7 @@ KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
         "retention_min_consumed": OWN,
         "retention_topic_bytes": OWN,
         "segment_max_offset_span": OWN,
+        "value_serializer": OWN,
         **dict.fromkeys(
             [
                 *("cleanup_policy", "compression_type", "delete_retention_ms"),
@@ -77,6 +79,7 @@ KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
     "producer": {
         "batch_size": "`16384` (16 KiB)",
         "linger_ms": "`5`; `0` before Kafka 4.0",
+        "allow_pickle": OWN,
         "partitioner_sticky_bytes": OWN,
         "partitioner_sticky_ms": OWN,
         "producer_name": OWN,
@@ -93,6 +96,7 @@ KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
         ),
     },
     "consumer": {
+        "allow_pickle": OWN,
         "consumer_timeout_ms": "the same (kafka-python)",
         "metadata_max_age_ms": "`300000` (5 min)",
         **dict.fromkeys(
@@ -128,24 +132,26 @@ KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
 VALUES = {
     ("topic", "cleanup_policy"): "`delete`, `compact` or `compact,delete`",
     ("topic", "compression_type"): "`producer`, `none`, `lz4` or `zstd`",
+    ("topic", "key_serializer"): "the name of a [serializer](../values.md#serializers)",
     ("topic", "message_timestamp_type"): "`CreateTime` or `LogAppendTime`",
     ("topic", "retention_clock"): "`append` or `record`",
     ("topic", "retention_min_consumed"): "names of groups, separated by commas, or `all`",
+    ("topic", "value_serializer"): "the name of a [serializer](../values.md#serializers)",
     ("producer", "acks"): "`0`, `1` or `all`",
     ("producer", "client_id"): "str",
     ("producer", "compression_type"): "`none`, `lz4` or `zstd`",
-    ("producer", "key_serializer"): "callable or object with `serialize`",
+    ("producer", "key_serializer"): "a [serializer](../values.md#serializers)",
     ("producer", "partitioner"): "`None`, `round_robin` or callable",
     ("producer", "producer_name"): "str or `None`",
-    ("producer", "value_serializer"): "callable or object with `serialize`",
+    ("producer", "value_serializer"): "a [serializer](../values.md#serializers)",
     ("consumer", "auto_offset_reset"): "`latest`, `earliest` or `none`",
     ("consumer", "client_id"): "str",
     ("consumer", "group_id"): "str or `None`",
     ("consumer", "group_instance_id"): "str or `None`",
     ("consumer", "isolation_level"): "`read_uncommitted` or `read_committed`",
-    ("consumer", "key_deserializer"): "callable or object with `deserialize`",
+    ("consumer", "key_deserializer"): "a [deserializer](../values.md#serializers)",
     ("consumer", "partition_assignment_strategy"): "names of assignors, or assignors",
-    ("consumer", "value_deserializer"): "callable or object with `deserialize`",
+    ("consumer", "value_deserializer"): "a [deserializer](../values.md#serializers)",
 }
 """What a setting takes where its type alone does not say so."""
 
@@ -292,6 +298,7 @@ ERRORS: dict[str, dict[str, str]] = {
     "Producing": {
         "TimeoutError": "Try again, or allow more time.",
         "BufferExhaustedError": "Send more slowly, or raise `buffer_memory` or `max_block_ms`.",
+        "DeliveryFailedError": "Act on its `errors`, and send the records again if these allow it.",
         "OutOfOrderSequenceError": "Ask `last_sequence` where to continue.",
         "InvalidProducerEpochError": "Close this producer: a newer one has its name.",
         "RestartedApplicationError": "Use another name, or allow the restart "
@@ -302,6 +309,8 @@ ERRORS: dict[str, dict[str, str]] = {
         "DiskFullError": "Make room: delete records, or lower the retention. Appends continue by "
         "themselves.",
         "DurabilityError": "Check the disk, then run `embedlog repair --yes`.",
+        "LogDeletedError": "Close the log, restore its directory if you have a copy, and open it "
+        "again.",
         "LockTimeoutError": "Look at the process `pid`: continue or end it. Or raise "
         "`lock_timeout`.",
         "CorruptionError": "Run `embedlog verify`, then `embedlog repair`; restore the file from a "

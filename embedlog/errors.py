@@ -362,6 +362,20 @@ class BufferExhaustedError(TimeoutError):
     """
 
 
+class DeliveryFailedError(EmbedlogError):
+    """Records failed, and no caller looked at their futures.
+
+    Raised by ``flush`` and ``close`` of a producer with ``raise_errors=True``.  ``count`` says
+    how many records failed, ``topics`` how many of each topic, and ``errors`` why (the first
+    ten errors); the first one is also the ``__cause__``.  Whether sending them again
+    may help depends on these errors: see their ``retriable``.
+    """
+
+    count: int = 0
+    topics: dict[str, int] | None = None
+    errors: tuple[BaseException, ...] = ()
+
+
 class OutOfOrderSequenceError(EmbedlogError):
     """A producer skipped sequence numbers, or repeated only a part of a batch (G16).
 
@@ -414,6 +428,14 @@ class DiskFullError(StorageError):
     """
 
     retriable = True
+
+
+class LogDeletedError(StorageError):
+    """The files of the log were deleted, or replaced by others, while it was open.
+
+    Nothing was changed by the refused call.  A retry does not help: close the log, restore the
+    directory if there is a copy, and open it again.
+    """
 
 
 class DurabilityError(StorageError):

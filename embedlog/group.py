@@ -515,6 +515,7 @@ class Group:
                 GROUP_VERSIONS.put(txn, self.key, value=group.version)
             return result, changed
 
+        self.context.live.check_linked()
         result, changed = self.context.live.write(run)
         if changed:
             self.context.wake.advance()

@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from time import monotonic
 from typing import Any, TypeVar
 
 import lmdb
@@ -33,6 +34,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
+from embedlog.files.files import LINK_CHECK_SECONDS
 
 T = TypeVar("T")
 Txn = Any  # lmdb.Transaction; py-lmdb ships no types
@@ -240,6 +242,8 @@ class Store:
         self._pages: memoryview | None = None
         self._data: int | None = None
         self._length, self._last_page = 0, -1
+        self._check_linked_at = 0.0
+        """When to check next that the file was not deleted, on the monotonic clock."""
         self._damage: str | None = None
         self._confirmed = -1
         self._closed = False
@@ -301,6 +305,17 @@ class Store:
                 raise self._damaged()
             if length > self._length:
                 self._length = length
+
+    def check_linked(self) -> None:
+        """Raise if the file was deleted, perhaps with the log, more than `LINK_CHECK_SECONDS` ago.
+
+        Raises:
+            LogDeletedError: Every process that has it open works on what is lost at its end.
+        """
+        data, now = self._data, monotonic()
+        if now >= self._check_linked_at and data is not None:
+            self._files.check_linked(data)
+            self._check_linked_at = now + LINK_CHECK_SECONDS
 
     def _note_growth(self, last_page: int) -> None:
         if self._data is not None:

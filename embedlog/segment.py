@@ -133,6 +133,10 @@ class SegmentFile:
         assert self.fd is not None, "the segment was closed"
         return self._files.size(self.fd)
 
+    def check_linked(self) -> None:
+        """Raise `LogDeletedError` if the file was deleted."""
+        self._files.check_linked(self._open_fd())
+
     def bytes(self, position: int, length: int) -> bytes:
         """Return raw bytes of the file."""
         return self._files.read(self._open_fd(), length, position)

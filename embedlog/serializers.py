@@ -27,6 +27,8 @@ from itertools import repeat
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
+from embedlog.errors import InvalidConfigError
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -101,6 +103,12 @@ Deserializer = (
     Callable[[bytes], T] | Callable[[bytes, Any], T] | TopicDeserializer[T] | HeadersDeserializer[T]
 )
 """What a deserializer to values of type ``T`` may be, apart from a `SerializerName`."""
+
+
+def shortened(item: object) -> str:
+    """Return a key for the text of an error."""
+    text = repr(item)
+    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 # The built-in ones
@@ -306,6 +314,33 @@ def adapt(
     if callable(setting) and method is None:
         return _adapt_callable(setting, field, pass_none)
     raise ValueError(_accepted(action))
+
+
+def adapt_for_topic(
+    topic: str, own: Adapter | None, topics: str, action: Action, field: Field, allow_pickle: bool
+) -> Adapter | None:
+    """Return what a client uses for a topic; None if it takes and returns bytes.
+
+    Args:
+        topic: The topic.
+        own: The client's own serializer or deserializer, if it has one.
+        topics: The name of the topic's serializer.
+        action, field: As in `adapt`.
+        allow_pickle: Whether the client may use the topic's serializer if that is pickle.
+
+    Raises:
+        InvalidConfigError: It may not.
+    """
+    if own is not None or topics == "bytes":
+        return None if own is None or own.name == "bytes" else own
+    if topics == "pickle" and not allow_pickle:
+        raise InvalidConfigError(
+            f"The {field}s of the topic are pickled, and reading them can run any code",
+            todo="Set allow_pickle=True if you trust everybody who writes to the topic.",
+            topic=topic,
+            setting="allow_pickle",
+        )
+    return adapt(topics, action, field, allow_pickle=True)
 
 
 def _accepted(action: Action) -> str:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
     {"errors", "version"},
-    {"record", "serializers", "checksum", "files", "progress"},
+    {"record", "serializers", "checksum", "display", "files", "progress", "times"},
     {"config"},
     {"batch", "schema", "kv", "partitioner", "assignor"},
     {"keyspace"},
@@ -44,8 +44,10 @@ DOORS = {
     "sortedcontainers": {"partition"},
     "pyspark": {"spark"},
     "numpy": {"batch", "compaction", "index", "partitioner", "pipeline"},
+    "matplotlib": {"api"},
     "pandas": {"notebook", "spark"},
     "IPython": {"notebook"},
+    "pytest": {"testing"},
     "pyarrow": {
         *("batch", "schema", "segment", "partition", "root", "publish", "compaction"),
         *("producer", "consumer", "api", "spark", "notebook", "pipeline"),

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from embedlog.api.display import html_table, moment, need, plural, text_table
 from embedlog.api.reset_offsets import (
     OffsetChange,
     OffsetResetResult,
@@ -17,6 +16,7 @@ from embedlog.api.reset_offsets import (
 )
 from embedlog.consumer.arguments import to_topic_partition
 from embedlog.consumer.group_client import open_group
+from embedlog.display import NONE, cut, html_table, moment, need, plural, text_table
 from embedlog.errors import (
     ClosedError,
     CorruptionError,
@@ -130,7 +130,9 @@ class GroupDescription:
 
     def _repr_html_(self) -> str:
         """For notebooks: the title and the partitions."""
-        return html_table(self.title, _HEADS, self._rows())
+        rows = ((*row[:-1], cut(str(row[-1] or NONE), _ID_WIDTH)) for row in self._rows())
+        # With blanks, long names are broken into lines.
+        return html_table(self.title, [name.replace("_", " ") for name in _HEADS], rows)
 
     def _rows(self) -> Iterator[tuple[object, ...]]:
         for partition in self.partitions:
@@ -140,6 +142,8 @@ class GroupDescription:
 
 
 _HEADS = (*PartitionDescription._fields[:8], "committed", "member_id")
+_ID_WIDTH = 20
+"""Notebooks show this much of the id of a member."""
 
 
 class ConsumerGroup:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, Self, TypedDict, Unpack, cast
 
-from embedlog.api.display import plural
 from embedlog.api.topic import Topic
 from embedlog.catalog import INTERNAL, refuse_differences, refuse_internal
 from embedlog.config import MaintenanceConfig, TopicConfig
@@ -22,6 +21,7 @@ from embedlog.config.options import (
     ProducerOptions,
     TopicOptions,
 )
+from embedlog.display import html_table, plural
 from embedlog.errors import (
     EmbedlogError,
     FencedError,
@@ -37,7 +37,7 @@ from embedlog.partition import (
     Visibility,
 )
 from embedlog.partition.leases import Lease, LeaseInfo, hold, leases
-from embedlog.progress import ProgressBar
+from embedlog.progress import ProgressBar, format_bytes
 from embedlog.record import K, TopicPartition, V
 from embedlog.root.repair import repair_root
 from embedlog.root.root import Root
@@ -163,6 +163,8 @@ class Log:
         partitions: int | None = None,
         config: TopicOptions | Mapping[str, object] | None = None,
         *,
+        key: str | None = None,
+        value: str | None = None,
         exist_ok: bool = False,
     ) -> Topic:
         """Create a topic and return a view of it.
@@ -172,6 +174,8 @@ class Log:
             partitions: The number of partitions, at most 20,000, by default 1; it can grow
                 later, but not shrink.
             config: Kafka's topic settings, with dots or underscores.
+            key, value: How keys and values are stored, such as ``"str"`` and ``"json"``; the
+                same as the settings ``key.serializer`` and ``value.serializer``.
             exist_ok: If the topic exists already, return it, unless it has another number
                 of partitions or other settings than those given here (None means the
                 default of a setting).
@@ -181,7 +185,8 @@ class Log:
             TopicAlreadyExistsError: The topic exists; with ``exist_ok``, it differs.  Nothing
                 was changed; the error names the `differences` and the calls to apply them.
         """
-        settings = config or {}
+        serializers = {"key.serializer": key, "value.serializer": value}
+        settings = _merged(config or {}, {n: v for n, v in serializers.items() if v is not None})
         refuse_internal(name)
         while True:
             info = self.root.topics().get(name) if exist_ok else None
@@ -246,8 +251,12 @@ class Log:
             ],
         }
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str, *, raw: bool = False) -> Topic:
         """Return a view of a topic, to slice, count and turn into tables.
+
+        Args:
+            name: The topic.
+            raw: Return keys and values as bytes, whatever the serializers of the topic.
 
         Raises:
             UnknownTopicOrPartitionError: There is no such topic; the error names the most
@@ -255,7 +264,7 @@ class Log:
         """
         self.root.topic(name)
         self._start_maintenance()
-        return Topic(self.root, name)
+        return Topic(self.root, name, raw=raw)
 
     def __getitem__(self, name: str) -> Topic:
         """The same as `topic`."""
@@ -525,6 +534,45 @@ class Log:
         mode = f"durability={self.durability!r}, mode={self.root.mode!r}"
         return f"<Log {self.path}: {topics}; {mode}>"
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the topics, and the consumer groups if there are any."""
+        if self.root.closed:
+            return html_table(f"Log {self.path}: closed", (), ())
+        topics, groups = map(self.topic, self.topics()), map(self.group, self.groups())
+        tables = html_table(f"Log {self.path}", _TOPIC_HEADS, map(_topic_cells, topics))
+        rows = list(map(_group_cells, groups))
+        return tables + (html_table("Consumer groups", _GROUP_HEADS, rows) if rows else "")
+
+
+_TOPIC_HEADS = ("topic", "partitions", "records", "size", "cleanup.policy")
+_GROUP_HEADS = ("group", "state", "members", "lag")
+
+
+def _topic_cells(topic: Topic) -> tuple[object, ...]:
+    policy = topic.config["cleanup.policy"]
+    size = format_bytes(topic.size_bytes())
+    return topic.name, topic.partitions, f"{len(topic):,}", size, policy
+
+
+def _group_cells(group: ConsumerGroup) -> tuple[object, ...]:
+    members, lag = len(group.members()), sum(lag or 0 for lag in group.lag().values())
+    return group.name, group.state, members, f"{lag:,}"
+
+
+def _merged(config: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
+    """Return settings with more of them, none of which may be among the first ones.
+
+    Raises:
+        InvalidConfigError: One is.
+    """
+    names = {name.replace("_", ".") for name in config}
+    for name in more:
+        if name in names:
+            raise InvalidConfigError(
+                f"{name} is given twice, also as {name.partition('.')[0]}", setting=name
+            )
+    return {**config, **more}
+
 
 def _reopen(open_root: Callable[[], Root], maintenance_config: MaintenanceConfig | None) -> Log:
     return Log(open_root(), maintenance_config)
@@ -541,6 +589,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     lock_timeout: float = 10.0,
     maintenance: bool | MaintenanceOptions | Mapping[str, object] = True,
     unsafe_filesystem: bool = False,
+    allow_pickle: bool = False,
     files: Callable[..., Files] = Files,
 ) -> Log:
     """Open a log, or create it; any number of processes may have it open.
@@ -559,6 +608,8 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
             and others.  One process at a time runs them, with its own settings, which are
             Kafka's for brokers, such as ``{"log.cleaner.threads": 2}``.
         unsafe_filesystem: Allow NFS, SMB, 9p and FUSE.
+        allow_pickle: Read topics whose serializer is ``"pickle"``, which can run any code that
+            somebody has written to them.
         files: The file system; for tests.
 
     Raises:
@@ -595,6 +646,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         auto_create=auto_create_topics,
         unsafe_filesystem=unsafe_filesystem,
         files=files,
+        allow_pickle=allow_pickle,
     )
     return Log(root, config)
 

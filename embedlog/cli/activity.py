@@ -11,12 +11,12 @@ from itertools import islice
 from typing import Any
 
 from embedlog.api import Log
-from embedlog.api.display import moment, plural
 from embedlog.api.topic import TopicView
 from embedlog.catalog import ACTIVITY
 from embedlog.cli.open_log import rounds, to_follow, to_read
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json
+from embedlog.display import moment, plural
 from embedlog.errors import InvalidConfigError
 from embedlog.maintenance.activity import KINDS
 from embedlog.progress import format_bytes

@@ -12,10 +12,10 @@ import threading
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from embedlog.api.display import moment, text_table
 from embedlog.cli.open_log import to_follow, to_read, to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json, say_result
+from embedlog.display import moment, text_table
 from embedlog.errors import GroupIdNotFoundError
 from embedlog.record import TopicPartition
 

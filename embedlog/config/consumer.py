@@ -10,13 +10,13 @@ from embedlog.config.settings import Settings
 from embedlog.config.values import (
     INT_MAX,
     accepted,
-    callable_or_method,
     checked,
     choice,
     label,
     number,
     optional_ms,
     optional_text,
+    serializer,
     switch,
 )
 
@@ -76,10 +76,12 @@ class ConsumerConfig(Settings):
     """Read at most this much of one partition at once, but at least one batch."""
     consumer_timeout_ms: int | None = checked(None, optional_ms)
     """Iteration ends if no record comes for this long; None waits without a limit."""
-    key_deserializer: Any = callable_or_method("deserialize(topic, bytes)")
-    """Converts bytes to keys: a callable, or an object with ``deserialize(topic, bytes)``."""
-    value_deserializer: Any = callable_or_method("deserialize(topic, bytes)")
+    key_deserializer: Any = serializer("deserialize", "key")
+    """Converts bytes to keys; None uses the serializer of the topic, and ``"bytes"`` none."""
+    value_deserializer: Any = serializer("deserialize", "value")
     """Converts bytes to values, likewise."""
+    allow_pickle: bool = switch(False)
+    """Whether a deserializer, or that of a topic, may be ``"pickle"``, which can run any code."""
     check_crcs: bool = switch(True)
     """Verify the checksum of every column that is read."""
     isolation_level: Literal["read_uncommitted", "read_committed"] = choice(
@@ -103,6 +105,7 @@ class ConsumerConfig(Settings):
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
+        self._check_pickle(self.allow_pickle, "key_deserializer", "value_deserializer")
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             self._contradict("heartbeat_interval_ms", "must be less than", "session_timeout_ms")
         if self.group_instance_id is not None and self.group_id is None:

@@ -9,13 +9,13 @@ from embedlog.config.settings import Settings
 from embedlog.config.values import (
     INT_MAX,
     accepted,
-    callable_or_method,
     checked,
     compression,
     label,
     number,
     optional_ms,
     optional_text,
+    serializer,
     switch,
 )
 from embedlog.errors import InvalidConfigError
@@ -59,10 +59,12 @@ class ProducerConfig(Settings):
     """
     producer_name: str | None = optional_text()
     """embedlog's own: a persistent identity; a new producer with it fences the older one (G17)."""
-    key_serializer: Any = callable_or_method("serialize(topic, value)")
-    """Converts keys to bytes: a callable, or an object with ``serialize(topic, key)``."""
-    value_serializer: Any = callable_or_method("serialize(topic, value)")
+    key_serializer: Any = serializer("serialize", "key")
+    """Converts keys to bytes; None uses the serializer of the topic, and ``"bytes"`` none."""
+    value_serializer: Any = serializer("serialize", "value")
     """Converts values to bytes, likewise."""
+    allow_pickle: bool = switch(False)
+    """Whether a serializer, or that of a topic, may be ``"pickle"``."""
     partitioner: Any = accepted(
         None,
         lambda value: value in (None, "round_robin") or callable(value),
@@ -102,6 +104,7 @@ class ProducerConfig(Settings):
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
+        self._check_pickle(self.allow_pickle, "key_serializer", "value_serializer")
         shortest = self.linger_ms + self.request_timeout_ms
         if self.delivery_timeout_ms is None:
             self._set("delivery_timeout_ms", max(120_000, shortest))

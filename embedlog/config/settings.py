@@ -103,6 +103,17 @@ class Settings:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
+    def _check_pickle(self, allow_pickle: bool, *names: str) -> None:
+        """Raise if one of the serializers is pickle, and that is not allowed."""
+        for name in names:
+            if getattr(self, name) == "pickle" and not allow_pickle:
+                raise InvalidConfigError(
+                    f"{name} 'pickle' needs allow_pickle=True",
+                    todo="Set it if you trust everybody who writes to the topic: reading pickled "
+                    "data can run any code.",
+                    settings=(name, "allow_pickle"),
+                )
+
     def _contradict(self, first: str, why: str, second: str) -> NoReturn:
         """Raise, with the values of two settings that contradict each other."""
         raise InvalidConfigError(

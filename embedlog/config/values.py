@@ -7,9 +7,11 @@ that says what the value must be.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import field as dataclass_field
 from math import inf
 from typing import Any
+
+from embedlog.serializers import Action, Field, adapt
 
 LONG_MAX = (1 << 63) - 1
 """Kafka's "never" and "no limit"."""
@@ -21,7 +23,7 @@ _FALSE_TRUE = {"false": False, "true": True}
 
 def checked(default: object, check: Callable[[Any], object]) -> Any:
     """Declare a setting with its check."""
-    return field(default=default, metadata={"check": check})
+    return dataclass_field(default=default, metadata={"check": check})
 
 
 def number(default: int | float, minimum: float, maximum: float = LONG_MAX) -> Any:
@@ -88,14 +90,15 @@ def accepted(default: object, accepts: Callable[[Any], object], what: str) -> An
     return checked(default, check)
 
 
-def callable_or_method(call: str) -> Any:
-    """Declare a callable, or an object with a method that is called like ``call``; or None."""
-    name = call.partition("(")[0]
-    return accepted(
-        None,
-        lambda value: value is None or callable(value) or hasattr(value, name),
-        f"callable, or an object with a method {call}",
-    )
+def serializer(action: Action, field: Field) -> Any:
+    """Declare a serializer or deserializer in any of its forms; or None, the default."""
+
+    def check(value: object) -> object:
+        # Whether pickle is allowed depends on another setting.
+        adapt(value, action, field, allow_pickle=True)
+        return value
+
+    return checked(None, check)
 
 
 def optional_text() -> Any:

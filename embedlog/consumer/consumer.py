@@ -30,6 +30,7 @@ from embedlog.consumer.group_client import ConsumerGroupMetadata, GroupClient
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.consumer.static_assignment import StaticAssignment
 from embedlog.consumer.waiter import Waiter
+from embedlog.display import html_table, plural
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -98,7 +99,9 @@ class Consumer(Generic[K_co, V_co]):
             )
         check_topics(topics)
         self._root, self._init_topics, self._init_config = root, topics, config
-        self._assignment = Assignment(root, RecordDecoder(self.config), self._committed_position)
+        self._assignment = Assignment(
+            root, RecordDecoder(self.config, root), self._committed_position
+        )
         create = explicitly_enabled(config, "allow_auto_create_topics")
         self._group = GroupClient(root, self.config, self._assignment, create)
         self._subscription: StaticAssignment | GroupClient | None = None
@@ -120,9 +123,20 @@ class Consumer(Generic[K_co, V_co]):
         return [item for item in dir(type(self)) if item[0] != "_"]
 
     def __repr__(self) -> str:
-        what = ", ".join(sorted(self.subscription())) or f"{len(self._assignment)} partitions"
+        what = ", ".join(sorted(self.subscription())) or plural(len(self._assignment), "partition")
         group = f" in group {self.config.group_id!r}" if self.config.group_id else ""
         return f"<Consumer of {what}{group}{', closed' if self._guard.closed else ''}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the assigned partitions with position and lag."""
+        heads = ("topic", "partition", "position", "log end", "lag", "state")
+        try:
+            with self._guard:
+                cells = list(map(_cells, self._assignment))
+        except (ClosedError, IllegalStateError):
+            # Closed, or another thread is polling.
+            return html_table(repr(self)[1:-1], (), ())
+        return html_table(repr(self)[1:-1], heads, cells)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments of the constructor, not the positions."""
@@ -756,3 +770,10 @@ class Consumer(Generic[K_co, V_co]):
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         # After an error the last record may not be processed: do not commit it.
         self.close(autocommit=exc_type is None)
+
+
+def _cells(cursor: PartitionCursor) -> tuple[object, ...]:
+    """Return the row of a partition in the table for notebooks."""
+    position, end = cursor.known_position, cursor.log.end_offset()
+    lag = None if position is None else max(end - position, 0)
+    return *cursor.partition, position, end, lag, "paused" if cursor.paused else None

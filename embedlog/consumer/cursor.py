@@ -12,6 +12,7 @@ from typing import Any
 from embedlog.batch import CONTROL, Batch
 from embedlog.consumer.deserialize import (
     ArrowDecoder,
+    Deserializers,
     RecordDecoder,
     RecordRun,
     batch_offsets,
@@ -74,6 +75,8 @@ class PartitionCursor:
         self._batches: deque[Batch] = deque()
         self._run: RecordRun | None = None
         self._arrow: ArrowDecoder | None = None
+        self._deserializers: Deserializers | None = None
+        """Those for what was fetched last; None if they were not needed yet."""
         self._reader: PartitionReader | None = None
         self._epoch: int | None = None
         """The leader epoch of the position, while there is no reader that knows it."""
@@ -251,6 +254,7 @@ class PartitionCursor:
                 at_end = not batches and tail is not None and reader.is_at_end(tail)
                 self._end_row = row if at_end else None
                 self._batches += useful
+                self._deserializers = None
                 return sum([batch.size for batch in useful])
 
     def _open_reader(self) -> PartitionReader:
@@ -317,7 +321,11 @@ class PartitionCursor:
             if run is None or run.position >= run.next_offset:
                 self._position = position = self.position()
                 self._run = None
-                run = self._run = self._decoder.decode(head, self.partition, position)
+                if (deserializers := self._deserializers) is None:
+                    deserializers = self._decoder.deserializers(self.partition.topic)
+                    self._deserializers = deserializers
+                run = self._decoder.decode(head, self.partition, position, deserializers)
+                self._run = run
             if run.position < head.next_offset:
                 return run
         return None

@@ -7,20 +7,25 @@ the moment when it is taken from the iterator.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import islice, repeat
 from operator import length_hint
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 
 from embedlog import batch as batches
 from embedlog.batch import Batch
 from embedlog.batch.arrays import repeated
-from embedlog.config import ConsumerConfig
-from embedlog.errors import CorruptBatchError, RecordDeserializationError
+from embedlog.config import ConsumerConfig, TopicConfig
+from embedlog.errors import (
+    CorruptBatchError,
+    RecordDeserializationError,
+    UnknownTopicOrPartitionError,
+)
 from embedlog.record import Record, TopicPartition
+from embedlog.root.root import Root
+from embedlog.serializers import Adapter, Field, adapt, adapt_for_topic, shortened
 
 COLUMNS = ("offset", "partition", "timestamp", "key", "value")
 """The default columns of `Consumer.iter_batches`."""
@@ -143,14 +148,111 @@ class RowLists:
             self.headers = self.headers[rows]
 
 
+class Deserializers(NamedTuple):
+    """What deserializes the records of a topic; None for keys or values that stay bytes."""
+
+    key: Adapter | None
+    value: Adapter | None
+
+    def apply(self, rows: RowLists, partition: TopicPartition) -> RecordDeserializationError | None:
+        """Deserialize rows in place; drop them from a failure on, and return its error."""
+        keys, values = rows.keys, rows.values
+        rows.keys, rows.values, failure = self.convert(partition.topic, rows.headers, keys, values)
+        if failure is None:
+            return None
+        row = failure.row
+        error = failure.error(keys[row], values[row], partition, rows.offsets[row])
+        rows.keep(slice(row))
+        return error
+
+    def convert(
+        self, topic: str, headers: Sequence[Any] | None, keys: list[Any], values: list[Any]
+    ) -> tuple[list[Any], list[Any], FailedRow | None]:
+        """Deserialize keys and values up to the first row that fails."""
+        new_keys, key_error = convert(self.key, topic, headers, keys)
+        new_values, value_error = convert(self.value, topic, headers, values)
+        row = min(len(new_keys), len(new_values))
+        if row == len(keys):
+            return new_keys, new_values, None
+        if key_error is not None and row == len(new_keys):
+            return new_keys, new_values[:row], FailedRow(row, "key", key_error)
+        assert value_error is not None
+        return new_keys[:row], new_values, FailedRow(row, "value", value_error)
+
+
+class FailedRow(NamedTuple):
+    """The first of some rows that cannot be deserialized."""
+
+    row: int
+    field: Field
+    cause: Exception
+
+    def error(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        partition: TopicPartition,
+        offset: int,
+    ) -> RecordDeserializationError:
+        """Return the error that says so."""
+        cause = self.cause
+        with_key = f" with the key {shortened(key)}" if key and self.field == "value" else ""
+        error = RecordDeserializationError(
+            f"The {self.field} of the record{with_key} cannot be deserialized: "
+            f"{type(cause).__name__}: {cause}",
+            topic=partition.topic,
+            partition=partition.partition,
+            offset=offset,
+            field=self.field,
+            key_bytes=key,
+            value_bytes=value,
+            todo="Seek past the record, correct the deserializer, or read the record as bytes.",
+        )
+        error.__cause__ = cause
+        return error
+
+
+RAW = Deserializers(None, None)
+"""Keys and values stay bytes."""
+
+
+def topic_deserializers(
+    topic: str,
+    config: TopicConfig,
+    allow_pickle: bool,
+    key: Adapter | None = None,
+    value: Adapter | None = None,
+) -> Deserializers:
+    """Return the deserializers for a topic: those that are passed, or else the topic's.
+
+    Raises:
+        InvalidConfigError: The topic's is pickle, which is not allowed.
+    """
+    deserializers = Deserializers(
+        adapt_for_topic(topic, key, config.key_serializer, "deserialize", "key", allow_pickle),
+        adapt_for_topic(
+            topic, value, config.value_serializer, "deserialize", "value", allow_pickle
+        ),
+    )
+    return RAW if deserializers == RAW else deserializers
+
+
 class RecordDecoder:
-    """Decodes batches according to the settings of a consumer."""
+    """Decodes batches according to the settings of a consumer, and of their topics."""
 
-    def __init__(self, config: ConsumerConfig) -> None:
+    def __init__(self, config: ConsumerConfig, root: Root) -> None:
         self.verify = config.check_crcs
-        self._key, self._value = config.key_deserializer, config.value_deserializer
+        self._root = root
+        self._allow_pickle = config.allow_pickle or root.allow_pickle
+        self._key = _own_adapter(config.key_deserializer, "key")
+        self._value = _own_adapter(config.value_deserializer, "value")
+        self._version = -1
+        self._topics: dict[str, Deserializers] = {}
+        """By topic, as of that version of the catalog."""
 
-    def decode(self, batch: Batch, partition: TopicPartition, position: int) -> RecordRun:
+    def decode(
+        self, batch: Batch, partition: TopicPartition, position: int, deserializers: Deserializers
+    ) -> RecordRun:
         """Return the records of a batch from ``position`` on, up to one that cannot be decoded.
 
         Raises:
@@ -158,36 +260,43 @@ class RecordDecoder:
             RecordDeserializationError: The first record cannot be decoded (E10).
         """
         try:
-            columns = RowLists(batch, position, self.verify)
+            rows = RowLists(batch, position, self.verify)
         except CorruptBatchError as error:
             raise locate_error(error, batch, partition, position) from error
-        if self._key is None and self._value is None:
-            return RecordRun(columns, partition, batch, batch.next_offset)
-        next_offset = self._deserialize(columns, partition, batch.next_offset)
-        return RecordRun(columns, partition, batch, next_offset)
+        if deserializers is RAW:
+            return RecordRun(rows, partition, batch, batch.next_offset)
+        failure = deserializers.apply(rows, partition)
+        if failure is None:
+            return RecordRun(rows, partition, batch, batch.next_offset)
+        if not rows.offsets:
+            raise failure
+        assert failure.offset is not None
+        return RecordRun(rows, partition, batch, failure.offset)
 
-    def _deserialize(self, columns: RowLists, partition: TopicPartition, next_offset: int) -> int:
-        """Deserialize keys and values; drop the rows from a failure on, and return its offset."""
-        keys, values = columns.keys, columns.values
-        columns.keys, key_error = _apply(self._key, partition.topic, keys)
-        columns.values, value_error = _apply(self._value, partition.topic, values)
-        good = min(len(columns.keys), len(columns.values))
-        if good == len(keys):
-            return next_offset
-        if good == 0:
-            error = key_error if not columns.keys else value_error
-            raise RecordDeserializationError(
-                f"A deserializer failed: {error!r}",
-                topic=partition.topic,
-                partition=partition.partition,
-                offset=columns.offsets[0],
-                key_bytes=keys[0],
-                value_bytes=values[0],
-                todo="Seek past the record, or fix the deserializer.",
-            ) from error
-        failed_offset: int = columns.offsets[good]
-        columns.keep(slice(good))
-        return failed_offset
+    def deserializers(self, topic: str) -> Deserializers:
+        """Return the deserializers for a topic.
+
+        Raises:
+            InvalidConfigError: The topic is pickled, which is not allowed.
+        """
+        version = self._root.version()
+        if version != self._version:
+            self._topics, self._version = {}, version
+        deserializers = self._topics.get(topic)
+        if deserializers is None:
+            try:
+                config = self._root.topic(topic).config
+            except UnknownTopicOrPartitionError:
+                config = TopicConfig()  # deleted since the batch was fetched
+            deserializers = self._topics[topic] = topic_deserializers(
+                topic, config, self._allow_pickle, self._key, self._value
+            )
+        return deserializers
+
+
+def _own_adapter(setting: Any, field: Field) -> Adapter | None:
+    """Return the adapter of a consumer's own deserializer; None if it has none."""
+    return None if setting is None else adapt(setting, "deserialize", field, allow_pickle=True)
 
 
 class ArrowDecoder:
@@ -278,19 +387,16 @@ def locate_error(
     return CorruptBatchError(error.what, todo=todo, **facts)
 
 
-def _apply(deserializer: Any, topic: str, items: list[Any]) -> tuple[list[Any], Exception | None]:
-    """Deserialize each item once, up to the first failure; None stays None, as in Kafka."""
+def convert(
+    deserializer: Adapter | None, topic: str, headers: Sequence[Any] | None, items: list[Any]
+) -> tuple[list[Any], Exception | None]:
+    """Deserialize each item once, up to the first failure, which is returned too."""
     if deserializer is None:
         return items, None
-    method = getattr(deserializer, "deserialize", None)
-    function: Callable[[Any], Any] = deserializer if method is None else partial(method, topic)
     results: list[Any] = []
     try:
         # After a failure, extend keeps the results before it.
-        if None in items:
-            results.extend(None if item is None else function(item) for item in items)
-        else:
-            results.extend(map(function, items))
+        results.extend(deserializer.convert_all(topic, headers, items))
     except Exception as error:  # noqa: BLE001 - the program's own; its next poll raises it
         return results, error
     return results, None

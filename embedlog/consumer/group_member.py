@@ -260,8 +260,10 @@ class GroupMember:
                     raise self._not_owned(txn, tp, prefix + key)
             offsets.put(txn, self.group.key, rows)
 
+        live = self.group.context.live
+        live.check_linked()
         try:
-            self.group.context.live.write(step)
+            live.write(step)
         except (UnknownMemberIdError, FencedInstanceIdError) as error:
             raise self._commit_failed(
                 f"This consumer is no longer a member of its group ({error.what})"

@@ -29,6 +29,7 @@ from embedlog.errors import (
     ClosedError,
     DurabilityError,
     LockTimeoutError,
+    LogDeletedError,
     NotALogError,
     ReadOnlyError,
     StorageError,
@@ -55,6 +56,10 @@ READ_UNCHECKED: Final = 16 << 20
 
 MANY_DESCRIPTORS: Final = 1 << 20
 """Returned where there is no limit."""
+
+LINK_CHECK_SECONDS: Final = 0.00025
+"""How often appends, commits and polls check that their files were not deleted.  To check each
+time would take a microsecond of the 33 of an append; to delete a whole log takes longer."""
 
 FIRST_SLEEP: Final = 20e-6
 LONGEST_SLEEP: Final = 1e-3
@@ -267,6 +272,23 @@ class Files:
             return os.lseek(fd, 0, os.SEEK_END)
         except OSError as error:
             raise self._failed(error, "size", fd) from error
+
+    def check_linked(self, fd: int) -> None:
+        """Raise if the file has no name any more: what is written to it is lost when it is closed.
+
+        Raises:
+            LogDeletedError: It was deleted, perhaps with the whole log.
+        """
+        try:
+            linked = os.fstat(fd).st_nlink
+        except OSError as error:
+            raise self._failed(error, "stat", fd) from error
+        if not linked:
+            raise LogDeletedError(
+                "The files of the log were deleted while it was open",
+                path=self._absolute(fd),
+                todo="Close the log, restore its directory if you have a copy, and open it again.",
+            )
 
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file to `size` bytes, or extend it with zeros."""

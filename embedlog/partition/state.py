@@ -182,6 +182,8 @@ class PartitionState:
         self.open_segment_file: tuple[int, SegmentFile] | None = None
         """The id and the file of the active segment, while it is open."""
 
+        self.check_linked_at = 0.0
+        """When to check next that the active segment was not deleted, on the monotonic clock."""
         self.journal_checked_version = -1
         """The last snapshot for which the journal had no unfinished publication."""
         self.entry_synced_segment_id: int | None = None

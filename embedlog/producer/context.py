@@ -11,7 +11,7 @@ from embedlog.producer import sender
 from embedlog.producer.buffer_pool import BufferPool
 from embedlog.producer.delivery import DeliveryQueue
 from embedlog.producer.delivery_reports import DeliveryReports
-from embedlog.producer.validation import MAX_RECORD_BYTES
+from embedlog.producer.validation import MAX_RECORD_BYTES, own_adapter
 from embedlog.root.root import Root
 
 REQUEST_BYTES = 81
@@ -43,6 +43,8 @@ class ProducerContext:
         # Not more than a record that is always allowed: then a record that is too large always
         # needs a reservation, which checks its size.
         self.reservation_bytes = max(min(RESERVATION_BYTES, self.always_allowed_bytes), 0)
+        self.key_serializer = own_adapter(config.key_serializer, "key")
+        self.value_serializer = own_adapter(config.value_serializer, "value")
         self.durability = None if config.acks == "all" else "os"
         self.synced = (self.durability or root.durability) == "fsync"
         """Whether each append waits for a flush."""
@@ -59,7 +61,7 @@ class ProducerContext:
         """The producer was closed: what is not written fails."""
         self.fenced: EmbedlogError | None = None
         """The error that says that a newer producer has the name of this one (G17)."""
-        self.reports = DeliveryReports(self.buffer_pool, log_errors=self.config.acks == 0)
+        self.reports = DeliveryReports(self.buffer_pool)
         self.sender = sender.Sender(self.lock, queues)
 
     def identity(self) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 from embedlog.producer.delivery import BatchRange, Callback, CompletedDelivery, run_callback
+from embedlog.producer.unretrieved import FailedRecords
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -29,10 +30,10 @@ class RecordFuture(Generic[R_co]):
     _row: int | None
 
     @classmethod
-    def _completed(cls, outcome: Any) -> Self:
+    def _completed(cls, outcome: Any, failed: FailedRecords | None = None) -> Self:
         """Return a future whose outcome is known at once."""
         future = cls()
-        future._delivery, future._row = CompletedDelivery(outcome), None
+        future._delivery, future._row = CompletedDelivery(outcome, failed), None
         return future
 
     def result(self, timeout: float | None = None) -> R_co:
@@ -48,6 +49,7 @@ class RecordFuture(Generic[R_co]):
         if outcome is None:
             outcome = self._delivery.wait(self._row, timeout)
         if isinstance(outcome, BaseException):
+            self._delivery.mark_retrieved(self._row)
             raise outcome
         return outcome  # type: ignore[no-any-return]
 
@@ -66,11 +68,14 @@ class RecordFuture(Generic[R_co]):
     def succeeded(self) -> bool:
         """Return whether the record was written."""
         outcome = self._delivery.outcome(self._row)
-        return outcome is not None and not isinstance(outcome, BaseException)
+        if isinstance(outcome, BaseException):
+            self._delivery.mark_retrieved(self._row)
+            return False
+        return outcome is not None
 
     def failed(self) -> bool:
         """Return whether the record failed for good."""
-        return isinstance(self._delivery.outcome(self._row), BaseException)
+        return self.exception is not None
 
     @property
     def value(self) -> R_co | None:
@@ -82,7 +87,10 @@ class RecordFuture(Generic[R_co]):
     def exception(self) -> BaseException | None:
         """The error, or None if there is none (yet)."""
         outcome = self._delivery.outcome(self._row)
-        return outcome if isinstance(outcome, BaseException) else None
+        if not isinstance(outcome, BaseException):
+            return None
+        self._delivery.mark_retrieved(self._row)
+        return outcome
 
     def retriable(self) -> bool:
         """Return whether the record failed with an error that sending it again may avoid."""

@@ -13,6 +13,7 @@ from typing import Any, Generic, Self, Unpack
 
 from embedlog.catalog import refuse_internal
 from embedlog.config.options import ProducerOptions
+from embedlog.display import plural
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -40,6 +41,7 @@ from embedlog.producer.validation import (
     check_headers,
     check_partition,
     serialize,
+    serialize_all,
     to_bytes,
 )
 from embedlog.record import K, RecordMetadata, V
@@ -66,11 +68,7 @@ class Producer(Generic[K, V]):
         self._context = ProducerContext(self, root, config)
         self.config = settings = self._context.config
         self._clock = root.clock
-        # A custom partitioner chooses for each record; otherwise a drain chooses for all at once.
-        special = settings.key_serializer, settings.value_serializer, settings.partitioner
         self._no_acks = settings.acks == 0
-        self._plain = special == (None, None, None) and not self._no_acks
-        """Whether `send` may add a record of bytes as it is."""
         self._start()
         _producers.add(self)
 
@@ -124,7 +122,7 @@ class Producer(Generic[K, V]):
             or headers is not None
             or partition is not None
             or timestamp_ms is not None
-            or not self._plain
+            or not queue.plain
         ):
             return self._send_general(queue, value, key, headers, partition, timestamp_ms)
         if key is not None:
@@ -165,9 +163,15 @@ class Producer(Generic[K, V]):
     ) -> RecordFuture:
         """Do as `send`, for a record with more than a key and a value of bytes."""
         self._check_open()
-        config, topic = self.config, queue.topic
-        value = to_bytes(serialize(config.value_serializer, topic, value), "value")
-        key = to_bytes(serialize(config.key_serializer, topic, key), "key")
+        config, topic, settings = self.config, queue.topic, queue.settings
+        if settings.version != settings.current_version():
+            # The topic may have got another serializer, or more partitions.
+            settings.refresh()
+        if settings.serializes:
+            headers = [*headers] if headers else []
+            key, value = serialize(settings, topic, headers, key, value)
+        else:
+            key, value = to_bytes(key, "key"), to_bytes(value, "value")
         if timestamp is not None and (
             type(timestamp) is not int or not -(1 << 63) <= timestamp < 1 << 63
         ):
@@ -175,11 +179,11 @@ class Producer(Generic[K, V]):
                 f"A timestamp must be an int of milliseconds with 64 bits, got {timestamp!r}"
             )
         if partition is not None:
-            check_partition(topic, partition, queue.settings.refresh().partitions)
+            check_partition(topic, partition, settings.info.partitions)
         elif config.partitioner is not None:
             partition = self._partition_for(queue, key)
         headers = check_headers(headers)
-        if key is None and queue.settings.compacts and queue.settings.refresh().config.compacts:
+        if key is None and settings.compacts:
             return self._refuse(no_key(topic, [0]))
         if timestamp is None:
             timestamp = self._clock()
@@ -235,8 +239,9 @@ class Producer(Generic[K, V]):
             return self._refuse_locked(error)
 
     def _refuse_locked(self, error: EmbedlogError) -> RecordFuture:
-        self._context.reports.counts["errors"] += 1
-        return RecordFuture._completed(error)
+        reports = self._context.reports
+        reports.counts["errors"] += 1
+        return RecordFuture._completed(error, reports.unretrieved.add(error.topic, None, 1, error))
 
     # Sending many records
 
@@ -346,11 +351,17 @@ class Producer(Generic[K, V]):
     def _rows(
         self, queue: TopicQueue, values: Any, keys: Any, headers: Any, timestamps: Any
     ) -> Rows:
-        config, topic = self.config, queue.topic
-        if config.value_serializer is not None:
-            values = [serialize(config.value_serializer, topic, value) for value in values]
-        if config.key_serializer is not None and keys is not None:
-            keys = [serialize(config.key_serializer, topic, key) for key in keys]
+        topic, items, settings = queue.topic, keys, queue.settings
+        serializers = settings.key_serializer, settings.value_serializer
+        if any(serializer is not None and serializer.uses_headers for serializer in serializers):
+            # Lists of their own, since a serializer may add to them.
+            headers = [list(pairs or ()) for pairs in headers or [()] * len(values)]
+        if settings.key_serializer is not None and keys is not None:
+            keys = serialize_all(settings.key_serializer, topic, headers, keys, "key", items)
+        if settings.value_serializer is not None:
+            values = serialize_all(
+                settings.value_serializer, topic, headers, values, "value", items
+            )
         if timestamps is None:
             timestamps = self._clock()
         if headers is not None:
@@ -360,7 +371,7 @@ class Producer(Generic[K, V]):
                 raise InvalidRecordError(
                     f"There are {len(values)} values, but {len(column)} {name}", topic=topic
                 )
-        return Rows(values, keys, timestamps, headers)
+        return Rows(values, keys, timestamps, headers if headers and any(headers) else None)
 
     def _numbered(
         self, queue: TopicQueue, partition: int | None, sequence: int | None, count: int
@@ -405,25 +416,46 @@ class Producer(Generic[K, V]):
 
     # Finishing
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: float | None = None, raise_errors: bool = False) -> None:
         """Return once everything that was sent before this call is written, or failed (G10).
 
         Writes in this thread, and does not wait for what other threads send meanwhile.
 
+        Args:
+            timeout: In seconds; None to wait as long as it takes.
+            raise_errors: Raise if any record failed since the producer was created, except
+                those whose error a program got from a future or in a callback, and those that
+                an earlier call with ``raise_errors`` raised.
+
         Raises:
             TimeoutError: Not everything was written within ``timeout`` seconds.
+            DeliveryFailedError: With ``raise_errors``: its ``errors`` say why, and ``topics``
+                how many records of which topics.
         """
         deadline = None if timeout is None else monotonic() + timeout
-        for queue in list(self._queues.values()):
-            queue.flush(deadline)
-        self._context.reports.run_callbacks(wait=True)
+        reports = self._context.reports
+        with reports.unretrieved.raised(raise_errors):
+            for queue in list(self._queues.values()):
+                queue.flush(deadline)
+            reports.run_callbacks(wait=True)
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self, timeout: float | None = None, raise_errors: bool = False) -> None:
         """Write the unwritten records, for at most ``timeout`` seconds, and stop (G10).
 
         Records that are not written then fail with `ClosedError`; with 0, all of them do.  May
         be repeated, and may be called from a callback.
+
+        Args:
+            timeout: In seconds; None to wait as long as it takes.
+            raise_errors: Raise as `flush` does, once the producer is closed.
+
+        Raises:
+            DeliveryFailedError: With ``raise_errors``: records failed.
         """
+        with self._context.reports.unretrieved.raised(raise_errors):
+            self._close(timeout)
+
+    def _close(self, timeout: float | None) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -454,7 +486,7 @@ class Producer(Generic[K, V]):
         if self._context.buffer_pool.buffered:
             unsent = sum(queue.unsent_records() for queue in self._queues.values())
             warnings.warn(
-                f"{self!r} was not closed; {unsent} records were unsent",
+                f"{self!r} was not closed; {plural(unsent, 'record')} unsent",
                 ResourceWarning,
                 source=self,
                 stacklevel=2,
@@ -479,6 +511,13 @@ class Producer(Generic[K, V]):
 # The end of the process, and forks
 
 _producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def flush_producers(root: Root, timeout: float | None = None) -> None:
+    """Flush every producer of this process that writes to a root; see `Producer.flush`."""
+    for producer in list(_producers):
+        if producer.root is root and not producer._closed:
+            producer.flush(timeout)
 
 
 def _at_exit() -> None:

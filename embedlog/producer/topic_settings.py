@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from embedlog.batch import BatchLimits
 from embedlog.catalog import TopicInfo
+from embedlog.config import TopicConfig
 from embedlog.producer.context import ProducerContext
 from embedlog.producer.row_batches import CHUNK_BYTES
+from embedlog.serializers import adapt_for_topic
 
 COLUMN_BYTES = 1 << 20
 """How large batches of columns are without a ``batch_size``: more rows share a batch's cost."""
@@ -21,10 +24,18 @@ KAFKA_BYTES = 96
 
 
 class TopicSettings:
-    """The settings of one topic, which `refresh` reads again after a change."""
+    """The settings of one topic, which `refresh` reads again after a change.
 
-    def __init__(self, context: ProducerContext, topic: str) -> None:
-        self._context, self._topic = context, topic
+    Args:
+        context: What the producer shares.
+        topic: The topic.
+        changed: Called with this object at first and after each change.
+    """
+
+    def __init__(
+        self, context: ProducerContext, topic: str, changed: Callable[[TopicSettings], None]
+    ) -> None:
+        self._context, self._topic, self._changed = context, topic, changed
         self._refresh_lock = threading.Lock()
         self.version = -1
         """The version of the catalog that the settings are from."""
@@ -55,6 +66,7 @@ class TopicSettings:
                 *(self._topic, info.partitions, before.partitions),
             )
         context, config = self._context, info.config
+        self._adapt(info.name, config)
         producer, self.info = context.config, info
         self.compacts = config.compacts
         from_producer = config.compression_type == "producer"
@@ -77,3 +89,18 @@ class TopicSettings:
         self.drain_bytes = min(self.batch_bytes * info.partitions, CHUNK_BYTES)
         """How much is collected before `send` drains it."""
         self.reservation_bytes = min(context.reservation_bytes, self.drain_bytes)
+        self._changed(self)
+
+    def _adapt(self, topic: str, config: TopicConfig) -> None:
+        context, settings = self._context, self._context.config
+        allow_pickle = settings.allow_pickle or context.root.allow_pickle
+        self.key_serializer = adapt_for_topic(
+            *(topic, context.key_serializer, config.key_serializer),
+            *("serialize", "key", allow_pickle),
+        )
+        """None if keys are bytes already, likewise for values."""
+        self.value_serializer = adapt_for_topic(
+            *(topic, context.value_serializer, config.value_serializer),
+            *("serialize", "value", allow_pickle),
+        )
+        self.serializes = bool(self.key_serializer or self.value_serializer)

@@ -2,23 +2,118 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from embedlog import catalog
 from embedlog.batch.wire import MAX_BATCH_BYTES
 from embedlog.errors import RecordTooLargeError, SerializationError, UnknownTopicOrPartitionError
 from embedlog.producer.row_batches import Rows
+from embedlog.serializers import Adapter, Field, Headers, adapt, shortened
 
 MAX_RECORD_BYTES = MAX_BATCH_BYTES - (1 << 20)
 
 
-def serialize(serializer: Any, topic: str, item: Any) -> Any:
-    """Return the serialized key or value; without a serializer, the item itself."""
-    if serializer is None:
-        return item
-    if hasattr(serializer, "serialize"):
-        return serializer.serialize(topic, item)
-    return serializer(item)
+class Serializers(Protocol):
+    """What serializes the records of a topic; None for keys or values that are bytes already."""
+
+    key_serializer: Adapter | None
+    value_serializer: Adapter | None
+
+
+def own_adapter(setting: Any, field: Field) -> Adapter | None:
+    """Return the adapter of a producer's own serializer; None if it has none."""
+    return None if setting is None else adapt(setting, "serialize", field, allow_pickle=True)
+
+
+def serialize(
+    serializers: Serializers, topic: str, headers: Headers, key: Any, value: Any
+) -> tuple[bytes | None, bytes | None]:
+    """Return the bytes of the key and of the value of one record.
+
+    Args:
+        serializers: Those of the topic.
+        topic: The topic.
+        headers: The headers of the record, to which the serializers may add some.
+        key, value: What the program sends.
+
+    Raises:
+        SerializationError: A serializer failed, or returned something else than bytes.
+    """
+    # The key first, as in Kafka: the serializer of the value may use a header that this adds.
+    return (
+        _serialize(serializers.key_serializer, topic, headers, key, "key", key),
+        _serialize(serializers.value_serializer, topic, headers, value, "value", key),
+    )
+
+
+def _serialize(
+    serializer: Adapter | None, topic: str, headers: Headers, item: Any, field: Field, key: Any
+) -> bytes | None:
+    if serializer is not None:
+        try:
+            item = serializer.convert(topic, headers, item)
+        except Exception as error:
+            raise failed(error, serializer, field, topic, key) from error
+    return to_bytes(item, field)
+
+
+def serialize_all(
+    serializer: Adapter, topic: str, headers: Any, items: Sequence[Any], field: Field, keys: Any
+) -> list[Any]:
+    """Return the serialized keys or values of many records.
+
+    Args:
+        serializer: The serializer.
+        topic: The topic.
+        headers: Those of each record, or None.
+        items: The keys or values.
+        field: Which of them.
+        keys: The keys of the records as the program passed them, or None, for errors.
+
+    Raises:
+        SerializationError: The serializer failed.
+    """
+    serialized: list[Any] = []
+    try:
+        # After a failure, extend keeps the results before it.
+        serialized.extend(serializer.convert_all(topic, headers, list(items)))
+    except Exception as error:
+        row = len(serialized)
+        key = keys[row] if keys is not None and row < len(keys) else None
+        raise failed(error, serializer, field, topic, key, row) from error
+    return serialized
+
+
+def failed(
+    error: Exception,
+    serializer: Adapter,
+    field: Field,
+    topic: str,
+    key: Any,
+    row: int | None = None,
+) -> SerializationError:
+    """Return the error of a record whose key or value cannot be serialized."""
+    record = "the record" if row is None else f"record {row}"
+    if key is not None and field == "value":
+        record = f"{record} with the key {shortened(key)}"
+    which = f"key {shortened(key)}" if field == "key" else field
+    todo = f"Correct the {field}, or the {field}_serializer."
+    if serializer.name is not None:
+        todo = f"Pass a {field} that {serializer.name!r} can serialize."
+        if isinstance(error, TypeError) and "bytes" in str(error):
+            todo = (
+                f"Pass the {field} itself; to send it serialized, make the producer with "
+                f'{field}_serializer="bytes".'
+            )
+    return SerializationError(
+        f"The {which} of {record} cannot be serialized: {type(error).__name__}: {error}",
+        todo=todo,
+        topic=topic,
+        field=field,
+        key=key,
+        index=row,
+    )
 
 
 def to_bytes(item: Any, what: str) -> bytes | None:

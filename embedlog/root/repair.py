@@ -16,6 +16,7 @@ from embedlog import batch as batches
 from embedlog import catalog, keyspace, kv
 from embedlog.batch import Batch
 from embedlog.catalog import PartitionInfo, SegmentInfo
+from embedlog.display import plural
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.partition import recovery, roll
 from embedlog.partition import tail as tails
@@ -110,7 +111,7 @@ def _drop_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
         recovery.discard_tail(log)
         after = recovery.rebuild(log)
         roll.roll(log, after)
-        message += f"; {tail.log_end_offset - after.log_end_offset} records were lost"
+        message += f"; {plural(tail.log_end_offset - after.log_end_offset, 'record')} lost"
     return [message]
 
 

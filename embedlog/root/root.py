@@ -42,7 +42,7 @@ from embedlog.version import __version__
 
 _OPTIONS = (
     *("mode", "durability", "visibility", "clock", "lock_timeout"),
-    *("auto_create", "unsafe_filesystem", "files"),
+    *("auto_create", "unsafe_filesystem", "files", "allow_pickle"),
 )
 _roots: weakref.WeakSet[Root] = weakref.WeakSet()
 
@@ -59,6 +59,7 @@ class Root:
         auto_create: Create a topic when it is first written to.
         unsafe_filesystem: Write even where locks are not reliable.
         files: The class of the file operations; tests pass one that injects faults.
+        allow_pickle: Use ``"pickle"`` for topics that keep it as their serializer.
     """
 
     def __init__(
@@ -73,11 +74,13 @@ class Root:
         auto_create: bool,
         unsafe_filesystem: bool,
         files: Callable[..., Files],
+        allow_pickle: bool = False,
     ) -> None:
         self.path, self.mode, self.clock = path, mode, clock
         self.durability, self.visibility = durability, visibility
         self.lock_timeout, self.auto_create = lock_timeout, auto_create
         self.unsafe_filesystem, self.files = unsafe_filesystem, files
+        self.allow_pickle = allow_pickle
         self.closed = False
         self.generation = 0
         """Grows with each fork, after which no object taken from this root is valid."""
@@ -211,7 +214,12 @@ class Root:
         return self.context.catalog.producer_identity(name)
 
     def flush(self) -> None:
-        """Flush every partition that this handle appended to."""
+        """Flush every partition that this handle appended to.
+
+        Raises:
+            LogDeletedError: The log was deleted while it was open.
+        """
+        self.context.state.check_linked()
         flush.flush([log for log in list(self._partitions.values()) if log.dirty])
 
     # Attaching
@@ -353,6 +361,7 @@ class Root:
 
     def _mark_clean(self, context: Context) -> None:
         files = context.files
+        context.state.check_linked()
         root_lock = files.open("locks/root", write=True, create=True)
         files.lock(root_lock, self.lock_timeout)
         files.unlock(self._attached)
