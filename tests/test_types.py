@@ -236,10 +236,14 @@ DIR = {
         partition path producer rebuild_index repair retention_bytes topic topics verify
     """,
     "topic": """
-        batches config describe_retention explain_compaction get head items name partition
-        partitions ranges schema size_bytes tail to_arrow to_pandas to_polars
+        at batches between config describe_retention explain_compaction get head items name
+        partition partitions plot ranges raw sample schema since size_bytes tail to_arrow to_pandas
+        to_polars
     """,
-    "view": "batches get items name ranges schema to_arrow to_pandas to_polars",
+    "view": """
+        at batches between get items name plot ranges raw sample schema since to_arrow to_pandas
+        to_polars
+    """,
     "group": """
         delete delete_offsets describe lag members name remove_members reset_offsets state
     """,

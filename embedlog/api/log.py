@@ -10,7 +10,17 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, Self, TypedDict, Unpack, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NotRequired,
+    Self,
+    TypedDict,
+    Unpack,
+    cast,
+    overload,
+)
 
 from embedlog.api.topic import Topic
 from embedlog.catalog import INTERNAL, refuse_differences, refuse_internal
@@ -42,6 +52,7 @@ from embedlog.record import K, TopicPartition, V
 from embedlog.root.repair import repair_root
 from embedlog.root.root import Root
 from embedlog.root.verify import Finding, rebuild_index, verify_root
+from embedlog.serializers import SerializerName
 
 if TYPE_CHECKING:
     from embedlog.api.consumer_group import ConsumerGroup
@@ -163,8 +174,8 @@ class Log:
         partitions: int | None = None,
         config: TopicOptions | Mapping[str, object] | None = None,
         *,
-        key: str | None = None,
-        value: str | None = None,
+        key: SerializerName | None = None,
+        value: SerializerName | None = None,
         exist_ok: bool = False,
     ) -> Topic:
         """Create a topic and return a view of it.
@@ -251,6 +262,12 @@ class Log:
             ],
         }
 
+    @overload
+    def topic(self, name: str, *, raw: Literal[False] = False) -> Topic: ...
+    @overload
+    def topic(self, name: str, *, raw: Literal[True]) -> Topic[bytes | None, bytes | None]: ...
+    @overload
+    def topic(self, name: str, *, raw: bool) -> Topic: ...
     def topic(self, name: str, *, raw: bool = False) -> Topic:
         """Return a view of a topic, to slice, count and turn into tables.
 

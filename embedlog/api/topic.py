@@ -349,7 +349,7 @@ class TopicView(Generic[K, V]):
 
     # The latest value of each key
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: K, default: V | None = None) -> V | None:
         """Return the latest value of a key, whether or not compaction has run.
 
         The key and the value are of the types of the topic's serializers, or bytes.
@@ -367,7 +367,8 @@ class TopicView(Generic[K, V]):
         _, values, failure = deserializers.convert(self.name, None, [key_bytes], [stored])
         if failure is not None:
             raise failure.error(key_bytes, stored, partition, offset)
-        return values[0]
+        value: V = values[0]
+        return value
 
     def _key_bytes(self, key: Any) -> bytes:
         serializer, _ = self._serializers()
@@ -387,7 +388,7 @@ class TopicView(Generic[K, V]):
             ) from error
         return data
 
-    def items(self) -> Iterator[tuple[Any, Any]]:
+    def items(self) -> Iterator[tuple[K, V]]:
         """Yield each key with its latest value, without keys that were deleted."""
         deserializers = self._deserializers()
         for table in self._latest(self.schema(["key", "value", "partition", "offset"])):
@@ -413,7 +414,7 @@ class TopicView(Generic[K, V]):
 
     def __dir__(self) -> list[str]:
         """Return the names that are for programs: what completion offers."""
-        return ["name", *(item for item in dir(type(self)) if item[0] != "_")]
+        return ["name", "raw", *(item for item in dir(type(self)) if item[0] != "_")]
 
     def __repr__(self) -> str:
         return f"<{self._title()}>"

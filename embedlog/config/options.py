@@ -61,9 +61,11 @@ class ProducerOptions(TypedDict, Generic[K, V], total=False):
     producer_name: str | None
     """embedlog's own: a persistent identity; a new producer with it fences the older one (G17)."""
     key_serializer: Serializer[K] | SerializerName | None
-    """Converts keys to bytes: a callable, or an object with ``serialize(topic, key)``."""
+    """Converts keys to bytes; None uses the serializer of the topic, and ``"bytes"`` none."""
     value_serializer: Serializer[V] | SerializerName | None
     """Converts values to bytes, likewise."""
+    allow_pickle: bool | None
+    """Whether a serializer, or that of a topic, may be ``"pickle"``."""
     partitioner: Literal["round_robin"] | Partitioner | None
     """None: by key, without a key sticky (G1, G3); ``"round_robin"`` (G4); or kafka-python's
     ``callable(key_bytes, all_partitions, available_partitions)``."""
@@ -125,9 +127,11 @@ class GroupOptions(TypedDict, Generic[K, V], total=False):
     max_partition_fetch_bytes: int | None
     """Read at most this much of one partition at once, but at least one batch."""
     key_deserializer: Deserializer[K] | SerializerName | None
-    """Converts bytes to keys: a callable, or an object with ``deserialize(topic, bytes)``."""
+    """Converts bytes to keys; None uses the serializer of the topic, and ``"bytes"`` none."""
     value_deserializer: Deserializer[V] | SerializerName | None
     """Converts bytes to values, likewise."""
+    allow_pickle: bool | None
+    """Whether a deserializer, or that of a topic, may be ``"pickle"``, which can run any code."""
     check_crcs: bool | None
     """Verify the checksum of every column that is read."""
     isolation_level: Literal["read_uncommitted", "read_committed"] | None
@@ -210,6 +214,11 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     """Unlink the file of a deleted segment after this delay (A39)."""
     compression_type: Literal["producer", "none", "lz4", "zstd"] | None
     """``none``, ``lz4`` or ``zstd``, whatever the producer uses; or ``producer``: as it does."""
+    key_serializer: SerializerName | None
+    """How keys are stored: producers, consumers and views without a (de)serializer of their own use
+    this one; ``bytes`` converts nothing (embedlog's own)."""
+    value_serializer: SerializerName | None
+    """How values are stored, likewise."""
     preallocate: bool | None
     """Reserve the disk space of a segment when it is created."""
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] | None
@@ -251,6 +260,8 @@ _DottedTopicOptions = TypedDict(
         "max.compaction.lag.ms": "int | None",
         "file.delete.delay.ms": "int | None",
         "compression.type": "Literal['producer', 'none', 'lz4', 'zstd'] | None",
+        "key.serializer": "SerializerName | None",
+        "value.serializer": "SerializerName | None",
         "preallocate": "bool | None",
         "message.timestamp.type": "Literal['CreateTime', 'LogAppendTime'] | None",
         "message.timestamp.before.max.ms": "int | None",

@@ -7,7 +7,7 @@ from typing import Literal
 
 from embedlog.config.settings import Settings
 from embedlog.config.values import INT_MAX, LONG_MAX, checked, choice, compression, number, switch
-from embedlog.serializers import NAMES
+from embedlog.serializers import NAMES, SerializerName
 
 
 def _cleanup_policy(value: object) -> str:
@@ -91,10 +91,10 @@ class TopicConfig(Settings):
         "producer", lambda value: value if value == "producer" else compression(value)
     )
     """``none``, ``lz4`` or ``zstd``, whatever the producer uses; or ``producer``: as it does."""
-    key_serializer: str = choice(*NAMES)
+    key_serializer: SerializerName = choice(*NAMES)
     """How keys are stored: producers, consumers and views without a (de)serializer of their own use
     this one; ``bytes`` converts nothing (embedlog's own)."""
-    value_serializer: str = choice(*NAMES)
+    value_serializer: SerializerName = choice(*NAMES)
     """How values are stored, likewise."""
     preallocate: bool = switch(False)
     """Reserve the disk space of a segment when it is created."""

@@ -122,7 +122,14 @@ def views(log: Log) -> None:
     for record in topic:
         assert_type(record, Record)
     log.producer().append_table("copy", topic)
+    raw = log.topic("orders", raw=True)
+    assert_type(raw[0].value, bytes | None)
+    assert_type(raw.get(b"key"), bytes | None)
+    log.create_topic("orders", key="str", value="json")
     orders: Topic[str, Order] = log.topic("orders")
+    assert_type(orders.get("key"), Order | None)
+    assert_type(dict(orders.items()), dict[str, Order])
+    assert_type(orders.since("15m").at(timedelta(hours=1)), Record[str, Order] | None)
     assert_type(orders[0].value, Order)
     assert_type(orders[:5][0].key, str)
 

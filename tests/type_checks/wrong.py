@@ -37,6 +37,7 @@ def topics(log: Log, topic: Topic) -> None:
     log.create_topic(5)  # wrong
     log.create_topic("t", "4")  # wrong
     log.create_topic("t", exists_ok=True)  # wrong
+    log.create_topic("t", value="jsn")  # wrong
     log.describe_topic("t")["partition"]  # wrong
     log.describe_topic("t")["partitions"][0]["name"]  # wrong
     topic["key"]  # wrong
@@ -45,6 +46,9 @@ def topics(log: Log, topic: Topic) -> None:
     topic.to_arrow(latest="yes")  # wrong
     orders: Topic[str, int] = log.topic("orders")
     orders[0].value.decode()  # wrong
+    orders.get(b"key")  # wrong
+    log.topic("t", raw=True)[0].value.decode()  # wrong
+    topic.since(1.5)  # wrong
 
 
 def producers(log: Log) -> None:
