@@ -206,6 +206,8 @@ def consumers(log: Log, options: ConsumerOptions) -> None:
     assert_type(log.consumer("t", value_deserializer=Orders()), Consumer[Any, Order])
     assert_type(log.consumer("t", value_deserializer=OrdersAndHeaders()), Consumer[Any, Order])
     assert_type(log.consumer("t", value_deserializer="json"), Consumer[Any, Any])
+    stated: Consumer[str | None, Order | None] = log.consumer("orders")
+    assert_type(next(stated).value, Order | None)
     assert_type(typed.create_message_streams({"t": 2}), dict[str, list[Consumer[str, Order]]])
 
 
