@@ -20,6 +20,7 @@ from typing import Any
 
 from embedlog import errors
 from embedlog.config import ConsumerConfig, MaintenanceConfig, ProducerConfig, TopicConfig
+from embedlog.metrics import GROUPS
 
 DOCS = Path(__file__).parent
 OWN = "embedlog only"
@@ -412,6 +413,43 @@ def _help(parser: argparse.ArgumentParser) -> str:
                 os.environ[name] = value
 
 
+# Metrics
+
+METRIC_GROUPS = {
+    "producer": "Producers: `Producer.metrics()`, and `Log.metrics()` with the client id before "
+    "the group (`producer-1.producer-metrics`)",
+    "consumer": "Consumers: `Consumer.metrics()`, and `Log.metrics()` with the client id before "
+    "the group (`consumer-1.consumer-metrics`)",
+    "log": "Logs: `Log.metrics()` and `embedlog metrics`",
+}
+"""The parts of the page, with the title of each."""
+
+
+def metrics_page() -> str:
+    """Return the page of all metrics."""
+    parts = [
+        "# Metrics",
+        "How to use them is on the page on [monitoring](../monitoring.md). Under the key of a "
+        "group, `metrics()` has a dict of its metrics; what stands in braces is replaced. In "
+        "Prometheus and OpenTelemetry these parts are labels.",
+    ]
+    titles = dict(METRIC_GROUPS)
+    for group in GROUPS:
+        if title := titles.pop(_part_of(group.key), None):
+            parts.append(f"## {title.partition(':')[0]}\n\n{title.partition(': ')[2]}.")
+        rows = ["| metric | meaning | in Prometheus |", "|---|---|---|"]
+        for metric in group.metrics:
+            exported = f"`{metric.exported(group)}`<br>{metric.kind}"
+            rows.append(f"| `{metric.name}` | {cell(metric.text)} | {exported} |")
+        parts += [f"### `{group.key}`", "\n".join(rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _part_of(key: str) -> str:
+    part = key.partition("-")[0]
+    return part if part in METRIC_GROUPS else "log"
+
+
 # The API
 
 API = {
@@ -468,6 +506,7 @@ def pages() -> dict[str, str]:
         **made,
         "reference/settings": settings_page(),
         "reference/errors": errors_page(),
+        "reference/metrics": metrics_page(),
         "reference/command-line": command_line_page(),
         "changes": re.sub(r"\]\(docs/", "](", changes),
     }
@@ -502,7 +541,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri != "reference/index.md":
         return markdown
     entries = [(name, title) for name, (title, _) in API.items()]
-    entries += [("settings", "Settings"), ("errors", "Errors"), ("command-line", "Command line")]
+    entries += [("settings", "Settings"), ("errors", "Errors")]
+    entries += [("metrics", "Metrics"), ("command-line", "Command line")]
     return markdown + "\n" + "\n".join(f"- [{title}]({name}.md)" for name, title in entries) + "\n"
 
 

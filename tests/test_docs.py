@@ -18,6 +18,7 @@ import pytest
 from support.children import run_python
 
 import embedlog
+from embedlog.metrics import GROUPS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -98,6 +99,17 @@ def test_every_error_is_in_the_reference():
 
     assert sorted(listed) == sorted(reference.error_classes())
     assert all(f'id="{name}"' in page for name in listed)
+
+
+def test_every_metric_is_in_the_reference():
+    """With its meaning, and its name in Prometheus."""
+    page = generator().metrics_page()
+
+    for group in GROUPS:
+        assert page.count(f"### `{group.key}`\n") == 1
+        for metric in group.metrics:
+            assert f"| `{metric.name}` | {metric.text} | `{metric.exported(group)}`" in page
+    assert page.count("\n## ") == len(generator().METRIC_GROUPS)
 
 
 def test_every_command_is_in_the_reference():

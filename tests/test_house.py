@@ -22,7 +22,10 @@ pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
     {"errors", "version"},
-    {"record", "serializers", "checksum", "display", "files", "progress", "times"},
+    {
+        *("record", "serializers", "checksum", "display", "files", "metrics", "progress"),
+        "times",
+    },
     {"config"},
     {"batch", "schema", "kv", "partitioner", "assignor"},
     {"keyspace"},
@@ -35,7 +38,7 @@ FLOORS = (
     {"retention", "compaction", "producer", "consumer"},
     {"maintenance"},
     {"api"},
-    {"spark", "notebook", "cli", "testing", "kafka"},
+    {"spark", "notebook", "cli", "testing", "kafka", "opentelemetry"},
     {"pipeline"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -48,6 +51,7 @@ DOORS = {
     "pandas": {"notebook", "spark"},
     "IPython": {"notebook"},
     "pytest": {"testing"},
+    "opentelemetry": {"opentelemetry"},
     "pyarrow": {
         *("batch", "schema", "segment", "partition", "root", "publish", "compaction"),
         *("producer", "consumer", "api", "spark", "notebook", "pipeline"),
@@ -368,6 +372,7 @@ SAME_PART = {
     "__main__",
     "context",  # what the objects of a package share
     "errors",  # the errors of everybody, and of Spark
+    "metrics",  # their names, and what producers, consumers and logs count
     "validation",  # what is refused: by a producer, by a topic
 }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import (
     TYPE_CHECKING,
@@ -39,6 +40,7 @@ from embedlog.errors import (
     TopicAlreadyExistsError,
 )
 from embedlog.files import Files
+from embedlog.metrics import Metrics, Sample, nested
 from embedlog.partition import (
     DURABILITIES,
     VISIBILITIES,
@@ -131,6 +133,10 @@ class Log:
         self._maintenance: Maintenance | None = None
         self._maintenance_lock = threading.Lock()
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._client_ids: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        """Producers and consumers, with their names in the metrics."""
+        self._client_numbers = itertools.count(1)
+        self._clients_lock = threading.Lock()
         _open_logs.add(self)
 
     @property
@@ -324,7 +330,7 @@ class Log:
 
         self._start_maintenance()
         producer = Producer(self.root, **config)
-        self._children.add(producer)
+        self._add_client(producer, "producer")
         return producer
 
     def consumer(self, *topics: str, **config: Unpack[ConsumerOptions[K, V]]) -> Consumer[K, V]:
@@ -333,8 +339,20 @@ class Log:
 
         self._start_maintenance()
         consumer = Consumer(self.root, *topics, **config)
-        self._children.add(consumer)
+        self._add_client(consumer, "consumer")
         return consumer
+
+    def _add_client(self, client: Any, kind: str) -> None:
+        with self._clients_lock:
+            number = next(self._client_numbers)
+            name = client.config.client_id or f"{kind}-{number}"
+            is_taken = any(name == taken for _, taken in self._open_clients())
+            self._client_ids[client] = f"{name}-{number}" if is_taken else name
+            self._children.add(client)
+
+    def _open_clients(self) -> list[tuple[Any, str]]:
+        clients = self._client_ids.items()
+        return [(client, name) for client, name in clients if not client._closed]
 
     def flush(self) -> None:
         """Write everything appended with this handle to the disk."""
@@ -447,6 +465,26 @@ class Log:
     def rebuild_index(self, topic: str | None = None) -> int:
         """Rebuild the sparse index from the segments; return the number of its entries."""
         return rebuild_index(self.root, topic)
+
+    def metrics(self) -> Metrics:
+        """Return what to monitor, by name and in groups, with the names of Kafka's exporters.
+
+        There are groups for each partition (``"kafka.log.orders-0"``), consumer group
+        (``"consumergroup.billing.orders-0"``) and background job.  The metrics of open producers
+        and consumers that this handle created follow, with their client ids before the group
+        (``"producer-1.producer-metrics"``).  The page on monitoring lists all names.
+        """
+        return nested(self._samples())
+
+    def _samples(self) -> Iterator[Sample]:
+        from embedlog.api.metrics import log_samples
+
+        yield from log_samples(self.root)
+        with self._clients_lock:
+            clients = self._open_clients()
+        for client, name in clients:
+            for sample in client._samples():
+                yield sample._replace(labels={"client_id": name, **sample.labels})
 
     # Compaction
 

@@ -1,5 +1,5 @@
-"""The command line: `embedlog topics|produce|consume|tail|groups|activity|compact|maintain|explain|
-dump|verify|repair|doctor`.
+"""The command line: `embedlog topics|produce|consume|tail|groups|activity|metrics|compact|maintain|
+explain|dump|verify|repair|doctor`.
 
 Results go to stdout, everything else to stderr; an error is one line, never a traceback; the
 exit codes are in `embedlog --help`.  The module of a command is imported when it runs, so

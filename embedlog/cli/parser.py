@@ -75,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
     _tail(commands)
     _groups(commands)
     _activity(commands)
+    _metrics(commands)
     _dump(commands)
     _maintenance(commands)
     _health(commands)
@@ -248,6 +249,19 @@ def _activity(commands: _Parser) -> None:
     _list(activity, "--topic", "TOPIC", "only events of this topic")
     _list(activity, "--kind", "KIND", "only events of this kind")
     _option(activity, "--max -m", "N", "end after N events", type=count)
+
+
+def _metrics(commands: _Parser) -> None:
+    about = "print offsets, sizes, lags and background jobs, to monitor a log"
+    metrics = _command(commands, "metrics", "metrics:show", about)
+    metrics.add_argument(
+        "--format",
+        choices=("prometheus", "json", "table"),
+        default="table",
+        help="by default a table; prometheus is for node_exporter's textfile collector",
+    )
+    about = "a label for all metrics in Prometheus' format, such as the name of the log"
+    _list(metrics, "--label", "NAME=VALUE", about)
 
 
 def _dump(commands: _Parser) -> None:

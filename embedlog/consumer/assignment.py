@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from embedlog.consumer.cursor import CommittedLookup, PartitionCursor
 from embedlog.consumer.deserialize import RecordDecoder
+from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.errors import EmbedlogError, IllegalStateError
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
@@ -18,8 +19,11 @@ class Assignment:
     The partitions are chosen by the program, by `StaticAssignment`, or by the group.
     """
 
-    def __init__(self, root: Root, decoder: RecordDecoder, committed: CommittedLookup) -> None:
+    def __init__(
+        self, root: Root, decoder: RecordDecoder, committed: CommittedLookup, counts: ConsumerCounts
+    ) -> None:
         self._root, self._decoder, self._committed = root, decoder, committed
+        self._counts = counts
         self._cursors: dict[TopicPartition, PartitionCursor] = {}
         """In the order in which they are served."""
         self._unresolved: set[PartitionCursor] = set()
@@ -124,7 +128,8 @@ class Assignment:
         return list(added.values())
 
     def _new_cursor(self, partition: TopicPartition, reset: str) -> PartitionCursor:
-        return PartitionCursor(self._root, self._decoder, partition, reset, self._committed)
+        counts = self._counts.topic(partition.topic)
+        return PartitionCursor(self._root, self._decoder, partition, reset, self._committed, counts)
 
     def add(self, partition: TopicPartition, reset: str) -> PartitionCursor:
         """Assign one more partition.

@@ -27,6 +27,7 @@ from embedlog.consumer.committer import Callback
 from embedlog.consumer.cursor import PartitionCursor
 from embedlog.consumer.deserialize import RecordDecoder, check_columns
 from embedlog.consumer.group_client import ConsumerGroupMetadata, GroupClient
+from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.consumer.static_assignment import StaticAssignment
 from embedlog.consumer.waiter import Waiter
@@ -38,6 +39,7 @@ from embedlog.errors import (
     InvalidConfigError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.metrics import Metrics, Sample, nested
 from embedlog.record import (
     K_co,
     OffsetAndMetadata,
@@ -99,11 +101,11 @@ class Consumer(Generic[K_co, V_co]):
             )
         check_topics(topics)
         self._root, self._init_topics, self._init_config = root, topics, config
-        self._assignment = Assignment(
-            root, RecordDecoder(self.config, root), self._committed_position
-        )
+        self._counts = counts = ConsumerCounts()
+        decoder = RecordDecoder(self.config, root)
+        self._assignment = Assignment(root, decoder, self._committed_position, counts)
         create = explicitly_enabled(config, "allow_auto_create_topics")
-        self._group = GroupClient(root, self.config, self._assignment, create)
+        self._group = GroupClient(root, self.config, self._assignment, counts, create)
         self._subscription: StaticAssignment | GroupClient | None = None
         """Keeps the assignment up to date; None where the program assigns partitions."""
         self._guard = SingleThreadGuard()
@@ -350,9 +352,7 @@ class Consumer(Generic[K_co, V_co]):
     def current_lag(self, partition: TopicPartition) -> int | None:
         """Return how many offsets are left to the end; None before the first poll (E25)."""
         with self._guard:
-            cursor = self._cursor(partition)
-            position = cursor.known_position
-            return None if position is None else max(cursor.log.end_offset() - position, 0)
+            return self._cursor(partition).lag()
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`; positions stay (E11)."""
@@ -674,6 +674,7 @@ class Consumer(Generic[K_co, V_co]):
         raise error
 
     def _wait_for(self, step: Callable[[], T], timeout_ms: float | None) -> T:
+        self._counts.count_poll()
         return self._group.poll(partial(self._waiter.repeat, step, timeout_ms))
 
     def wakeup(self) -> None:
@@ -724,6 +725,26 @@ class Consumer(Generic[K_co, V_co]):
             self._streams += created
             return streams
 
+    # Metrics
+
+    def metrics(self) -> Metrics:
+        """Return counts, lags and times by name, in Kafka's groups, as kafka-python does.
+
+        ``metrics()["consumer-fetch-manager-metrics"]["records-lag-max"]`` is the largest lag now.
+        Keys that end with ``.orders`` or ``.orders-0`` are of a topic or a partition.  The page
+        on monitoring lists all names.  Averages and maxima are over the life of the consumer; an
+        average of nothing is NaN.  May be called from any thread.
+        """
+        return nested(self._samples())
+
+    def _samples(self) -> Iterator[Sample]:
+        counts = self._counts
+        yield from counts.poll_samples()
+        if self.config.group_id is not None:
+            yield from counts.coordinator_samples(len(self._assignment))
+        cursors = list(self._assignment)
+        yield from counts.fetch_samples({cur.partition: cur.progress() for cur in cursors})
+
     # Closing
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
@@ -763,6 +784,10 @@ class Consumer(Generic[K_co, V_co]):
         finally:
             self._waiter.leave_page()
             self._guard.release_closed()
+
+    @property
+    def _closed(self) -> bool:
+        return self._guard.closed
 
     def __enter__(self) -> Self:
         return self

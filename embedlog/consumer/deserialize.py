@@ -110,10 +110,16 @@ class RecordRun:
         )
 
     @property
+    def left(self) -> int:
+        """How many records were not taken yet."""
+        return length_hint(self._remaining)
+
+    @property
     def position(self) -> int:
         """The offset of the next record, or `next_offset`."""
-        left = length_hint(self._remaining)
-        return self._offsets[len(self._offsets) - left] if left else self.next_offset
+        # Another thread, which asks for metrics, may do so during a recall.
+        offsets, left = self._offsets, length_hint(self._remaining)
+        return offsets[len(offsets) - left] if 0 < left <= len(offsets) else self.next_offset
 
     def records_before(self, stop: int | None) -> Iterator[Record]:
         """Return the records below an offset; None is no limit."""

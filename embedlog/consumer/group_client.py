@@ -25,6 +25,7 @@ from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.committer import Committer, Positions
 from embedlog.consumer.group_member import GroupMember, MemberAssignment, StartPosition
 from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS, HeartbeatThread
+from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener, RebalanceNotifier
 from embedlog.errors import (
     ClosedError,
@@ -73,13 +74,20 @@ class GroupClient:
         root: The log.
         config: The settings of the consumer.
         assignment: The assignment to keep up to date.
+        counts: Counts commits, rebalances and heartbeats.
         create: Whether to create topics that do not exist (E19).
     """
 
     def __init__(
-        self, root: Root, config: ConsumerConfig, assignment: Assignment, create: bool
+        self,
+        root: Root,
+        config: ConsumerConfig,
+        assignment: Assignment,
+        counts: ConsumerCounts,
+        create: bool,
     ) -> None:
         self._root, self._config, self._assignment = root, config, assignment
+        self._counts = counts
         self._create = create
         self._assignors = configured(config.partition_assignment_strategy)
         self._eager = not all(assignor.cooperative for assignor in self._assignors.values())
@@ -231,7 +239,7 @@ class GroupClient:
             instance_id=config.group_instance_id,
             client_id=config.client_id,
         )
-        self._heartbeat = HeartbeatThread(member, config, self.idle_seconds)
+        self._heartbeat = HeartbeatThread(member, config, self.idle_seconds, self._counts)
         self._notified_generation = -1
         return member
 
@@ -269,6 +277,8 @@ class GroupClient:
             self.committer.restart_interval()
             self.notifier.assigned(self._assignment.partitions() if notify_all else acquired)
         self._notified_generation = assignment.generation
+        if new_generation:
+            self._counts.count_rebalance()
 
     def _acquire(
         self, member: GroupMember, added: Iterable[TopicPartition]
@@ -342,6 +352,11 @@ class GroupClient:
     # Offsets
 
     def _commit(self, positions: Positions) -> None:
+        began = monotonic()
+        self._write_commit(positions)
+        self._counts.count_commit(monotonic() - began)
+
+    def _write_commit(self, positions: Positions) -> None:
         if not self.subscribed:
             self._group().commit(positions)
             self._uncheckpointed_since = self._uncheckpointed_since or monotonic()

@@ -15,6 +15,7 @@ from time import monotonic
 
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.group_member import GroupMember
+from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -44,12 +45,17 @@ class HeartbeatThread:
         config: The settings of the consumer.
         idle_seconds: A method of the consumer that returns for how many seconds the program
             has not polled, 0 during a poll; once its object is garbage, the member leaves.
+        counts: Counts the heartbeats.
     """
 
     def __init__(
-        self, member: GroupMember, config: ConsumerConfig, idle_seconds: Callable[[], float]
+        self,
+        member: GroupMember,
+        config: ConsumerConfig,
+        idle_seconds: Callable[[], float],
+        counts: ConsumerCounts,
     ) -> None:
-        self.member = member
+        self.member, self._counts = member, counts
         self.failure: EmbedlogError | None = None
         """Why the member was removed, or None."""
         self._heartbeat_seconds = config.heartbeat_interval_ms / 1000
@@ -116,6 +122,7 @@ class HeartbeatThread:
             if monotonic() >= self._next_heartbeat:
                 self._next_heartbeat = monotonic() + self._heartbeat_seconds
                 self.member.heartbeat()
+                self._counts.count_heartbeat()
             self._check_poll_interval(idle_seconds)
             self._checkpoint()
         except (UnknownMemberIdError, FencedInstanceIdError) as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 
+from embedlog.metrics import Sample
 from embedlog.producer.buffer_pool import BufferPool
 from embedlog.producer.delivery import (
     Callback,
@@ -13,6 +15,7 @@ from embedlog.producer.delivery import (
     ProducerBatch,
     run_callback,
 )
+from embedlog.producer.metrics import TopicCounts, samples
 from embedlog.producer.unretrieved import FailedRecords, UnretrievedErrors
 
 
@@ -20,8 +23,7 @@ class DeliveryReports:
     """Collects outcomes while a queue is drained; `notify` reports them once no lock is held."""
 
     def __init__(self, buffer_pool: BufferPool) -> None:
-        names = ("records", "batches", "bytes", "errors", "retries", "duplicates")
-        self.counts = dict.fromkeys((*names, "unretrieved_errors"), 0)
+        self._topics: dict[str, TopicCounts] = {}
         self.unretrieved = UnretrievedErrors(self.counts)
         self._buffer_pool = buffer_pool
         self._done: deque[tuple[Delivery, int]] = deque()
@@ -30,20 +32,25 @@ class DeliveryReports:
         self._callback_lock = threading.Lock()
         self._callback_thread: int | None = None
 
-    def count(self, **added: int) -> None:
-        """Add to the counts; several threads drain queues at the same time."""
-        with self._buffer_pool.lock:
-            for name, number in added.items():
-                self.counts[name] += number
+    def counts(self, topic: str) -> TopicCounts:
+        """Return the counts for a topic, which begin at 0."""
+        counts = self._topics.get(topic)
+        return self._topics.setdefault(topic, TopicCounts()) if counts is None else counts
 
-    def record_written(self, open_batch: OpenBatch, size: int, duplicate: bool) -> None:
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics of the producer."""
+        return samples(self._topics, self._buffer_pool)
+
+    def record_written(
+        self, open_batch: OpenBatch, counts: TopicCounts, size: int, duplicate: bool
+    ) -> None:
         """Report a record that took no `ProducerBatch`; its callbacks run with `notify`."""
-        counts, pool = self.counts, self._buffer_pool
+        pool = self._buffer_pool
         with pool.lock:
-            counts["batches"] += 1
-            counts["records"] += 1
-            counts["bytes"] += size
-            counts["duplicates"] += duplicate
+            counts.batches += 1
+            counts.records += 1
+            counts.bytes += size
+            counts.duplicates += duplicate
             pool.buffered -= open_batch.reserved
             if pool.waiters:
                 pool.progress.notify_all()
@@ -54,7 +61,12 @@ class DeliveryReports:
         """Count a batch that was written or failed; `notify` does the rest after the drain."""
         receipt, records, size = batch.receipt, batch.count, batch.size
         if receipt is not None:
-            self.count(batches=1, records=records, bytes=size, duplicates=receipt.duplicate)
+            counts = self.counts(batch.delivery.queue.topic)
+            with self._buffer_pool.lock:
+                counts.batches += 1
+                counts.records += records
+                counts.bytes += size
+                counts.duplicates += receipt.duplicate
         self._done.append((batch.delivery, size))
         del batch.delivery
 
@@ -74,10 +86,11 @@ class DeliveryReports:
         self._done.append((open_batch, 0))
 
     def failed(
-        self, topic: str | None, partition: int | None, count: int, error: BaseException
+        self, topic: str, partition: int | None, count: int, error: BaseException
     ) -> FailedRecords:
         """Count records that failed; return what their delivery must keep."""
-        self.count(errors=count)
+        with self._buffer_pool.lock:
+            self.counts(topic).errors += count
         return self.unretrieved.add(topic, partition, count, error)
 
     def notify(self) -> None:

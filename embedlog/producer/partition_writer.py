@@ -44,6 +44,7 @@ class PartitionWriter:
         self.waiting: deque[ProducerBatch] = deque()
         self.retry_at = 0.0
         self._context, self._reports = context, context.reports
+        self._counts = context.reports.counts(log.topic)
         self._idempotent = context.config.enable_idempotence
         self._durability = context.durability
         self._identity: tuple[int, int] | None = None
@@ -129,6 +130,7 @@ class PartitionWriter:
             try:
                 if self._idempotent:
                     self._assign_sequences(group)
+                began = monotonic()
                 receipts = self.log.append(
                     [batch.encoded for batch in group if batch.encoded is not None],
                     durability=self._durability,
@@ -138,9 +140,11 @@ class PartitionWriter:
                 self._failed(group, error, lock_timeout < self._lock_timeout, began)
             else:
                 self._attempts, self._short_attempts, self.retry_at = 0, 0, 0.0
+                seconds = monotonic() - began
+                self._counts.count_append(seconds)
                 if self._failing_since:
                     self._succeeded_again()
-                self._warn_if_slow(monotonic() - began)
+                self._warn_if_slow(seconds)
                 for _, receipt in zip(group, receipts, strict=True):
                     self._finish_first(receipt)
 
@@ -162,9 +166,8 @@ class PartitionWriter:
         if sequence is not None and self._identity is not None:
             encoded.set_producer(*self._identity, sequence)
             self._next_sequence = sequence + 1 & LAST_SEQUENCE
-        log, synced = self.log, self._context.synced
-        # Not measured otherwise: the page cache rarely makes an append wait.
-        began = monotonic() if synced else 0.0
+        log, counts, began = self.log, self._counts, monotonic()
+        counts.count_wait(began - open_batch.opened_at)
         try:
             receipt = log.append([encoded], durability=self._durability, timeout=lock_timeout)[0]
             timestamp = receipt.timestamp
@@ -185,9 +188,10 @@ class PartitionWriter:
             self._failed([batch], error, lock_timeout < self._lock_timeout, began)
         else:
             open_batch.seal()
-            self._reports.record_written(open_batch, encoded.size, receipt.duplicate)
-            if synced:
-                self._warn_if_slow(monotonic() - began)
+            seconds = monotonic() - began
+            counts.count_append(seconds)
+            self._reports.record_written(open_batch, counts, encoded.size, receipt.duplicate)
+            self._warn_if_slow(seconds)
 
     def _finish_first(
         self, receipt: Appended | None = None, error: BaseException | None = None
@@ -235,7 +239,7 @@ class PartitionWriter:
             exponent = min(self._attempts - 1, 30)
             backoff = min(config.retry_backoff_ms / 1000 * 2**exponent, MAX_BACKOFF)
             self.retry_at = min(now + backoff, group[0].deadline)
-            self._reports.count(retries=1)
+            self._counts.retried += sum(batch.count for batch in group)
             self._context.sender.wake()
             return
         attempts, self._attempts, self._short_attempts, self.retry_at = self._attempts, 0, 0, 0.0

@@ -6,7 +6,7 @@ import atexit
 import os
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Generic, Self, Unpack
@@ -23,6 +23,7 @@ from embedlog.errors import (
     SerializationError,
     TimeoutError,  # noqa: A004 - it is one
 )
+from embedlog.metrics import Metrics, Sample, nested
 from embedlog.partition.producer_state import LAST_SEQUENCE
 from embedlog.producer.context import ProducerContext
 from embedlog.producer.delivery import LOGGER, Delivery
@@ -129,7 +130,7 @@ class Producer(Generic[K, V]):
             size = ROW_BYTES + len(value) + len(key)  # type: ignore[arg-type]  # it is bytes
         elif queue.settings.compacts and queue.settings.refresh().config.compacts:
             # Refreshed because the topic may have been altered, and a refusal writes nothing.
-            return self._refuse(no_key(topic, [0]))
+            return self._refuse(topic, no_key(topic, [0]))
         else:
             size = ROW_BYTES + len(value)
         timestamp_ms = self._clock()
@@ -147,7 +148,7 @@ class Producer(Generic[K, V]):
             open_batch.timestamps.append(timestamp_ms)
             values.append(value)
         except RecordTooLargeError as error:
-            return self._refuse_locked(error)
+            return self._refuse_locked(topic, error)
         except BaseException:
             # Such as Ctrl-C between two lines: the next record would get this one's key.
             queue.open_batch.drop_partial_row()
@@ -184,7 +185,7 @@ class Producer(Generic[K, V]):
             partition = self._partition_for(queue, key)
         headers = check_headers(headers)
         if key is None and settings.compacts:
-            return self._refuse(no_key(topic, [0]))
+            return self._refuse(topic, no_key(topic, [0]))
         if timestamp is None:
             timestamp = self._clock()
         size = ROW_BYTES + len(value or b"") + len(key or b"")
@@ -197,7 +198,7 @@ class Producer(Generic[K, V]):
                 open_batch.free = free
                 row = open_batch.add_row(value, key, timestamp, headers, partition)
             except RecordTooLargeError as error:
-                return self._refuse_locked(error)
+                return self._refuse_locked(topic, error)
             except BaseException:
                 queue.open_batch.drop_partial_row()
                 raise
@@ -233,15 +234,15 @@ class Producer(Generic[K, V]):
         check_partition(queue.topic, partition, partitions)
         return int(partition)
 
-    def _refuse(self, error: EmbedlogError) -> RecordFuture:
+    def _refuse(self, topic: str, error: EmbedlogError) -> RecordFuture:
         """Return the future of a record that fails alone and at once (G7)."""
         with self._lock:
-            return self._refuse_locked(error)
+            return self._refuse_locked(topic, error)
 
-    def _refuse_locked(self, error: EmbedlogError) -> RecordFuture:
+    def _refuse_locked(self, topic: str, error: EmbedlogError) -> RecordFuture:
         reports = self._context.reports
-        reports.counts["errors"] += 1
-        return RecordFuture._completed(error, reports.unretrieved.add(error.topic, None, 1, error))
+        reports.counts(topic).errors += 1
+        return RecordFuture._completed(error, reports.unretrieved.add(topic, None, 1, error))
 
     # Sending many records
 
@@ -495,9 +496,18 @@ class Producer(Generic[K, V]):
                 self.close(5.0)
         self._context.sender.stop(0)
 
-    def metrics(self) -> dict[str, int]:
-        """Return counts of what was sent so far, and how many bytes are unwritten."""
-        return {**self._context.reports.counts, "buffered": self._context.buffer_pool.buffered}
+    def metrics(self) -> Metrics:
+        """Return counts, sizes and times by name, in Kafka's groups, as kafka-python does.
+
+        ``metrics()["producer-metrics"]["record-send-total"]`` is the number of records written,
+        and ``["producer-topic-metrics.orders"]`` has those of a topic.  The page on monitoring
+        lists all names.  Averages and maxima are over the life of the producer; an average of
+        nothing is NaN.
+        """
+        return nested(self._samples())
+
+    def _samples(self) -> Iterator[Sample]:
+        return self._context.reports.samples()
 
     def _after_fork(self) -> None:
         """Start again in a forked child: the parent writes the records that were sent before."""

@@ -328,6 +328,7 @@ class TopicQueue:
 
         Returns False if it must be tried again later.
         """
+        waited = monotonic() - open_batch.opened_at
         try:
             self.settings.refresh()
             rows = open_batch.rows()
@@ -352,6 +353,7 @@ class TopicQueue:
             self.context.reports.not_encoded(open_batch, error)
             return True
         self._attempts = 0
+        self.context.reports.counts(self.topic).count_wait(waited)
         size = sum(open_batch.add_batch(partition, batch).size for partition, batch in encoded)
         self.context.buffer_pool.release(open_batch.reserved - size)
         open_batch.seal()

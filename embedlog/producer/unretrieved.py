@@ -13,11 +13,12 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging import getLogger
 
 from embedlog.errors import DeliveryFailedError, EmbedlogError
+from embedlog.producer.metrics import TopicCounts
 
 LOGGER = getLogger("embedlog.producer")
 MAX_ERRORS = 10
@@ -29,7 +30,7 @@ class FailedRecords:
 
     Args:
         errors: Logs the records that no caller looked at.
-        topic: Their topic; None if it is not known.
+        topic: Their topic.
         partition: Their partition; None if they failed before they had one.
         count: How many records failed.
         error: Why.
@@ -40,7 +41,7 @@ class FailedRecords:
     def __init__(
         self,
         errors: UnretrievedErrors,
-        topic: str | None,
+        topic: str,
         partition: int | None,
         count: int,
         error: BaseException,
@@ -67,10 +68,11 @@ class UnretrievedErrors:
     """The failures of one producer that no caller looked at.
 
     Args:
-        counts: Its ``unretrieved_errors`` is the number of such records that were logged.
+        counts: Returns the counts for a topic; ``unretrieved`` is the number of such records
+            that were logged.
     """
 
-    def __init__(self, counts: dict[str, int]) -> None:
+    def __init__(self, counts: Callable[[str], TopicCounts]) -> None:
         self._counts, self._pid = counts, os.getpid()
         # Re-entrant: the garbage collector may run a finalizer anywhere, also under this lock.
         self._lock = threading.RLock()
@@ -80,12 +82,12 @@ class UnretrievedErrors:
         self._errors: list[BaseException] = []
         self._raising = 0
         """How many calls are about to raise what is dropped meanwhile."""
-        self._unlogged: list[tuple[tuple[str | None, int | None], int, BaseException]] = []
+        self._unlogged: list[tuple[tuple[str, int | None], int, BaseException]] = []
         """What was dropped while calls were about to raise it."""
         _all.add(self)
 
     def add(
-        self, topic: str | None, partition: int | None, count: int, error: BaseException
+        self, topic: str, partition: int | None, count: int, error: BaseException
     ) -> FailedRecords:
         """Return what the delivery of records that fail must keep, before it has the error."""
         if isinstance(error, EmbedlogError):
@@ -157,14 +159,14 @@ class UnretrievedErrors:
             return [failed for failed in self._alive if failed.unretrieved() > 0]
 
     def _note(self, failed: FailedRecords, count: int) -> None:
-        self._topics[failed.where[0] or ""] += count
+        self._topics[failed.where[0]] += count
         if len(self._errors) < MAX_ERRORS and failed.error not in self._errors:
             self._errors.append(failed.error)
 
-    def _log(self, where: tuple[str | None, int | None], count: int, error: BaseException) -> None:
-        with self._lock:
-            self._counts["unretrieved_errors"] += count
+    def _log(self, where: tuple[str, int | None], count: int, error: BaseException) -> None:
         topic, partition = where
+        with self._lock:
+            self._counts(topic).unretrieved += count
         LOGGER.warning(
             "%s for %s%s failed, and no caller looked at the future%s: %s",
             *(records(count), topic, "" if partition is None else f"-{partition}"),

@@ -265,6 +265,7 @@ def upkeep(log: Log) -> None:
     with log.hold("snapshot", {TopicPartition("flights", 0): 5}, seconds=10) as lease:
         lease.renew()
     assert_type(log.leases()[0].ms_left, int)
+    assert_type(log.metrics()["kafka.log.flights-0"]["Size"], float)
     assert_type(log.compact("flights", settings={"log.cleaner.io.buffer.size": 5})[0].why, str)
     assert_type(log.verify(progress=lambda done, total: print(done / total))[0].path, str)
     log.retention_bytes = 5
