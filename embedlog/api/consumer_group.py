@@ -16,7 +16,7 @@ from embedlog.api.reset_offsets import (
 )
 from embedlog.consumer.arguments import to_topic_partition
 from embedlog.consumer.group_client import open_group
-from embedlog.display import NONE, cut, html_table, moment, need, plural, text_table
+from embedlog.display import NONE, cut, html_table, moment, need, plural, public_names, text_table
 from embedlog.errors import (
     ClosedError,
     CorruptionError,
@@ -380,8 +380,8 @@ class ConsumerGroup:
     # Display
 
     def __dir__(self) -> list[str]:
-        """Return the names that are for programs: what completion offers."""
-        return ["name", *(item for item in dir(type(self)) if item[0] != "_")]
+        """Return what completion offers."""
+        return public_names(self, "name")
 
     def __repr__(self) -> str:
         return f"<ConsumerGroup {self._title()}>"

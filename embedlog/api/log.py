@@ -32,7 +32,7 @@ from embedlog.config.options import (
     ProducerOptions,
     TopicOptions,
 )
-from embedlog.display import html_table, plural
+from embedlog.display import html_table, plural, public_names
 from embedlog.errors import (
     EmbedlogError,
     FencedError,
@@ -577,8 +577,8 @@ class Log:
         return _reopen, (open_root, self._maintenance_config)
 
     def __dir__(self) -> list[str]:
-        """Return the names that are for programs: what completion offers."""
-        return [item for item in dir(type(self)) if item[0] != "_"]
+        """Return what completion offers."""
+        return public_names(self)
 
     def __repr__(self) -> str:
         if self.root.closed:

@@ -27,6 +27,7 @@ from embedlog.api.log import Log
 from embedlog.config import ConsumerConfig
 from embedlog.config.options import GroupOptions
 from embedlog.consumer.group_client import open_group
+from embedlog.display import public_names
 from embedlog.errors import (
     IllegalStateError,
     InvalidConfigError,
@@ -337,8 +338,8 @@ class GroupRun:
         raise IllegalStateError("A GroupRun cannot be pickled: it belongs to its process")
 
     def __dir__(self) -> list[str]:
-        """Return the names that are for programs: what completion offers."""
-        return [item for item in dir(type(self)) if item[0] != "_"]
+        """Return what completion offers."""
+        return public_names(self)
 
     def __repr__(self) -> str:
         state = f"processes {', '.join(map(str, self.pids))}" if self.running else "ended"

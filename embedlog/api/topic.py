@@ -25,7 +25,7 @@ from embedlog.consumer.deserialize import (
     convert,
     topic_deserializers,
 )
-from embedlog.display import html_table, moment, need, plural, short
+from embedlog.display import html_table, moment, need, plural, public_names, short
 from embedlog.errors import InvalidConfigError, SerializationError
 from embedlog.partition import PartitionLog
 from embedlog.progress import format_bytes
@@ -413,8 +413,8 @@ class TopicView(Generic[K, V]):
     # Display
 
     def __dir__(self) -> list[str]:
-        """Return the names that are for programs: what completion offers."""
-        return ["name", "raw", *(item for item in dir(type(self)) if item[0] != "_")]
+        """Return what completion offers."""
+        return public_names(self, "name", "raw")
 
     def __repr__(self) -> str:
         return f"<{self._title()}>"

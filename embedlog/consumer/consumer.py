@@ -31,7 +31,7 @@ from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.consumer.static_assignment import StaticAssignment
 from embedlog.consumer.waiter import Waiter
-from embedlog.display import html_table, plural
+from embedlog.display import html_table, plural, public_names
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -121,8 +121,8 @@ class Consumer(Generic[K_co, V_co]):
             self.subscribe(topics)
 
     def __dir__(self) -> list[str]:
-        """Return the names that are for programs: what completion offers."""
-        return [item for item in dir(type(self)) if item[0] != "_"]
+        """Return what completion offers."""
+        return public_names(self)
 
     def __repr__(self) -> str:
         what = ", ".join(sorted(self.subscription())) or plural(len(self._assignment), "partition")

@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, Unpack
 
 from embedlog.catalog import refuse_internal
 from embedlog.config.options import ProducerOptions
-from embedlog.display import plural
+from embedlog.display import plural, public_names
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -82,8 +82,8 @@ class Producer(Generic[K, V]):
         self._closed = False
 
     def __dir__(self) -> list[str]:
-        """Return the names that are for programs: what completion offers."""
-        return [item for item in dir(type(self)) if item[0] != "_"]
+        """Return what completion offers."""
+        return public_names(self)
 
     def __repr__(self) -> str:
         name = self.config.producer_name or self.config.client_id
