@@ -15,9 +15,16 @@ Importing embedlog loads nothing heavy; opening a log loads pyarrow.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from embedlog.version import __version__ as __version__
+
+if not sys.platform.startswith("linux"):
+    raise ImportError(
+        "embedlog runs on Linux only (also in WSL 2 and in containers), since it relies on locks "
+        f"and shared memory of the kernel that {sys.platform} does not have"
+    )
 
 if TYPE_CHECKING:
     from embedlog import errors

@@ -63,6 +63,12 @@ class EmbedlogError(Exception):
         return f"{text}. {self.todo}" if self.todo else text
 
 
+def no_attribute(owner: object, name: str, hint: str = "") -> AttributeError:
+    """Return the error for a missing attribute, with what to do instead."""
+    text = f"{type(owner).__name__} has no attribute {name!r}"
+    return AttributeError(f"{text}; {hint}" if hint else text, name=name, obj=owner)
+
+
 # Usage
 
 
@@ -489,7 +495,7 @@ class UnsupportedFormatError(EmbedlogError):
 
 
 class NotALogError(EmbedlogError):
-    """The path is a file, or a directory with other contents.
+    """The path is a file, a directory with other contents, or the address of something else.
 
     A retry does not help: pass the directory of a log, or an empty or new one.
     """

@@ -367,11 +367,12 @@ class Store:
 
     # Writing
 
-    def write(self, step: Step[T]) -> T:
+    def write(self, step: Step[T], timeout: float | None = None) -> T:
         """Run ``step`` in one write transaction and commit it.
 
         ``step`` may run more than once (the map grows by itself), so it must change
-        nothing but its transaction, and must not block.
+        nothing but its transaction, and must not block.  Waits ``timeout`` seconds for the
+        lock, by default those of the store.
 
         Raises:
             LockTimeoutError: Another process holds the write lock.
@@ -379,11 +380,13 @@ class Store:
             StorageError: LMDB refused; nothing was changed, unless the message says otherwise.
             CorruptionError: The file was damaged since this process opened it.
         """
-        if not self._queue.acquire(False) and not self._queue.acquire(timeout=self._timeout):
+        if timeout is None:
+            timeout = self._timeout
+        if not self._queue.acquire(False) and not self._queue.acquire(timeout=timeout):
             raise LockTimeoutError("Another thread holds the lock", path=self._lock_path)
         try:
             lock = self._lock if self._lock is not None else self._open_lock()
-            self._files.lock(lock, self._timeout)
+            self._files.lock(lock, timeout)
             try:
                 return self._transact(step)
             finally:

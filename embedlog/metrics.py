@@ -99,9 +99,8 @@ GROUPS = (
             Metric("record-send-total", "counter", "Records written"),
             Metric("record-error-total", "counter", "Records that were refused or failed"),
             Metric(
-                "record-error-unretrieved-total",
-                "counter",
-                "Records that failed without a caller that looked at their future",
+                *("record-unretrieved-error-total", "counter"),
+                "Those of them that no caller looked at, and that were logged (embedlog only)",
             ),
             Metric("record-retry-total", "counter", "Records in batches that were tried again"),
             Metric("byte-total", "counter", "Bytes of the batches written, as stored"),

@@ -154,15 +154,17 @@ def _send(
     except BaseException as error:
         _end_failed(span, error)
         raise
-    future.add_callback(_end_written, span)
-    future.add_errback(_end_failed, span)
+    future._observe(_end, span)
     return future
 
 
-def _end_written(span: Span, metadata: RecordMetadata) -> None:
-    if metadata.offset >= 0:  # with acks=0 it is not known
-        span.set_attribute("messaging.destination.partition.id", str(metadata.partition))
-        span.set_attribute("messaging.kafka.offset", metadata.offset)
+def _end(span: Span, outcome: RecordMetadata | BaseException) -> None:
+    if isinstance(outcome, BaseException):
+        _end_failed(span, outcome)
+        return
+    if outcome.offset >= 0:  # with acks=0 it is not known
+        span.set_attribute("messaging.destination.partition.id", str(outcome.partition))
+        span.set_attribute("messaging.kafka.offset", outcome.offset)
     span.end()
 
 

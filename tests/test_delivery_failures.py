@@ -18,6 +18,7 @@ import pytest
 from support import forks
 from support.faulty_files import FaultyFiles
 from support.patience import patient
+from support.producer_calls import totals
 from support.roots import open_root, values
 
 import embedlog
@@ -69,11 +70,6 @@ def warnings(caplog):
     ]
 
 
-def total(producer, name):
-    """Return one of the counts of a producer."""
-    return producer.metrics()["producer-metrics"][f"{name}-total"]
-
-
 def break_writes(root):
     """Let every write fail for good."""
     root.context.files.fail_at(0, errno.EIO, forever=True, only={"write"})
@@ -97,7 +93,11 @@ def test_failed_records_that_no_caller_waits_for_are_logged_at_once(root, produc
 
     (line,) = warnings()
     assert "3 records for one-0 failed" in line and os.strerror(errno.EIO) in line
-    assert total(producer, "record-error") == total(producer, "record-error-unretrieved") == 3
+    assert (
+        totals(producer)["record-error-total"]
+        == totals(producer)["record-unretrieved-error-total"]
+        == 3
+    )
 
 
 def test_the_background_thread_logs_what_it_could_not_write(root, warnings):
@@ -136,7 +136,7 @@ def test_a_failure_that_a_caller_looks_at_is_not_logged(root, producer, warnings
     del future
 
     assert warnings() == []
-    assert total(producer, "record-error-unretrieved") == 0
+    assert totals(producer)["record-unretrieved-error-total"] == 0
 
 
 @pytest.mark.parametrize("add", ["add_errback", "add_both"])
@@ -176,7 +176,7 @@ def test_records_whose_futures_were_looked_at_do_not_count(root, producer, warni
 
     (line,) = warnings()
     assert "3 records for one-0" in line
-    assert total(producer, "record-error-unretrieved") == 3
+    assert totals(producer)["record-unretrieved-error-total"] == 3
 
 
 def test_each_failed_batch_is_a_line_and_written_ones_are_none(root, producer, warnings):
@@ -460,7 +460,7 @@ def test_retries_that_are_over_soon_are_not_logged(root, warnings):
             future = producer.send("one", b"v")
             time.sleep(0.05)
         future.result(patient(5))
-        assert total(producer, "record-retry") > 0
+        assert totals(producer)["record-retry-total"] > 0
     assert warnings() == warnings(logging.INFO) == []
 
 

@@ -21,11 +21,8 @@ from embedlog import errors
 pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
-    {"errors", "version"},
-    {
-        *("record", "serializers", "checksum", "display", "files", "metrics", "progress"),
-        "times",
-    },
+    {"errors", "metrics", "version"},
+    {"record", "serializers", "checksum", "display", "files", "progress", "times"},
     {"config"},
     {"batch", "schema", "kv", "partitioner", "assignor"},
     {"keyspace"},
@@ -50,8 +47,8 @@ DOORS = {
     "matplotlib": {"api"},
     "pandas": {"notebook", "spark"},
     "IPython": {"notebook"},
-    "pytest": {"testing"},
     "opentelemetry": {"opentelemetry"},
+    "pytest": {"testing"},
     "pyarrow": {
         *("batch", "schema", "segment", "partition", "root", "publish", "compaction"),
         *("producer", "consumer", "api", "spark", "notebook", "pipeline"),
@@ -306,6 +303,18 @@ def test_most_functions_are_short():
 
     assert statistics.median(sizes) <= 8
     assert statistics.quantiles(sizes, n=10)[-1] <= 25
+
+
+def test_each_room_logs_under_its_own_name():
+    """The logger of `embedlog/ROOM` is `embedlog.ROOM`, so that programs can choose by room."""
+    named = re.compile(r"getLogger\((.*?)\)")
+    offenders = [
+        f"{name}: {argument}"
+        for name in FILES
+        for argument in named.findall((PACKAGE / name).read_text())
+        if argument != f'"embedlog.{room_of(name)}"'
+    ]
+    assert_none(offenders)
 
 
 def test_the_table_of_what_tests_share_is_complete():

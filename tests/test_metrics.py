@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
@@ -13,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support import forks
+from support.faulty_files import FaultyFiles
 
 import embedlog
 from embedlog.cli import main
 from embedlog.cli.metrics import prometheus_lines
-from embedlog.errors import DiskFullError, EmbedlogError
+from embedlog.errors import DiskFullError, DurabilityError, EmbedlogError
 from embedlog.metrics import (
     CONSUMER,
     COORDINATOR,
@@ -32,6 +34,9 @@ from embedlog.metrics import (
 from embedlog.record import TopicPartition
 
 ORDERS = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
+
+NEVER = 3_600_000
+"""linger_ms in milliseconds: only the test's own thread writes, so all is counted at once."""
 
 
 @pytest.fixture
@@ -71,7 +76,7 @@ DEFINED = {group.key: {metric.name for metric in group.metrics} for group in GRO
 
 def test_a_producer_counts_records_bytes_and_appends(log):
     """Kafka's names, nested as kafka-python nests them."""
-    with log.producer() as producer:
+    with log.producer(linger_ms=NEVER) as producer:
         for number in range(10):
             producer.send("orders", b"%d" % number, partition=0)
         producer.flush()
@@ -96,7 +101,7 @@ def test_a_producer_counts_records_bytes_and_appends(log):
 
 def test_the_fast_path_counts_as_the_general_one(log):
     """A record whose caller waits is counted as one in a batch of one is."""
-    with log.producer() as fast, log.producer() as general:
+    with log.producer(linger_ms=NEVER) as fast, log.producer(linger_ms=NEVER) as general:
         for producer in (fast, general):
             for _ in range(3):
                 future = producer.send("orders", b"v", partition=0 if producer is general else None)
@@ -148,7 +153,7 @@ def test_a_repeated_batch_is_counted_as_a_duplicate(log):
 
 def test_the_counts_of_a_forked_child_begin_at_0(log):
     """The parent writes, and counts, what was sent before the fork."""
-    with log.producer() as producer:
+    with log.producer(linger_ms=NEVER) as producer:
         producer.send("orders", b"v").result()
         child = forks.call(lambda: producer.metrics()["producer-metrics"]["record-send-total"])
         assert (child, producer.metrics()["producer-metrics"]["record-send-total"]) == (0, 1)
@@ -302,7 +307,7 @@ def test_a_log_has_sizes_offsets_lags_and_the_owner_of_maintenance(log):
 def test_a_log_names_the_clients_of_its_handle(log):
     """With their client ids, or numbered as Kafka numbers them, while they are open."""
     with log.producer() as producer, log.producer(client_id="web"), log.producer(client_id="web"):
-        producer.send("orders", b"v").result()
+        producer.send_batch("orders", [b"v"])
         with log.consumer("orders", client_id="reader"):
             metrics = log.metrics()
     clients = [
@@ -348,6 +353,22 @@ def test_a_damaged_partition_does_not_hide_the_others(log):
     metrics = log.metrics()
     assert metrics["kafka.log.orders-1"] == {"Offline": 1}
     assert metrics["kafka.log.orders-0"]["LogEndOffset"] == 10
+
+
+def test_a_partition_whose_flush_failed_is_offline(tmp_path):
+    """It refuses appends until a repair, so it needs an alarm."""
+    with embedlog.open(tmp_path / "log", maintenance=False, files=FaultyFiles) as log:
+        log.create_topic("orders", partitions=2)
+        fill(log, 1)
+        files = log.root.context.files
+        files.fail_at(0, errno.EIO, only=("sync",))
+        with pytest.raises(DurabilityError):
+            log.partition("orders", 0).flush()
+        files.heal()
+        metrics = log.metrics()
+        assert [metrics[f"kafka.log.orders-{part}"]["Offline"] for part in (0, 1)] == [1, 0]
+        log.repair(dry_run=False)
+        assert log.metrics()["kafka.log.orders-0"]["Offline"] == 0
 
 
 # The command line

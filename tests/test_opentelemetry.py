@@ -195,6 +195,16 @@ def test_a_span_ends_with_the_error_of_a_record(log, spans, tracers):
     assert refused.attributes["messaging.kafka.message.tombstone"] is True
 
 
+def test_a_failure_that_only_the_span_has_is_still_logged(log, spans, tracers, caplog):
+    """The program has not looked at it."""
+    log.create_topic("state", config={"cleanup.policy": "compact"})
+    with log.producer() as producer:
+        telemetry.instrument_producer(producer, tracers)
+        producer.send("state", b"no key")
+    assert "1 record for state failed, and no caller looked at the future" in caplog.text
+    assert len(spans.get_finished_spans()) == 1
+
+
 def test_a_dropped_producer_is_collected_in_spite_of_its_spans(log, tracers):
     """Otherwise its records would be written late, and nothing would warn."""
     producer = log.producer()

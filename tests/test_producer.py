@@ -51,6 +51,7 @@ from embedlog.producer import Producer, partition_rows, row_batches
 from embedlog.producer.topic_queue import WRITE_BYTES, TopicQueue
 from embedlog.producer.topic_settings import COLUMN_BYTES, HEAD_BYTES
 from embedlog.record import RecordMetadata
+from embedlog.root.root import Root
 
 FAST = {"retry_backoff_ms": 5, "request_timeout_ms": 20}
 EXPIRING = {"delivery_timeout_ms": 60, "request_timeout_ms": 10, "retry_backoff_ms": 5}
@@ -1285,13 +1286,7 @@ def test_a_record_that_is_being_written_at_a_fork_is_the_parents(root, monkeypat
 def test_a_producer_is_pickled_as_its_root_and_settings():
     """A worker opens the root again and has its own producer."""
 
-    class PickledRoot:
-        durability, closed, path = "os", False, "x"
-
-        @staticmethod
-        def clock():
-            return 0
-
+    class PickledRoot(OpenedRoot):
         def __reduce__(self):
             return OpenedRoot, ()
 
@@ -1299,8 +1294,11 @@ def test_a_producer_is_pickled_as_its_root_and_settings():
     assert isinstance(unpickled.root, OpenedRoot) and unpickled.config.linger_ms == 7
 
 
-class OpenedRoot:
+class OpenedRoot(Root):
     durability, closed, path = "os", False, "x"
+
+    def __init__(self):
+        pass
 
     @staticmethod
     def clock():

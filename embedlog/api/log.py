@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -38,6 +38,7 @@ from embedlog.errors import (
     FencedError,
     InvalidConfigError,
     TopicAlreadyExistsError,
+    no_attribute,
 )
 from embedlog.files import Files
 from embedlog.metrics import Metrics, Sample, nested
@@ -51,8 +52,9 @@ from embedlog.partition import (
 from embedlog.partition.leases import Lease, LeaseInfo, hold, leases
 from embedlog.progress import ProgressBar, format_bytes
 from embedlog.record import K, TopicPartition, V
+from embedlog.root.location import directory_of
 from embedlog.root.repair import repair_root
-from embedlog.root.root import Root
+from embedlog.root.root import Root, check_root
 from embedlog.root.verify import Finding, rebuild_index, verify_root
 from embedlog.serializers import SerializerName
 
@@ -68,7 +70,15 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 """Called with the number of bytes done, and the number of all bytes."""
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.api")
+_HINTS = {
+    "create_topics": "call create_topic(name, partitions, config) for each",
+    "delete_topics": "call delete_topic(name) for each",
+    "list_topics": "call topics()",
+    "send": "call producer(), and send(topic, value) of what it returns",
+    "subscribe": "call consumer(topic, ...)",
+}
+"""What to call instead of methods of Kafka's clients."""
 _open_logs: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
@@ -126,8 +136,10 @@ class Log:
     path and options.
     """
 
-    def __init__(self, root: Root, maintenance_config: MaintenanceConfig | None) -> None:
-        self.root = root
+    def __init__(
+        self, root: Root | None = None, maintenance_config: MaintenanceConfig | None = None
+    ) -> None:
+        self.root = check_root(root, "embedlog.open(path)")
         self._maintenance_config = maintenance_config
         """None if this process must not run the maintenance jobs in the background."""
         self._maintenance: Maintenance | None = None
@@ -294,8 +306,25 @@ class Log:
         return self.topic(name)
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is such a topic."""
+        """Whether there is such a topic.
+
+        Raises:
+            TypeError: The name is not a str.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"topic must be the name of a topic as a str, got {name!r}")
         return name in self.root.topics()
+
+    if not TYPE_CHECKING:
+        # Type checkers must not take every name for an attribute.
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError; it may say what to call, such as for the name of a topic."""
+            root, hint = self.__dict__.get("root"), _HINTS.get(name, "")
+            if root is not None and not name.startswith("_"):
+                with suppress(EmbedlogError):
+                    hint = f"call log.topic({name!r})" if name in root.topics() else hint
+            raise no_attribute(self, name, hint)
 
     def partition(self, topic: str, number: int) -> PartitionLog:
         """Return the log of one partition, which producers and consumers use."""
@@ -650,7 +679,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     """Open a log, or create it; any number of processes may have it open.
 
     Args:
-        path: A directory on a local disk.
+        path: A directory on a local disk, also as ``file:///path`` or ``embedlog:///path``.
         mode: ``"rw"``, or ``"r"`` to read only.
         durability: What an acknowledged record survives: ``"os"`` the death of any process
             at any instant, ``"fsync"`` also a power cut.
@@ -668,7 +697,8 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         files: The file system; for tests.
 
     Raises:
-        NotALogError: The path is a file, or a directory with other contents.
+        NotALogError: The path is a file, a directory with other contents, or an address such
+            as ``localhost:9092`` or ``s3://bucket``.
         UnsupportedFormatError: Another version of embedlog wrote it, with another format.
         UnsupportedFilesystemError: Locks do not work reliably on this file system.
         CorruptionError: The catalog is damaged and has no copy.
@@ -692,7 +722,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     if maintenance is not False:
         config = MaintenanceConfig.parse({} if maintenance is True else maintenance)
     root = Root(
-        os.path.abspath(os.path.expanduser(os.fspath(path))),
+        directory_of(path),
         mode=mode,
         durability=durability,
         visibility=visibility,

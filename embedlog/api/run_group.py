@@ -47,7 +47,7 @@ StartMethod = Literal["fork", "spawn", "forkserver"]
 """Of `multiprocessing`."""
 _RESERVED = ("group_id", "enable_auto_commit", "consumer_timeout_ms")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("embedlog.api")
 _start_lock = threading.Lock()
 _runs: weakref.WeakSet[GroupRun] = weakref.WeakSet()
 

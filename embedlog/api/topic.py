@@ -26,11 +26,11 @@ from embedlog.consumer.deserialize import (
     topic_deserializers,
 )
 from embedlog.display import html_table, moment, need, plural, public_names, short
-from embedlog.errors import InvalidConfigError, SerializationError
+from embedlog.errors import InvalidConfigError, SerializationError, no_attribute
 from embedlog.partition import PartitionLog
 from embedlog.progress import format_bytes
 from embedlog.record import K, Record, TopicPartition, V
-from embedlog.root.root import Root
+from embedlog.root.root import Root, check_root
 from embedlog.serializers import adapt, shortened
 from embedlog.times import When
 
@@ -54,9 +54,9 @@ class TopicView(Generic[K, V]):
     """
 
     def __init__(
-        self, root: Root, name: str, ranges: Sequence[OffsetRange], *, raw: bool = False
+        self, root: Root | None, name: str, ranges: Sequence[OffsetRange], *, raw: bool = False
     ) -> None:
-        self._root, self.name = root, name
+        self._root, self.name = check_root(root, "embedlog.open(path).topic(name)"), name
         self._ranges = list(ranges)
         self.raw = raw
         """Whether keys and values are bytes, whatever the serializers of the topic."""
@@ -81,6 +81,30 @@ class TopicView(Generic[K, V]):
 
     def __len__(self) -> int:
         return sum(map(self._count, self.ranges()))
+
+    if not TYPE_CHECKING:
+        # Type checkers must not take every name for an attribute.
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError; for a column it says how to get the column."""
+            hint, column = "", name if name in Record._fields else name.removesuffix("s")
+            if column in Record._fields:
+                hint = (
+                    f"call to_pandas()[{column!r}], or iterate over the records: "
+                    f"[record.{column} for record in topic]"
+                )
+            raise no_attribute(self, name, hint)
+
+    def __contains__(self, item: object) -> bool:
+        """Refuse `in`, which would read all records.
+
+        Raises:
+            TypeError: Always; the text says what to call instead.
+        """
+        raise TypeError(
+            f"`in` would read all records of {self.name}; call get(key), which returns None if "
+            "there is no record of the key, or iterate"
+        )
 
     def _count(self, part: OffsetRange) -> int:
         return self._log(part.partition).record_counts.count(part.start, part.stop)
@@ -478,7 +502,7 @@ class TopicView(Generic[K, V]):
 class Topic(TopicView[K, V]):
     """All records of a topic, as of each call."""
 
-    def __init__(self, root: Root, name: str, *, raw: bool = False) -> None:
+    def __init__(self, root: Root | None = None, name: str = "", *, raw: bool = False) -> None:
         super().__init__(root, name, (), raw=raw)
 
     def ranges(self) -> list[OffsetRange]:

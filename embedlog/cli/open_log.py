@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import embedlog
 from embedlog.errors import InvalidConfigError, NotALogError, StorageError
 from embedlog.keyspace import FORMAT_FILE
+from embedlog.root.location import directory_of
 
 if TYPE_CHECKING:
     from embedlog.api import Log
@@ -26,7 +27,7 @@ def root_of(args: argparse.Namespace) -> str:
         raise InvalidConfigError(
             "No log directory was given", todo="Use --root DIR, or set EMBEDLOG_ROOT."
         )
-    return os.path.abspath(os.path.expanduser(str(args.root)))
+    return directory_of(str(args.root))
 
 
 def is_log(root: str) -> bool:

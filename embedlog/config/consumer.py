@@ -87,7 +87,7 @@ class ConsumerConfig(Settings):
     isolation_level: Literal["read_uncommitted", "read_committed"] = choice(
         "read_uncommitted", "read_committed"
     )
-    """Both values mean the same: unpublished records are never visible (G23)."""
+    """Both are kept: unpublished records are never visible (G23)."""
     exclude_internal_topics: bool = switch(True)
     """Whether patterns ignore internal topics."""
     allow_auto_create_topics: bool = switch(True)
@@ -95,13 +95,16 @@ class ConsumerConfig(Settings):
     metadata_max_age_ms: int = number(1000, 0)
     """The interval of the check for new topics and partitions; Kafka's 300000 saves requests."""
     request_timeout_ms: int = number(30_000, 0, INT_MAX)
-    """How long an operation waits for its locks."""
+    """How long a commit waits for its lock, unless the ``lock_timeout`` of the log is less."""
     default_api_timeout_ms: int = number(60_000, 0, INT_MAX)
-    """The timeout of calls that are made without one."""
+    """The same, for a commit without a ``timeout_ms``; the shortest of the three counts."""
     retry_backoff_ms: int = number(100, 0)
     """How long to wait before a retry."""
     client_id: str = label()
     """A name for display."""
+    strict: bool = switch(False)
+    """embedlog's own: refuse settings for connections to brokers, such as ``bootstrap_servers``,
+    which are otherwise ignored with one line in the log of the program."""
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)

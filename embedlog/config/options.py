@@ -91,11 +91,15 @@ class ProducerOptions(TypedDict, Generic[K, V], total=False):
     request_timeout_ms: int | None
     """How long an append waits for its locks."""
     max_in_flight_requests_per_connection: int | None
-    """Accepted and checked (G20), without effect: appends are made one at a time (G12)."""
+    """An upper limit, which is kept at any value: appends are made one at a time (G12).  More
+    than 5 exclude idempotence, as in Kafka (G20)."""
     metadata_max_age_ms: int | None
-    """Accepted and ignored: topics are read from the catalog, without a cache that ages."""
+    """An upper limit, which is kept at any value: a change of a topic is seen at once."""
     client_id: str | None
     """A name for display."""
+    strict: bool | None
+    """embedlog's own: refuse settings for connections to brokers, such as ``bootstrap_servers``,
+    which are otherwise ignored with one line in the log of the program."""
 
 
 class GroupOptions(TypedDict, Generic[K, V], total=False):
@@ -135,7 +139,7 @@ class GroupOptions(TypedDict, Generic[K, V], total=False):
     check_crcs: bool | None
     """Verify the checksum of every column that is read."""
     isolation_level: Literal["read_uncommitted", "read_committed"] | None
-    """Both values mean the same: unpublished records are never visible (G23)."""
+    """Both are kept: unpublished records are never visible (G23)."""
     exclude_internal_topics: bool | None
     """Whether patterns ignore internal topics."""
     allow_auto_create_topics: bool | None
@@ -143,13 +147,16 @@ class GroupOptions(TypedDict, Generic[K, V], total=False):
     metadata_max_age_ms: int | None
     """The interval of the check for new topics and partitions; Kafka's 300000 saves requests."""
     request_timeout_ms: int | None
-    """How long an operation waits for its locks."""
+    """How long a commit waits for its lock, unless the ``lock_timeout`` of the log is less."""
     default_api_timeout_ms: int | None
-    """The timeout of calls that are made without one."""
+    """The same, for a commit without a ``timeout_ms``; the shortest of the three counts."""
     retry_backoff_ms: int | None
     """How long to wait before a retry."""
     client_id: str | None
     """A name for display."""
+    strict: bool | None
+    """embedlog's own: refuse settings for connections to brokers, such as ``bootstrap_servers``,
+    which are otherwise ignored with one line in the log of the program."""
 
 
 class ConsumerOptions(GroupOptions[K, V], total=False):
@@ -173,7 +180,7 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     segment_jitter_ms: int | None
     """Subtract up to this from ``segment_ms``, so that partitions do not roll at the same time."""
     segment_index_bytes: int | None
-    """Accepted and ignored: the index is in LMDB and grows as needed."""
+    """Only the default: the index is in LMDB and grows as needed, so it ends no segment."""
     segment_max_offset_span: int | None
     """Roll the active segment before it spans more offsets than this (embedlog's own; A11)."""
     index_interval_bytes: int | None
@@ -220,7 +227,7 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     value_serializer: SerializerName | None
     """How values are stored, likewise."""
     preallocate: bool | None
-    """Reserve the disk space of a segment when it is created."""
+    """Only the default: segments take disk space as they grow."""
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] | None
     """Whether timestamps come from the producer or from the clock of the log (A7)."""
     message_timestamp_before_max_ms: int | None
@@ -230,9 +237,9 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     producer_id_expiration_ms: int | None
     """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
     min_insync_replicas: int | None
-    """Accepted and ignored: embedlog does not replicate (H1)."""
+    """Only the default: embedlog does not replicate (H1)."""
     unclean_leader_election_enable: bool | None
-    """Accepted and ignored: embedlog does not replicate (H1)."""
+    """Only the default: embedlog does not replicate (H1)."""
 
 
 _DottedTopicOptions = TypedDict(

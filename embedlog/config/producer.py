@@ -96,11 +96,15 @@ class ProducerConfig(Settings):
     request_timeout_ms: int = number(30_000, 0, INT_MAX)
     """How long an append waits for its locks."""
     max_in_flight_requests_per_connection: int = number(5, 1, INT_MAX)
-    """Accepted and checked (G20), without effect: appends are made one at a time (G12)."""
+    """An upper limit, which is kept at any value: appends are made one at a time (G12).  More
+    than 5 exclude idempotence, as in Kafka (G20)."""
     metadata_max_age_ms: int = number(300_000, 0)
-    """Accepted and ignored: topics are read from the catalog, without a cache that ages."""
+    """An upper limit, which is kept at any value: a change of a topic is seen at once."""
     client_id: str = label()
     """A name for display."""
+    strict: bool = switch(False)
+    """embedlog's own: refuse settings for connections to brokers, such as ``bootstrap_servers``,
+    which are otherwise ignored with one line in the log of the program."""
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)

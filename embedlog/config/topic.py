@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embedlog.config.settings import Settings
-from embedlog.config.values import INT_MAX, LONG_MAX, checked, choice, compression, number, switch
+from embedlog.config.values import INT_MAX, LONG_MAX, checked, choice, compression, number, only
 from embedlog.serializers import NAMES, SerializerName
 
 
@@ -45,8 +45,8 @@ class TopicConfig(Settings):
     """Roll the active segment once it spans more time than this (A11, A12)."""
     segment_jitter_ms: int = number(0, 0)
     """Subtract up to this from ``segment_ms``, so that partitions do not roll at the same time."""
-    segment_index_bytes: int = number(10 << 20, 4, INT_MAX)
-    """Accepted and ignored: the index is in LMDB and grows as needed."""
+    segment_index_bytes: int = only(10 << 20, "the index is in LMDB and is never full")
+    """Only the default: the index is in LMDB and grows as needed, so it ends no segment."""
     segment_max_offset_span: int = number(INT_MAX, 1)
     """Roll the active segment before it spans more offsets than this (embedlog's own; A11)."""
     index_interval_bytes: int = number(64 << 10, 0, INT_MAX)
@@ -96,8 +96,8 @@ class TopicConfig(Settings):
     this one; ``bytes`` converts nothing (embedlog's own)."""
     value_serializer: SerializerName = choice(*NAMES)
     """How values are stored, likewise."""
-    preallocate: bool = switch(False)
-    """Reserve the disk space of a segment when it is created."""
+    preallocate: bool = only(False, "segments take disk space as they grow")
+    """Only the default: segments take disk space as they grow."""
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = choice(
         "CreateTime", "LogAppendTime"
     )
@@ -108,10 +108,10 @@ class TopicConfig(Settings):
     """Refuse records whose timestamp is further in the future than this (A7)."""
     producer_id_expiration_ms: int = number(86_400_000, 1)
     """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
-    min_insync_replicas: int = number(1, 1, INT_MAX)
-    """Accepted and ignored: embedlog does not replicate (H1)."""
-    unclean_leader_election_enable: bool = switch(False)
-    """Accepted and ignored: embedlog does not replicate (H1)."""
+    min_insync_replicas: int = only(1, "a log has no replicas")
+    """Only the default: embedlog does not replicate (H1)."""
+    unclean_leader_election_enable: bool = only(False, "a log has no replicas")
+    """Only the default: embedlog does not replicate (H1)."""
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -11,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from embedlog.catalog import INTERNAL
-from embedlog.config import ConsumerConfig
+from embedlog.config import ConsumerConfig, describe_network_settings
 from embedlog.config.options import ConsumerOptions
 from embedlog.consumer.arguments import (
     SingleThreadGuard,
@@ -38,6 +39,7 @@ from embedlog.errors import (
     IllegalStateError,
     InvalidConfigError,
     UnknownTopicOrPartitionError,
+    no_attribute,
 )
 from embedlog.metrics import Metrics, Sample, nested
 from embedlog.record import (
@@ -48,11 +50,19 @@ from embedlog.record import (
     TopicPartition,
     V_co,
 )
-from embedlog.root.root import Root
+from embedlog.root.root import Root, check_root
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log = logging.getLogger("embedlog.consumer")
+_HINTS = {
+    "consume": "call poll(timeout_ms, max_records)",
+    "get_watermark_offsets": "call beginning_offsets([partition]) and end_offsets([partition])",
+    "list_topics": "call topics()",
+    "store_offsets": "call commit(offsets)",
+}
+"""What to call instead of methods of Kafka's other consumers."""
 T = TypeVar("T")
 Ends = dict[TopicPartition, int]
 Until = Literal["end"] | Mapping[TopicPartition, int] | None
@@ -90,9 +100,15 @@ class Consumer(Generic[K_co, V_co]):
     """
 
     def __init__(
-        self, root: Root, *topics: str, **config: Unpack[ConsumerOptions[K_co, V_co]]
+        self,
+        root: Root | None = None,
+        *topics: str,
+        **config: Unpack[ConsumerOptions[K_co, V_co]],
     ) -> None:
+        root = check_root(root, "embedlog.open(path).consumer(topic, ...)")
         self.config = ConsumerConfig.parse(config)
+        if ignored := describe_network_settings(config):
+            _log.info("The consumer has no network, and ignores %s", ignored)
         if self.config.group_id is None and explicitly_enabled(config, "enable_auto_commit"):
             raise InvalidConfigError(
                 "enable_auto_commit needs a group to commit for",
@@ -123,6 +139,13 @@ class Consumer(Generic[K_co, V_co]):
     def __dir__(self) -> list[str]:
         """Return what completion offers."""
         return public_names(self)
+
+    if not TYPE_CHECKING:
+        # Type checkers must not take every name for an attribute.
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError; for methods of other clients it says what to call."""
+            raise no_attribute(self, name, _HINTS.get(name, ""))
 
     def __repr__(self) -> str:
         what = ", ".join(sorted(self.subscription())) or plural(len(self._assignment), "partition")
@@ -240,16 +263,18 @@ class Consumer(Generic[K_co, V_co]):
 
         Args:
             offsets: The next offset to read, by partition; None is all resolved positions.
-            timeout_ms: Accepted for kafka-python; a commit waits for the log's ``lock_timeout``.
+            timeout_ms: How long to wait for the lock of commits; by default
+                ``default_api_timeout_ms``, or the log's ``lock_timeout`` if that is less.
 
         Raises:
             InvalidGroupIdError: The consumer has no group (E18).
             CommitFailedError: Another member owns one of the partitions (E23).
+            LockTimeoutError: Another process holds the lock for longer; nothing was committed.
             ValueError, TypeError, OffsetMetadataTooLargeError: The offsets are invalid.
         """
         with self._guard:
             self._group.check_writable()
-            self._group.committer.commit_sync(parse_offsets(offsets))
+            self._group.committer.commit_sync(parse_offsets(offsets), timeout_ms)
 
     def commit_async(
         self,
@@ -290,7 +315,7 @@ class Consumer(Generic[K_co, V_co]):
         Args:
             partition: Any partition; it need not be assigned.
             metadata: Whether to return an `OffsetAndMetadata`.
-            timeout_ms: Accepted for kafka-python.
+            timeout_ms: Accepted for kafka-python; reading a commit waits for nothing.
 
         Raises:
             InvalidGroupIdError: The consumer has no group.

@@ -34,7 +34,7 @@ from embedlog.partition.tail import unpack as unpack_tail
 from embedlog.record import OffsetAndMetadata, Record, TopicPartition
 from embedlog.root.root import Root
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("embedlog.consumer")
 
 CommittedLookup = Callable[[TopicPartition], OffsetAndMetadata | None]
 """Returns the committed position of a partition; None without a commit or a group."""
@@ -168,6 +168,8 @@ class PartitionCursor:
         position = self._offset_of(self._start) if committed is None else committed.offset
         self._committed_lookup = None
         self._set_position(position)
+        why = "without a commit" if committed is None else "where the group committed"
+        _log.debug("%s-%d: begins at offset %d, %s", *self.partition, position, why)
         return position
 
     def resolve_for_poll(self) -> None:
@@ -195,6 +197,7 @@ class PartitionCursor:
 
     def seek(self, offset: int) -> None:
         """Set the position, and discard what was fetched ahead (E5)."""
+        _log.debug("%s-%d: seek to offset %d", *self.partition, offset)
         self.discard_buffer()
         self._set_position(offset)
         self._committed_lookup, self._polled = None, True

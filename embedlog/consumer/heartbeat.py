@@ -34,7 +34,7 @@ _RECHECK_SECONDS = 0.01
 _RETRY_SECONDS = 0.1
 """When to try again after an error, such as a full disk."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("embedlog.consumer")
 
 
 class HeartbeatThread:
@@ -157,9 +157,7 @@ class HeartbeatThread:
         # caused it, 50 members that join would make 5,000 checks of up to 50 members.
         check = self._ended_pids or self._watch.blind or monotonic() >= self._next_heartbeat
         if check and monotonic() >= self._remove_from:
-            removed = group.remove_dead_members(exclude=self.member.id)
-            if removed:
-                _log.info("%s: removed dead members %s", self.member.id, ", ".join(removed))
+            group.remove_dead_members(exclude=self.member.id)
             # Their last commits may need a checkpoint.
             self._checkpoint_due = monotonic() + CHECKPOINT_SECONDS
         if self._ended_pids:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 
 from embedlog.consumer.assignment import Assignment
+from embedlog.consumer.missing_topics import MissingTopics
 from embedlog.errors import UnknownTopicOrPartitionError
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
@@ -28,6 +28,7 @@ class StaticAssignment:
         self._root, self._assignment, self._reset = root, assignment, reset
         self.topics = dict.fromkeys(topics)
         self._create = create
+        self._missing = MissingTopics()
         self._catalog_version = -1
         """The version of the catalog that the assignment was made from."""
         self._assign_partitions(reset)
@@ -45,10 +46,15 @@ class StaticAssignment:
         version = self._root.context.catalog.version()
         get_topic = self._root.ensure_topic if self._create else self._root.topic
         partitions: list[TopicPartition] = []
+        missing = []
         for topic in self.topics:
-            with suppress(UnknownTopicOrPartitionError):
+            try:
                 count = get_topic(topic).partitions
+            except UnknownTopicOrPartitionError:
+                missing.append(topic)
+            else:
                 partitions += [TopicPartition(topic, number) for number in range(count)]
+        self._missing.report(missing)
         try:
             added = self._assignment.replace(partitions, self._reset)
         except UnknownTopicOrPartitionError:

@@ -431,11 +431,12 @@ class Files:
 
     # Locks
 
-    def lock(self, fd: int, timeout: float, shared: bool = False) -> None:
+    def lock(self, fd: int, timeout: float, shared: bool = False) -> bool:
         """Take the file's lock (flock); waits up to `timeout` seconds of the monotonic clock.
 
-        A second descriptor of the same file conflicts, in this process too.  A lock ends
-        with `unlock`, `close`, or the process; a forked child shares it, see `after_fork`.
+        Returns whether it had to wait.  A second descriptor of the same file conflicts, in
+        this process too.  A lock ends with `unlock`, `close`, or the process; a forked child
+        shares it, see `after_fork`.
 
         Raises:
             LockTimeoutError: Another holder; the error has its process and state (P16).
@@ -444,8 +445,10 @@ class Files:
             fcntl.flock(fd, _SHARED if shared else _EXCLUSIVE)
         except BlockingIOError:
             self._lock_slowly(fd, timeout, shared)
+            return True
         except OSError as error:
             raise self._failed(error, "lock", fd) from error
+        return False
 
     def _lock_slowly(self, fd: int, timeout: float, shared: bool) -> None:
         deadline = time.monotonic() + timeout

@@ -8,6 +8,7 @@ Lock order: thread lock, then the partition's `flock`, then `state` or `live`.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -39,6 +40,7 @@ from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.tail import TAILS, CachedTail, Tail
 from embedlog.segment import SegmentFile, path_of
 
+_logger = logging.getLogger("embedlog.partition")
 T = TypeVar("T")
 
 Durability = Literal["os", "fsync"]
@@ -222,7 +224,8 @@ class PartitionState:
                     raise ClosedError("The log was closed", path=self.context.root)
                 self._lock_fd = self.context.files.open(self._lock_path, write=True, create=True)
                 self.context.open_files.opened(self)
-            self.context.files.lock(self._lock_fd, timeout)
+            if self.context.files.lock(self._lock_fd, timeout):
+                _logger.debug("%s-%d: waited for the lock of a process", self.topic, self.partition)
         except BaseException:
             self.thread_lock.release()
             raise

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from embedlog.api import Log
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.pipeline")
 
 Progress = Callable[[int, int], object]
 """Called with the number of records that are loaded and the total; 0 if that still grows."""

@@ -19,8 +19,9 @@ from embedlog.producer.unretrieved import FailedRecords
 from embedlog.record import Appended, RecordMetadata
 
 LOGGER = logging.getLogger("embedlog.producer")
-Callback = tuple[Any, bool, Callable[..., object], tuple[object, ...], dict[str, object]]
-"""The future, whether the callback is for errors, the function and its arguments."""
+Callback = tuple[Any, bool | None, Callable[..., object], tuple[object, ...], dict[str, object]]
+"""The future, whether the callback is for errors (None: for every outcome, without taking an error
+for looked at), the function and its arguments."""
 
 
 class BatchRange(NamedTuple):
@@ -308,7 +309,7 @@ def run_callback(callback: Callback) -> None:
     """Run a callback if it is for this kind of outcome; log what it raises."""
     future, for_errors, function, args, kwargs = callback
     outcome = future._delivery.outcome(future._row)
-    if isinstance(outcome, BaseException) is not for_errors:
+    if for_errors is not None and isinstance(outcome, BaseException) is not for_errors:
         return
     if for_errors:
         future._delivery.mark_retrieved(future._row)

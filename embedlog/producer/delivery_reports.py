@@ -24,7 +24,7 @@ class DeliveryReports:
 
     def __init__(self, buffer_pool: BufferPool) -> None:
         self._topics: dict[str, TopicCounts] = {}
-        self.unretrieved = UnretrievedErrors(self.counts)
+        self.unretrieved = UnretrievedErrors()
         self._buffer_pool = buffer_pool
         self._done: deque[tuple[Delivery, int]] = deque()
         """Deliveries that have an outcome, and the bytes of memory that are free again."""
@@ -39,7 +39,7 @@ class DeliveryReports:
 
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics of the producer."""
-        return samples(self._topics, self._buffer_pool)
+        return samples(self._topics, self._buffer_pool, self.unretrieved.logged)
 
     def record_written(
         self, open_batch: OpenBatch, counts: TopicCounts, size: int, duplicate: bool

@@ -113,6 +113,10 @@ class RecordFuture(Generic[R_co]):
         self._add((self, False, function, args, named))
         return self._add((self, True, function, args, named))
 
+    def _observe(self, function: Callable[..., object], *args: object) -> None:
+        """Do as `add_both`, for a tool: the program has not learned of an error by that."""
+        self._add((self, None, function, args, {}))
+
     def _add(self, callback: Callback) -> Self:
         delivery = self._delivery
         if isinstance(delivery, CompletedDelivery) or not delivery.queue.add_callback(callback):

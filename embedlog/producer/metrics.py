@@ -17,14 +17,11 @@ class TopicCounts:
 
     __slots__ = (
         *("append_seconds", "appends", "batches", "bytes", "duplicates", "errors"),
-        *("longest_append", "longest_wait", "records", "retried", "unretrieved"),
-        *("wait_seconds", "waits"),
+        *("longest_append", "longest_wait", "records", "retried", "wait_seconds", "waits"),
     )
 
     def __init__(self) -> None:
         self.records = self.batches = self.bytes = self.duplicates = self.errors = self.retried = 0
-        self.unretrieved = 0
-        """Records that failed, and no caller looked at their futures."""
         self.appends = self.waits = 0
         self.append_seconds = self.longest_append = 0.0
         self.wait_seconds = self.longest_wait = 0.0
@@ -45,7 +42,9 @@ class TopicCounts:
             self.longest_wait = seconds
 
 
-def samples(topics: Mapping[str, TopicCounts], pool: BufferPool) -> Iterator[Sample]:
+def samples(
+    topics: Mapping[str, TopicCounts], pool: BufferPool, unretrieved: int
+) -> Iterator[Sample]:
     """Yield the metrics of a producer, as a whole and by topic."""
     by_topic = dict(topics)  # another thread may add one
     counts = list(by_topic.values())
@@ -58,7 +57,7 @@ def samples(topics: Mapping[str, TopicCounts], pool: BufferPool) -> Iterator[Sam
     totals = {
         "record-send-total": records,
         "record-error-total": sum(topic.errors for topic in counts),
-        "record-error-unretrieved-total": sum(topic.unretrieved for topic in counts),
+        "record-unretrieved-error-total": unretrieved,
         "record-retry-total": sum(topic.retried for topic in counts),
         "byte-total": size,
         "batch-total": batches,

@@ -140,10 +140,10 @@ class PartitionWriter:
                 self._failed(group, error, lock_timeout < self._lock_timeout, began)
             else:
                 self._attempts, self._short_attempts, self.retry_at = 0, 0, 0.0
-                seconds = monotonic() - began
-                self._counts.count_append(seconds)
                 if self._failing_since:
                     self._succeeded_again()
+                seconds = monotonic() - began
+                self._counts.count_append(seconds)
                 self._warn_if_slow(seconds)
                 for _, receipt in zip(group, receipts, strict=True):
                     self._finish_first(receipt)
@@ -166,9 +166,10 @@ class PartitionWriter:
         if sequence is not None and self._identity is not None:
             encoded.set_producer(*self._identity, sequence)
             self._next_sequence = sequence + 1 & LAST_SEQUENCE
-        log, counts, began = self.log, self._counts, monotonic()
-        counts.count_wait(began - open_batch.opened_at)
+        log, counts = self.log, self._counts
         try:
+            began = monotonic()
+            counts.count_wait(began - open_batch.opened_at)
             receipt = log.append([encoded], durability=self._durability, timeout=lock_timeout)[0]
             timestamp = receipt.timestamp
             if timestamp is None:
@@ -191,7 +192,8 @@ class PartitionWriter:
             seconds = monotonic() - began
             counts.count_append(seconds)
             self._reports.record_written(open_batch, counts, encoded.size, receipt.duplicate)
-            self._warn_if_slow(seconds)
+            if self._context.synced:  # the page cache rarely makes an append wait
+                self._warn_if_slow(seconds)
 
     def _finish_first(
         self, receipt: Appended | None = None, error: BaseException | None = None

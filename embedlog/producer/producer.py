@@ -9,9 +9,10 @@ import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any, Generic, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
 from embedlog.catalog import refuse_internal
+from embedlog.config import describe_network_settings
 from embedlog.config.options import ProducerOptions
 from embedlog.display import plural, public_names
 from embedlog.errors import (
@@ -22,6 +23,7 @@ from embedlog.errors import (
     RecordTooLargeError,
     SerializationError,
     TimeoutError,  # noqa: A004 - it is one
+    no_attribute,
 )
 from embedlog.metrics import Metrics, Sample, nested
 from embedlog.partition.producer_state import LAST_SEQUENCE
@@ -46,7 +48,17 @@ from embedlog.producer.validation import (
     to_bytes,
 )
 from embedlog.record import K, RecordMetadata, V
-from embedlog.root.root import Root
+from embedlog.root.root import Root, check_root
+
+_NO_TRANSACTIONS = "a producer has no transactions"
+_HINTS = {
+    "produce": "call send(topic, value, key=...)",
+    "poll": "leave it out: callbacks of futures run by themselves",
+    "init_transactions": _NO_TRANSACTIONS,
+    "begin_transaction": _NO_TRANSACTIONS,
+    "commit_transaction": _NO_TRANSACTIONS,
+}
+"""What to call instead of methods of Kafka's other producers."""
 
 
 class Producer(Generic[K, V]):
@@ -63,15 +75,24 @@ class Producer(Generic[K, V]):
     Use it in a ``with`` block, or `close` it: then the unwritten records are flushed.
     """
 
-    def __init__(self, root: Root, **config: Unpack[ProducerOptions[K, V]]) -> None:
-        self.root = root
+    def __init__(self, root: Root | None = None, **config: Unpack[ProducerOptions[K, V]]) -> None:
+        self.root = root = check_root(root, "embedlog.open(path).producer(...)")
         self._options = config
         self._context = ProducerContext(self, root, config)
         self.config = settings = self._context.config
+        if ignored := describe_network_settings(config):
+            LOGGER.info("The producer has no network, and ignores %s", ignored)
         self._clock = root.clock
         self._no_acks = settings.acks == 0
         self._start()
         _producers.add(self)
+
+    if not TYPE_CHECKING:
+        # Type checkers must not take every name for an attribute.
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError; for methods of other clients it says what to call."""
+            raise no_attribute(self, name, _HINTS.get(name, ""))
 
     def _start(self) -> None:
         """Begin without records and identity, at first or in a forked child."""

@@ -13,12 +13,11 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import getLogger
 
 from embedlog.errors import DeliveryFailedError, EmbedlogError
-from embedlog.producer.metrics import TopicCounts
 
 LOGGER = getLogger("embedlog.producer")
 MAX_ERRORS = 10
@@ -30,7 +29,7 @@ class FailedRecords:
 
     Args:
         errors: Logs the records that no caller looked at.
-        topic: Their topic.
+        topic: Their topic; None if it is not known.
         partition: Their partition; None if they failed before they had one.
         count: How many records failed.
         error: Why.
@@ -41,7 +40,7 @@ class FailedRecords:
     def __init__(
         self,
         errors: UnretrievedErrors,
-        topic: str,
+        topic: str | None,
         partition: int | None,
         count: int,
         error: BaseException,
@@ -65,15 +64,11 @@ class FailedRecords:
 
 
 class UnretrievedErrors:
-    """The failures of one producer that no caller looked at.
+    """The failures of one producer that no caller looked at."""
 
-    Args:
-        counts: Returns the counts for a topic; ``unretrieved`` is the number of such records
-            that were logged.
-    """
-
-    def __init__(self, counts: Callable[[str], TopicCounts]) -> None:
-        self._counts, self._pid = counts, os.getpid()
+    def __init__(self) -> None:
+        self.logged, self._pid = 0, os.getpid()
+        """How many of these records were logged."""
         # Re-entrant: the garbage collector may run a finalizer anywhere, also under this lock.
         self._lock = threading.RLock()
         self._alive: weakref.WeakSet[FailedRecords] = weakref.WeakSet()
@@ -82,12 +77,12 @@ class UnretrievedErrors:
         self._errors: list[BaseException] = []
         self._raising = 0
         """How many calls are about to raise what is dropped meanwhile."""
-        self._unlogged: list[tuple[tuple[str, int | None], int, BaseException]] = []
+        self._unlogged: list[tuple[tuple[str | None, int | None], int, BaseException]] = []
         """What was dropped while calls were about to raise it."""
         _all.add(self)
 
     def add(
-        self, topic: str, partition: int | None, count: int, error: BaseException
+        self, topic: str | None, partition: int | None, count: int, error: BaseException
     ) -> FailedRecords:
         """Return what the delivery of records that fail must keep, before it has the error."""
         if isinstance(error, EmbedlogError):
@@ -159,14 +154,14 @@ class UnretrievedErrors:
             return [failed for failed in self._alive if failed.unretrieved() > 0]
 
     def _note(self, failed: FailedRecords, count: int) -> None:
-        self._topics[failed.where[0]] += count
+        self._topics[failed.where[0] or ""] += count
         if len(self._errors) < MAX_ERRORS and failed.error not in self._errors:
             self._errors.append(failed.error)
 
-    def _log(self, where: tuple[str, int | None], count: int, error: BaseException) -> None:
-        topic, partition = where
+    def _log(self, where: tuple[str | None, int | None], count: int, error: BaseException) -> None:
         with self._lock:
-            self._counts(topic).unretrieved += count
+            self.logged += count
+        topic, partition = where
         LOGGER.warning(
             "%s for %s%s failed, and no caller looked at the future%s: %s",
             *(records(count), topic, "" if partition is None else f"-{partition}"),

@@ -6,6 +6,7 @@ process can attach; the others join.  A forked child attaches again at its first
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import tomllib
@@ -44,6 +45,7 @@ _OPTIONS = (
     *("mode", "durability", "visibility", "clock", "lock_timeout"),
     *("auto_create", "unsafe_filesystem", "files", "allow_pickle"),
 )
+_logger = logging.getLogger("embedlog.root")
 _roots: weakref.WeakSet[Root] = weakref.WeakSet()
 
 
@@ -125,7 +127,9 @@ class Root:
             if not self.auto_create or name == ACTIVITY or not self.context.files.writable:
                 raise
         with suppress(TopicAlreadyExistsError):
-            return self.create_topic(name, 1, TopicConfig())
+            info = self.create_topic(name, 1, TopicConfig())
+            _logger.info("Created the topic %s by itself, with one partition and defaults", name)
+            return info
         return self.topic(name)
 
     def create_topic(self, name: str, partitions: int, config: TopicConfig) -> TopicInfo:
@@ -248,6 +252,8 @@ class Root:
                             self.startup_report.append(str(error))
                 if writable:
                     topic_deletion.finish_all(context)
+                report = "; ".join(self.startup_report) or "nothing to repair"
+                _logger.debug("Opened %s with mode %s: %s", self.path, self.mode, report)
                 return context
             except BaseException:
                 self._detach(files)
@@ -341,6 +347,7 @@ class Root:
                 _roots.discard(self)
                 if self._context is not None:
                     self._leave(self._context)
+                    _logger.debug("Closed %s", self.path)
 
     def _leave(self, context: Context) -> None:
         files = context.files
@@ -381,6 +388,19 @@ class Root:
         self._partitions = {}
         if context is not None:
             context.files.after_fork()
+
+
+def check_root(root: object, instead: str) -> Root:
+    """Return the first argument of a constructor that programs do not call themselves.
+
+    Constructors have None as its default, so that this text is shown without arguments too.
+
+    Raises:
+        TypeError: It is no root; the text says what to call instead.
+    """
+    if not isinstance(root, Root):
+        raise TypeError(f"root must be the root of an open log, got {root!r}; call {instead}")
+    return root
 
 
 def _check_format(files: Files) -> None:

@@ -43,7 +43,7 @@ except ImportError:  # Spark 4.0 and 4.1 ask for the latest offset without a lim
     ReadAllAvailable = type(None)  # type: ignore[misc, assignment]
     SupportsTriggerAvailableNow = object  # type: ignore[misc, assignment]
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.spark")
 
 
 class EmbedlogDataSource(DataSource):

@@ -32,7 +32,7 @@ MAX_ROWS = 65_536
 TARGET_BYTES = 8 << 20
 """Yield fewer rows if they take this many bytes."""
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.spark")
 
 
 @cache

@@ -20,7 +20,7 @@ from embedlog.record import TopicPartition
 from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
 from embedlog.spark.stream_offset import StreamOffset
 
-logger = logging.getLogger("embedlog")
+logger = logging.getLogger("embedlog.spark")
 
 Offsets = dict[TopicPartition, int]
 
