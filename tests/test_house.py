@@ -21,7 +21,7 @@ from embedlog import errors
 pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
-    {"errors", "metrics", "version"},
+    {"errors", "lazy", "metrics", "version"},
     {"record", "serializers", "checksum", "display", "files", "progress", "times"},
     {"config"},
     {"batch", "schema", "kv", "partitioner", "assignor"},

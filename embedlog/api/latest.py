@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from embedlog.api.offset_range import OffsetRange
-from embedlog.batch.arrays import TRUE, numbers, repeated
+from embedlog.batch.arrays import numbers, repeated, true
+from embedlog.lazy import pa, pc
 from embedlog.partitioner import partition_for_key, partitions_for_keys
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
@@ -100,7 +98,7 @@ def _deduplicate(table: pa.Table, partitions: int) -> pa.Table:
     keys = table["key"].combine_chunks()
     count = table.num_rows
     changes = pc.not_equal(keys.slice(1), keys.slice(0, count - 1))
-    last = pa.concat_arrays([changes, TRUE])
+    last = pa.concat_arrays([changes, true()])
     kept = table.filter(last).drop_columns(["home"])
     return kept.sort_by([("partition", "ascending"), ("offset", "ascending")])
 

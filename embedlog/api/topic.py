@@ -10,8 +10,6 @@ from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING, Any, Generic, overload
 
-import pyarrow as pa
-
 from embedlog.api.latest import get, latest
 from embedlog.api.offset_range import OffsetRange
 from embedlog.api.time_ranges import Between, limit
@@ -27,6 +25,7 @@ from embedlog.consumer.deserialize import (
 )
 from embedlog.display import html_table, moment, need, plural, public_names, short
 from embedlog.errors import InvalidConfigError, SerializationError, no_attribute
+from embedlog.lazy import pa
 from embedlog.partition import PartitionLog
 from embedlog.progress import format_bytes
 from embedlog.record import K, Record, TopicPartition, V

@@ -123,8 +123,8 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"the log begins at {facts['start_offset']}"
     ),
     "compacted": lambda facts: (
-        f"{facts['records_read'] - facts['records_kept']} of {facts['records_read']} "
-        f"records removed, "
+        f"{facts['records_read'] - facts['records_kept']} of "
+        f"{plural(facts['records_read'], 'record')} removed, "
         f"{format_bytes(facts['bytes_before'])} became {format_bytes(facts['bytes_after'])}, "
         f"dirty from {facts['first_dirty']} on"
     ),

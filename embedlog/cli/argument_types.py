@@ -53,6 +53,11 @@ def moment(text: str) -> datetime:
         ) from None
 
 
+def point(text: str) -> int | datetime:
+    """Parse an offset, or a time."""
+    return int(text) if text.isdecimal() else moment(text)
+
+
 def duration(text: str) -> timedelta:
     """Parse a duration in ISO 8601 or in short form, without months and years."""
     from embedlog.times import parse_duration

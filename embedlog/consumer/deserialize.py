@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import islice, repeat
 from operator import length_hint
 from typing import Any, NamedTuple, NoReturn
-
-import pyarrow as pa
 
 from embedlog import batch as batches
 from embedlog.batch import Batch
@@ -23,6 +22,7 @@ from embedlog.errors import (
     RecordDeserializationError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.lazy import pa
 from embedlog.record import Record, TopicPartition
 from embedlog.root.root import Root
 from embedlog.serializers import Adapter, Field, adapt, adapt_for_topic, shortened
@@ -35,11 +35,15 @@ TOPIC = b"embedlog.topic"
 _CACHED_ROWS = 8192
 """The rows of the cached offset and partition columns, which batches get slices of."""
 
-_FIELDS = {
-    "offset": pa.field("offset", pa.int64(), nullable=False),
-    "partition": pa.field("partition", pa.int32(), nullable=False),
-    **{field.name: field for field in batches.schema(headers=True)},
-}
+
+@cache
+def _fields() -> dict[str, Any]:
+    """Return the columns that `Consumer.iter_batches` can return, by name."""
+    return {
+        "offset": pa.field("offset", pa.int64(), nullable=False),
+        "partition": pa.field("partition", pa.int32(), nullable=False),
+        **{field.name: field for field in batches.schema(headers=True)},
+    }
 
 
 class _Tuple(tuple):  # type: ignore[type-arg]
@@ -314,7 +318,7 @@ class ArrowDecoder:
     def __init__(self, partition: TopicPartition, names: tuple[str, ...], verify: bool) -> None:
         self.names, self._partition, self._verify = names, partition, verify
         metadata = {TOPIC: partition.topic.encode()}
-        self._schema = pa.schema([_FIELDS[name] for name in names], metadata)
+        self._schema = pa.schema([_fields()[name] for name in names], metadata)
         stored = tuple(name for name in names if name not in ("offset", "partition"))
         self._stored = tuple(name for name in stored if name != "headers"), stored
         self._default_order = names == ("offset", "partition", *stored)
@@ -343,7 +347,7 @@ class ArrowDecoder:
         if name == "partition":
             return self._partition_column(batch.count)
         if name not in by_name:
-            return pa.nulls(batch.count, _FIELDS[name].type)
+            return pa.nulls(batch.count, _fields()[name].type)
         return by_name[name]
 
     def _offset_column(self, batch: Batch) -> Any:
@@ -370,8 +374,8 @@ def check_columns(names: Sequence[str] | None) -> tuple[str, ...]:
         ValueError: A column does not exist.
     """
     columns = COLUMNS if names is None else tuple(names)
-    if unknown := [name for name in columns if name not in _FIELDS]:
-        raise ValueError(f"There is no column {unknown[0]!r}; use {', '.join(_FIELDS)}")
+    if unknown := [name for name in columns if name not in _fields()]:
+        raise ValueError(f"There is no column {unknown[0]!r}; use {', '.join(_fields())}")
     return columns
 
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from sortedcontainers import SortedDict
@@ -382,7 +382,7 @@ class PartitionState:
 
     def open_segment(self, info: SegmentInfo, *, write: bool = False) -> SegmentFile:
         """Open one of the partition's segment files."""
-        expected = _columns(info.headers)
+        expected = partial(_columns, info.headers)
         return SegmentFile(self.context.files, self.path_of(info), write=write, expected=expected)
 
     def path_of(self, info: SegmentInfo) -> str:

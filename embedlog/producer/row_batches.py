@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
-import pyarrow as pa
-
 from embedlog.batch import BatchLimits, EncodedBatch, encode, encode_lists, schema
 from embedlog.batch.arrays import number, repeated
 from embedlog.batch.encode import Lengths, lengths_of, not_bytes, row_ends
-from embedlog.batch.wire import HEADERS_TYPE, TIMESTAMP
+from embedlog.batch.wire import headers_type, timestamp_type
 from embedlog.errors import SerializationError
+from embedlog.lazy import pa
 
 ROW_BYTES = 16
 """What a record takes besides key and value: its timestamp, and two Arrow offsets.
@@ -216,7 +215,7 @@ def table_rows(
     """
     table = _arrow_table(source)
     rows = table.num_rows
-    times = _column(table, "timestamp", timestamp, TIMESTAMP)
+    times = _column(table, "timestamp", timestamp, timestamp_type())
     keys = _column(table, "key", key, pa.binary())
     values = _column(table, "value", value, pa.binary())
     if values is None:
@@ -226,11 +225,11 @@ def table_rows(
         )
     one_time = now_ms if times is None else None
     if times is None:
-        times = repeated(now_ms, TIMESTAMP, rows)
+        times = repeated(now_ms, timestamp_type(), rows)
     elif times.null_count:
-        times = times.fill_null(number(now_ms, TIMESTAMP))
+        times = times.fill_null(number(now_ms, timestamp_type()))
     columns = [times, pa.nulls(rows, pa.binary()) if keys is None else keys, values]
-    headers = _column(table, "headers", None, HEADERS_TYPE)
+    headers = _column(table, "headers", None, headers_type())
     if headers is not None:
         columns.append(headers)
     return TableRows(pa.table(columns, schema=schema(headers=headers is not None)), one_time)

@@ -182,7 +182,7 @@ def _read_batches(files: Files, part: PartitionSlice, chunk: FileChunk) -> Itera
         batches.schema(headers=chunk.headers, offsets=offsets) for offsets in (False, True)
     )
     try:
-        file = SegmentFile(files, chunk.path, expected=schemas)
+        file = SegmentFile(files, chunk.path, expected=lambda: schemas)
     except StorageError as error:
         if not error.missing:
             raise
