@@ -134,7 +134,8 @@ def _fields(config: type, names: Iterable[str] | None = None) -> list[dataclasse
 
 
 def _takes(options: str, field: dataclasses.Field[object]) -> str:
-    takes = TAKES.get((options.removeprefix("_Underscored"), field.name)) or str(field.type)
+    type_ = f"Literal[{field.default!r}]" if "only" in field.metadata else str(field.type)
+    takes = TAKES.get((options.removeprefix("_Underscored"), field.name), type_)
     return takes if takes.endswith("| None") else f"{takes} | None"
 
 
