@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 from embedlog.catalog import refuse_internal
 from embedlog.config import describe_network_settings
 from embedlog.config.options import ProducerOptions
-from embedlog.display import plural
+from embedlog.display import plural, public_names
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -102,6 +102,10 @@ class Producer(Generic[K, V]):
         self._lock = self._context.lock
         self._acquire, self._release = self._lock.acquire, self._lock.release
         self._closed = False
+
+    def __dir__(self) -> list[str]:
+        """Return what completion offers."""
+        return public_names(self)
 
     def __repr__(self) -> str:
         name = self.config.producer_name or self.config.client_id
