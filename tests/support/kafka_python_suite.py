@@ -105,7 +105,7 @@ def pytest_load_initial_conftests():
 
 def fetch(directory: Path) -> Path:
     """Download the release and return the directory with its tests."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     source = ["--no-binary", ":all:", "--dest", str(directory), f"kafka-python=={RELEASE}"]
     subprocess.run([*pip, *source], check=True, timeout=300)
     (archive,) = directory.glob("*.tar.gz")
