@@ -770,7 +770,7 @@ def test_the_records_of_a_transaction_become_visible_together(client, values):
     producer.commit_transaction()
     assert sorted(values()) == [b"and", b"yes"]
     producer.begin_transaction()
-    producer.send("t", b"no").get()
+    producer.send("t", b"no", key="k").get()
     producer.abort_transaction()
     assert sorted(values()) == [b"and", b"yes"]
     producer.begin_transaction()
