@@ -3,6 +3,7 @@
 It is that of whole processes; a bare Python is the floor.
 """
 
+import itertools
 import resource
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import sys
 import pytest
 
 import embedlog
+from embedlog.testing import open_log
 
 STARTS = {
     "python": ["-c", "pass"],
@@ -41,3 +43,16 @@ def bench_start(benchmark, note, tmp_path, monkeypatch, start):
     )
     note(cpu_ms=min(seconds) * 1000)
     assert min(seconds) > 0
+
+
+def bench_first_record_of_a_test(benchmark, note, tmp_path):
+    """What a fixture costs: an empty log for a test, its first record, and its end (20 ms)."""
+    numbers = itertools.count()
+
+    def run():
+        with open_log(tmp_path / str(next(numbers))) as log:
+            log.producer().send("orders", b"1").result()
+            assert log.topic("orders")[0].value == b"1"
+
+    benchmark.pedantic(run, rounds=30, warmup_rounds=3)
+    note(ms=benchmark.stats.stats.median * 1000)

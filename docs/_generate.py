@@ -20,6 +20,7 @@ from typing import Any
 
 from embedlog import errors
 from embedlog.config import ConsumerConfig, MaintenanceConfig, ProducerConfig, TopicConfig
+from embedlog.metrics import GROUPS
 
 DOCS = Path(__file__).parent
 OWN = "embedlog only"
@@ -83,6 +84,7 @@ KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
         "partitioner_sticky_bytes": OWN,
         "partitioner_sticky_ms": OWN,
         "producer_name": OWN,
+        "strict": OWN,
         **dict.fromkeys(
             [
                 *("acks", "buffer_memory", "client_id", "compression_type", "delivery_timeout_ms"),
@@ -98,6 +100,7 @@ KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
     "consumer": {
         "allow_pickle": OWN,
         "consumer_timeout_ms": "the same (kafka-python)",
+        "strict": OWN,
         "metadata_max_age_ms": "`300000` (5 min)",
         **dict.fromkeys(
             [
@@ -155,19 +158,14 @@ VALUES = {
 }
 """What a setting takes where its type alone does not say so."""
 
-NO_EFFECT = {
-    ("topic", "min_insync_replicas"): "There are no replicas.",
-    ("topic", "preallocate"): "Segments are never allocated in advance.",
-    ("topic", "segment_index_bytes"): "The index is in LMDB and is never full.",
-    ("topic", "unclean_leader_election_enable"): "There are no replicas.",
-    ("producer", "metadata_max_age_ms"): "Topics are read from the log root, so nothing gets old.",
-    ("consumer", "default_api_timeout_ms"): (
-        "A call waits as long as its own `timeout_ms`, or as the log's `lock_timeout`."
+KEPT = {
+    ("producer", "max_in_flight_requests_per_connection"): (
+        "Appends are made one at a time. More than 5 exclude idempotence, as in Kafka."
     ),
+    ("producer", "metadata_max_age_ms"): "A change of a topic is seen at once.",
     ("consumer", "isolation_level"): "No reader sees records that were not published.",
-    ("consumer", "request_timeout_ms"): "A call waits as long as the log's `lock_timeout`.",
 }
-"""Settings that are accepted and checked, and change nothing."""
+"""Settings that are limits or promises which embedlog keeps at any value, and why."""
 
 _UNITS = {
     "bytes": [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")],
@@ -183,9 +181,15 @@ def settings_page() -> str:
         "# Settings",
         "Every setting has two spellings, `retention.ms` and `retention_ms`, and both are accepted "
         "everywhere. An unknown name is refused, and the error names the nearest known one. "
-        "Settings about connecting to brokers are refused too: a log root has none.",
-        "*Kafka's default* is that of Kafka 4. *No effect* means that the setting is accepted and "
-        "checked, so that a program need not be changed, and that nothing depends on it.",
+        "No setting is ignored in silence. *Kept at any value* means that the setting is a limit "
+        "or a promise that embedlog keeps whatever its value is. *Only the default* means that "
+        "embedlog does not have the feature, and refuses other values.",
+        "Producers and consumers ignore the settings for connections to brokers, such as "
+        "`bootstrap_servers`, `security_protocol` and all that begin with `sasl_`, `ssl_` or "
+        "`socket_`: a log has no network. "
+        "Each producer and consumer logs one line at INFO that lists what it ignores; "
+        "`strict=True` refuses these settings instead.",
+        "*Kafka's default* is that of Kafka 4.",
     ]
     for kind, (config, title, use) in CONFIGS.items():
         parts += [f"## {title}", use, _settings_table(kind, config)]
@@ -200,8 +204,8 @@ def _settings_table(kind: str, config: type) -> str:
         name = field.name
         spelling = name if kind in ("producer", "consumer") else name.replace("_", ".")
         effect = effects.get(name, "")
-        if reason := NO_EFFECT.get((kind, name)):
-            effect = f"**No effect.** {reason}"
+        if reason := KEPT.get((kind, name)):
+            effect = f"**Kept at any value.** {reason}"
         takes = VALUES.get((kind, name)) or str(field.type).replace(" | None", " or `None`")
         default = shown(name, getattr(defaults, name))
         in_kafka = KAFKA_DEFAULTS[kind][name]
@@ -298,6 +302,7 @@ ERRORS: dict[str, dict[str, str]] = {
     "Producing": {
         "TimeoutError": "Try again, or allow more time.",
         "BufferExhaustedError": "Send more slowly, or raise `buffer_memory` or `max_block_ms`.",
+        "DeliveryFailedError": "Act on its `errors`, and send the records again if these allow it.",
         "OutOfOrderSequenceError": "Ask `last_sequence` where to continue.",
         "InvalidProducerEpochError": "Close this producer: a newer one has its name.",
         "RestartedApplicationError": "Use another name, or allow the restart "
@@ -308,6 +313,8 @@ ERRORS: dict[str, dict[str, str]] = {
         "DiskFullError": "Make room: delete records, or lower the retention. Appends continue by "
         "themselves.",
         "DurabilityError": "Check the disk, then run `embedlog repair --yes`.",
+        "LogDeletedError": "Close the log, restore its directory if you have a copy, and open it "
+        "again.",
         "LockTimeoutError": "Look at the process `pid`: continue or end it. Or raise "
         "`lock_timeout`.",
         "CorruptionError": "Run `embedlog verify`, then `embedlog repair`; restore the file from a "
@@ -409,6 +416,43 @@ def _help(parser: argparse.ArgumentParser) -> str:
                 os.environ[name] = value
 
 
+# Metrics
+
+METRIC_GROUPS = {
+    "producer": "Producers: `Producer.metrics()`, and `Log.metrics()` with the client id before "
+    "the group (`producer-1.producer-metrics`)",
+    "consumer": "Consumers: `Consumer.metrics()`, and `Log.metrics()` with the client id before "
+    "the group (`consumer-1.consumer-metrics`)",
+    "log": "Logs: `Log.metrics()` and `embedlog metrics`",
+}
+"""The parts of the page, with the title of each."""
+
+
+def metrics_page() -> str:
+    """Return the page of all metrics."""
+    parts = [
+        "# Metrics",
+        "How to use them is on the page on [monitoring](../monitoring.md). Under the key of a "
+        "group, `metrics()` has a dict of its metrics; what stands in braces is replaced. In "
+        "Prometheus and OpenTelemetry these parts are labels.",
+    ]
+    titles = dict(METRIC_GROUPS)
+    for group in GROUPS:
+        if title := titles.pop(_part_of(group.key), None):
+            parts.append(f"## {title.partition(':')[0]}\n\n{title.partition(': ')[2]}.")
+        rows = ["| metric | meaning | in Prometheus |", "|---|---|---|"]
+        for metric in group.metrics:
+            exported = f"`{metric.exported(group)}`<br>{metric.kind}"
+            rows.append(f"| `{metric.name}` | {cell(metric.text)} | {exported} |")
+        parts += [f"### `{group.key}`", "\n".join(rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _part_of(key: str) -> str:
+    part = key.partition("-")[0]
+    return part if part in METRIC_GROUPS else "log"
+
+
 # The API
 
 API = {
@@ -465,6 +509,7 @@ def pages() -> dict[str, str]:
         **made,
         "reference/settings": settings_page(),
         "reference/errors": errors_page(),
+        "reference/metrics": metrics_page(),
         "reference/command-line": command_line_page(),
         "changes": re.sub(r"\]\(docs/", "](", changes),
     }
@@ -499,7 +544,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri != "reference/index.md":
         return markdown
     entries = [(name, title) for name, (title, _) in API.items()]
-    entries += [("settings", "Settings"), ("errors", "Errors"), ("command-line", "Command line")]
+    entries += [("settings", "Settings"), ("errors", "Errors")]
+    entries += [("metrics", "Metrics"), ("command-line", "Command line")]
     return markdown + "\n" + "\n".join(f"- [{title}]({name}.md)" for name, title in entries) + "\n"
 
 

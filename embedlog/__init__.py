@@ -15,9 +15,16 @@ Importing embedlog loads nothing heavy; opening a log loads pyarrow.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from embedlog.version import __version__ as __version__
+
+if not sys.platform.startswith("linux"):
+    raise ImportError(
+        "embedlog runs on Linux only (also in WSL 2 and in containers), since it relies on locks "
+        f"and shared memory of the kernel that {sys.platform} does not have"
+    )
 
 if TYPE_CHECKING:
     from embedlog import errors
@@ -73,15 +80,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used (PEP 562)."""
-    if name in ("errors", "spark"):
-        return importlib.import_module(f"embedlog.{name}")
-    if name not in _MODULES:
-        raise AttributeError(f"module 'embedlog' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"embedlog.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+# For type checkers every name would exist.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Load a public name when it is first used (PEP 562)."""
+        if name in ("errors", "spark"):
+            return importlib.import_module(f"embedlog.{name}")
+        if name not in _MODULES:
+            raise AttributeError(f"module 'embedlog' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"embedlog.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -63,6 +63,12 @@ class EmbedlogError(Exception):
         return f"{text}. {self.todo}" if self.todo else text
 
 
+def no_attribute(owner: object, name: str, hint: str = "") -> AttributeError:
+    """Return the error for a missing attribute, with what to do instead."""
+    text = f"{type(owner).__name__} has no attribute {name!r}"
+    return AttributeError(f"{text}; {hint}" if hint else text, name=name, obj=owner)
+
+
 # Usage
 
 
@@ -362,6 +368,20 @@ class BufferExhaustedError(TimeoutError):
     """
 
 
+class DeliveryFailedError(EmbedlogError):
+    """Records failed, and no caller looked at their futures.
+
+    Raised by ``flush`` and ``close`` of a producer with ``raise_errors=True``.  ``count`` says
+    how many records failed, ``topics`` how many of each topic, and ``errors`` why (the first
+    ten errors); the first one is also the ``__cause__``.  Whether sending them again
+    may help depends on these errors: see their ``retriable``.
+    """
+
+    count: int = 0
+    topics: dict[str, int] | None = None
+    errors: tuple[BaseException, ...] = ()
+
+
 class OutOfOrderSequenceError(EmbedlogError):
     """A producer skipped sequence numbers, or repeated only a part of a batch (G16).
 
@@ -416,6 +436,14 @@ class DiskFullError(StorageError):
     retriable = True
 
 
+class LogDeletedError(StorageError):
+    """The files of the log were deleted, or replaced by others, while it was open.
+
+    Nothing was changed by the refused call.  A retry does not help: close the log, restore the
+    directory if there is a copy, and open it again.
+    """
+
+
 class DurabilityError(StorageError):
     """A flush failed, so the partition is read-only for all processes (P9, R6).
 
@@ -467,7 +495,7 @@ class UnsupportedFormatError(EmbedlogError):
 
 
 class NotALogError(EmbedlogError):
-    """The path is a file, or a directory with other contents.
+    """The path is a file, a directory with other contents, or the address of something else.
 
     A retry does not help: pass the directory of a log, or an empty or new one.
     """

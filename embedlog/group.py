@@ -18,6 +18,7 @@ a clock that keeps running while the machine sleeps (CLOCK_BOOTTIME).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -43,6 +44,7 @@ from embedlog.groups.ownership import NO_START, OWNERS
 from embedlog.keyspace import GROUP_VERSIONS, MEMBER_DEADLINES, PARTITION_KEY
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
+_logger = logging.getLogger("embedlog.group")
 T = TypeVar("T")
 Step = Callable[[kv.Txn, Membership], T]
 Partitions = Iterable[TopicPartition]
@@ -208,7 +210,10 @@ class Group:
         def select(txn: kv.Txn) -> set[str]:
             return (dead | self._expired_members(txn, now_ms)) - {exclude}
 
-        return self._remove(select) if self.context.live.read(select) else []
+        removed = self._remove(select) if self.context.live.read(select) else []
+        if removed:
+            _logger.info("Group %s: removed dead members %s", self.name, ", ".join(removed))
+        return removed
 
     def remove_members(self, ids: Collection[str]) -> list[str]:
         """Remove members, so that others get their partitions; return the ids of those removed."""
@@ -306,13 +311,20 @@ class Group:
         target = assignor.compute_target(chosen, counts, group.candidates())
         existing = {info.id for info in catalog.values()}
 
-        def install(txn: kv.Txn, current: Membership) -> None:
-            if current.version == group.version:
-                current.set_target(name, topics, target, max(existing, default=0))
-                subscribed = {topic_id for topic_id, _ in topics.values()}
-                ownership.forget(txn, self.key, subscribed, existing)
+        def install(txn: kv.Txn, current: Membership) -> int | None:
+            if current.version != group.version:
+                return None
+            current.set_target(name, topics, target, max(existing, default=0))
+            subscribed = {topic_id for topic_id, _ in topics.values()}
+            ownership.forget(txn, self.key, subscribed, existing)
+            return current.generation
 
-        self.update(install)
+        generation = self.update(install)
+        if generation is not None:
+            _logger.info(
+                "Group %s, generation %d: %s assigns %d partitions to %d members",
+                *(self.name, generation, name, sum(counts.values()), len(group.members)),
+            )
 
     def check_topics(self) -> None:
         """Request a rebalance if the subscribed topics are not those of the target any more."""
@@ -340,8 +352,10 @@ class Group:
 
         return self.context.live.read(step)
 
-    def commit(self, positions: Positions) -> None:
+    def commit(self, positions: Positions, timeout: float | None = None) -> None:
         """Commit for a group without being a member, which only an empty group accepts (M14).
+
+        Waits ``timeout`` seconds for each lock, by default the ``lock_timeout`` of the log.
 
         Raises:
             CommitFailedError: The group has members.
@@ -359,8 +373,8 @@ class Group:
                 )
             offsets.put(txn, self.key, rows)
 
-        self.update_without_dead_members(step)
-        self.checkpoint()
+        self.update_without_dead_members(step, timeout)
+        self.checkpoint(timeout=timeout)
 
     def encode(self, positions: Positions) -> dict[bytes, bytes]:
         """Return the rows that store positions, by the key of the partition, in the same order.
@@ -393,10 +407,10 @@ class Group:
             keys.append(PARTITION_KEY.pack(topic.id, partition))
         return keys
 
-    def checkpoint(self, *, always: bool = False) -> None:
+    def checkpoint(self, *, always: bool = False, timeout: float | None = None) -> None:
         """Make commits survive a power cut, if the log's durability is "fsync" or ``always``."""
         if always or self.context.durability == "fsync":
-            offsets.checkpoint(self.context.live, self.context.state)
+            offsets.checkpoint(self.context.live, self.context.state, timeout)
 
     # Administration
 
@@ -497,7 +511,7 @@ class Group:
 
     # Writing
 
-    def update(self, step: Step[T]) -> T:
+    def update(self, step: Step[T], timeout: float | None = None) -> T:
         """Run a step in one transaction; if it changed the group, wake all waiting members."""
         checkpointed = self._checkpointed()
 
@@ -515,19 +529,20 @@ class Group:
                 GROUP_VERSIONS.put(txn, self.key, value=group.version)
             return result, changed
 
-        result, changed = self.context.live.write(run)
+        self.context.live.check_linked()
+        result, changed = self.context.live.write(run, timeout)
         if changed:
             self.context.wake.advance()
         return result
 
-    def update_without_dead_members(self, step: Step[T]) -> T:
+    def update_without_dead_members(self, step: Step[T], timeout: float | None = None) -> T:
         """Run a step as `update`; if members prevent it, remove the dead ones and try again."""
         try:
-            return self.update(step)
+            return self.update(step, timeout)
         except _MEMBER_ERRORS:
             if not self.remove_dead_members():
                 raise
-        return self.update(step)
+        return self.update(step, timeout)
 
     def _checkpointed(self) -> dict[bytes, CommittedOffset]:
         """Return the rows of the last checkpoint; none if the group was used since the boot."""

@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from time import monotonic
 from typing import Any, TypeVar
 
 import lmdb
@@ -33,6 +34,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
+from embedlog.files.files import LINK_CHECK_SECONDS
 
 T = TypeVar("T")
 Txn = Any  # lmdb.Transaction; py-lmdb ships no types
@@ -240,6 +242,8 @@ class Store:
         self._pages: memoryview | None = None
         self._data: int | None = None
         self._length, self._last_page = 0, -1
+        self._check_linked_at = 0.0
+        """When to check next that the file was not deleted, on the monotonic clock."""
         self._damage: str | None = None
         self._confirmed = -1
         self._closed = False
@@ -302,6 +306,17 @@ class Store:
             if length > self._length:
                 self._length = length
 
+    def check_linked(self) -> None:
+        """Raise if the file was deleted, perhaps with the log, more than `LINK_CHECK_SECONDS` ago.
+
+        Raises:
+            LogDeletedError: Every process that has it open works on what is lost at its end.
+        """
+        data, now = self._data, monotonic()
+        if now >= self._check_linked_at and data is not None:
+            self._files.check_linked(data)
+            self._check_linked_at = now + LINK_CHECK_SECONDS
+
     def _note_growth(self, last_page: int) -> None:
         if self._data is not None:
             self._last_page = last_page
@@ -352,11 +367,12 @@ class Store:
 
     # Writing
 
-    def write(self, step: Step[T]) -> T:
+    def write(self, step: Step[T], timeout: float | None = None) -> T:
         """Run ``step`` in one write transaction and commit it.
 
         ``step`` may run more than once (the map grows by itself), so it must change
-        nothing but its transaction, and must not block.
+        nothing but its transaction, and must not block.  Waits ``timeout`` seconds for the
+        lock, by default those of the store.
 
         Raises:
             LockTimeoutError: Another process holds the write lock.
@@ -364,11 +380,13 @@ class Store:
             StorageError: LMDB refused; nothing was changed, unless the message says otherwise.
             CorruptionError: The file was damaged since this process opened it.
         """
-        if not self._queue.acquire(False) and not self._queue.acquire(timeout=self._timeout):
+        if timeout is None:
+            timeout = self._timeout
+        if not self._queue.acquire(False) and not self._queue.acquire(timeout=timeout):
             raise LockTimeoutError("Another thread holds the lock", path=self._lock_path)
         try:
             lock = self._lock if self._lock is not None else self._open_lock()
-            self._files.lock(lock, self._timeout)
+            self._files.lock(lock, timeout)
             try:
                 return self._transact(step)
             finally:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate, count
 from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
+from embedlog.lazy import np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     IntArray: TypeAlias = npt.NDArray[Any]
 
 _SEED, _MIX, _SHIFT, _MASK = 0x9747B28C, 0x5BD1E995, 24, 0xFFFFFFFF
-_TAIL_MASKS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
-"""The part of the last word that belongs to a key which ends with 0, 1, 2 or 3 bytes."""
 
 _CHUNK_KEYS = 8192
 """Keys to hash at a time, so that the passes over them stay in the processor's cache."""
@@ -116,7 +115,7 @@ def _hash_equal_lengths(data: UInt8Array, count: int, length: int) -> UInt32Arra
         _mix(h, k, spare)
     if tail:
         np.copyto(k, np.ndarray((count,), "<u4", data, 4 * words, (length,)))
-        k &= _TAIL_MASKS[tail]
+        k &= _tail_masks()[tail]
         h ^= k
         h *= np.uint32(_MIX)
     return _finish(h, spare)
@@ -140,7 +139,7 @@ def _hash_any_lengths(data: UInt8Array, starts: IntArray, lengths: IntArray) -> 
         k[:active] = word_at[starts[:active] + 4 * i]
         _mix(h[:active], k[:active], spare[:active])
     tails = lengths & 3
-    mixed = (h ^ (word_at[starts + 4 * words] & _TAIL_MASKS[tails])) * np.uint32(_MIX)
+    mixed = (h ^ (word_at[starts + 4 * words] & _tail_masks()[tails])) * np.uint32(_MIX)
     np.copyto(h, mixed, where=tails > 0)
     h = _finish(h, spare)
     for i in range(unfinished):
@@ -148,6 +147,12 @@ def _hash_any_lengths(data: UInt8Array, starts: IntArray, lengths: IntArray) -> 
     hashes = np.empty_like(h)
     hashes[order] = h
     return hashes
+
+
+@cache
+def _tail_masks() -> UInt32Array:
+    """Return the part of the last word of a key that ends with 0, 1, 2 or 3 bytes."""
+    return np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 
 
 def _mix(h: UInt32Array, k: UInt32Array, spare: UInt32Array) -> None:
@@ -195,12 +200,7 @@ def partitions_for_keys(keys: pa.Array, partitions: int) -> Int32Array:
     return result
 
 
-_OFFSET_TYPES: dict[str, type[np.signedinteger[Any]]] = {
-    "binary": np.int32,
-    "string": np.int32,
-    "large_binary": np.int64,
-    "large_string": np.int64,
-}
+_OFFSET_TYPES = {"binary": "i4", "string": "i4", "large_binary": "i8", "large_string": "i8"}
 
 
 class StickyPartitioner:

@@ -5,7 +5,20 @@ Field names are kafka-python's, so that a program can move to Kafka and back.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # has defaults before Python 3.13
+
+    K = TypeVar("K", default=Any)
+    V = TypeVar("V", default=Any)
+    K_co = TypeVar("K_co", default=Any, covariant=True)
+    V_co = TypeVar("V_co", default=Any, covariant=True)
+else:
+    from typing import TypeVar
+
+    K, V = TypeVar("K"), TypeVar("V")
+    K_co, V_co = TypeVar("K_co", covariant=True), TypeVar("V_co", covariant=True)
 
 
 class TopicPartition(NamedTuple):
@@ -45,10 +58,11 @@ class RecordMetadata(NamedTuple):
         return TopicPartition(self.topic, self.partition)
 
 
-class Record(NamedTuple):
+class Record(NamedTuple, Generic[K_co, V_co]):
     """One record as a consumer reads it; ``timestamp`` is in milliseconds since 1970.
 
     ``timestamp_type`` is 0 for the producer's timestamp and 1 for the log append time (A7).
+    For type checkers, ``Record[str, Order]`` has such a key and value.
     """
 
     topic: str
@@ -56,8 +70,8 @@ class Record(NamedTuple):
     offset: int
     timestamp: int
     timestamp_type: int
-    key: Any
-    value: Any
+    key: K_co
+    value: V_co
     headers: list[tuple[str, bytes | None]]
     leader_epoch: int | None = None
 

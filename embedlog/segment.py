@@ -9,16 +9,15 @@ is unlinked.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
-
-import pyarrow as pa
 
 from embedlog import batch as batches
 from embedlog.batch import Batch
 from embedlog.errors import CorruptBatchError, CorruptionError
 from embedlog.files import Files
+from embedlog.lazy import pa
 
 END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 CHUNK_BYTES = 1 << 20
@@ -40,7 +39,7 @@ class SegmentFile:
     segment that its log has dropped (A21).  Not shared across a fork.
 
     If given, ``schema`` overrides the one in the file (used when that one is damaged).
-    If given, ``expected`` must contain the schema of the file, which no checksum covers.
+    If given, ``expected`` returns the schemas that the file may have: no checksum covers its own.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class SegmentFile:
         *,
         write: bool = False,
         schema: pa.Schema | None = None,
-        expected: tuple[pa.Schema, ...] = (),
+        expected: Callable[[], tuple[pa.Schema, ...]] = tuple,
     ) -> None:
         self.path, self._expected = path, expected
         self._files, self._pid = files, os.getpid()
@@ -104,7 +103,8 @@ class SegmentFile:
             self._schema = _schema_of(head[:length])
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._foreign(f"its schema is damaged: {error}") from error
-        if self._expected and not any(map(self._schema.equals, self._expected)):
+        expected = self._expected()
+        if expected and not any(map(self._schema.equals, expected)):
             self._schema = None
             raise self._foreign("its schema is damaged: these are not its columns")
         self._start = length
@@ -132,6 +132,10 @@ class SegmentFile:
         """Return the length of the file."""
         assert self.fd is not None, "the segment was closed"
         return self._files.size(self.fd)
+
+    def check_linked(self) -> None:
+        """Raise `LogDeletedError` if the file was deleted."""
+        self._files.check_linked(self._open_fd())
 
     def bytes(self, position: int, length: int) -> bytes:
         """Return raw bytes of the file."""

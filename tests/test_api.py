@@ -350,8 +350,9 @@ def test_a_log_that_is_created_again_is_independent_of_the_deleted_one(path):
         assert new.topics() == []
         new.create_topic("t")
         new.partition("t", 0).append([encoded(b"new")])
-        old.partition("t", 0).append([encoded(b"lost")])
-        with pytest.raises(errors.StorageError):
+        with pytest.raises(errors.LogDeletedError):
+            old.partition("t", 0).append([encoded(b"lost")])
+        with pytest.raises(errors.LogDeletedError):
             old.close()
 
         assert new.verify() == []

@@ -221,7 +221,7 @@ def test_lists_and_arrow_columns_encode_to_the_same_bytes(records):
     times, keys, values = map(list, zip(*records, strict=True))
     columns = pa.RecordBatch.from_arrays(
         [
-            pa.array(times, pa.int64()).view(wire.TIMESTAMP),
+            pa.array(times, pa.int64()).view(wire.timestamp_type()),
             pa.array(keys, pa.binary()),
             pa.array(values, pa.binary()),
         ],
@@ -296,7 +296,7 @@ def test_a_slice_of_a_record_batch_is_encoded_alone():
 
 TYPED = pa.schema(
     [
-        pa.field("_timestamp", wire.TIMESTAMP, nullable=False),
+        pa.field("_timestamp", wire.timestamp_type(), nullable=False),
         ("_key", pa.binary()),
         ("count", pa.int32()),
         ("nothing", pa.null()),
@@ -339,7 +339,9 @@ def test_a_type_without_a_fixed_position_in_the_message_is_refused():
     """Dictionaries need messages of their own, and a batch is one message."""
     rows = pa.RecordBatch.from_pylist(
         [{"t": 1, "d": "a"}],
-        schema=pa.schema([("t", wire.TIMESTAMP), ("d", pa.dictionary(pa.int8(), pa.string()))]),
+        schema=pa.schema(
+            [("t", wire.timestamp_type()), ("d", pa.dictionary(pa.int8(), pa.string()))]
+        ),
     )
     with pytest.raises(InvalidConfigError, match="dictionary"):
         batch.encode(rows)
@@ -719,7 +721,7 @@ def test_a_batch_beyond_the_limit_is_not_made():
     with pytest.raises(RecordTooLargeError):
         batch.encode_one(block, block, NOW)
     rows = pa.RecordBatch.from_arrays(
-        [pa.array(np.zeros(9 << 20, np.int64)).view(wire.TIMESTAMP)], names=["t"]
+        [pa.array(np.zeros(9 << 20, np.int64)).view(wire.timestamp_type())], names=["t"]
     )
     for compression in COMPRESSIONS:
         with pytest.raises(RecordTooLargeError):

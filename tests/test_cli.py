@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -631,7 +632,7 @@ def test_dump_shows_every_batch_of_a_file(run, segment_file):
     assert code == 0
     assert "offsets 0 to 2, 2 records  times 5 to 6" in out
     assert "not sealed, 0 damaged places" in out
-    assert run("dump", file, "--columns")[1].count(" nulls\n") == 9
+    assert len(re.findall(r" nulls?\n", run("dump", file, "--columns")[1])) == 9
 
     _, out, _ = run("dump", "--json", file)
     batches = [json.loads(line) for line in out.splitlines()]

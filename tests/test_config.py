@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedlog.config import LONG_MAX, ConsumerConfig, ProducerConfig, TopicConfig
+from embedlog.config import (
+    LONG_MAX,
+    ConsumerConfig,
+    ProducerConfig,
+    TopicConfig,
+    describe_network_settings,
+)
 from embedlog.errors import InvalidConfigError
 
 CONFIGS = [TopicConfig, ProducerConfig, ConsumerConfig]
@@ -54,7 +60,9 @@ def test_both_spellings_and_text_are_accepted(spelling, value):
 @pytest.mark.parametrize(
     ("settings", "field", "expected"),
     [
-        ({"preallocate": "TRUE"}, "preallocate", True),
+        ({"preallocate": "FALSE"}, "preallocate", False),
+        ({"min.insync.replicas": "1"}, "min_insync_replicas", 1),
+        ({"segment.index.bytes": 10485760}, "segment_index_bytes", 10485760),
         ({"cleanup.policy": "delete, compact"}, "cleanup_policy", "compact,delete"),
         ({"cleanup.policy": ["compact"]}, "cleanup_policy", "compact"),
         ({"compression.type": "uncompressed"}, "compression_type", "none"),
@@ -84,7 +92,12 @@ def test_values_are_normalised(settings, field, expected):
         (TopicConfig, {"segment.bytes": 0}, "segment_bytes must be at least 1, got 0"),
         (TopicConfig, {"min.cleanable.dirty.ratio": math.nan}, "between 0 and 1"),
         (TopicConfig, {"min.cleanable.dirty.ratio": math.inf}, "between 0 and 1"),
-        (TopicConfig, {"preallocate": "maybe"}, "must be true or false"),
+        (TopicConfig, {"preallocate": True}, "must be false, since segments take disk space as"),
+        (TopicConfig, {"preallocate": "maybe"}, "must be false"),
+        (TopicConfig, {"min.insync.replicas": 2}, "must be 1, since a log has no replicas, got 2"),
+        (TopicConfig, {"unclean.leader.election.enable": "true"}, "must be false, since a log has"),
+        (TopicConfig, {"segment.index.bytes": 4096}, "must be 10485760, since the index is"),
+        (TopicConfig, {"bootstrap.servers": "kafka:9092"}, "no brokers"),
         (TopicConfig, {"cleanup.policy": "archive"}, "must be one of delete, compact"),
         (TopicConfig, {"cleanup.policy": ""}, "must be one of delete, compact"),
         (TopicConfig, {"compression.type": "bzip2"}, "none, gzip, snappy, lz4, zstd"),
@@ -105,6 +118,8 @@ def test_values_are_normalised(settings, field, expected):
         (ProducerConfig, {"key_serializer": "jsn"}, "must be one of bytes, str"),
         (ProducerConfig, {"partitioner": "sticky"}, "round_robin"),
         (ProducerConfig, {"client_id": 5}, "must be a str, got 5"),
+        (ProducerConfig, {"strict": "maybe"}, "must be true or false"),
+        (ProducerConfig, {"transactional_id": "t"}, "no setting transactional_id. Set producer_n"),
         (
             ProducerConfig,
             {"delivery_timeout_ms": 10, "request_timeout_ms": 9, "linger_ms": 2},
@@ -131,10 +146,28 @@ def test_an_invalid_setting_is_refused_by_name(kind, settings, message):
 @pytest.mark.parametrize(
     "name", ["bootstrap_servers", "bootstrap.servers", "security_protocol", "sasl_mechanism"]
 )
-def test_there_are_no_brokers_to_connect_to(kind, name):
-    """The message for programs that come from Kafka says to omit the setting, and why."""
-    with pytest.raises(InvalidConfigError, match=r"no brokers.*Leave it out"):
-        kind.parse({name: "localhost:9092"})
+def test_settings_of_a_network_are_ignored_unless_strict(kind, name):
+    """A program that comes from Kafka runs as it is; with `strict` the error says why not."""
+    assert kind.parse({name: "localhost:9092"}) == kind()
+    for strict in (True, "true"):
+        assert kind.parse({name: None, "strict": strict}).strict is True
+        with pytest.raises(InvalidConfigError, match=r"no brokers.*Leave it out"):
+            kind.parse({name: "localhost:9092", "strict": strict})
+
+
+def test_the_ignored_settings_are_described_without_secrets():
+    """Only the address is shown, since others may be passwords; None is no setting."""
+    settings = {
+        "bootstrap.servers": "kafka:9092",
+        "sasl_plain_password": "secret",
+        "ssl_cafile": None,
+        "linger_ms": 5,
+    }
+
+    assert describe_network_settings(settings) == (
+        "bootstrap.servers ('kafka:9092' is not contacted), sasl_plain_password"
+    )
+    assert describe_network_settings({"linger_ms": 5}) == ""
 
 
 @pytest.mark.parametrize(

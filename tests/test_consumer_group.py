@@ -1501,12 +1501,12 @@ class FailingWrites:
         self._write = self._live.write
         monkeypatch.setattr(self._live, "write", self)
 
-    def __call__(self, step):
+    def __call__(self, step, timeout=None):
         in_main_thread = threading.current_thread() is threading.main_thread()
         self.left -= in_main_thread
         if in_main_thread and self.left == 0 and not self.after:
             raise self._error("planted")
-        result = self._write(step)
+        result = self._write(step, timeout)
         if in_main_thread and self.left == 0:
             raise self._error("planted")
         return result

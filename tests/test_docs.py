@@ -18,6 +18,7 @@ import pytest
 from support.children import run_python
 
 import embedlog
+from embedlog.metrics import GROUPS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -67,14 +68,14 @@ def test_every_setting_is_in_the_reference(kind, names):
     assert set(reference.KAFKA_DEFAULTS[kind]) == set(names)
     for name in names:
         assert f'id="{kind}.{name}"' in page
-        assert effects.get(name) or (kind, name) in reference.NO_EFFECT, f"{name} has no docstring"
+        assert effects.get(name) or (kind, name) in reference.KEPT, f"{name} has no docstring"
     for field in dataclasses.fields(config):
         if str(field.type).split(" |")[0] in ("Any", "str"):
             assert (kind, field.name) in reference.VALUES, f"what does {field.name} take?"
 
 
-def test_settings_without_an_effect_are_not_used():
-    """The code reads all settings except those that the page lists as without effect."""
+def test_settings_that_nothing_depends_on_are_kept_or_refused():
+    """The code reads all settings except those that are kept at any value, or only the default."""
     reference = generator()
     text = "\n".join(
         path.read_text(encoding="utf-8")
@@ -82,12 +83,17 @@ def test_settings_without_an_effect_are_not_used():
         if "config" not in path.relative_to(PACKAGE).parts
     )
     used = set(re.findall(r"\b[a-z_]+\b", text))
-    without_effect = {name for _, name in reference.NO_EFFECT}
-    only_checked = {"max_in_flight_requests_per_connection"}
+    kept = {name for _, name in reference.KEPT}
+    refused = {
+        field.name
+        for config, *_ in reference.CONFIGS.values()
+        for field in dataclasses.fields(config)
+        if "only" in field.metadata
+    }
     all_names = {name for _, names in settings() for name in names}
 
-    assert {key for key in reference.NO_EFFECT if key[1] not in dict(settings())[key[0]]} == set()
-    assert all_names - used - without_effect <= only_checked
+    assert {key for key in reference.KEPT if key[1] not in dict(settings())[key[0]]} == set()
+    assert all_names - used - kept - refused == set()
 
 
 def test_every_error_is_in_the_reference():
@@ -100,6 +106,17 @@ def test_every_error_is_in_the_reference():
     assert all(f'id="{name}"' in page for name in listed)
 
 
+def test_every_metric_is_in_the_reference():
+    """With its meaning, and its name in Prometheus."""
+    page = generator().metrics_page()
+
+    for group in GROUPS:
+        assert page.count(f"### `{group.key}`\n") == 1
+        for metric in group.metrics:
+            assert f"| `{metric.name}` | {metric.text} | `{metric.exported(group)}`" in page
+    assert page.count("\n## ") == len(generator().METRIC_GROUPS)
+
+
 def test_every_command_is_in_the_reference():
     """With its help, which does not depend on the width of the terminal."""
     page = generator().command_line_page()
@@ -109,6 +126,15 @@ def test_every_command_is_in_the_reference():
     for name in commands:
         assert f"## {name}\n" in page
         assert f"usage: {name} " in page
+
+
+def test_every_logger_is_in_the_table_of_loggers():
+    """Those of the code, and no others."""
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(embedlog\.\w+)` \|", page, re.MULTILINE)
+    code = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+
+    assert sorted(listed) == sorted(set(re.findall(r'getLogger\("([\w.]+)"\)', code)))
 
 
 def test_every_public_name_is_in_the_reference():

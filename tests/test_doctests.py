@@ -12,14 +12,15 @@ MODULES = sorted(
     for module in pkgutil.walk_packages(embedlog.__path__, "embedlog.")
     if not module.name.endswith("__main__")
 )
-NO_SPARK = importlib.util.find_spec("pyspark") is None
+OPTIONAL = {"embedlog.spark": "pyspark", "embedlog.opentelemetry": "opentelemetry"}
+MISSING = tuple(module for module, name in OPTIONAL.items() if not importlib.util.find_spec(name))
 
 
 def test_the_examples_in_docstrings_are_true(tmp_path, monkeypatch):
     """Every example prints what its docstring shows, in an empty directory."""
     failed, shown = {}, 0
     for module in ["embedlog", *MODULES]:
-        if NO_SPARK and module.startswith("embedlog.spark"):
+        if module.startswith(MISSING):
             continue
         (tmp_path / module).mkdir()
         monkeypatch.chdir(tmp_path / module)

@@ -156,10 +156,10 @@ def test_a_slow_checkpoint_does_not_save_an_older_position_over_a_newer_one(root
     group, state = make_group(root), root.context.state
 
     class OvertakenState:
-        def write(self, step):
+        def write(self, step, timeout=None):
             group.commit(at(6))
             offsets.checkpoint(root.context.live, state)
-            return state.write(step)
+            return state.write(step, timeout)
 
     group.commit(at(5))
     offsets.checkpoint(root.context.live, OvertakenState())
@@ -174,9 +174,9 @@ def test_what_is_committed_while_a_checkpoint_saves_is_saved_by_the_next(root):
     class OvertakenLive:
         read = live.read
 
-        def write(self, step):
+        def write(self, step, timeout=None):
             group.commit(at(6))
-            return live.write(step)
+            return live.write(step, timeout)
 
     group.commit(at(5))
     offsets.checkpoint(OvertakenLive(), root.context.state)

@@ -55,7 +55,8 @@ def test_the_group_in_the_readme_handles_each_record_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/index.md", "docs/tutorial.md", "docs/spark.md"]
+    "page",
+    ["README.md", "docs/index.md", "docs/tutorial.md", "docs/spark.md", "docs/monitoring.md"],
 )
 def test_what_is_shown_can_be_typed_line_by_line(page):
     """In `python -i` an empty line must end each block, or the next line is a syntax error."""
@@ -88,3 +89,13 @@ def test_the_guide_runs_from_top_to_bottom(tmp_path):
     code = code.replace('log.delete_topic("flights")\n', "")
 
     run(code + "\nlog.close()\n", tmp_path)
+
+
+@pytest.mark.tier("test")
+def test_the_page_on_monitoring_runs_from_top_to_bottom(tmp_path):
+    """And the numbers in its comments are true."""
+    blocks = BLOCK.findall((REPOSITORY / "docs" / "monitoring.md").read_text())
+    code = re.sub(r"^(\S.*?)  +# (\d+)$", r"assert (\1) == \2", "\n".join(blocks), flags=re.M)
+
+    assert code.count("assert ") == 3
+    run(code, tmp_path)

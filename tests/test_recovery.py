@@ -136,7 +136,7 @@ def test_a_recovery_that_drops_damaged_bytes_logs_one_warning(tmp_path, caplog, 
 
     assert len(caplog.records) == len(messages) == (garbage not in SILENT), messages
     for record in caplog.records:
-        assert (record.name, record.levelname) == ("embedlog", "WARNING")
+        assert (record.name, record.levelname) == ("embedlog.partition", "WARNING")
         message = record.getMessage()
         name = path.relative_to(tmp_path).as_posix()
         assert message.startswith(f"t-0: recovery found damage in {name} at byte {end} (")

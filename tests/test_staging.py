@@ -174,7 +174,7 @@ def test_repair_and_doctor_report_abandoned_staged_files(root, files, clock, cap
     (message,) = repair_root(root, dry_run=True)
     assert "it will not be published" in message
     main(["--root", root.path, "doctor"])
-    assert "1 jobs have left staged files" in capsys.readouterr().out
+    assert "There are staged files of 1 job that" in capsys.readouterr().out
     assert repair_root(root, dry_run=False) == [message]
 
     assert staged_files(root) == [living.path.rpartition("/")[2]]

@@ -185,7 +185,7 @@ def test_a_table_outlives_the_deletion_of_its_topic(topic, log):
 
 def test_the_repr_of_a_topic(topic):
     """It is one line; a view shows its offsets."""
-    assert repr(topic).startswith("<Topic t: 2 partitions, 103 records, 0.0 MB>")
+    assert repr(topic).startswith("<Topic t: 2 partitions, 103 records, 9.0 kB>")
     assert repr(topic[98:101]) == "<View of t: 3 records, 0[98:100], 1[0:1]>"
     assert repr(topic[3:3]) == "<View of t: 0 records, nothing>"
     assert topic.partitions == 2

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from embedlog.api.display import html_table, moment, need, plural, text_table
 from embedlog.api.reset_offsets import (
     OffsetChange,
     OffsetResetResult,
@@ -17,6 +16,7 @@ from embedlog.api.reset_offsets import (
 )
 from embedlog.consumer.arguments import to_topic_partition
 from embedlog.consumer.group_client import open_group
+from embedlog.display import NONE, cut, html_table, moment, need, plural, text_table
 from embedlog.errors import (
     ClosedError,
     CorruptionError,
@@ -30,6 +30,9 @@ from embedlog.groups.offsets import CommittedOffset, check_group_id
 from embedlog.partition.reader import record_at
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
+
+if TYPE_CHECKING:
+    import pandas
 
 DEAD = "Dead"
 """Kafka's state of a group that does not exist (M1)."""
@@ -101,7 +104,7 @@ class GroupDescription:
             lag += f" ({without} without a commit)"
         return f"{self.group}: {self.state}, generation {self.generation}{by}, {members}, {lag}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return everything as plain dicts and lists, for JSON."""
         members = [member._asdict() for member in self.members]
         for member in members:
@@ -117,7 +120,7 @@ class GroupDescription:
             "partitions": [partition._asdict() for partition in self.partitions],
         }
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per partition."""
         frame = need("pandas").DataFrame(self.partitions, columns=PartitionDescription._fields)
         return frame.convert_dtypes()
@@ -127,7 +130,9 @@ class GroupDescription:
 
     def _repr_html_(self) -> str:
         """For notebooks: the title and the partitions."""
-        return html_table(self.title, _HEADS, self._rows())
+        rows = ((*row[:-1], cut(str(row[-1] or NONE), _ID_WIDTH)) for row in self._rows())
+        # With blanks, long names are broken into lines.
+        return html_table(self.title, [name.replace("_", " ") for name in _HEADS], rows)
 
     def _rows(self) -> Iterator[tuple[object, ...]]:
         for partition in self.partitions:
@@ -137,6 +142,8 @@ class GroupDescription:
 
 
 _HEADS = (*PartitionDescription._fields[:8], "committed", "member_id")
+_ID_WIDTH = 20
+"""Notebooks show this much of the id of a member."""
 
 
 class ConsumerGroup:

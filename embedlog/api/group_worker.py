@@ -26,7 +26,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """End a process after its current record; Ctrl-C signals all processes of a terminal."""
 _LONG_SECONDS = 3600.0
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("embedlog.api")
 
 
 class GroupJob(NamedTuple):

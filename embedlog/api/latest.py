@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from embedlog.api.offset_range import OffsetRange
-from embedlog.batch.arrays import TRUE, numbers, repeated
+from embedlog.batch.arrays import numbers, repeated, true
+from embedlog.lazy import pa, pc
 from embedlog.partitioner import partition_for_key, partitions_for_keys
+from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 
 if TYPE_CHECKING:
@@ -20,8 +19,10 @@ Ranges = Callable[[], Sequence[OffsetRange]]
 """Returns the ranges of the view as of now."""
 
 
-def get(root: Root, name: str, ranges: Ranges, key: bytes) -> bytes | None:
-    """Return the latest value of a key; None if it has none, or was deleted."""
+def get(
+    root: Root, name: str, ranges: Ranges, key: bytes
+) -> tuple[TopicPartition, LastRecord] | None:
+    """Return the latest record of a key and its partition; None if there is none."""
     home, version = partition_for_key(key, root.partitions(name)), root.context.catalog.version
     while True:
         version_before, parts = version(), _not_empty(ranges)
@@ -29,11 +30,11 @@ def get(root: Root, name: str, ranges: Ranges, key: bytes) -> bytes | None:
         # Otherwise compaction may have removed the record because of one after the ranges.
         if records.get(home) or version() == version_before or _not_empty(ranges) == parts:
             break
-    if (last := records.get(home)) is not None:
-        return last.value
+    if home in records:
+        return TopicPartition(name, home), records[home]
     # It is elsewhere if the program chose the partition, or the topic has grown: the latest wins.
     newest = max(records, key=lambda number: (records[number].timestamp, number), default=None)
-    return None if newest is None else records[newest].value
+    return None if newest is None else (TopicPartition(name, newest), records[newest])
 
 
 def _not_empty(ranges: Ranges) -> list[OffsetRange]:
@@ -97,7 +98,7 @@ def _deduplicate(table: pa.Table, partitions: int) -> pa.Table:
     keys = table["key"].combine_chunks()
     count = table.num_rows
     changes = pc.not_equal(keys.slice(1), keys.slice(0, count - 1))
-    last = pa.concat_arrays([changes, TRUE])
+    last = pa.concat_arrays([changes, true()])
     kept = table.filter(last).drop_columns(["home"])
     return kept.sort_by([("partition", "ascending"), ("offset", "ascending")])
 

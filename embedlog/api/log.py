@@ -3,46 +3,120 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, Self, TypedDict, TypeVar, Unpack, cast
 
-from embedlog.api.display import plural
 from embedlog.api.topic import Topic
 from embedlog.catalog import INTERNAL, refuse_differences, refuse_internal
 from embedlog.config import MaintenanceConfig, TopicConfig
+from embedlog.config.options import (
+    ConsumerOptions,
+    MaintenanceOptions,
+    ProducerOptions,
+    TopicOptions,
+)
+from embedlog.display import html_table, plural
 from embedlog.errors import (
     EmbedlogError,
     FencedError,
     InvalidConfigError,
     TopicAlreadyExistsError,
+    no_attribute,
 )
 from embedlog.files import Files
-from embedlog.partition import DURABILITIES, VISIBILITIES, PartitionLog
-from embedlog.partition.leases import hold, leases
-from embedlog.progress import ProgressBar
-from embedlog.record import TopicPartition
+from embedlog.metrics import Metrics, Sample, nested
+from embedlog.partition import (
+    DURABILITIES,
+    VISIBILITIES,
+    Durability,
+    PartitionLog,
+    Visibility,
+)
+from embedlog.partition.leases import Lease, LeaseInfo, hold, leases
+from embedlog.progress import ProgressBar, format_bytes
+from embedlog.record import K, TopicPartition, V
+from embedlog.root.location import directory_of
 from embedlog.root.repair import repair_root
-from embedlog.root.root import Root
+from embedlog.root.root import Root, check_root
 from embedlog.root.verify import Finding, rebuild_index, verify_root
 
 if TYPE_CHECKING:
+    from embedlog.api.consumer_group import ConsumerGroup
+    from embedlog.compaction import CleanResult
+    from embedlog.consumer import Consumer
     from embedlog.maintenance import Maintenance
+    from embedlog.maintenance.activity import Event
+    from embedlog.producer import Producer
+    from embedlog.retention.retain import RetentionResult
 
+Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
 Progress = Callable[[int, int], None]
 """Called with the number of bytes done, and the number of all bytes."""
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.api")
+_HINTS = {
+    "create_topics": "call create_topic(name, partitions, config) for each",
+    "delete_topics": "call delete_topic(name) for each",
+    "list_topics": "call topics()",
+    "send": "call producer(), and send(topic, value) of what it returns",
+    "subscribe": "call consumer(topic, ...)",
+}
+"""What to call instead of methods of Kafka's clients."""
 _open_logs: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+class PartitionSummary(TypedDict):
+    """One partition, as of now; in the result of `Log.describe_topic`."""
+
+    partition: int
+    start_offset: int
+    end_offset: int
+    bytes: int
+    segments: int
+    leader_epoch: int
+
+
+class TopicDescription(TypedDict):
+    """The result of `Log.describe_topic`."""
+
+    name: str
+    id: int
+    created_ms: int
+    config: dict[str, Any]
+    """All settings, by Kafka's names."""
+    overrides: dict[str, Any]
+    """The settings that differ from their defaults."""
+    partitions: list[PartitionSummary]
+
+
+class MaintenanceResults(TypedDict):
+    """The results of the jobs; see `Log.maintain`."""
+
+    retention: list[RetentionResult]
+    """What was deleted."""
+    flush: list[PartitionLog]
+    """The partitions that were flushed, since ``flush.ms`` had passed."""
+    checkpoint: int
+    """The number of committed offsets that were saved for after a power cut."""
+    offsets: int
+    """The number of committed offsets of unused groups that were deleted."""
+    producers: int
+    """The number of idle producers that were forgotten."""
+    compaction: NotRequired[list[CleanResult]]
+    """What was compacted; without ``log_cleaner_enable`` there is no such result."""
+    activity: list[Event]
+    """The changes that were found."""
 
 
 class Log:
@@ -52,13 +126,19 @@ class Log:
     path and options.
     """
 
-    def __init__(self, root: Root, maintenance_config: MaintenanceConfig | None) -> None:
-        self.root = root
+    def __init__(
+        self, root: Root | None = None, maintenance_config: MaintenanceConfig | None = None
+    ) -> None:
+        self.root = check_root(root, "embedlog.open(path)")
         self._maintenance_config = maintenance_config
         """None if this process must not run the maintenance jobs in the background."""
         self._maintenance: Maintenance | None = None
         self._maintenance_lock = threading.Lock()
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._client_ids: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        """Producers and consumers, with their names in the metrics."""
+        self._client_numbers = itertools.count(1)
+        self._clients_lock = threading.Lock()
         _open_logs.add(self)
 
     @property
@@ -67,7 +147,7 @@ class Log:
         return self.root.path
 
     @property
-    def durability(self) -> str:
+    def durability(self) -> Durability:
         """``"os"`` or ``"fsync"``; see `open`."""
         return self.root.durability
 
@@ -100,8 +180,10 @@ class Log:
         self,
         name: str,
         partitions: int | None = None,
-        config: Mapping[str, object] | None = None,
+        config: TopicOptions | Mapping[str, object] | None = None,
         *,
+        key: str | None = None,
+        value: str | None = None,
         exist_ok: bool = False,
     ) -> Topic:
         """Create a topic and return a view of it.
@@ -111,6 +193,8 @@ class Log:
             partitions: The number of partitions, at most 20,000, by default 1; it can grow
                 later, but not shrink.
             config: Kafka's topic settings, with dots or underscores.
+            key, value: How keys and values are stored, such as ``"str"`` and ``"json"``; the
+                same as the settings ``key.serializer`` and ``value.serializer``.
             exist_ok: If the topic exists already, return it, unless it has another number
                 of partitions or other settings than those given here (None means the
                 default of a setting).
@@ -120,7 +204,8 @@ class Log:
             TopicAlreadyExistsError: The topic exists; with ``exist_ok``, it differs.  Nothing
                 was changed; the error names the `differences` and the calls to apply them.
         """
-        settings = config or {}
+        serializers = {"key.serializer": key, "value.serializer": value}
+        settings = _merged(config or {}, {n: v for n, v in serializers.items() if v is not None})
         refuse_internal(name)
         while True:
             info = self.root.topics().get(name) if exist_ok else None
@@ -149,7 +234,7 @@ class Log:
         refuse_internal(name)
         self.root.grow_topic(name, total)
 
-    def alter_topic(self, name: str, config: Mapping[str, object]) -> None:
+    def alter_topic(self, name: str, config: TopicOptions | Mapping[str, object]) -> None:
         """Change settings of a topic; None sets one back to its default."""
         self.root.alter_topic(name, config)
 
@@ -162,7 +247,7 @@ class Log:
         names = self.root.topics()
         return [name for name in names if internal or not name.startswith(INTERNAL)]
 
-    def describe_topic(self, name: str) -> dict[str, Any]:
+    def describe_topic(self, name: str) -> TopicDescription:
         """Return a topic's id and settings, and the offsets, bytes and segments per partition."""
         info = self.root.topic(name)
         logs = [self.root.partition(name, number) for number in range(info.partitions)]
@@ -185,8 +270,12 @@ class Log:
             ],
         }
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str, *, raw: bool = False) -> Topic:
         """Return a view of a topic, to slice, count and turn into tables.
+
+        Args:
+            name: The topic.
+            raw: Return keys and values as bytes, whatever the serializers of the topic.
 
         Raises:
             UnknownTopicOrPartitionError: There is no such topic; the error names the most
@@ -194,15 +283,32 @@ class Log:
         """
         self.root.topic(name)
         self._start_maintenance()
-        return Topic(self.root, name)
+        return Topic(self.root, name, raw=raw)
 
     def __getitem__(self, name: str) -> Topic:
         """The same as `topic`."""
         return self.topic(name)
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is such a topic."""
+        """Whether there is such a topic.
+
+        Raises:
+            TypeError: The name is not a str.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"topic must be the name of a topic as a str, got {name!r}")
         return name in self.root.topics()
+
+    if not TYPE_CHECKING:
+        # Type checkers must not take every name for an attribute.
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError; it may say what to call, such as for the name of a topic."""
+            root, hint = self.__dict__.get("root"), _HINTS.get(name, "")
+            if root is not None and not name.startswith("_"):
+                with suppress(EmbedlogError):
+                    hint = f"call log.topic({name!r})" if name in root.topics() else hint
+            raise no_attribute(self, name, hint)
 
     def partition(self, topic: str, number: int) -> PartitionLog:
         """Return the log of one partition, which producers and consumers use."""
@@ -217,7 +323,7 @@ class Log:
 
         return group_ids(self.root.context.live, self.root.context.state)
 
-    def group(self, name: str) -> Any:
+    def group(self, name: str) -> ConsumerGroup:
         """Return a view of a consumer group, to describe it and reset its offsets.
 
         The group need not exist: `ConsumerGroup.reset_offsets` sets where a new one begins.
@@ -231,23 +337,32 @@ class Log:
 
     # Writing and reading
 
-    def producer(self, **config: Any) -> Any:
+    def producer(self, **config: Unpack[ProducerOptions[K, V]]) -> Producer[K, V]:
         """Return a producer; see `embedlog.Producer` for its settings (kafka-python's names)."""
         from embedlog.producer import Producer
 
-        return self._adopt(Producer(self.root, **config))
+        return self._adopt(Producer(self.root, **config), "producer")
 
-    def consumer(self, *topics: str, **config: Any) -> Any:
+    def consumer(self, *topics: str, **config: Unpack[ConsumerOptions[K, V]]) -> Consumer[K, V]:
         """Return a consumer; see `embedlog.Consumer` for its settings (kafka-python's names)."""
         from embedlog.consumer import Consumer
 
-        return self._adopt(Consumer(self.root, *topics, **config))
+        return self._adopt(Consumer(self.root, *topics, **config), "consumer")
 
-    def _adopt(self, client: Any) -> Any:
-        """Close a producer or consumer with this log; returns it."""
+    def _adopt(self, client: Client, kind: str) -> Client:
+        """Close a producer or consumer with this log, and include it in its metrics."""
         self._start_maintenance()
-        self._children.add(client)
+        with self._clients_lock:
+            number = next(self._client_numbers)
+            name = client.config.client_id or f"{kind}-{number}"
+            is_taken = any(name == taken for _, taken in self._open_clients())
+            self._client_ids[client] = f"{name}-{number}" if is_taken else name
+            self._children.add(client)
         return client
+
+    def _open_clients(self) -> list[tuple[Any, str]]:
+        clients = self._client_ids.items()
+        return [(client, name) for client, name in clients if not client._closed]
 
     def flush(self) -> None:
         """Write everything appended with this handle to the disk."""
@@ -258,7 +373,7 @@ class Log:
 
     # Maintenance and retention
 
-    def maintain(self) -> dict[str, Any]:
+    def maintain(self) -> MaintenanceResults:
         """Run every maintenance job once, now, by the log's clock; return the results by job.
 
         Works with ``maintenance=False`` as well.  If another process runs the jobs in the
@@ -267,7 +382,7 @@ class Log:
         Raises:
             EmbedlogError: A job failed; all others were run.
         """
-        return self.maintenance.maintain()
+        return cast("MaintenanceResults", self.maintenance.maintain())
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete the records below an offset of each partition; -1 is the log end.
@@ -292,7 +407,7 @@ class Log:
         offsets: Mapping[TopicPartition, int] | None = None,
         *,
         seconds: float = 60.0,
-    ) -> Any:
+    ) -> Lease:
         """Keep records from being deleted for some time, for a long query or as a snapshot.
 
         Returns a `Lease`: `renew` it in time, `release` it, or use it in a ``with`` block.
@@ -317,7 +432,7 @@ class Log:
             offsets = {part: self.root.partition(*part).start_offset() for part in partitions}
         return hold(self.root, name, offsets, seconds)
 
-    def leases(self) -> list[Any]:
+    def leases(self) -> list[LeaseInfo]:
         """Return the current leases, by name; see `hold`."""
         return list(leases(self.root))
 
@@ -361,6 +476,26 @@ class Log:
         """Rebuild the sparse index from the segments; return the number of its entries."""
         return rebuild_index(self.root, topic)
 
+    def metrics(self) -> Metrics:
+        """Return what to monitor, by name and in groups, with the names of Kafka's exporters.
+
+        There are groups for each partition (``"kafka.log.orders-0"``), consumer group
+        (``"consumergroup.billing.orders-0"``) and background job.  The metrics of open producers
+        and consumers that this handle created follow, with their client ids before the group
+        (``"producer-1.producer-metrics"``).  The page on monitoring lists all names.
+        """
+        return nested(self._samples())
+
+    def _samples(self) -> Iterator[Sample]:
+        from embedlog.api.metrics import log_samples
+
+        yield from log_samples(self.root)
+        with self._clients_lock:
+            clients = self._open_clients()
+        for client, name in clients:
+            for sample in client._samples():
+                yield sample._replace(labels={"client_id": name, **sample.labels})
+
     # Compaction
 
     def compact(
@@ -369,8 +504,8 @@ class Log:
         *,
         force: bool = False,
         progress: Progress | bool = True,
-        settings: Mapping[str, object] | None = None,
-    ) -> list[Any]:
+        settings: MaintenanceOptions | Mapping[str, object] | None = None,
+    ) -> list[CleanResult]:
         """Compact a topic now, in this thread: keep the last record of each key, at its offset.
 
         Reading and writing continue meanwhile.  Returns a result for each partition that was
@@ -390,7 +525,7 @@ class Log:
             InvalidConfigError: The topic is not compacted, or a setting is unknown.
             CorruptionError, StorageError: A partition could not be compacted; the others were.
         """
-        from embedlog.compaction import CleanOptions, CleanResult, select_due, try_clean
+        from embedlog.compaction import CleanOptions, select_due, try_clean
 
         root = self.root
         root.context.check_writable()
@@ -439,13 +574,15 @@ class Log:
             if self._maintenance is not None:
                 closing.callback(self._maintenance.close)
 
-    def __enter__(self) -> Log:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[..., Log], tuple[Callable[[], Root], MaintenanceConfig | None]]:
         open_root, _ = self.root.__reduce__()
         return _reopen, (open_root, self._maintenance_config)
 
@@ -458,6 +595,45 @@ class Log:
         mode = f"durability={self.durability!r}, mode={self.root.mode!r}"
         return f"<Log {self.path}: {topics}; {mode}>"
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the topics, and the consumer groups if there are any."""
+        if self.root.closed:
+            return html_table(f"Log {self.path}: closed", (), ())
+        topics, groups = map(self.topic, self.topics()), map(self.group, self.groups())
+        tables = html_table(f"Log {self.path}", _TOPIC_HEADS, map(_topic_cells, topics))
+        rows = list(map(_group_cells, groups))
+        return tables + (html_table("Consumer groups", _GROUP_HEADS, rows) if rows else "")
+
+
+_TOPIC_HEADS = ("topic", "partitions", "records", "size", "cleanup.policy")
+_GROUP_HEADS = ("group", "state", "members", "lag")
+
+
+def _topic_cells(topic: Topic) -> tuple[object, ...]:
+    policy = topic.config["cleanup.policy"]
+    size = format_bytes(topic.size_bytes())
+    return topic.name, topic.partitions, f"{len(topic):,}", size, policy
+
+
+def _group_cells(group: ConsumerGroup) -> tuple[object, ...]:
+    members, lag = len(group.members()), sum(lag or 0 for lag in group.lag().values())
+    return group.name, group.state, members, f"{lag:,}"
+
+
+def _merged(config: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
+    """Return settings with more of them, none of which may be among the first ones.
+
+    Raises:
+        InvalidConfigError: One is.
+    """
+    names = {name.replace("_", ".") for name in config}
+    for name in more:
+        if name in names:
+            raise InvalidConfigError(
+                f"{name} is given twice, also as {name.partition('.')[0]}", setting=name
+            )
+    return {**config, **more}
+
 
 def _reopen(open_root: Callable[[], Root], maintenance_config: MaintenanceConfig | None) -> Log:
     return Log(open_root(), maintenance_config)
@@ -466,20 +642,21 @@ def _reopen(open_root: Callable[[], Root], maintenance_config: MaintenanceConfig
 def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.open`
     path: str | os.PathLike[str],
     *,
-    mode: str = "rw",
-    durability: str = "os",
-    visibility: str = "append",
+    mode: Literal["rw", "r"] = "rw",
+    durability: Durability = "os",
+    visibility: Visibility = "append",
     clock: Callable[[], int] | None = None,
     auto_create_topics: bool = True,
     lock_timeout: float = 10.0,
-    maintenance: bool | Mapping[str, object] = True,
+    maintenance: bool | MaintenanceOptions | Mapping[str, object] = True,
     unsafe_filesystem: bool = False,
+    allow_pickle: bool = False,
     files: Callable[..., Files] = Files,
 ) -> Log:
     """Open a log, or create it; any number of processes may have it open.
 
     Args:
-        path: A directory on a local disk.
+        path: A directory on a local disk, also as ``file:///path`` or ``embedlog:///path``.
         mode: ``"rw"``, or ``"r"`` to read only.
         durability: What an acknowledged record survives: ``"os"`` the death of any process
             at any instant, ``"fsync"`` also a power cut.
@@ -492,10 +669,13 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
             and others.  One process at a time runs them, with its own settings, which are
             Kafka's for brokers, such as ``{"log.cleaner.threads": 2}``.
         unsafe_filesystem: Allow NFS, SMB, 9p and FUSE.
+        allow_pickle: Read topics whose serializer is ``"pickle"``, which can run any code that
+            somebody has written to them.
         files: The file system; for tests.
 
     Raises:
-        NotALogError: The path is a file, or a directory with other contents.
+        NotALogError: The path is a file, a directory with other contents, or an address such
+            as ``localhost:9092`` or ``s3://bucket``.
         UnsupportedFormatError: Another version of embedlog wrote it, with another format.
         UnsupportedFilesystemError: Locks do not work reliably on this file system.
         CorruptionError: The catalog is damaged and has no copy.
@@ -519,7 +699,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     if maintenance is not False:
         config = MaintenanceConfig.parse({} if maintenance is True else maintenance)
     root = Root(
-        os.path.abspath(os.path.expanduser(os.fspath(path))),
+        directory_of(path),
         mode=mode,
         durability=durability,
         visibility=visibility,
@@ -528,6 +708,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         auto_create=auto_create_topics,
         unsafe_filesystem=unsafe_filesystem,
         files=files,
+        allow_pickle=allow_pickle,
     )
     return Log(root, config)
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import NamedTuple
 
-from embedlog.api.display import html_table, text_table
+from embedlog.display import html_table, text_table
 from embedlog.errors import NoOffsetForPartitionError
 from embedlog.partition import PartitionLog
 from embedlog.record import TopicPartition

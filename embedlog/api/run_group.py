@@ -20,11 +20,12 @@ from math import inf
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from time import monotonic
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, NoReturn, Self, Unpack, overload
 
 from embedlog.api.group_worker import SIGNALS, GroupJob, receive_error, work
 from embedlog.api.log import Log
 from embedlog.config import ConsumerConfig
+from embedlog.config.options import GroupOptions
 from embedlog.consumer.group_client import open_group
 from embedlog.errors import (
     IllegalStateError,
@@ -33,7 +34,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.groups.offsets import check_group_id
-from embedlog.record import TopicPartition
+from embedlog.record import K, Record, TopicPartition, V
 
 CHECK_SECONDS = 0.05
 """How often to check whether everything was handled, with ``until="end"``."""
@@ -41,13 +42,43 @@ STOP_SECONDS = 30.0
 """How long a handler may continue after a stop before its process is killed."""
 POLL_SECONDS = 1.0
 """How often to check whether processes that reported nothing are still alive."""
+StartMethod = Literal["fork", "spawn", "forkserver"]
+"""Of `multiprocessing`."""
 _RESERVED = ("group_id", "enable_auto_commit", "consumer_timeout_ms")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("embedlog.api")
 _start_lock = threading.Lock()
 _runs: weakref.WeakSet[GroupRun] = weakref.WeakSet()
 
 
+@overload
+def run_group(
+    log: Log,
+    topics: str | Iterable[str],
+    group_id: str,
+    handler: Callable[[Record[K, V]], object],
+    *,
+    processes: int = 2,
+    batch: Literal[False] = False,
+    until: Literal["end"] | None = None,
+    restarts: int = 3,
+    start_method: StartMethod | None = None,
+    **config: Unpack[GroupOptions[K, V]],
+) -> GroupRun: ...
+@overload
+def run_group(
+    log: Log,
+    topics: str | Iterable[str],
+    group_id: str,
+    handler: Callable[[list[Record[K, V]]], object],
+    *,
+    processes: int = 2,
+    batch: Literal[True],
+    until: Literal["end"] | None = None,
+    restarts: int = 3,
+    start_method: StartMethod | None = None,
+    **config: Unpack[GroupOptions[K, V]],
+) -> GroupRun: ...
 def run_group(
     log: Log,
     topics: str | Iterable[str],
@@ -58,8 +89,8 @@ def run_group(
     batch: bool = False,
     until: Literal["end"] | None = None,
     restarts: int = 3,
-    start_method: str | None = None,
-    **config: Any,
+    start_method: StartMethod | None = None,
+    **config: Unpack[GroupOptions[K, V]],
 ) -> GroupRun:
     """Call a function for every record of topics, in several processes that share them.
 
@@ -302,7 +333,7 @@ class GroupRun:
         else:
             self.close()  # The exception of the block is the one to raise.
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> NoReturn:
         raise IllegalStateError("A GroupRun cannot be pickled: it belongs to its process")
 
     def __repr__(self) -> str:

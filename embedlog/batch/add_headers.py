@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
-
 from embedlog.batch.decode import Batch, parse
 from embedlog.batch.encode import EncodedBatch, encode
-from embedlog.batch.wire import EXPLICIT_OFFSETS, HEADER, HEADERS_TYPE, schema
+from embedlog.batch.wire import EXPLICIT_OFFSETS, HEADER, headers_type, schema
+from embedlog.lazy import pa
 
 
 def add_headers(encoded: EncodedBatch) -> EncodedBatch:
@@ -19,7 +18,7 @@ def add_headers(encoded: EncodedBatch) -> EncodedBatch:
     """
     batch = _to_batch(encoded)
     columns = batch.columns(verify=False)
-    arrays = [*columns.columns, pa.nulls(columns.num_rows, HEADERS_TYPE)]
+    arrays = [*columns.columns, pa.nulls(columns.num_rows, headers_type())]
     columns = pa.RecordBatch.from_arrays(arrays, schema=schema(headers=True))
     timestamps = encoded.min_timestamp, encoded.max_timestamp
     result = encode(columns, batch.codec, timestamps=timestamps)

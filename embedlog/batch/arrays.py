@@ -11,11 +11,12 @@ from __future__ import annotations
 from struct import pack
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
+from embedlog.lazy import np, pa
 
-TRUE = pa.Array.from_buffers(pa.bool_(), 1, [None, pa.py_buffer(b"\1")])
-"""An array of one row."""
+
+def true() -> Any:
+    """Return an array of one row, which is true."""
+    return pa.Array.from_buffers(pa.bool_(), 1, [None, pa.py_buffer(b"\1")])
 
 
 def numbers(values: Any, data_type: Any) -> Any:

@@ -8,9 +8,6 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
-import numpy as np
-import pyarrow as pa
-
 from embedlog.batch import decode_small
 from embedlog.batch.arrays import numbers, repeated
 from embedlog.batch.wire import (
@@ -32,7 +29,6 @@ from embedlog.batch.wire import (
     PREFIX,
     SEAL,
     SEALED,
-    TIMESTAMP,
     TRAILER,
     VERSION,
     ZSTD_FRAME,
@@ -42,9 +38,11 @@ from embedlog.batch.wire import (
     decoded_size,
     find_message,
     layout_of,
+    timestamp_type,
 )
 from embedlog.checksum import crc32c, extend
 from embedlog.errors import CorruptBatchError, UnsupportedFormatError
+from embedlog.lazy import np, pa
 
 _TABLE = 18
 """Where the column table begins in the fields of a block: (end, CRC, nulls) per column."""
@@ -334,7 +332,7 @@ class Batch:
         if stamped and self._source.layout.time in selection.indexes:
             index = selection.indexes.index(self._source.layout.time)
             field = selection.schema.field(index)
-            times = repeated(self.max_timestamp, TIMESTAMP, self.count)
+            times = repeated(self.max_timestamp, timestamp_type(), self.count)
             columns = columns.set_column(index, field, times.cast(field.type))
         return columns
 

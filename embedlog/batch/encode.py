@@ -9,9 +9,6 @@ from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import numpy as np
-import pyarrow as pa
-
 from embedlog.batch.arrays import numbers
 from embedlog.batch.wire import (
     COMPRESSED,
@@ -21,7 +18,6 @@ from embedlog.batch.wire import (
     ENTRY,
     EXPLICIT_OFFSETS,
     HEADERS,
-    HEADERS_TYPE,
     I64,
     LOG_APPEND_TIME,
     MAGIC,
@@ -30,18 +26,20 @@ from embedlog.batch.wire import (
     PREFIX,
     SEAL,
     SEALED,
-    TIMESTAMP,
     TRAILER,
     VERSION,
     Message,
     decoded_size,
     find_message,
     head_of_nulls,
+    headers_type,
     layout_of,
     schema,
+    timestamp_type,
 )
 from embedlog.checksum import crc32c, extend
 from embedlog.errors import InvalidConfigError, RecordTooLargeError, SerializationError
+from embedlog.lazy import np, pa
 
 _PAIR = struct.Struct("<ii")
 JOIN_BYTES = 4096
@@ -231,7 +229,7 @@ def _time_range(column: Any) -> tuple[int, int]:
         return _time_range(column.drop_null())
     data_type = column.type
     if not pa.types.is_timestamp(data_type):
-        return _time_range(column.cast(TIMESTAMP))
+        return _time_range(column.cast(timestamp_type()))
     times = np.frombuffer(column.buffers()[1], np.int64, count, column.offset * 8)
     low, high = _extremes(times)
     if data_type.unit == "ms":
@@ -477,17 +475,19 @@ def from_lists(
     count = len(values)
     time = pa.py_buffer(_times(timestamps, count)[0])
     arrays = [
-        pa.Array.from_buffers(TIMESTAMP, count, [None, time], 0),
+        pa.Array.from_buffers(timestamp_type(), count, [None, time], 0),
         binary_array(keys, count, lengths[1]),
         binary_array(values, count, lengths[0]),
     ]
     if headers is not None:
         assert len(headers) == count
         arrays.append(_headers_array(headers))
-    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMAS[headers is not None])
+    return pa.RecordBatch.from_arrays(arrays, schema=_schema(headers is not None))
 
 
-_SCHEMAS = schema(), schema(headers=True)
+@cache
+def _schema(headers: bool) -> Any:
+    return schema(headers=headers)
 
 
 def binary_array(values: Sequence[bytes | None] | None, count: int, lengths: Lengths = None) -> Any:
@@ -515,5 +515,5 @@ def _headers_array(headers: Sequence[Sequence[tuple[str, bytes | None]] | None])
         raise SerializationError(f"Headers must be pairs of str and bytes: {error}") from error
     if names.null_count:
         raise SerializationError("The key of a header must not be None", todo="Pass a str.")
-    items = pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))
-    return pa.ListArray.from_arrays(numbers(ends, pa.int32()), items, type=HEADERS_TYPE)
+    items = pa.StructArray.from_arrays([names, values], fields=list(headers_type().value_type))
+    return pa.ListArray.from_arrays(numbers(ends, pa.int32()), items, type=headers_type())

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from embedlog.batch.add_headers import decoded
 from embedlog.batch.encode import EncodedBatch
 from embedlog.batch.wire import COMPRESSED, ENTRY, HEADERS
+from embedlog.lazy import np
 
 BATCH_OVERHEAD = 61
 """Bytes of a Kafka batch before its records."""

@@ -11,11 +11,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from embedlog.batch.arrays import number, repeated
 from embedlog.batch.decode import Batch, offset_range
+from embedlog.lazy import pa, pc
 
 BatchRows = tuple[Batch, int, int]
 """A batch, and which of its rows: ``[first, last)``."""

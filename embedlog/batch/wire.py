@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from embedlog.errors import InvalidConfigError
+from embedlog.lazy import pa
 
 MAX_BATCH_BYTES = 64 << 20
 """The most bytes the columns of a batch may take, decoded."""
@@ -40,22 +40,28 @@ ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
 """How each buffer that is compressed with zstd begins, after its length."""
 MIN_BLOCK = HEADER.size + TRAILER.size
 
-TIMESTAMP = pa.timestamp("ms", tz="UTC")
-HEADERS_TYPE = pa.list_(
-    pa.field(
-        "item", pa.struct([pa.field("key", pa.string(), nullable=False), ("value", pa.binary())])
-    )
-)
+
+@cache
+def timestamp_type() -> Any:
+    """Return the type of timestamps."""
+    return pa.timestamp("ms", tz="UTC")
+
+
+@cache
+def headers_type() -> Any:
+    """Return the type of headers."""
+    pair = pa.struct([pa.field("key", pa.string(), nullable=False), ("value", pa.binary())])
+    return pa.list_(pa.field("item", pair))
 
 
 def schema(
     *, headers: bool = False, offsets: bool = False, metadata: Mapping[Any, Any] | None = None
 ) -> Any:
     """Return the schema of a segment whose keys and values are bytes."""
-    fields = [pa.field("timestamp", TIMESTAMP, nullable=False)]
+    fields = [pa.field("timestamp", timestamp_type(), nullable=False)]
     fields += [pa.field("key", pa.binary()), pa.field("value", pa.binary())]
     if headers:
-        fields.append(pa.field("headers", HEADERS_TYPE))
+        fields.append(pa.field("headers", headers_type()))
     if offsets:
         fields.append(pa.field("offset", pa.int64(), nullable=False))
     return pa.schema(fields, metadata=metadata)
@@ -86,7 +92,7 @@ class BufferLayout:
         self.buffers = [0, *accumulate(buffers for _, buffers in counts)]
         time = (original.metadata or {}).get(b"embedlog.timestamp")
         self.time = 0 if time is None else self.names.index(time.decode())
-        self.time_in_ms = original.types[self.time] == TIMESTAMP
+        self.time_in_ms = original.types[self.time] == timestamp_type()
         head = head_of_nulls(original)
         self.message = find_message(head)
         self.plain_skeleton = _plain_skeleton(head)

@@ -1,5 +1,5 @@
-"""The command line: `embedlog topics|produce|consume|tail|groups|activity|compact|maintain|explain|
-dump|verify|repair|doctor`.
+"""The command line: `embedlog topics|produce|consume|tail|groups|offsets|delete-records|du|export|
+import|activity|metrics|dump|compact|maintain|explain|verify|repair|doctor|completion`.
 
 Results go to stdout, everything else to stderr; an error is one line, never a traceback; the
 exit codes are in `embedlog --help`.  The module of a command is imported when it runs, so
@@ -14,8 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from embedlog import errors
-from embedlog.cli.parser import FAILED, INTERRUPTED, NOT_FOUND, PIPE_CLOSED, STORAGE, USAGE
-from embedlog.cli.parser import parser as make_parser
+from embedlog.cli.parser import FAILED, INTERRUPTED, NOT_FOUND, PIPE_CLOSED, STORAGE, USAGE, parse
 
 __all__ = ["code_of", "main"]
 
@@ -54,7 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
     """
     try:
-        args = make_parser().parse_args(argv)
+        words = list(sys.argv[1:] if argv is None else argv)
+        if words[:1] == ["__complete"]:
+            from embedlog.cli.completion import complete
+
+            return complete(words[1:])
+        args = parse(words)
         module, _, function = args.run.partition(":")
         code: int = getattr(importlib.import_module(f"embedlog.cli.{module}"), function)(args)
         sys.stdout.flush()
@@ -67,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return PIPE_CLOSED
     except (errors.EmbedlogError, OSError) as error:
-        sys.stderr.write(f"embedlog: {error}\n")
+        from embedlog.cli.hints import for_command_line
+
+        sys.stderr.write(f"embedlog: {for_command_line(str(error))}\n")
         return code_of(error)
 
 

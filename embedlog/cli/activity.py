@@ -11,12 +11,12 @@ from itertools import islice
 from typing import Any
 
 from embedlog.api import Log
-from embedlog.api.display import moment, plural
 from embedlog.api.topic import TopicView
 from embedlog.catalog import ACTIVITY
 from embedlog.cli.open_log import rounds, to_follow, to_read
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json
+from embedlog.display import moment, plural
 from embedlog.errors import InvalidConfigError
 from embedlog.maintenance.activity import KINDS
 from embedlog.progress import format_bytes
@@ -123,8 +123,8 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"the log begins at {facts['start_offset']}"
     ),
     "compacted": lambda facts: (
-        f"{facts['records_read'] - facts['records_kept']} of {facts['records_read']} "
-        f"records removed, "
+        f"{facts['records_read'] - facts['records_kept']} of "
+        f"{plural(facts['records_read'], 'record')} removed, "
         f"{format_bytes(facts['bytes_before'])} became {format_bytes(facts['bytes_after'])}, "
         f"dirty from {facts['first_dirty']} on"
     ),

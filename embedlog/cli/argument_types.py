@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
-
-_ISO = r"P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?"
-_SHORT = r"(?:(\d+)w)?(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?"
 
 
 def count(text: str) -> int:
@@ -57,18 +53,21 @@ def moment(text: str) -> datetime:
         ) from None
 
 
+def point(text: str) -> int | datetime:
+    """Parse an offset, or a time."""
+    return int(text) if text.isdecimal() else moment(text)
+
+
 def duration(text: str) -> timedelta:
     """Parse a duration in ISO 8601 or in short form, without months and years."""
-    from datetime import timedelta
+    from embedlog.times import parse_duration
 
-    match = re.fullmatch(_ISO, text, re.IGNORECASE) or re.fullmatch(_SHORT, text, re.IGNORECASE)
-    if match is None or not any(match.groups()):
+    try:
+        parsed = parse_duration(text)
+    except OverflowError:
+        raise argparse.ArgumentTypeError(f"is too long: {text}") from None
+    if parsed is None:
         raise argparse.ArgumentTypeError(
             f"must be a duration like PT1H30M, 90m or 2d, got {text!r}"
         )
-    units = ("weeks", "days", "hours", "minutes", "seconds")
-    pairs = zip(units, match.groups(default="0"), strict=True)
-    try:
-        return timedelta(**{unit: float(number) for unit, number in pairs})
-    except OverflowError:
-        raise argparse.ArgumentTypeError(f"is too long: {text}") from None
+    return parsed

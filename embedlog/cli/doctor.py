@@ -17,6 +17,7 @@ from embedlog import checksum, kv
 from embedlog.cli.open_log import is_log, root_of
 from embedlog.cli.parser import FAILED, OK
 from embedlog.cli.printing import say_result
+from embedlog.display import plural
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
 from embedlog.files.filesystem import REMOTE_FILESYSTEMS, process_state
@@ -217,8 +218,8 @@ def _log_findings(log: Report) -> Iterator[str]:
         yield "The log was not closed cleanly; the next process to open it recovers it"
     if log["orphaned_jobs"]:
         yield (
-            f"{log['orphaned_jobs']} jobs have left staged files that will not be published; "
-            "the next publication, or embedlog repair, removes them"
+            f"There are staged files of {plural(log['orphaned_jobs'], 'job')} that will not be "
+            "published; the next publication, or embedlog repair, removes them"
         )
     for name in ("state", "live"):
         database = log.get(name, {})

@@ -14,6 +14,7 @@ from embedlog.batch import Batch
 from embedlog.batch.wire import END_OF_STREAM, ENTRY, HEADER, PREFIX, TRAILER
 from embedlog.cli.parser import FAILED, OK
 from embedlog.cli.printing import say, say_json
+from embedlog.display import plural
 from embedlog.errors import CorruptBatchError, CorruptionError, EmbedlogError
 from embedlog.files import Files
 from embedlog.segment import SegmentFile
@@ -118,7 +119,8 @@ def dump(args: argparse.Namespace) -> int:
         files.close_all()
     if not args.json:
         state = "sealed" if segment.sealed else "not sealed"
-        say(f"{args.file}: {segment.size} bytes, {state}, {damaged} damaged places")
+        damage = plural(damaged, "damaged place")
+        say(f"{args.file}: {plural(segment.size, 'byte')}, {state}, {damage}")
     return FAILED if damaged else OK
 
 
@@ -171,14 +173,15 @@ def _print(columns: bool, facts: dict[str, Any]) -> None:
     flags = f"  ({', '.join(facts['flags'])})" if facts["flags"] else ""
     say(
         f"{where}  offsets {facts['base_offset']} to {facts['next_offset']}, "
-        f"{facts['count']} records  times {facts['min_timestamp']} to {facts['max_timestamp']}  "
+        f"{plural(facts['count'], 'record')}  "
+        f"times {facts['min_timestamp']} to {facts['max_timestamp']}  "
         f"epoch {facts['leader_epoch']}{producer}  head {facts['head_size']} "
         f"body {facts['body_size']}  crc {facts['block_crc']} {facts['metadata_crc']}{flags}"
     )
     for column in facts["columns"] if columns else ():
         say(
             f"{'':>12}{column['name']}: {column['bytes']} bytes, crc {column['crc']}, "
-            f"{column['nulls']} nulls"
+            f"{plural(column['nulls'], 'null')}"
         )
     if "damage" in facts:
         say(f"{'':>12}DAMAGED: {facts['damage']}")

@@ -79,7 +79,7 @@ def _json_line(record: Record) -> bytes:
         f'{{"topic": {_quoted(record.topic)}, "partition": {record.partition}, '
         f'"offset": {record.offset}, "timestamp": {record.timestamp}, '
         f'"timestamp_type": {record.timestamp_type}, "key": {_json(record.key)}, '
-        f'"value": {_json(record.value)}, "headers": {_json_headers(record)}}}\n'
+        f'"value": {_json(record.value)}, "headers": {json_headers(record.headers)}}}\n'
     )
     return text.encode()
 
@@ -94,6 +94,7 @@ def _json(data: bytes | None) -> str:
         return json.dumps({"base64": base64.b64encode(data).decode()})
 
 
-def _json_headers(record: Record) -> str:
-    pairs = [f"[{_quoted(name)}, {_json(value)}]" for name, value in record.headers]
+def json_headers(headers: Iterable[tuple[str, bytes | None]]) -> str:
+    """Return headers as JSON pairs."""
+    pairs = [f"[{_quoted(name)}, {_json(value)}]" for name, value in headers]
     return f"[{', '.join(pairs)}]"

@@ -12,10 +12,11 @@ import threading
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from embedlog.api.display import moment, text_table
 from embedlog.cli.open_log import to_follow, to_read, to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json, say_result
+from embedlog.cli.tables import table
+from embedlog.display import moment
 from embedlog.errors import GroupIdNotFoundError
 from embedlog.record import TopicPartition
 
@@ -43,7 +44,7 @@ def show_names(args: argparse.Namespace) -> int:
         return OK
     rows = [(group.group, group.state, len(group.members)) for group in groups]
     states = [dict(zip(("group", "state", "members"), row, strict=True)) for row in rows]
-    say_result(args, states, text_table(("GROUP", "STATE", "#MEMBERS"), rows))
+    say_result(args, states, table(("GROUP", "STATE", "#MEMBERS"), rows))
     return OK
 
 
@@ -57,9 +58,9 @@ def describe(args: argparse.Namespace) -> int:
     for number, group in enumerate(groups):
         say(*([""] if number else []), group.title)
         if group.partitions:
-            say("", *text_table((*_LAG, *_OWNERS), _partition_rows(group)))
+            say("", *table((*_LAG, *_OWNERS), _partition_rows(group)))
         if group.members:
-            say("", *text_table(_MEMBERS, _member_rows(group)))
+            say("", *table(_MEMBERS, _member_rows(group)))
     return OK
 
 
@@ -116,7 +117,7 @@ def _print_lag(args: argparse.Namespace, log: Log) -> None:
         sys.stdout.write(_CLEAR)
     fields = ("group", *_PROGRESS_FIELDS, "lag_ms")
     documents = [dict(zip(fields, row, strict=True)) for row in rows]
-    say_result(args, documents, text_table((*_LAG, "LAG-MS"), rows))
+    say_result(args, documents, table((*_LAG, "LAG-MS"), rows))
 
 
 def reset(args: argparse.Namespace) -> int:
@@ -135,7 +136,7 @@ def reset(args: argparse.Namespace) -> int:
     moved = [{**part._asdict(), **change._asdict()} for part, change in changes.items()]
     document = {"group": args.group, "dry_run": not args.execute, "partitions": moved}
     rows = [(args.group, *part, change.after, change.before) for part, change in changes.items()]
-    say_result(args, document, text_table(_RESET, rows))
+    say_result(args, document, table(_RESET, rows))
     if not args.execute:
         note("Dry run, nothing was changed; repeat the command with --execute")
     return OK
@@ -145,6 +146,18 @@ def _split(options: list[tuple[str, list[int]]]) -> tuple[list[str], list[TopicP
     """Return the topics without partitions, and the partitions."""
     topics = [name for name, numbers in options if not numbers]
     return topics, [TopicPartition(name, number) for name, numbers in options for number in numbers]
+
+
+def delete_offsets(args: argparse.Namespace) -> int:
+    """Delete the committed offsets of topics or partitions."""
+    topics, partitions = _split(args.topic)
+    with to_write(args) as log:
+        log.group(args.group).delete_offsets(partitions, topics=topics)
+    names = [f"{name}-{number}" for name, number in partitions]
+    note(f"Deleted offsets of {args.group}: {', '.join([*topics, *names])}")
+    if args.json:
+        say_json({"group": args.group, "topics": topics, "partitions": names})
+    return OK
 
 
 def delete(args: argparse.Namespace) -> int:

@@ -6,9 +6,11 @@ import argparse
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from embedlog.cli.hints import for_command_line
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK
 from embedlog.cli.printing import note, say_result
+from embedlog.display import plural
 from embedlog.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def compact(args: argparse.Namespace) -> int:
 
 
 def _line(result: CleanResult) -> str:
-    return f"{result.topic}-{result.partition}: {result.why}"
+    return f"{result.topic}-{result.partition}: {for_command_line(result.why)}"
 
 
 def _to_dict(result: CleanResult) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def maintain(args: argparse.Namespace) -> int:
         "offsets_expired": results["offsets"],
     }
     lines = [
-        f"{result.topic}-{result.partition}: deleted {result.segments} segments, "
+        f"{result.topic}-{result.partition}: deleted {plural(result.segments, 'segment')}, "
         f"{result.bytes:,} bytes; the log begins at {result.start_offset}"
         for result in deleted
     ]
@@ -66,7 +68,8 @@ def explain(args: argparse.Namespace) -> int:
 
 def _explain(topic: Any) -> list[str]:
     compacts = "compact" in topic.config["cleanup.policy"]
-    return [*topic.describe_retention(), *(topic.explain_compaction() if compacts else [])]
+    lines = [*topic.describe_retention(), *(topic.explain_compaction() if compacts else [])]
+    return [for_command_line(line) for line in lines]
 
 
 def verify(args: argparse.Namespace) -> int:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import embedlog
 from embedlog.errors import InvalidConfigError, NotALogError, StorageError
 from embedlog.keyspace import FORMAT_FILE
+from embedlog.root.location import directory_of
 
 if TYPE_CHECKING:
     from embedlog.api import Log
+    from embedlog.partition import Durability
 
 _WAIT_SECONDS = 60.0
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -25,7 +27,7 @@ def root_of(args: argparse.Namespace) -> str:
         raise InvalidConfigError(
             "No log directory was given", todo="Use --root DIR, or set EMBEDLOG_ROOT."
         )
-    return os.path.abspath(os.path.expanduser(str(args.root)))
+    return directory_of(str(args.root))
 
 
 def is_log(root: str) -> bool:
@@ -38,7 +40,9 @@ def to_read(args: argparse.Namespace) -> Log:
     return embedlog.open(_existing(args), mode="r")
 
 
-def to_write(args: argparse.Namespace, *, create: bool = False, durability: str = "os") -> Log:
+def to_write(
+    args: argparse.Namespace, *, create: bool = False, durability: Durability = "os"
+) -> Log:
     """Open a log for writing; create it only with ``create``."""
     root = root_of(args) if create else _existing(args)
     # Without maintenance, so that a command deletes nothing on its own.

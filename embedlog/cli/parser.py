@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any, Final
+import re
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
 
-from embedlog.cli.argument_types import count, duration, moment, seconds, topic
+from embedlog.cli.argument_types import count, duration, moment, point, seconds, topic
 from embedlog.version import __version__
 
 OK: Final = 0
@@ -45,6 +47,17 @@ RESETS = """\
 A target outside of the log means its nearer end.  A time without a zone is UTC.
 """
 
+FILES = """\
+The suffixes are .jsonl, .ndjson and .json, .csv, .parquet and .pq.  Key, value, headers,
+timestamp and partition come back as they were from JSON lines and Parquet; offsets do not: the
+records get those of the topic.  CSV holds UTF-8 only; its timestamps are milliseconds, a missing
+key or value is an empty field without quotes, and headers are JSON.
+"""
+
+COMPLETION = """\
+For bash, put this into ~/.bashrc:  eval "$(embedlog completion bash)"
+"""
+
 ACTIVITY = """\
 kinds: created altered deleted (topics), rolled recovered retained compacted (partitions),
 rebalanced expired (groups), owner failed (maintenance).  The events are the records of the
@@ -54,9 +67,56 @@ topic __activity; the process that does the maintenance writes them, within a fe
 _Parser = Any  # argparse has no public type for groups of commands or of options
 
 
-def parser() -> argparse.ArgumentParser:
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors say what may have been meant."""
+
+    verbs: Any = None
+    """The action with the commands that this command consists of, by name in ``choices``."""
+
+    def options(self) -> list[argparse.Action]:
+        """Return the options."""
+        return [action for action in self._actions if action.option_strings]
+
+    def positionals(self) -> list[argparse.Action]:
+        """Return the arguments that are no options."""
+        return [action for action in self._actions if not action.option_strings]
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and an error, and exit."""
+        if self.verbs is not None:
+            word = re.match(r"argument (COMMAND|VERB): invalid choice: '([^']*)'", message)
+            if word is not None:
+                hint = _did_you_mean(word[2], self.verbs.choices)
+                message = f"there is no {word[1].lower()} {word[2]!r}{hint}"
+            elif message.endswith(": VERB"):
+                message = f"name a verb: {', '.join(self.verbs.choices)}"
+        super().error(message)
+
+    def refuse(self, words: list[str]) -> NoReturn:
+        """Print the usage and an error about words that are no options or arguments."""
+        names = [name for action in self.options() for name in action.option_strings]
+        hints = (_did_you_mean(word, names) for word in words if word.startswith("--"))
+        super().error(f"unrecognized arguments: {' '.join(words)}{next(hints, '')}")
+
+
+def _did_you_mean(word: str, names: Any) -> str:
+    from difflib import get_close_matches  # Imported here: only errors need it.
+
+    similar = get_close_matches(word.partition("=")[0], names, n=1)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line; exits with a message if it is wrong."""
+    args, unknown = parser().parse_known_args(argv)
+    if unknown:
+        args.parser.refuse(unknown)
+    return args
+
+
+def parser() -> CommandParser:
     """Return the parser of the whole command line."""
-    top = argparse.ArgumentParser(
+    top = CommandParser(
         prog="embedlog",
         description="Kafka's log in a directory: its topics, records and consumer groups.",
         epilog=EXITS,
@@ -68,16 +128,20 @@ def parser() -> argparse.ArgumentParser:
     about = "the directory of the log; by default $EMBEDLOG_ROOT"
     _option(top, "--root -r", "DIR", about, default=root)
     _flag(top, "--json", "print JSON; produce reads JSON too")
-    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    commands = top.verbs = top.add_subparsers(metavar="COMMAND", required=True)
     _topics(commands)
     _produce(commands)
     _consume(commands)
     _tail(commands)
     _groups(commands)
+    _offsets(commands)
+    _files(commands)
     _activity(commands)
+    _metrics(commands)
     _dump(commands)
     _maintenance(commands)
     _health(commands)
+    _completion(commands)
     return top
 
 
@@ -89,9 +153,9 @@ def _command(
     *,
     json: str = "print JSON",
     epilog: str | None = None,
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """Add a command, which also accepts the options of `embedlog` itself."""
-    command: argparse.ArgumentParser = commands.add_parser(
+    command: CommandParser = commands.add_parser(
         name,
         help=about,
         description=_sentence(about),
@@ -101,14 +165,15 @@ def _command(
     )
     _option(command, "--root -r", "DIR", "the directory of the log", default=argparse.SUPPRESS)
     _flag(command, "--json", json, default=argparse.SUPPRESS)
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, parser=command)
     return command
 
 
 def _verbs(commands: _Parser, name: str, about: str) -> _Parser:
     """Add a command that consists of other commands."""
     command = commands.add_parser(name, help=about, description=_sentence(about))
-    return command.add_subparsers(metavar="VERB", required=True)
+    command.verbs = command.add_subparsers(metavar="VERB", required=True)
+    return command.verbs
 
 
 def _sentence(about: str) -> str:
@@ -216,6 +281,10 @@ def _groups(commands: _Parser) -> None:
     delete.add_argument("groups", metavar="GROUP", nargs="+")
     about = "delete only the committed offsets of this topic or partition"
     _list(delete, "--topic", "TOPIC[:N,N]", about, type=topic)
+    about = "delete the committed offsets of topics or partitions"
+    offsets = _command(verbs, "delete-offsets", "groups:delete_offsets", about)
+    offsets.add_argument("group", metavar="GROUP")
+    offsets.add_argument("topic", metavar="TOPIC[:N,N]", nargs="+", type=topic)
 
 
 def _reset(verbs: _Parser) -> None:
@@ -239,6 +308,51 @@ def _reset(verbs: _Parser) -> None:
     _flag(reset, "--execute", "commit the new offsets")
 
 
+def _offsets(commands: _Parser) -> None:
+    about = "print the first and the next offset of partitions, or the offsets at a time"
+    offsets = _command(commands, "offsets", "offsets:offsets", about)
+    about = "by default all topics"
+    offsets.add_argument("topics", metavar="TOPIC[:N,N]", nargs="*", type=topic, help=about)
+    _option(offsets, "--at", "ISO", "the first offset at or after this time", type=moment)
+    about = "delete the records before an offset or a time; a dry run without --yes"
+    delete = _command(commands, "delete-records", "offsets:delete_records", about)
+    delete.add_argument("topic", metavar="TOPIC[:N,N]", type=topic)
+    to = delete.add_mutually_exclusive_group(required=True)
+    _option(to, "--before", "N", "delete the records below this offset", type=count)
+    _option(to, "--at", "ISO", "delete up to the first record at or after this time", type=moment)
+    _flag(delete, "--yes", "delete the records")
+    about = "print how many bytes topics and other files take, the largest first"
+    usage = _command(commands, "du", "disk_usage:usage", about)
+    usage.add_argument("topics", metavar="TOPIC", nargs="*", help="by default everything")
+    _flag(usage, "--segments", "also print a line per segment file")
+
+
+def _files(commands: _Parser) -> None:
+    about = "write the records of a topic to a file: JSON lines, CSV or Parquet"
+    export = _command(commands, "export", "export:export", about, epilog=FILES)
+    export.add_argument("topic", metavar="TOPIC[:N,N]", type=topic)
+    export.add_argument("file", metavar="FILE", help="- is stdout")
+    _file_format(export)
+    _option(export, "--from", "N|ISO", "from this offset or time on", dest="first", type=point)
+    about = "up to this offset or time, without the record at it"
+    _option(export, "--until", "N|ISO", about, dest="stop", type=point)
+    _flag(export, "--force", "replace FILE if it exists")
+    about = "append the records in a file: JSON lines, CSV or Parquet"
+    load = _command(commands, "import", "import_file:import_file", about, epilog=FILES)
+    load.add_argument("topic", metavar="TOPIC")
+    load.add_argument("file", metavar="FILE", help="- is stdin")
+    _file_format(load)
+    _option(load, "--skip", "N", "skip the first N records", type=count, default=0)
+    about = "choose partitions by key, as for new records, not those in the file"
+    _flag(load, "--repartition", about)
+    _flag(load, "--sync", "flush to the disk before the command ends, to survive a power cut")
+
+
+def _file_format(command: _Parser) -> None:
+    about = "the format; by default that of the suffix of FILE, and JSON lines for -"
+    command.add_argument("--format", choices=("jsonl", "csv", "parquet"), help=about)
+
+
 def _activity(commands: _Parser) -> None:
     about = "print what happened to the log: topics, segments, groups, maintenance"
     activity = _command(commands, "activity", "activity:show", about, epilog=ACTIVITY)
@@ -248,6 +362,19 @@ def _activity(commands: _Parser) -> None:
     _list(activity, "--topic", "TOPIC", "only events of this topic")
     _list(activity, "--kind", "KIND", "only events of this kind")
     _option(activity, "--max -m", "N", "end after N events", type=count)
+
+
+def _metrics(commands: _Parser) -> None:
+    about = "print offsets, sizes, lags and background jobs, to monitor a log"
+    metrics = _command(commands, "metrics", "metrics:show", about)
+    metrics.add_argument(
+        "--format",
+        choices=("prometheus", "json", "table"),
+        default="table",
+        help="by default a table; prometheus is for node_exporter's textfile collector",
+    )
+    about = "a label for all metrics in Prometheus' format, such as the name of the log"
+    _list(metrics, "--label", "NAME=VALUE", about)
 
 
 def _dump(commands: _Parser) -> None:
@@ -275,3 +402,9 @@ def _health(commands: _Parser) -> None:
     repair = _command(commands, "repair", "maintenance:repair", about)
     _flag(repair, "--yes", "repair the log")
     _command(commands, "doctor", "doctor:doctor", "check versions, speeds, space and locks")
+
+
+def _completion(commands: _Parser) -> None:
+    about = "print a script that completes commands, options, topics and groups in a shell"
+    completion = _command(commands, "completion", "completion:script", about, epilog=COMPLETION)
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import argparse
 import base64
 import binascii
-import io
 import json
 import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog.cli.open_log import to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say_json
+from embedlog.display import plural
 from embedlog.errors import InvalidRecordError
 from embedlog.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from embedlog.partition import Durability
 
 _CHUNK_BYTES = 4 << 20
 _FIELDS = {"value", "key", "headers", "partition", "timestamp"}
@@ -47,12 +50,12 @@ class InputBatch(NamedTuple):
 
 def produce(args: argparse.Namespace) -> int:
     """Send the lines, a chunk at a time; a chunk with an invalid line is not sent at all."""
-    durability = "fsync" if args.sync else "os"
+    durability: Durability = "fsync" if args.sync else "os"
     total, done, lines_before, count = _input_size(), 0, 0, 0
     with to_write(args, create=True, durability=durability) as log, ProgressBar("produce") as bar:
         log.root.ensure_topic(args.topic)
         with log.producer(compression_type=args.compression) as producer:
-            for lines in _chunks():
+            for lines in input_lines(sys.stdin.buffer):
                 # A list, so that the last line is parsed before the first is sent.
                 batches = list(_batches(args, lines, lines_before))
                 for batch in batches:
@@ -64,7 +67,7 @@ def produce(args: argparse.Namespace) -> int:
     if args.json:
         say_json({"records": count})
     elif sys.stderr.isatty():
-        note(f"{count} records")
+        note(plural(count, "record"))
     return OK
 
 
@@ -76,10 +79,13 @@ def _input_size() -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _chunks() -> Iterator[list[bytes]]:
-    """Yield lines without their ends, as many as arrive at once."""
+def input_lines(source: Any) -> Iterator[list[bytes]]:
+    """Yield lines without their ends, as many as arrive at once.
+
+    Args:
+        source: A binary file with `read1`.
+    """
     rest = b""
-    source: io.BufferedReader = sys.stdin.buffer  # type: ignore[assignment]
     # read1 returns what is available, so that a line that is typed is sent at once.
     while data := source.read1(_CHUNK_BYTES):
         *lines, rest = (rest + data).split(b"\n")
@@ -111,7 +117,7 @@ def _json_batches(
     groups: dict[tuple[int | None, bool], list[InputRecord]] = {}
     for number, line in enumerate(lines, lines_before + 1):
         if line.strip():
-            record = _parse(line, number)
+            record = parse_record(line, number)
             target = record.partition if record.partition is not None else partition
             groups.setdefault((target, record.timestamp is None), []).append(record)
     for (target, without_timestamp), records in groups.items():
@@ -125,7 +131,12 @@ def _json_batches(
         )
 
 
-def _parse(line: bytes, number: int) -> InputRecord:
+def parse_record(line: bytes, number: int) -> InputRecord:
+    """Return the record of a JSON object.
+
+    Raises:
+        InvalidRecordError: The line is not such an object.
+    """
     try:
         fields = json.loads(line)
         if not isinstance(fields, dict):
@@ -136,7 +147,7 @@ def _parse(line: bytes, number: int) -> InputRecord:
         return InputRecord(
             _bytes(fields.get("value")),
             _bytes(fields.get("key")),
-            _headers(fields.get("headers")),
+            parse_headers(fields.get("headers")),
             _integer(fields, "partition"),
             _integer(fields, "timestamp"),
         )
@@ -158,7 +169,12 @@ def _bytes(value: Any) -> bytes | None:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _headers(value: Any) -> list[tuple[str, bytes | None]]:
+def parse_headers(value: Any) -> list[tuple[str, bytes | None]]:
+    """Return the headers in a JSON document.
+
+    Raises:
+        ValueError: It has another form.
+    """
     pairs = list(value.items()) if isinstance(value, dict) else value or []
     headers = []
     for pair in pairs if isinstance(pairs, list) else [pairs]:

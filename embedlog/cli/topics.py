@@ -8,16 +8,21 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedlog import keyspace, kv
+from embedlog.cli.hints import settings_options
 from embedlog.cli.open_log import root_of, to_read, to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say_json, say_result
+from embedlog.display import plural
 from embedlog.errors import InvalidConfigError, TopicAlreadyExistsError
 from embedlog.files import Files
 from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
 from embedlog.progress import format_bytes
+
+if TYPE_CHECKING:
+    from embedlog.api.log import TopicDescription
 
 _INTERNAL = "__"
 """The prefix of the names of internal topics, as in `catalog`, which takes longer to load than
@@ -49,7 +54,7 @@ def _command_to_apply(topic: str, differences: Mapping[str, tuple[object, object
     words, sentences = [], []
     for name, (before, after) in differences.items():
         if name != "partitions":
-            words += ["-c", shlex.quote(f"{name}={after}")]
+            words += settings_options({name: after})
         elif isinstance(before, int) and isinstance(after, int) and after < before:
             sentences.append("The number of partitions cannot be reduced.")
         else:
@@ -71,12 +76,13 @@ def _parse_settings(options: list[str]) -> dict[str, str]:
 
 def show_names(args: argparse.Namespace) -> int:
     """Print the names of all topics, without loading pyarrow."""
-    names = [name for name in _names(args) if args.internal or not name.startswith(_INTERNAL)]
+    names = [name for name in topic_names(args) if args.internal or not name.startswith(_INTERNAL)]
     say_result(args, names, names)
     return OK
 
 
-def _names(args: argparse.Namespace) -> list[str]:
+def topic_names(args: argparse.Namespace) -> list[str]:
+    """Return the names of all topics, also of internal ones."""
     root = root_of(args)
     if not _is_ordinary(root):
         with to_read(args) as log:  # Raises an error that says what is wrong.
@@ -107,18 +113,20 @@ def describe(args: argparse.Namespace) -> int:
     return OK
 
 
-def _describe(topic: dict[str, Any]) -> Iterator[str]:
+def _describe(topic: TopicDescription) -> Iterator[str]:
     parts = topic["partitions"]
     records = sum(part["end_offset"] - part["start_offset"] for part in parts)
     size = format_bytes(sum(part["bytes"] for part in parts))
-    unit = "offsets" if "compact" in topic["config"]["cleanup.policy"] else "records"
-    yield f"{topic['name']}  id {topic['id']}, {len(parts)} partitions, {records} {unit}, {size}"
+    unit = "offset" if "compact" in topic["config"]["cleanup.policy"] else "record"
+    counts = f"{plural(len(parts), 'partition')}, {plural(records, unit)}"
+    yield f"{topic['name']}  id {topic['id']}, {counts}, {size}"
     for name, value in topic["overrides"].items():
         yield f"  {name}={value}"
     for part in parts:
         yield (
             f"  partition {part['partition']}: offsets {part['start_offset']} to "
-            f"{part['end_offset']}, {format_bytes(part['bytes'])} in {part['segments']} segments, "
+            f"{part['end_offset']}, {format_bytes(part['bytes'])} in "
+            f"{plural(part['segments'], 'segment')}, "
             f"leader epoch {part['leader_epoch']}"
         )
 

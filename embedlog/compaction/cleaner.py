@@ -185,7 +185,12 @@ def try_clean(
     try:
         if roll:
             reserve.used_by(log.roll)
-        return reserve.used_by(lambda: clean(log, now_ms, options))
+        result = reserve.used_by(lambda: clean(log, now_ms, options))
+        _logger.log(
+            logging.INFO if result.passes else logging.DEBUG,
+            *("%s-%d: %s", log.topic, log.partition, result.why),
+        )
+        return result
     except ClosedError:
         raise
     except EmbedlogError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from embedlog.config.consumer import ConsumerConfig
 from embedlog.config.maintenance import MaintenanceConfig
+from embedlog.config.network import describe_network_settings
 from embedlog.config.producer import ProducerConfig
 from embedlog.config.topic import TopicConfig
 from embedlog.config.values import INT_MAX, LONG_MAX
@@ -21,4 +22,5 @@ __all__ = [
     "MaintenanceConfig",
     "ProducerConfig",
     "TopicConfig",
+    "describe_network_settings",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from embedlog.config.settings import Settings
 from embedlog.config.values import (
@@ -51,7 +51,7 @@ class ConsumerConfig(Settings):
     """The name of a static member, which keeps its partitions over a restart (M13)."""
     partition_assignment_strategy: Any = checked(("range", "cooperative-sticky"), _assignors)
     """Names of assignors, or assignor objects, the preferred one first."""
-    auto_offset_reset: str = choice("latest", "earliest", "none")
+    auto_offset_reset: Literal["latest", "earliest", "none"] = choice("latest", "earliest", "none")
     """Where to start without a committed offset, or if it is out of range (E1)."""
     enable_auto_commit: bool = switch(True)
     """Commit the records that ``poll`` returned, in later calls of ``poll``."""
@@ -84,8 +84,10 @@ class ConsumerConfig(Settings):
     """Whether a deserializer, or that of a topic, may be ``"pickle"``, which can run any code."""
     check_crcs: bool = switch(True)
     """Verify the checksum of every column that is read."""
-    isolation_level: str = choice("read_uncommitted", "read_committed")
-    """Both values mean the same: unpublished records are never visible (G23)."""
+    isolation_level: Literal["read_uncommitted", "read_committed"] = choice(
+        "read_uncommitted", "read_committed"
+    )
+    """Both are kept: unpublished records are never visible (G23)."""
     exclude_internal_topics: bool = switch(True)
     """Whether patterns ignore internal topics."""
     allow_auto_create_topics: bool = switch(True)
@@ -93,13 +95,16 @@ class ConsumerConfig(Settings):
     metadata_max_age_ms: int = number(1000, 0)
     """The interval of the check for new topics and partitions; Kafka's 300000 saves requests."""
     request_timeout_ms: int = number(30_000, 0, INT_MAX)
-    """How long an operation waits for its locks."""
+    """How long a commit waits for its lock, unless the ``lock_timeout`` of the log is less."""
     default_api_timeout_ms: int = number(60_000, 0, INT_MAX)
-    """The timeout of calls that are made without one."""
+    """The same, for a commit without a ``timeout_ms``; the shortest of the three counts."""
     retry_backoff_ms: int = number(100, 0)
     """How long to wait before a retry."""
     client_id: str = label()
     """A name for display."""
+    strict: bool = switch(False)
+    """embedlog's own: refuse settings for connections to brokers, such as ``bootstrap_servers``,
+    which are otherwise ignored with one line in the log of the program."""
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)

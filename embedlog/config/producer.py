@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from embedlog.config.settings import Settings
 from embedlog.config.values import (
@@ -37,7 +37,7 @@ class ProducerConfig(Settings):
     False
     """
 
-    acks: int | str = checked("all", _acks)
+    acks: Literal[0, 1, "all"] = checked("all", _acks)
     """When a send is acknowledged: 0, once buffered; 1, once written and visible; ``"all"``, once
     as durable as the ``durability`` of the log."""
     batch_size: int = number(256 << 10, 0, INT_MAX)
@@ -50,7 +50,7 @@ class ProducerConfig(Settings):
     """How long ``send`` waits before it raises (G8)."""
     max_request_size: int = number(1 << 20, 0, INT_MAX)
     """Refuse larger records, by the estimate of Kafka's producer (G7)."""
-    compression_type: str = checked("none", compression)
+    compression_type: Literal["none", "lz4", "zstd"] = checked("none", compression)
     """``none``, ``lz4`` or ``zstd``; ``gzip`` means ``zstd``, and ``snappy`` ``lz4``."""
     enable_idempotence: bool = switch(None)
     """Whether batches get sequence numbers, so that a retry is not written twice (G15).
@@ -96,11 +96,15 @@ class ProducerConfig(Settings):
     request_timeout_ms: int = number(30_000, 0, INT_MAX)
     """How long an append waits for its locks."""
     max_in_flight_requests_per_connection: int = number(5, 1, INT_MAX)
-    """Accepted and checked (G20), without effect: appends are made one at a time (G12)."""
+    """An upper limit, which is kept at any value: appends are made one at a time (G12).  More
+    than 5 exclude idempotence, as in Kafka (G20)."""
     metadata_max_age_ms: int = number(300_000, 0)
-    """Accepted and ignored: topics are read from the catalog, without a cache that ages."""
+    """An upper limit, which is kept at any value: a change of a topic is seen at once."""
     client_id: str = label()
     """A name for display."""
+    strict: bool = switch(False)
+    """embedlog's own: refuse settings for connections to brokers, such as ``bootstrap_servers``,
+    which are otherwise ignored with one line in the log of the program."""
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)

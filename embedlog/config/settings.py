@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from dataclasses import Field
 from typing import Any, ClassVar, NoReturn, Self
 
+from embedlog.config.network import is_network_setting
 from embedlog.errors import InvalidConfigError
 
-_NETWORK = frozenset(
-    "api_version api_version_auto_timeout_ms bootstrap_servers bootstrap_topics_filter "
-    "client_dns_lookup connections_max_idle_ms kafka_client receive_buffer_bytes "
-    "reconnect_backoff_max_ms reconnect_backoff_ms selector send_buffer_bytes "
-    "sock_chunk_bytes sock_chunk_buffer_count socket_connection_setup_timeout_ms "
-    "socket_connection_setup_timeout_max_ms socket_options socks5_proxy proxy_url "
-    "wakeup_timeout_ms zookeeper_connect".split()
-)
-_NETWORK_PREFIXES = ("sasl_", "security_", "ssl_")
+_HINTS = {
+    "default_offset_commit_callback": "Pass a callback to commit_async.",
+    "transactional_id": "Set producer_name, which gives a producer an identity that outlives its "
+    "process; embedlog has no transactions of producers.",
+    "transaction_timeout_ms": "Leave it out: embedlog has no transactions of producers.",
+    "interceptor_classes": "Call the function where the program sends or polls.",
+    "group_protocol": "Leave it out: every consumer follows the group without stopping it.",
+}
+"""What to use instead of settings of Kafka's clients that embedlog does not have."""
 
 
 class Settings:
@@ -29,16 +30,20 @@ class Settings:
     def parse(cls, settings: Mapping[str, object]) -> Self:
         """Make a config from names in either spelling, and values of their type or as text.
 
-        None means the default.
+        None means the default.  Configs of clients, which have a setting ``strict``, ignore
+        settings for connections to brokers unless it is set.
 
         Raises:
             InvalidConfigError: A setting is unknown (the error names the most similar one),
                 given twice, of the wrong type, or contradicts another one.
         """
         values: dict[str, object] = {}
+        lenient = "strict" in cls.__dataclass_fields__ and not _is_true(settings.get("strict"))
         for spelling, value in settings.items():
             name = str(spelling).replace(".", "_")
             if name not in cls.__dataclass_fields__:
+                if is_network_setting(name) and (lenient or value is None):
+                    continue
                 cls._refuse(str(spelling), name)
             if name in values:
                 raise InvalidConfigError(f"{name} is given twice, also as {spelling}", setting=name)
@@ -58,23 +63,27 @@ class Settings:
         overrides = {name.replace(".", "_"): value for name, value in self.overrides().items()}
         return self.parse(overrides | changes)
 
-    def overrides(self) -> dict[str, object]:
+    def overrides(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, by their dotted names."""
         defaults = type(self)().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != defaults[name]}
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Return all settings, by their dotted names."""
         return {name.replace("_", "."): getattr(self, name) for name in self.__dataclass_fields__}
 
     @classmethod
     def _refuse(cls, spelling: str, name: str) -> NoReturn:
         """Raise for an unknown setting, with the most similar one or the reason."""
-        if name in _NETWORK or name.startswith(_NETWORK_PREFIXES):
+        if is_network_setting(name):
             raise InvalidConfigError(
                 f"{spelling} is a setting for connections to brokers, and embedlog has no brokers",
                 todo="Leave it out; the path of the log is an argument of embedlog.open.",
                 setting=name,
+            )
+        if name in _HINTS:
+            raise InvalidConfigError(
+                f"embedlog has no setting {spelling}", todo=_HINTS[name], setting=name
             )
         from difflib import get_close_matches
 
@@ -120,3 +129,7 @@ class Settings:
             f"{first} {getattr(self, first)!r} {why} {second} {getattr(self, second)!r}",
             settings=(first, second),
         )
+
+
+def _is_true(value: object) -> bool:
+    return str(value).lower() == "true"

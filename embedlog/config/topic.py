@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from embedlog.config.settings import Settings
-from embedlog.config.values import INT_MAX, LONG_MAX, checked, choice, compression, number, switch
+from embedlog.config.values import INT_MAX, LONG_MAX, checked, choice, compression, number, only
 from embedlog.serializers import NAMES
 
 
@@ -44,8 +45,8 @@ class TopicConfig(Settings):
     """Roll the active segment once it spans more time than this (A11, A12)."""
     segment_jitter_ms: int = number(0, 0)
     """Subtract up to this from ``segment_ms``, so that partitions do not roll at the same time."""
-    segment_index_bytes: int = number(10 << 20, 4, INT_MAX)
-    """Accepted and ignored: the index is in LMDB and grows as needed."""
+    segment_index_bytes: int = only(10 << 20, "the index is in LMDB and is never full")
+    """Only the default: the index is in LMDB and grows as needed, so it ends no segment."""
     segment_max_offset_span: int = number(INT_MAX, 1)
     """Roll the active segment before it spans more offsets than this (embedlog's own; A11)."""
     index_interval_bytes: int = number(64 << 10, 0, INT_MAX)
@@ -56,7 +57,7 @@ class TopicConfig(Settings):
     """Flush a partition once a record has not been on the disk for this long (A22)."""
     retention_ms: int = number(7 * 86_400_000, -1)
     """Delete a segment this long after the time that ``retention_clock`` says; -1 is never (C2)."""
-    retention_clock: str = choice("append", "record")
+    retention_clock: Literal["append", "record"] = choice("append", "record")
     """``append``: ``retention_ms`` counts from the last append to a segment, or from the
     timestamp of its youngest record if that is later (embedlog's own); ``record``: from the
     timestamp of its youngest record, whenever that was appended, as in Kafka (C2)."""
@@ -72,7 +73,9 @@ class TopicConfig(Settings):
     ``retention_min_consumed``; -1 is never (embedlog's own)."""
     max_message_bytes: int = number(1_048_588, 0, INT_MAX)
     """Refuse larger batches, as Kafka counts: compressed, in its format (A4)."""
-    cleanup_policy: str = checked("delete", _cleanup_policy)
+    cleanup_policy: Literal["delete", "compact", "compact,delete"] = checked(
+        "delete", _cleanup_policy
+    )
     """``delete``, ``compact`` or ``compact,delete`` (C6)."""
     min_cleanable_dirty_ratio: float = number(0.5, 0, 1)
     """Compact a partition once more than this fraction of its bytes is dirty (D3)."""
@@ -84,7 +87,7 @@ class TopicConfig(Settings):
     """Compact records older than this, whatever the dirty ratio (D3)."""
     file_delete_delay_ms: int = number(60_000, 0)
     """Unlink the file of a deleted segment after this delay (A39)."""
-    compression_type: str = checked(
+    compression_type: Literal["producer", "none", "lz4", "zstd"] = checked(
         "producer", lambda value: value if value == "producer" else compression(value)
     )
     """``none``, ``lz4`` or ``zstd`` (``gzip`` means ``zstd``, ``snappy`` ``lz4``), whatever the
@@ -94,9 +97,11 @@ class TopicConfig(Settings):
     this one; ``bytes`` converts nothing (embedlog's own)."""
     value_serializer: str = choice(*NAMES)
     """How values are stored, likewise."""
-    preallocate: bool = switch(False)
-    """Reserve the disk space of a segment when it is created."""
-    message_timestamp_type: str = choice("CreateTime", "LogAppendTime")
+    preallocate: bool = only(False, "segments take disk space as they grow")
+    """Only the default: segments take disk space as they grow."""
+    message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = choice(
+        "CreateTime", "LogAppendTime"
+    )
     """Whether timestamps come from the producer or from the clock of the log (A7)."""
     message_timestamp_before_max_ms: int = number(LONG_MAX, 0)
     """Refuse records whose timestamp is further in the past than this (A7)."""
@@ -104,10 +109,10 @@ class TopicConfig(Settings):
     """Refuse records whose timestamp is further in the future than this (A7)."""
     producer_id_expiration_ms: int = number(86_400_000, 1)
     """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
-    min_insync_replicas: int = number(1, 1, INT_MAX)
-    """Accepted and ignored: embedlog does not replicate (H1)."""
-    unclean_leader_election_enable: bool = switch(False)
-    """Accepted and ignored: embedlog does not replicate (H1)."""
+    min_insync_replicas: int = only(1, "a log has no replicas")
+    """Only the default: embedlog does not replicate (H1)."""
+    unclean_leader_election_enable: bool = only(False, "a log has no replicas")
+    """Only the default: embedlog does not replicate (H1)."""
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)

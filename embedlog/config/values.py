@@ -90,6 +90,18 @@ def accepted(default: object, accepts: Callable[[Any], object], what: str) -> An
     return checked(default, check)
 
 
+def only(default: bool | int, why: str) -> Any:
+    """Declare a setting of which embedlog has only the default; others are refused."""
+    words = str(default).lower()
+
+    def check(value: object) -> bool | int:
+        if str(value).strip().lower() != words:
+            raise ValueError(f"{words}, since {why}")
+        return default
+
+    return dataclass_field(default=default, metadata={"check": check, "only": True})
+
+
 def serializer(action: Action, field: Field) -> Any:
     """Declare a serializer or deserializer in any of its forms; or None, the default."""
 

@@ -116,7 +116,10 @@ def check_topics(topics: Iterable[object]) -> None:
         raise TypeError(f"topics must be a list of names, got the str {topics!r}")
     for topic in topics:
         if not isinstance(topic, str):
-            raise InvalidTopicError(f"topic must be a str, got {topic!r}")
+            raise InvalidTopicError(
+                f"topic must be a str, got {topic!r}",
+                todo='Pass each topic and setting by itself: consumer("t", "u", group_id="g").',
+            )
         if not topic.strip():
             raise InvalidTopicError(f"topic must not be blank, got {topic!r}", todo="Name a topic.")
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from embedlog.consumer.cursor import CommittedLookup, PartitionCursor
 from embedlog.consumer.deserialize import RecordDecoder
+from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.errors import EmbedlogError, IllegalStateError
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
@@ -19,8 +20,11 @@ class Assignment:
     The partitions are chosen by the program, by `StaticAssignment`, or by the group.
     """
 
-    def __init__(self, root: Root, decoder: RecordDecoder, committed: CommittedLookup) -> None:
+    def __init__(
+        self, root: Root, decoder: RecordDecoder, committed: CommittedLookup, counts: ConsumerCounts
+    ) -> None:
         self._root, self._decoder, self._committed = root, decoder, committed
+        self._counts = counts
         self._cursors: OrderedDict[TopicPartition, PartitionCursor] = OrderedDict()
         """In the order in which they are served; other threads may copy its keys at any time."""
         self._unresolved: set[PartitionCursor] = set()
@@ -125,7 +129,8 @@ class Assignment:
         return list(added.values())
 
     def _new_cursor(self, partition: TopicPartition, reset: str) -> PartitionCursor:
-        return PartitionCursor(self._root, self._decoder, partition, reset, self._committed)
+        counts = self._counts.topic(partition.topic)
+        return PartitionCursor(self._root, self._decoder, partition, reset, self._committed, counts)
 
     def add(self, partition: TopicPartition, reset: str) -> PartitionCursor:
         """Assign one more partition.

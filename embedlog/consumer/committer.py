@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from time import monotonic
-from typing import Any
 
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.assignment import Assignment
@@ -16,9 +15,9 @@ from embedlog.errors import EmbedlogError
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 Positions = Mapping[TopicPartition, OffsetAndMetadata]
-Callback = Callable[[Positions, BaseException | None], Any]
+Callback = Callable[[Positions, BaseException | None], object]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("embedlog.consumer")
 
 
 class Committer:
@@ -32,14 +31,14 @@ class Committer:
         self,
         config: ConsumerConfig,
         assignment: Assignment,
-        commit: Callable[[Positions], None],
+        commit: Callable[[Positions, float | None], None],
     ) -> None:
         self._assignment, self._commit = assignment, commit
         self._auto_commit = config.enable_auto_commit and config.group_id is not None
         self._interval = config.auto_commit_interval_ms / 1000
         self._backoff = config.retry_backoff_ms / 1000
         self._due = monotonic() + self._interval
-        self._callbacks: deque[Callable[[], Any]] = deque()
+        self._callbacks: deque[Callable[[], object]] = deque()
 
     # Auto-commit
 
@@ -69,7 +68,7 @@ class Committer:
         if not changed:
             return
         try:
-            self._commit(_positions(changed))
+            self._commit(_positions(changed), None)
         except EmbedlogError as error:
             _log.warning("auto-commit of %d partitions failed: %s", len(changed), error)
             if retry and error.retriable:
@@ -80,10 +79,10 @@ class Committer:
 
     # On request
 
-    def commit_sync(self, positions: Positions | None) -> None:
+    def commit_sync(self, positions: Positions | None, timeout_ms: float | None) -> None:
         """Run the callbacks of earlier commits, and then commit (E21)."""
         self.run_callbacks()
-        self._commit_by_program(self._chosen(positions))
+        self._commit_by_program(self._chosen(positions), timeout_ms)
 
     def commit_async(
         self, positions: Positions | None, callback: Callback | None
@@ -93,7 +92,7 @@ class Committer:
         future: Future[Positions] = Future()
         error: BaseException | None = None
         try:
-            self._commit_by_program(chosen)
+            self._commit_by_program(chosen, None)
             future.set_result(chosen)
         except EmbedlogError as failure:
             error = failure
@@ -110,9 +109,9 @@ class Committer:
             return positions
         return _positions((cursor, cursor.known_position) for cursor in self._assignment)
 
-    def _commit_by_program(self, positions: Positions) -> None:
+    def _commit_by_program(self, positions: Positions, timeout_ms: float | None) -> None:
         if positions:
-            self._commit(positions)
+            self._commit(positions, timeout_ms)
         for partition, position in positions.items():
             cursor = self._assignment.get(partition)
             # Partitions that are not assigned may be committed as well.

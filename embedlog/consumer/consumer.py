@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import chain
 from time import monotonic
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from embedlog.catalog import INTERNAL
-from embedlog.config import ConsumerConfig
+from embedlog.config import ConsumerConfig, describe_network_settings
+from embedlog.config.options import ConsumerOptions
 from embedlog.consumer.arguments import (
     SingleThreadGuard,
     check_max_records,
@@ -27,19 +29,41 @@ from embedlog.consumer.committer import Callback
 from embedlog.consumer.cursor import PartitionCursor
 from embedlog.consumer.deserialize import RecordDecoder, check_columns
 from embedlog.consumer.group_client import ConsumerGroupMetadata, GroupClient
+from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.consumer.static_assignment import StaticAssignment
 from embedlog.consumer.waiter import Waiter
+from embedlog.display import html_table, plural
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
     IllegalStateError,
     InvalidConfigError,
     UnknownTopicOrPartitionError,
+    no_attribute,
 )
-from embedlog.record import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
-from embedlog.root.root import Root
+from embedlog.metrics import Metrics, Sample, nested
+from embedlog.record import (
+    K_co,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    Record,
+    TopicPartition,
+    V_co,
+)
+from embedlog.root.root import Root, check_root
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_log = logging.getLogger("embedlog.consumer")
+_HINTS = {
+    "consume": "call poll(timeout_ms, max_records)",
+    "get_watermark_offsets": "call beginning_offsets([partition]) and end_offsets([partition])",
+    "list_topics": "call topics()",
+    "store_offsets": "call commit(offsets)",
+}
+"""What to call instead of methods of Kafka's other consumers."""
 T = TypeVar("T")
 Ends = dict[TopicPartition, int]
 Until = Literal["end"] | Mapping[TopicPartition, int] | None
@@ -51,7 +75,7 @@ _GC_THRESHOLD = 700
 """Fewer new records do not start the garbage collector (CPython's first threshold)."""
 
 
-class Consumer:
+class Consumer(Generic[K_co, V_co]):
     """Reads partitions of a log root, keeping a position in each.
 
     Given topics, it reads all their partitions, including those added later (from their
@@ -78,8 +102,16 @@ class Consumer:
 
     _decoder_type: ClassVar[type[RecordDecoder]] = RecordDecoder
 
-    def __init__(self, root: Root, *topics: str, **config: object) -> None:
+    def __init__(
+        self,
+        root: Root | None = None,
+        *topics: str,
+        **config: Unpack[ConsumerOptions[K_co, V_co]],
+    ) -> None:
+        root = check_root(root, "embedlog.open(path).consumer(topic, ...)")
         self.config = ConsumerConfig.parse(config)
+        if ignored := describe_network_settings(config):
+            _log.info("The consumer has no network, and ignores %s", ignored)
         if self.config.group_id is None and explicitly_enabled(config, "enable_auto_commit"):
             raise InvalidConfigError(
                 "enable_auto_commit needs a group to commit for",
@@ -88,25 +120,44 @@ class Consumer:
             )
         check_topics(topics)
         self._root, self._init_topics, self._init_config = root, topics, config
+        self._counts = counts = ConsumerCounts()
         decoder = self._decoder_type(self.config, root)
-        self._assignment = Assignment(root, decoder, self._committed_position)
+        self._assignment = Assignment(root, decoder, self._committed_position, counts)
         self._create = create = explicitly_enabled(config, "allow_auto_create_topics")
-        self._group = GroupClient(root, self.config, self._assignment, create)
+        self._group = GroupClient(root, self.config, self._assignment, counts, create)
         self._subscription: StaticAssignment | GroupClient | None = None
         """Keeps the assignment up to date; None where the program assigns partitions."""
         self._guard = SingleThreadGuard()
         self._waiter = Waiter(root, self.config, self._guard)
         self._wait_began = monotonic()
         """When fetch_max_wait_ms began (with fetch_min_bytes)."""
-        self._iterator: Iterator[Record] | None = None
-        self._streams: list[Consumer] = []
+        self._iterator: Iterator[Record[K_co, V_co]] | None = None
+        self._streams: list[Consumer[K_co, V_co]] = []
         if topics:
             self.subscribe(topics)
 
+    if not TYPE_CHECKING:
+        # Type checkers must not take every name for an attribute.
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError; for methods of other clients it says what to call."""
+            raise no_attribute(self, name, _HINTS.get(name, ""))
+
     def __repr__(self) -> str:
-        what = ", ".join(sorted(self.subscription())) or f"{len(self._assignment)} partitions"
+        what = ", ".join(sorted(self.subscription())) or plural(len(self._assignment), "partition")
         group = f" in group {self.config.group_id!r}" if self.config.group_id else ""
         return f"<Consumer of {what}{group}{', closed' if self._guard.closed else ''}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the assigned partitions with position and lag."""
+        heads = ("topic", "partition", "position", "log end", "lag", "state")
+        try:
+            with self._guard:
+                cells = list(map(_cells, self._assignment))
+        except (ClosedError, IllegalStateError):
+            # Closed, or another thread is polling.
+            return html_table(repr(self)[1:-1], (), ())
+        return html_table(repr(self)[1:-1], heads, cells)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments of the constructor, not the positions."""
@@ -224,16 +275,18 @@ class Consumer:
 
         Args:
             offsets: The next offset to read, by partition; None is all resolved positions.
-            timeout_ms: Accepted for kafka-python; a commit waits for the log's ``lock_timeout``.
+            timeout_ms: How long to wait for the lock of commits; by default
+                ``default_api_timeout_ms``, or the log's ``lock_timeout`` if that is less.
 
         Raises:
             InvalidGroupIdError: The consumer has no group (E18).
             CommitFailedError: Another member owns one of the partitions (E23).
+            LockTimeoutError: Another process holds the lock for longer; nothing was committed.
             ValueError, TypeError, OffsetMetadataTooLargeError: The offsets are invalid.
         """
         with self._guard:
             self._group.check_writable()
-            self._group.committer.commit_sync(parse_offsets(offsets))
+            self._group.committer.commit_sync(parse_offsets(offsets), timeout_ms)
 
     def commit_async(
         self,
@@ -251,6 +304,21 @@ class Consumer:
             self._group.check_writable()
             return self._group.committer.commit_async(parse_offsets(offsets), callback)
 
+    @overload
+    def committed(
+        self,
+        partition: TopicPartition,
+        metadata: Literal[False] = False,
+        timeout_ms: float | None = None,
+    ) -> int | None: ...
+    @overload
+    def committed(
+        self, partition: TopicPartition, metadata: Literal[True], timeout_ms: float | None = None
+    ) -> OffsetAndMetadata | None: ...
+    @overload
+    def committed(
+        self, partition: TopicPartition, metadata: bool, timeout_ms: float | None = None
+    ) -> int | OffsetAndMetadata | None: ...
     def committed(
         self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
     ) -> int | OffsetAndMetadata | None:
@@ -259,7 +327,7 @@ class Consumer:
         Args:
             partition: Any partition; it need not be assigned.
             metadata: Whether to return an `OffsetAndMetadata`.
-            timeout_ms: Accepted for kafka-python.
+            timeout_ms: Accepted for kafka-python; reading a commit waits for nothing.
 
         Raises:
             InvalidGroupIdError: The consumer has no group.
@@ -325,9 +393,7 @@ class Consumer:
     def current_lag(self, partition: TopicPartition) -> int | None:
         """Return how many offsets are left to the end; None before the first poll (E25)."""
         with self._guard:
-            cursor = self._cursor(partition)
-            position = cursor.known_position
-            return None if position is None else max(cursor.log.end_offset() - position, 0)
+            return self._cursor(partition).lag()
 
     def highwater(self, partition: TopicPartition) -> int:
         """Return the offset of the record that is written next; kafka-python's name.
@@ -414,7 +480,7 @@ class Consumer:
 
     def poll(
         self, timeout_ms: float | None = 0, max_records: int | None = None
-    ) -> dict[TopicPartition, list[Record]]:
+    ) -> dict[TopicPartition, list[Record[K_co, V_co]]]:
         """Return the next records by partition, as soon as there are any (E8, E9).
 
         Args:
@@ -440,7 +506,7 @@ class Consumer:
         timeout_ms: float | None = 0,
         max_records: int | None = None,
         columns: Sequence[str] | None = None,
-    ) -> dict[TopicPartition, list[Any]]:
+    ) -> dict[TopicPartition, list[pa.RecordBatch]]:
         """Poll, but return `pyarrow.RecordBatch` objects, one for each stored batch.
 
         Args:
@@ -460,11 +526,11 @@ class Consumer:
                 timeout_ms,
             )
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Record[K_co, V_co]]:
         """Iterate over records forever, or until none came for ``consumer_timeout_ms``."""
         return self.iter_records()
 
-    def __next__(self) -> Record:
+    def __next__(self) -> Record[K_co, V_co]:
         if self._iterator is None:
             self._iterator = self.iter_records()
         try:
@@ -473,7 +539,7 @@ class Consumer:
             self._iterator = None
             raise
 
-    def iter_records(self, until: Until = None) -> Iterator[Record]:
+    def iter_records(self, until: Until = None) -> Iterator[Record[K_co, V_co]]:
         """Iterate over the records from the positions on.
 
         `position` and `current_lag` are right at every step; other calls in the loop body
@@ -500,7 +566,7 @@ class Consumer:
 
     def iter_batches(
         self, columns: Sequence[str] | None = None, until: Until = None
-    ) -> Iterator[Any]:
+    ) -> Iterator[pa.RecordBatch]:
         """Iterate over the stored batches from the positions on, as `pyarrow.RecordBatch`.
 
         Without compression nothing is copied, and only the requested columns are checked and
@@ -517,7 +583,7 @@ class Consumer:
         with self._guard:
             return self._iter_batches(check_columns(columns), self._ends(until))
 
-    def _iter_batches(self, names: tuple[str, ...], ends: Ends | None) -> Iterator[Any]:
+    def _iter_batches(self, names: tuple[str, ...], ends: Ends | None) -> Iterator[pa.RecordBatch]:
         def take(cursor: PartitionCursor, stop: int | None) -> PartitionCursor | None:
             return cursor if cursor.buffered_bytes else None
 
@@ -658,6 +724,7 @@ class Consumer:
         raise error
 
     def _wait_for(self, step: Callable[[], T], timeout_ms: float | None) -> T:
+        self._counts.count_poll()
         return self._group.poll(partial(self._waiter.repeat, step, timeout_ms))
 
     def wakeup(self) -> None:
@@ -667,7 +734,9 @@ class Consumer:
         """
         self._waiter.wakeup()
 
-    def create_message_streams(self, counts: Mapping[str, int]) -> dict[str, list[Consumer]]:
+    def create_message_streams(
+        self, counts: Mapping[str, int]
+    ) -> dict[str, list[Consumer[K_co, V_co]]]:
         """Return that many streams by topic, each to be iterated in its own thread (E26).
 
         Each is a member of the group: a partition feeds exactly one stream.  They are closed
@@ -685,8 +754,8 @@ class Consumer:
                     todo="Create streams from a consumer that has a group_id and no topics.",
                 )
             check_stream_counts(counts)
-            streams: dict[str, list[Consumer]] = {topic: [] for topic in counts}
-            created: list[Consumer] = []
+            streams: dict[str, list[Consumer[K_co, V_co]]] = {topic: [] for topic in counts}
+            created: list[Consumer[K_co, V_co]] = []
             instance_id = self.config.group_instance_id
             try:
                 for topic, count in counts.items():
@@ -706,6 +775,26 @@ class Consumer:
                 raise
             self._streams += created
             return streams
+
+    # Metrics
+
+    def metrics(self) -> Metrics:
+        """Return counts, lags and times by name, in Kafka's groups, as kafka-python does.
+
+        ``metrics()["consumer-fetch-manager-metrics"]["records-lag-max"]`` is the largest lag now.
+        Keys that end with ``.orders`` or ``.orders-0`` are of a topic or a partition.  The page
+        on monitoring lists all names.  Averages and maxima are over the life of the consumer; an
+        average of nothing is NaN.  May be called from any thread.
+        """
+        return nested(self._samples())
+
+    def _samples(self) -> Iterator[Sample]:
+        counts = self._counts
+        yield from counts.poll_samples()
+        if self.config.group_id is not None:
+            yield from counts.coordinator_samples(len(self._assignment))
+        cursors = list(self._assignment)
+        yield from counts.fetch_samples({cur.partition: cur.progress() for cur in cursors})
 
     # Closing
 
@@ -747,9 +836,20 @@ class Consumer:
             self._waiter.leave_page()
             self._guard.release_closed()
 
+    @property
+    def _closed(self) -> bool:
+        return self._guard.closed
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         # After an error the last record may not be processed: do not commit it.
         self.close(autocommit=exc_type is None)
+
+
+def _cells(cursor: PartitionCursor) -> tuple[object, ...]:
+    """Return the row of a partition in the table for notebooks."""
+    position, end = cursor.known_position, cursor.log.end_offset()
+    lag = None if position is None else max(end - position, 0)
+    return *cursor.partition, position, end, lag, "paused" if cursor.paused else None

@@ -6,6 +6,7 @@ import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -18,8 +19,10 @@ from embedlog.consumer.deserialize import (
     batch_offsets,
     locate_error,
 )
+from embedlog.consumer.metrics import FetchCounts, Progress
 from embedlog.errors import (
     CorruptBatchError,
+    EmbedlogError,
     LogTruncatedError,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
@@ -31,7 +34,7 @@ from embedlog.partition.tail import unpack as unpack_tail
 from embedlog.record import OffsetAndMetadata, Record, TopicPartition
 from embedlog.root.root import Root
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("embedlog.consumer")
 
 CommittedLookup = Callable[[TopicPartition], OffsetAndMetadata | None]
 """Returns the committed position of a partition; None without a commit or a group."""
@@ -52,8 +55,13 @@ class PartitionCursor:
         partition: TopicPartition,
         reset: str,
         committed: CommittedLookup,
+        counts: FetchCounts,
     ) -> None:
         self._root, self._decoder, self.partition = root, decoder, partition
+        self._counts = counts
+        """Of all partitions of the topic."""
+        self._record_bytes = 0.0
+        """Bytes per record of the batch that is being returned."""
         self._reset = reset
         """The setting auto.offset.reset."""
         self._start: str | int = reset
@@ -104,7 +112,24 @@ class PartitionCursor:
     @property
     def known_position(self) -> int | None:
         """The position, or None if it is not resolved yet."""
-        return self._position if self._run is None else self._run.position
+        run = self._run
+        return self._position if run is None else run.position
+
+    def lag(self) -> int | None:
+        """Return how many offsets are left to the end; None without a position."""
+        position = self.known_position
+        return None if position is None else max(self.log.end_offset() - position, 0)
+
+    def progress(self) -> Progress:
+        """Return how far it is; may be called from any thread."""
+        run, lag, lead = self._run, None, None
+        untaken = 0 if run is None else run.left
+        # The log may be closed, or the topic deleted.
+        with suppress(EmbedlogError):
+            lag, position = self.lag(), self.known_position
+            if position is not None:
+                lead = max(position - self.log.start_offset(), 0)
+        return Progress(untaken, untaken * self._record_bytes, lag, lead)
 
     @property
     def consumed(self) -> int | None:
@@ -143,6 +168,8 @@ class PartitionCursor:
         position = self._offset_of(self._start) if committed is None else committed.offset
         self._committed_lookup = None
         self._set_position(position)
+        why = "without a commit" if committed is None else "where the group committed"
+        _log.debug("%s-%d: begins at offset %d, %s", *self.partition, position, why)
         return position
 
     def resolve_for_poll(self) -> None:
@@ -170,6 +197,7 @@ class PartitionCursor:
 
     def seek(self, offset: int) -> None:
         """Set the position, and discard what was fetched ahead (E5)."""
+        _log.debug("%s-%d: seek to offset %d", *self.partition, offset)
         self.discard_buffer()
         self._set_position(offset)
         self._committed_lookup, self._polled = None, True
@@ -193,6 +221,9 @@ class PartitionCursor:
         """Take back the records that an iterator still holds; they are returned again later."""
         if self._run is not None:
             self._position = self._run.position
+            left = self._run.left
+            self._counts.records -= left
+            self._counts.bytes -= left * self._record_bytes
             self._run.recall()
             self._run = None
 
@@ -255,7 +286,10 @@ class PartitionCursor:
                 self._end_row = row if at_end else None
                 self._batches += useful
                 self._deserializers = None
-                return sum([batch.size for batch in useful])
+                size = sum([batch.size for batch in useful])
+                if useful:
+                    self._counts.count_fetch(size)
+                return size
 
     def _open_reader(self) -> PartitionReader:
         # In a forked child the parent's reader must not be used.
@@ -326,6 +360,7 @@ class PartitionCursor:
                     self._deserializers = deserializers
                 run = self._decoder.decode(head, self.partition, position, deserializers)
                 self._run = run
+                self._count_records(head, run.left)
             if run.position < head.next_offset:
                 return run
         return None
@@ -348,9 +383,18 @@ class PartitionCursor:
             except CorruptBatchError as error:
                 raise locate_error(error, head, self.partition, position) from error
             self._position = max(after, position)
+            if rows is not None:
+                self._count_records(head, rows.num_rows)
             if rows is not None or after < head.next_offset:
                 return rows
         return None
+
+    def _count_records(self, batch: Batch, count: int) -> None:
+        """Count records of a batch that are about to be returned."""
+        counts = self._counts
+        self._record_bytes = record_bytes = batch.size / batch.count
+        counts.records += count
+        counts.bytes += count * record_bytes
 
     def take_records(self, max_records: int) -> tuple[list[Record], int] | None:
         """Take some records of one batch, and their number."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import islice, repeat
 from operator import length_hint
 from typing import Any, NamedTuple, NoReturn
-
-import pyarrow as pa
 
 from embedlog import batch as batches
 from embedlog.batch import Batch
@@ -23,9 +22,10 @@ from embedlog.errors import (
     RecordDeserializationError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.lazy import pa
 from embedlog.record import Record, TopicPartition
 from embedlog.root.root import Root
-from embedlog.serializers import Adapter, Field, adapt, adapt_for_topic
+from embedlog.serializers import Adapter, Field, adapt, adapt_for_topic, shortened
 
 COLUMNS = ("offset", "partition", "timestamp", "key", "value")
 """The default columns of `Consumer.iter_batches`."""
@@ -35,11 +35,15 @@ TOPIC = b"embedlog.topic"
 _CACHED_ROWS = 8192
 """The rows of the cached offset and partition columns, which batches get slices of."""
 
-_FIELDS = {
-    "offset": pa.field("offset", pa.int64(), nullable=False),
-    "partition": pa.field("partition", pa.int32(), nullable=False),
-    **{field.name: field for field in batches.schema(headers=True)},
-}
+
+@cache
+def _fields() -> dict[str, Any]:
+    """Return the columns that `Consumer.iter_batches` can return, by name."""
+    return {
+        "offset": pa.field("offset", pa.int64(), nullable=False),
+        "partition": pa.field("partition", pa.int32(), nullable=False),
+        **{field.name: field for field in batches.schema(headers=True)},
+    }
 
 
 class _Tuple(tuple):  # type: ignore[type-arg]
@@ -116,10 +120,16 @@ class RecordRun:
         )
 
     @property
+    def left(self) -> int:
+        """How many records were not taken yet."""
+        return length_hint(self._remaining)
+
+    @property
     def position(self) -> int:
         """The offset of the next record, or `next_offset`."""
-        left = length_hint(self._remaining)
-        return self._offsets[len(self._offsets) - left] if left else self.next_offset
+        # Another thread, which asks for metrics, may do so during a recall.
+        offsets, left = self._offsets, length_hint(self._remaining)
+        return offsets[len(offsets) - left] if 0 < left <= len(offsets) else self.next_offset
 
     def records_before(self, stop: int | None) -> Iterator[Record]:
         """Return the records below an offset; None is no limit."""
@@ -162,27 +172,60 @@ class Deserializers(NamedTuple):
 
     def apply(self, rows: RowLists, partition: TopicPartition) -> RecordDeserializationError | None:
         """Deserialize rows in place; drop them from a failure on, and return its error."""
-        topic, keys, values = partition.topic, rows.keys, rows.values
-        rows.keys, key_error = _apply(self.key, topic, rows.headers, keys)
-        rows.values, value_error = _apply(self.value, topic, rows.headers, values)
-        good = min(len(rows.keys), len(rows.values))
-        if good == len(keys):
+        keys, values = rows.keys, rows.values
+        rows.keys, rows.values, failure = self.convert(partition.topic, rows.headers, keys, values)
+        if failure is None:
             return None
-        field, cause = ("key", key_error) if good == len(rows.keys) else ("value", value_error)
-        with_key = "" if field == "key" or keys[good] is None else f" with the key {keys[good]!r}"
-        failure = RecordDeserializationError(
-            f"The {field} of the record{with_key} cannot be deserialized: {cause!r}",
-            topic=topic,
+        row = failure.row
+        error = failure.error(keys[row], values[row], partition, rows.offsets[row])
+        rows.keep(slice(row))
+        return error
+
+    def convert(
+        self, topic: str, headers: Sequence[Any] | None, keys: list[Any], values: list[Any]
+    ) -> tuple[list[Any], list[Any], FailedRow | None]:
+        """Deserialize keys and values up to the first row that fails."""
+        new_keys, key_error = convert(self.key, topic, headers, keys)
+        new_values, value_error = convert(self.value, topic, headers, values)
+        row = min(len(new_keys), len(new_values))
+        if row == len(keys):
+            return new_keys, new_values, None
+        if key_error is not None and row == len(new_keys):
+            return new_keys, new_values[:row], FailedRow(row, "key", key_error)
+        assert value_error is not None
+        return new_keys[:row], new_values, FailedRow(row, "value", value_error)
+
+
+class FailedRow(NamedTuple):
+    """The first of some rows that cannot be deserialized."""
+
+    row: int
+    field: Field
+    cause: Exception
+
+    def error(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        partition: TopicPartition,
+        offset: int,
+    ) -> RecordDeserializationError:
+        """Return the error that says so."""
+        cause = self.cause
+        with_key = f" with the key {shortened(key)}" if key and self.field == "value" else ""
+        error = RecordDeserializationError(
+            f"The {self.field} of the record{with_key} cannot be deserialized: "
+            f"{type(cause).__name__}: {cause}",
+            topic=partition.topic,
             partition=partition.partition,
-            offset=rows.offsets[good],
-            field=field,
-            key_bytes=keys[good],
-            value_bytes=values[good],
-            todo="Seek past the record, or correct the deserializer.",
+            offset=offset,
+            field=self.field,
+            key_bytes=key,
+            value_bytes=value,
+            todo="Seek past the record, correct the deserializer, or read the record as bytes.",
         )
-        failure.__cause__ = cause
-        rows.keep(slice(good))
-        return failure
+        error.__cause__ = cause
+        return error
 
 
 RAW = Deserializers(None, None)
@@ -287,7 +330,7 @@ class ArrowDecoder:
     def __init__(self, partition: TopicPartition, names: tuple[str, ...], verify: bool) -> None:
         self.names, self._partition, self._verify = names, partition, verify
         metadata = {TOPIC: partition.topic.encode()}
-        self._schema = pa.schema([_FIELDS[name] for name in names], metadata)
+        self._schema = pa.schema([_fields()[name] for name in names], metadata)
         stored = tuple(name for name in names if name not in ("offset", "partition"))
         self._stored = tuple(name for name in stored if name != "headers"), stored
         self._default_order = names == ("offset", "partition", *stored)
@@ -316,7 +359,7 @@ class ArrowDecoder:
         if name == "partition":
             return self._partition_column(batch.count)
         if name not in by_name:
-            return pa.nulls(batch.count, _FIELDS[name].type)
+            return pa.nulls(batch.count, _fields()[name].type)
         return by_name[name]
 
     def _offset_column(self, batch: Batch) -> Any:
@@ -343,8 +386,8 @@ def check_columns(names: Sequence[str] | None) -> tuple[str, ...]:
         ValueError: A column does not exist.
     """
     columns = COLUMNS if names is None else tuple(names)
-    if unknown := [name for name in columns if name not in _FIELDS]:
-        raise ValueError(f"There is no column {unknown[0]!r}; use {', '.join(_FIELDS)}")
+    if unknown := [name for name in columns if name not in _fields()]:
+        raise ValueError(f"There is no column {unknown[0]!r}; use {', '.join(_fields())}")
     return columns
 
 
@@ -366,10 +409,10 @@ def locate_error(
     return CorruptBatchError(error.what, todo=todo, **facts)
 
 
-def _apply(
+def convert(
     deserializer: Adapter | None, topic: str, headers: Sequence[Any] | None, items: list[Any]
 ) -> tuple[list[Any], Exception | None]:
-    """Deserialize each item once, up to the first failure."""
+    """Deserialize each item once, up to the first failure, which is returned too."""
     if deserializer is None:
         return items, None
     results: list[Any] = []

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
@@ -25,6 +26,8 @@ from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.committer import Committer, Positions
 from embedlog.consumer.group_member import GroupMember, MemberAssignment, StartPosition
 from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS, HeartbeatThread
+from embedlog.consumer.metrics import ConsumerCounts
+from embedlog.consumer.missing_topics import MissingTopics
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener, RebalanceNotifier
 from embedlog.errors import (
     ClosedError,
@@ -45,7 +48,10 @@ from embedlog.root.root import Root
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_MAX_LISTED = 10
+"""Partitions that a line of the log names."""
+
+_log = logging.getLogger("embedlog.consumer")
 
 
 class ConsumerGroupMetadata(NamedTuple):
@@ -73,13 +79,20 @@ class GroupClient:
         root: The log.
         config: The settings of the consumer.
         assignment: The assignment to keep up to date.
+        counts: Counts commits, rebalances and heartbeats.
         create: Whether to create topics that do not exist (E19).
     """
 
     def __init__(
-        self, root: Root, config: ConsumerConfig, assignment: Assignment, create: bool
+        self,
+        root: Root,
+        config: ConsumerConfig,
+        assignment: Assignment,
+        counts: ConsumerCounts,
+        create: bool,
     ) -> None:
         self._root, self._config, self._assignment = root, config, assignment
+        self._counts = counts
         self._create = create
         self._assignors = configured(config.partition_assignment_strategy)
         self._eager = not all(assignor.cooperative for assignor in self._assignors.values())
@@ -92,6 +105,7 @@ class GroupClient:
         """Whether this consumer is a member, or about to join; otherwise it only commits (M14)."""
         self.topics: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
+        self._missing = MissingTopics()
         self._member: GroupMember | None = None
         self._heartbeat: HeartbeatThread | None = None
         self._catalog_version = -1
@@ -144,6 +158,7 @@ class GroupClient:
         compiled = None if pattern is None else re.compile(pattern)
         self.notifier = RebalanceNotifier(listener)
         self.topics, self._pattern, self._catalog_version = set(topics), compiled, -1
+        self._missing = MissingTopics()
         if not self.subscribed:
             self.subscribed, self._left, self._fenced = True, False, None
             self._last_poll, self._root_generation = monotonic(), self._root.generation
@@ -151,10 +166,14 @@ class GroupClient:
     def _subscribed_topics(self) -> set[str]:
         if self._pattern is not None:
             self.topics = self.matching_topics(self._pattern)
-        elif self._create:
+            pattern = self._pattern.pattern
+            self._missing.report(() if self.topics else (pattern,), pattern)
+            return self.topics
+        if self._create:
             for topic in self.topics:
                 with suppress(UnknownTopicOrPartitionError):
                     self._root.ensure_topic(topic)
+        self._missing.report(self.topics - self._root.topics().keys())
         return self.topics
 
     def matching_topics(self, pattern: re.Pattern[str]) -> set[str]:
@@ -233,8 +252,10 @@ class GroupClient:
             instance_id=config.group_instance_id,
             client_id=config.client_id,
         )
-        self._heartbeat = HeartbeatThread(member, config, self.idle_seconds)
+        self._heartbeat = HeartbeatThread(member, config, self.idle_seconds, self._counts)
         self._notified_generation = -1
+        topics = ", ".join(member.info.topics) or "no topic"
+        _log.info("Group %s: member %s joined, subscribed to %s", group.name, member.id, topics)
         return member
 
     def _rebalance(self, member: GroupMember) -> None:
@@ -271,6 +292,28 @@ class GroupClient:
             self.committer.restart_interval()
             self.notifier.assigned(self._assignment.partitions() if notify_all else acquired)
         self._notified_generation = assignment.generation
+        if new_generation:
+            self._counts.count_rebalance()
+            self._report_assignment(member, assignment)
+
+    def _report_assignment(self, member: GroupMember, assignment: MemberAssignment) -> None:
+        """Log what a generation assigns to this member; warn if that is nothing."""
+        group, step = member.group, assignment.step
+        assigned = sorted({*step.kept, *step.added, *step.awaited})
+        if _log.isEnabledFor(logging.INFO):
+            _log.info(
+                "Group %s, generation %d: member %s is assigned %s",
+                *(group.name, assignment.generation, member.id, _listed(assigned)),
+            )
+        if not assigned:
+            current = group.read()
+            partitions = sum(count for _, count in current.topics.values())
+            if 0 < partitions < len(current.members):
+                _log.warning(
+                    "Group %s has %d members for %d partitions, so member %s gets no records; run "
+                    "fewer members, or add partitions with create_partitions",
+                    *(group.name, len(current.members), partitions, member.id),
+                )
 
     def _acquire(
         self, member: GroupMember, added: Iterable[TopicPartition]
@@ -343,9 +386,17 @@ class GroupClient:
 
     # Offsets
 
-    def _commit(self, positions: Positions) -> None:
+    def _commit(self, positions: Positions, timeout_ms: float | None) -> None:
+        began = monotonic()
+        self._write_commit(positions, timeout_ms)
+        self._counts.count_commit(monotonic() - began)
+
+    def _write_commit(self, positions: Positions, timeout_ms: float | None) -> None:
+        timeout = self._commit_seconds(timeout_ms)
         if not self.subscribed:
-            self._group().commit(positions)
+            group = self._group()
+            group.commit(positions, timeout)
+            _log_commit(group, positions)
             self._uncheckpointed_since = self._uncheckpointed_since or monotonic()
             self._checkpoint_after(CHECKPOINT_SECONDS)
             return
@@ -358,9 +409,18 @@ class GroupClient:
                 group=self._config.group_id,
                 todo="Call poll, which joins the group, before committing.",
             )
-        member.commit(positions)
+        member.commit(positions, timeout)
+        _log_commit(member.group, positions)
         if self._heartbeat is not None:
             self._heartbeat.note_commit()
+
+    def _commit_seconds(self, timeout_ms: float | None) -> float:
+        """Return for how many seconds a commit may wait for its locks."""
+        if timeout_ms is not None:
+            return timeout_ms / 1000
+        config = self._config
+        limit_ms = min(config.default_api_timeout_ms, config.request_timeout_ms)
+        return min(limit_ms / 1000, self._root.lock_timeout)
 
     def _checkpoint_after(self, seconds: float) -> None:
         """Checkpoint commits after that time; for members, the heartbeat thread does that."""
@@ -437,4 +497,19 @@ class GroupClient:
             heartbeat.stop()
         if member is not None:
             member.leave()
+            _log.info("Group %s: member %s left", member.group.name, member.id)
             member.group.checkpoint(always=True)
+
+
+def _listed(partitions: Collection[TopicPartition]) -> str:
+    """Return partitions as text, the first ones if there are many."""
+    names = [f"{topic}-{number}" for topic, number in islice(partitions, _MAX_LISTED)]
+    rest = len(partitions) - len(names)
+    more = f" and {rest} more" if rest else ""
+    return f"{', '.join(names) or 'no partition'}{more}"
+
+
+def _log_commit(group: Group, positions: Positions) -> None:
+    if _log.isEnabledFor(logging.DEBUG):
+        offsets = ", ".join(f"{tp[0]}-{tp[1]}: {at.offset}" for tp, at in positions.items())
+        _log.debug("Group %s: committed %s", group.name, offsets)

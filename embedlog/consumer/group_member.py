@@ -240,8 +240,10 @@ class GroupMember:
                 ownership.put(txn, row_key, owner._replace(member=NO_OWNER))
                 group.touch()
 
-    def commit(self, positions: Positions) -> None:
+    def commit(self, positions: Positions, timeout: float | None = None) -> None:
         """Commit positions of owned partitions, all or none; counts as a heartbeat (M7).
+
+        Waits ``timeout`` seconds for each lock, by default the ``lock_timeout`` of the log.
 
         Raises:
             CommitFailedError: It does not own one of the partitions (E23).
@@ -260,13 +262,15 @@ class GroupMember:
                     raise self._not_owned(txn, tp, prefix + key)
             offsets.put(txn, self.group.key, rows)
 
+        live = self.group.context.live
+        live.check_linked()
         try:
-            self.group.context.live.write(step)
+            live.write(step, timeout)
         except (UnknownMemberIdError, FencedInstanceIdError) as error:
             raise self._commit_failed(
                 f"This consumer is no longer a member of its group ({error.what})"
             ) from error
-        self.group.checkpoint()
+        self.group.checkpoint(timeout=timeout)
 
     def _not_owned(self, txn: kv.Txn, tp: TopicPartition, row_key: bytes) -> CommitFailedError:
         """Return the error for a partition that is not owned."""

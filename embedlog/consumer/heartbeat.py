@@ -15,6 +15,7 @@ from time import monotonic
 
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.group_member import GroupMember
+from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -33,7 +34,7 @@ _RECHECK_SECONDS = 0.01
 _RETRY_SECONDS = 0.1
 """When to try again after an error, such as a full disk."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("embedlog.consumer")
 
 
 class HeartbeatThread:
@@ -44,12 +45,17 @@ class HeartbeatThread:
         config: The settings of the consumer.
         idle_seconds: A method of the consumer that returns for how many seconds the program
             has not polled, 0 during a poll; once its object is garbage, the member leaves.
+        counts: Counts the heartbeats.
     """
 
     def __init__(
-        self, member: GroupMember, config: ConsumerConfig, idle_seconds: Callable[[], float]
+        self,
+        member: GroupMember,
+        config: ConsumerConfig,
+        idle_seconds: Callable[[], float],
+        counts: ConsumerCounts,
     ) -> None:
-        self.member = member
+        self.member, self._counts = member, counts
         self.failure: EmbedlogError | None = None
         """Why the member was removed, or None."""
         self._heartbeat_seconds = config.heartbeat_interval_ms / 1000
@@ -116,6 +122,7 @@ class HeartbeatThread:
             if monotonic() >= self._next_heartbeat:
                 self._next_heartbeat = monotonic() + self._heartbeat_seconds
                 self.member.heartbeat()
+                self._counts.count_heartbeat()
             self._check_poll_interval(idle_seconds)
             self._checkpoint()
         except (UnknownMemberIdError, FencedInstanceIdError) as error:
@@ -150,9 +157,7 @@ class HeartbeatThread:
         # caused it, 50 members that join would make 5,000 checks of up to 50 members.
         check = self._ended_pids or self._watch.blind or monotonic() >= self._next_heartbeat
         if check and monotonic() >= self._remove_from:
-            removed = group.remove_dead_members(exclude=self.member.id)
-            if removed:
-                _log.info("%s: removed dead members %s", self.member.id, ", ".join(removed))
+            group.remove_dead_members(exclude=self.member.id)
             # Their last commits may need a checkpoint.
             self._checkpoint_due = monotonic() + CHECKPOINT_SECONDS
         if self._ended_pids:

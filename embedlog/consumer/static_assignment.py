@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 from embedlog.consumer.assignment import Assignment
+from embedlog.consumer.missing_topics import MissingTopics
 from embedlog.errors import UnknownTopicOrPartitionError
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
@@ -35,6 +35,7 @@ class StaticAssignment:
         self._matching_topics = topics if callable(topics) else None
         self.topics: Iterable[str] = () if callable(topics) else dict.fromkeys(topics)
         self._create = create
+        self._missing = MissingTopics()
         self._catalog_version = -1
         """The version of the catalog that the assignment was made from."""
         self._assign_partitions(reset)
@@ -54,10 +55,15 @@ class StaticAssignment:
         if self._matching_topics is not None:
             self.topics = self._matching_topics()
         partitions: list[TopicPartition] = []
+        missing = []
         for topic in self.topics:
-            with suppress(UnknownTopicOrPartitionError):
+            try:
                 count = get_topic(topic).partitions
+            except UnknownTopicOrPartitionError:
+                missing.append(topic)
+            else:
                 partitions += [TopicPartition(topic, number) for number in range(count)]
+        self._missing.report(missing)
         try:
             added = self._assignment.replace(partitions, self._reset)
         except UnknownTopicOrPartitionError:

@@ -42,6 +42,7 @@ class Waiter:
         Raises:
             WakeupError: `wakeup` was called.
             ClosedError: The consumer was closed.
+            LogDeletedError: The log was deleted, so no record will come.
         """
         deadline = inf if timeout_ms is None else monotonic() + timeout_ms / 1000
         slept = False
@@ -59,6 +60,7 @@ class Waiter:
                 if not slept:
                     self.leave_page()
                 return result
+            self._root.context.state.check_linked()
             left = deadline - monotonic()
             if left <= 0:
                 return result

@@ -29,6 +29,7 @@ from embedlog.errors import (
     ClosedError,
     DurabilityError,
     LockTimeoutError,
+    LogDeletedError,
     NotALogError,
     ReadOnlyError,
     StorageError,
@@ -55,6 +56,10 @@ READ_UNCHECKED: Final = 16 << 20
 
 MANY_DESCRIPTORS: Final = 1 << 20
 """Returned where there is no limit."""
+
+LINK_CHECK_SECONDS: Final = 0.00025
+"""How often appends, commits and polls check that their files were not deleted.  To check each
+time would take a microsecond of the 33 of an append; to delete a whole log takes longer."""
 
 FIRST_SLEEP: Final = 20e-6
 LONGEST_SLEEP: Final = 1e-3
@@ -268,6 +273,23 @@ class Files:
         except OSError as error:
             raise self._failed(error, "size", fd) from error
 
+    def check_linked(self, fd: int) -> None:
+        """Raise if the file has no name any more: what is written to it is lost when it is closed.
+
+        Raises:
+            LogDeletedError: It was deleted, perhaps with the whole log.
+        """
+        try:
+            linked = os.fstat(fd).st_nlink
+        except OSError as error:
+            raise self._failed(error, "stat", fd) from error
+        if not linked:
+            raise LogDeletedError(
+                "The files of the log were deleted while it was open",
+                path=self._absolute(fd),
+                todo="Close the log, restore its directory if you have a copy, and open it again.",
+            )
+
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file to `size` bytes, or extend it with zeros."""
         with self._errors("truncate", fd):
@@ -409,11 +431,12 @@ class Files:
 
     # Locks
 
-    def lock(self, fd: int, timeout: float, shared: bool = False) -> None:
+    def lock(self, fd: int, timeout: float, shared: bool = False) -> bool:
         """Take the file's lock (flock); waits up to `timeout` seconds of the monotonic clock.
 
-        A second descriptor of the same file conflicts, in this process too.  A lock ends
-        with `unlock`, `close`, or the process; a forked child shares it, see `after_fork`.
+        Returns whether it had to wait.  A second descriptor of the same file conflicts, in
+        this process too.  A lock ends with `unlock`, `close`, or the process; a forked child
+        shares it, see `after_fork`.
 
         Raises:
             LockTimeoutError: Another holder; the error has its process and state (P16).
@@ -422,8 +445,10 @@ class Files:
             fcntl.flock(fd, _SHARED if shared else _EXCLUSIVE)
         except BlockingIOError:
             self._lock_slowly(fd, timeout, shared)
+            return True
         except OSError as error:
             raise self._failed(error, "lock", fd) from error
+        return False
 
     def _lock_slowly(self, fd: int, timeout: float, shared: bool) -> None:
         deadline = time.monotonic() + timeout

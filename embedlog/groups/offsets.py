@@ -185,8 +185,11 @@ def in_partition(
     return commits
 
 
-def checkpoint(live: kv.Store, state: kv.Store) -> int:
-    """Save every unsaved commit of any group and process; return how many."""
+def checkpoint(live: kv.Store, state: kv.Store, timeout: float | None = None) -> int:
+    """Save every unsaved commit of any group and process; return how many.
+
+    Waits ``timeout`` seconds for each lock, by default the ``lock_timeout`` of the log.
+    """
     if not live.read(_unsaved):
         return 0
 
@@ -202,8 +205,8 @@ def checkpoint(live: kv.Store, state: kv.Store) -> int:
             if COMMITTED.get(txn, *key) == committed:
                 UNSAVED_OFFSETS.delete(txn, *key)
 
-    saved = state.write(step)
-    live.write(note_saved)
+    saved = state.write(step, timeout)
+    live.write(note_saved, timeout)
     return len(saved)
 
 

@@ -95,7 +95,7 @@ class KafkaConsumer(LogClient):
             )
             with kafka_errors():
                 consumer = _LogConsumer(self._log.root, *topics, **self._settings(configs))
-                self._consumer: _LogConsumer = self._log._adopt(consumer)
+                self._consumer: _LogConsumer = self._log._adopt(consumer, "consumer")
         except BaseException:
             self._closed = True
             self._handle.close()

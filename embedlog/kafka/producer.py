@@ -238,7 +238,7 @@ class KafkaProducer(LogClient):
     @raises_kafka_errors
     def partitions_for(self, topic: str) -> set[int]:
         """Return the partitions of a topic; creates it if the log allows that."""
-        return self._producer.partitions_for(topic)  # type: ignore[no-any-return]
+        return self._producer.partitions_for(topic)
 
     @classmethod
     def max_usable_produce_magic(cls, api_version: Any = None) -> int:

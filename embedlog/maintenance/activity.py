@@ -61,7 +61,7 @@ _MAX_BATCH = 1_000
 """Events per batch, so that no batch is larger than ``max.message.bytes``."""
 _MIN_FREE_BYTES = 1 << 20
 """If less space is free, nothing is reported: the jobs need that space."""
-_log = logging.getLogger("embedlog")
+_log = logging.getLogger("embedlog.maintenance")
 
 Fence = Callable[[kv.Txn], None]
 

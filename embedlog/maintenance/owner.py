@@ -54,7 +54,7 @@ _FORK_SECONDS = 1.0
 _MAX_TRIES = 3
 
 _LOCK = "locks/maintenance"
-_log = logging.getLogger("embedlog")
+_log = logging.getLogger("embedlog.maintenance")
 _instances: weakref.WeakSet[Maintenance] = weakref.WeakSet()
 
 
@@ -178,9 +178,11 @@ class Maintenance:
     def _try_own(self) -> float:
         """Become the owner if there is none; otherwise watch for the end of its process."""
         assert self._watch is not None
+        before = owner_in(self.root.context.live)
         epoch = self._claim(force=self._lock())
         if epoch is not None:
             self.epoch = epoch
+            self._report_takeover(before)
             self._watch.watch(())
             self._start_workers(epoch)
             return HEARTBEAT_SECONDS
@@ -191,6 +193,14 @@ class Maintenance:
             return _RETRY_SECONDS
         seconds_left = (owner.deadline_ms - self._uptime_ms()) / 1000
         return max(min(seconds_left, HEARTBEAT_SECONDS), _RETRY_SECONDS)
+
+    def _report_takeover(self, before: MaintenanceOwner) -> None:
+        # An owner that ends by itself moves its deadline to 0.
+        former = f" in place of process {before.pid}" if before.deadline_ms else ""
+        _log.info(
+            "Process %d runs the housekeeping of %s from now on%s",
+            *(os.getpid(), self.root.path, former),
+        )
 
     def _lock(self) -> bool:
         files = self.root.context.files
@@ -247,6 +257,10 @@ class Maintenance:
             pass  # There is a new owner, or the log is closed; the lock shows that too.
         finally:
             self._unlock()
+        if epoch is not None:
+            _log.info(
+                "Process %d no longer runs the housekeeping of %s", os.getpid(), self.root.path
+            )
 
     def _write(self, step: kv.Step[kv.T]) -> kv.T:
         """Run a step on `live`, with the help of the reserve if the disk is full."""
@@ -294,9 +308,11 @@ class Maintenance:
 
     def run_job(self, job: MaintenanceJob, context: JobContext) -> object:
         """Run a job once; a process runs at most ``job.threads`` of them at the same time."""
+        began = monotonic()
         with self._running[job.name]:
             result = self.root.context.reserve.used_by(lambda: job.run(context))
             self._note_done(job)
+        _log.debug("Job %s of %s took %.3f s", job.name, self.root.path, monotonic() - began)
         if events := activity.events_of(result):
             context.report(events)
         self.failures.pop(job.name, None)

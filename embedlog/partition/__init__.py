@@ -8,6 +8,14 @@ from __future__ import annotations
 
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.reader import PartitionReader
-from embedlog.partition.state import DURABILITIES, VISIBILITIES, Context
+from embedlog.partition.state import DURABILITIES, VISIBILITIES, Context, Durability, Visibility
 
-__all__ = ["DURABILITIES", "VISIBILITIES", "Context", "PartitionLog", "PartitionReader"]
+__all__ = [
+    "DURABILITIES",
+    "VISIBILITIES",
+    "Context",
+    "Durability",
+    "PartitionLog",
+    "PartitionReader",
+    "Visibility",
+]

@@ -9,12 +9,14 @@ the lock before it flushes, so that concurrent appends share the flush, and publ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 from embedlog import batch as batches
 from embedlog import index, kv
 from embedlog.batch import EncodedBatch
 from embedlog.errors import CorruptionError, DiskFullError
+from embedlog.files.files import LINK_CHECK_SECONDS
 from embedlog.index import IndexEntry
 from embedlog.partition import flush, producer_state, roll, validation
 from embedlog.partition.append_fast import append_fast
@@ -71,6 +73,7 @@ def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
     Raises:
         DurabilityError: A flush failed before (P9).
         CorruptionError: The file is shorter than what was written.
+        LogDeletedError: The file was deleted.
     """
     context, cached, opened = log.context, log.cached_tail, log.open_segment_file
     if (
@@ -87,6 +90,10 @@ def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
         if tail.failed:
             raise log.flush_failed()
         file = log.active_file()
+    # Under the partition's lock only another program deletes the active segment.
+    if (now := monotonic()) >= log.check_linked_at:
+        file.check_linked()
+        log.check_linked_at = now + LINK_CHECK_SECONDS
     size = file.size()
     if size > tail.log_end_position:
         log.cut(file, tail.log_end_position)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, Self
 
 from embedlog import kv
+from embedlog.display import plural
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.keyspace import LEASES, PARTITION_KEY
 from embedlog.partition import tail
@@ -93,7 +94,7 @@ class Lease:
         self.release()
 
     def __repr__(self) -> str:
-        return f"<Lease {self.name}: {len(self.offsets)} partitions, {self.seconds:g} s>"
+        return f"<Lease {self.name}: {plural(len(self.offsets), 'partition')}, {self.seconds:g} s>"
 
 
 def hold(

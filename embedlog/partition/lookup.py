@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from embedlog import index, keyspace, kv
 from embedlog.batch import Batch
-from embedlog.batch.arrays import TRUE, number
+from embedlog.batch.arrays import number, true
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import CorruptionError, StorageError
+from embedlog.lazy import pa, pc
 from embedlog.partition.recovery import current_tail
 from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import NO_TIME, Tail
@@ -116,7 +114,7 @@ def first_record(batch: Batch, offset: int, timestamp: int = NO_TIME) -> OffsetA
     offsets = batch.offsets()
     since, start = number(timestamp, pa.int64()), number(offset, pa.int64())
     matches = pc.and_(pc.greater_equal(times, since), pc.greater_equal(offsets, start))
-    row = pc.index(matches, TRUE[0]).as_py()
+    row = pc.index(matches, true()[0]).as_py()
     if row < 0:
         return None
     return OffsetAndTimestamp(offsets[row].as_py(), times[row].as_py(), batch.leader_epoch)

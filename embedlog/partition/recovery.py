@@ -29,7 +29,7 @@ from embedlog.partition.state import PartitionState, sync_entries
 from embedlog.partition.tail import NO_TIME, TAILS, Tail, first_append_time, next_append_time
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.partition")
 _NO_LIMIT = 1 << 63
 
 
@@ -66,6 +66,7 @@ def tail_locked(log: PartitionState) -> Tail:
         return tail
     sealed, end = log.segments.get(tail.base_offset), (tail.segment_id, tail.log_end_offset)
     if sealed is not None and (sealed.id, sealed.next_offset) == end:
+        _logger.debug("%s-%d: finishing a roll of a killed process", log.topic, log.partition)
         return roll.start_segment(log, tail, active)
     return rebuild(log)
 
@@ -351,6 +352,12 @@ def rebuild(log: PartitionState, limit: int = _NO_LIMIT) -> Tail:
     gone (A37).  A recovery that was killed is repeated with the same result (A26).
     """
     result = scan(log, limit)
+    _logger.debug(
+        "%s-%d: recovery from offset %d: the log ends at offset %d; %d sealed segments are whole, "
+        "%d segments are dropped; why it ends there: %s",
+        *(log.topic, log.partition, result.info.recovery_offset, result.next_offset),
+        *(len(result.whole), len(result.dropped), result.damage or "nothing follows"),
+    )
     file_missing = result.position is None
     if limit == _NO_LIMIT:
         end = max(result.next_offset, result.info.start_offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from embedlog import batch as batches
@@ -13,6 +14,8 @@ from embedlog.partition import producer_state, uncommitted_files
 from embedlog.partition.state import PartitionState, put_recovery_point, sync_entries, sync_files
 from embedlog.partition.tail import TAILS, Tail, creation_time, first_append_time
 from embedlog.segment import END_MARK, SegmentFile, create
+
+_logger = logging.getLogger("embedlog.partition")
 
 
 def is_due(log: PartitionState, file: SegmentFile, tail: Tail, batch: EncodedBatch) -> bool:
@@ -62,6 +65,10 @@ def roll(
     new = _name_next(log, tail, old._replace(dense=old.dense and not gap), headers, synced)
     log.refresh()
     after = start_segment(log, tail, new, synced)
+    _logger.debug(
+        "%s-%d: rolled to segment %s, after one of %d bytes",
+        *(log.topic, log.partition, new.file_name, tail.log_end_position),
+    )
     if tail.empty:
         uncommitted_files.discard(log, [old])
     return after

@@ -8,12 +8,13 @@ Lock order: thread lock, then the partition's `flock`, then `state` or `live`.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Protocol, TypeVar
+from functools import cache, partial
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from sortedcontainers import SortedDict
 
@@ -39,10 +40,12 @@ from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.tail import TAILS, CachedTail, Tail
 from embedlog.segment import SegmentFile, path_of
 
+_logger = logging.getLogger("embedlog.partition")
 T = TypeVar("T")
 
-DURABILITIES = ("os", "fsync")
-VISIBILITIES = ("append", "durable")
+Durability = Literal["os", "fsync"]
+Visibility = Literal["append", "durable"]
+DURABILITIES, VISIBILITIES = get_args(Durability), get_args(Visibility)
 
 
 @dataclass(slots=True)
@@ -181,6 +184,8 @@ class PartitionState:
         self.open_segment_file: tuple[int, SegmentFile] | None = None
         """The id and the file of the active segment, while it is open."""
 
+        self.check_linked_at = 0.0
+        """When to check next that the active segment was not deleted, on the monotonic clock."""
         self.journal_checked_version = -1
         """The last snapshot for which the journal had no unfinished publication."""
         self.entry_synced_segment_id: int | None = None
@@ -219,7 +224,8 @@ class PartitionState:
                     raise ClosedError("The log was closed", path=self.context.root)
                 self._lock_fd = self.context.files.open(self._lock_path, write=True, create=True)
                 self.context.open_files.opened(self)
-            self.context.files.lock(self._lock_fd, timeout)
+            if self.context.files.lock(self._lock_fd, timeout):
+                _logger.debug("%s-%d: waited for the lock of a process", self.topic, self.partition)
         except BaseException:
             self.thread_lock.release()
             raise
@@ -376,7 +382,7 @@ class PartitionState:
 
     def open_segment(self, info: SegmentInfo, *, write: bool = False) -> SegmentFile:
         """Open one of the partition's segment files."""
-        expected = _columns(info.headers)
+        expected = partial(_columns, info.headers)
         return SegmentFile(self.context.files, self.path_of(info), write=write, expected=expected)
 
     def path_of(self, info: SegmentInfo) -> str:

@@ -11,7 +11,7 @@ from embedlog.batch import EncodedBatch
 from embedlog.errors import InvalidRecordError, RecordBatchTooLargeError, RecordTooLargeError
 from embedlog.partition.state import PartitionState
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.partition")
 _warned: set[tuple[str, int]] = set()
 """The topics that this process has warned of: the path of the root, and the topic's id."""
 

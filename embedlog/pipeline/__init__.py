@@ -21,8 +21,11 @@ _MODULES = {"AuditReport": "parquet_audit", "audit": "parquet_audit", "load": "l
 __all__ = ["AuditReport", "audit", "load"]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: `--help` needs none of them."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'embedlog.pipeline' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"embedlog.pipeline.{_MODULES[name]}"), name)
+# For type checkers every name would exist.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used: `--help` needs none of them."""
+        if name not in _MODULES:
+            raise AttributeError(f"module 'embedlog.pipeline' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"embedlog.pipeline.{_MODULES[name]}"), name)

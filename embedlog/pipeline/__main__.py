@@ -13,6 +13,7 @@ from embedlog.cli import code_of
 from embedlog.cli.argument_types import seconds
 from embedlog.cli.parser import FAILED, INTERRUPTED, OK
 from embedlog.cli.printing import note, say, say_json
+from embedlog.display import plural
 from embedlog.errors import EmbedlogError
 from embedlog.progress import ProgressBar
 
@@ -109,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         say_json(report.to_json())
     elif args.no_audit:
-        say(f"loaded {report.loaded:,} records")
+        say(f"loaded {plural(report.loaded, 'record')}")
     else:
         say(*table(report))
     sys.stdout.flush()

@@ -24,9 +24,11 @@ from embedlog.spark.source import open_existing_log
 from embedlog.spark.stream_offset import StreamOffset
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from embedlog.api import Log
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.pipeline")
 
 Progress = Callable[[int, int], object]
 """Called with the number of records that are loaded and the total; 0 if that still grows."""
@@ -101,7 +103,7 @@ def load(
     max_records_per_trigger: int = 1_000_000,
     follow: float | None = None,
     fail_on_data_loss: bool = True,
-    spark: Any = None,
+    spark: SparkSession | None = None,
     progress: Progress | None = None,
     check: bool = True,
     check_all: bool = False,

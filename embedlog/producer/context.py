@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
 
 from embedlog.config import ProducerConfig
 from embedlog.errors import EmbedlogError
@@ -31,7 +30,7 @@ class ProducerContext:
         options: The settings that the program gave, by name.
     """
 
-    def __init__(self, owner: object, root: Root, options: dict[str, Any]) -> None:
+    def __init__(self, owner: object, root: Root, options: Mapping[str, object]) -> None:
         self.owner = owner
         self.root = root
         self.config = config = ProducerConfig.parse(options)
@@ -62,7 +61,7 @@ class ProducerContext:
         """The producer was closed: what is not written fails."""
         self.fenced: EmbedlogError | None = None
         """The error that says that a newer producer has the name of this one (G17)."""
-        self.reports = DeliveryReports(self.buffer_pool, log_errors=self.config.acks == 0)
+        self.reports = DeliveryReports(self.buffer_pool)
         self.sender = sender.Sender(self.lock, queues)
 
     def identity(self) -> tuple[int, int]:

@@ -15,11 +15,13 @@ from typing import Any, NamedTuple, Protocol
 from embedlog.batch import EncodedBatch
 from embedlog.errors import TimeoutError  # noqa: A004 - it is one
 from embedlog.producer.row_batches import Rows
+from embedlog.producer.unretrieved import FailedRecords
 from embedlog.record import Appended, RecordMetadata
 
 LOGGER = logging.getLogger("embedlog.producer")
-Callback = tuple[Any, bool, Callable[..., object], tuple[Any, ...], dict[str, Any]]
-"""The future, whether the callback is for errors, the function and its arguments."""
+Callback = tuple[Any, bool | None, Callable[..., object], tuple[object, ...], dict[str, object]]
+"""The future, whether the callback is for errors (None: for every outcome, without taking an error
+for looked at), the function and its arguments."""
 
 
 class BatchRange(NamedTuple):
@@ -45,14 +47,15 @@ class ProducerBatch:
     """One batch for one partition, and its outcome."""
 
     __slots__ = (
-        *("count", "deadline", "delivery", "encoded", "error", "explicit", "partition"),
-        *("receipt", "sequence", "size", "start"),
+        *("count", "deadline", "delivery", "encoded", "error", "explicit", "failed"),
+        *("partition", "receipt", "sequence", "size", "start"),
     )
 
     def __init__(
         self, delivery: Delivery, partition: int, encoded: EncodedBatch, start: int
     ) -> None:
         self.delivery, self.partition, self.start = delivery, partition, start
+        """Without the delivery once the batch is done: it must be garbage with its futures."""
         self.encoded: EncodedBatch | None = encoded
         """None once the batch was written, or failed."""
         self.count, self.size = encoded.count, encoded.size
@@ -62,6 +65,8 @@ class ProducerBatch:
         """The application chose the sequence numbers."""
         self.receipt: Appended | None = None
         self.error: BaseException | None = None
+        self.failed: FailedRecords | None = None
+        """Set before the error, for `Delivery.mark_retrieved`."""
 
     def done(self) -> bool:
         """Return whether the batch was written, or failed for good."""
@@ -97,8 +102,8 @@ class Delivery:
     """
 
     __slots__ = (
-        *("batches", "callbacks", "deadline", "error", "metadata", "order", "positions"),
-        *("queue", "sealed", "starts", "timestamps"),
+        *("batches", "callbacks", "deadline", "error", "failed", "metadata", "order"),
+        *("positions", "queue", "sealed", "starts", "timestamps"),
     )
 
     def __init__(self, queue: DeliveryQueue, deadline: float) -> None:
@@ -111,6 +116,8 @@ class Delivery:
         self.timestamps: list[int] = []
         self.callbacks: list[Callback] = []
         self.error: BaseException | None = None
+        self.failed: FailedRecords | None = None
+        """All rows, if they failed before they were in batches; set before the error."""
         self.metadata: RecordMetadata | None = None
         """Where the only row was written, if that took no `ProducerBatch`."""
         self.sealed = False
@@ -140,11 +147,7 @@ class Delivery:
         if not self.batches:
             # Another thread set `error` or `metadata` after the checks above.
             return self.error if self.metadata is None else self.metadata
-        position = row
-        if self.order is not None:
-            if self.positions is None:
-                self.positions = self.order.argsort()
-            position = int(self.positions[row])
+        position = row if self.order is None else self._position(row)
         batch = self.batches[bisect_right(self.starts, position) - 1]
         receipt = batch.receipt
         if receipt is None:
@@ -152,6 +155,25 @@ class Delivery:
         timestamp = self.timestamps[row] if receipt.timestamp is None else receipt.timestamp
         offset = receipt.base_offset + position - batch.start
         return RecordMetadata(self.queue.topic, batch.partition, offset, timestamp)
+
+    def _position(self, row: int) -> int:
+        if self.positions is None:
+            self.positions = self.order.argsort()
+        return int(self.positions[row])
+
+    def mark_retrieved(self, row: int | None) -> None:
+        """Note that a caller learned of the failure of a row, or of all rows (None)."""
+        failures: list[FailedRecords | None]
+        if self.failed is not None:
+            failures = [self.failed]
+        elif row is None or not self.batches:
+            failures = [batch.failed for batch in self.batches]
+        else:
+            position = row if self.order is None else self._position(row)
+            failures = [self.batches[bisect_right(self.starts, position) - 1].failed]
+        for failed in failures:
+            if failed is not None:
+                failed.mark_retrieved(row)
 
     def ranges(self) -> list[BatchRange]:
         """Return where the batches that are written so far are."""
@@ -206,7 +228,7 @@ class OpenBatch(Delivery):
         # Not super().__init__: one is created for every record that a caller waits for.
         self.queue, self.deadline = queue, 0.0
         self.batches, self.starts, self.timestamps, self.callbacks = [], [], [], []
-        self.order = self.positions = self.error = self.metadata = None
+        self.order = self.positions = self.error = self.failed = self.metadata = None
         self.sealed = False
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] = []
@@ -264,14 +286,19 @@ class OpenBatch(Delivery):
 class CompletedDelivery:
     """A delivery whose outcome was known at once: a refused record, or ``acks=0``."""
 
-    __slots__ = ("_outcome",)
+    __slots__ = ("_failed", "_outcome")
 
-    def __init__(self, outcome: Any) -> None:
-        self._outcome = outcome
+    def __init__(self, outcome: Any, failed: FailedRecords | None = None) -> None:
+        self._outcome, self._failed = outcome, failed
 
     def outcome(self, row: int | None) -> Any:
         """Return the outcome."""
         return self._outcome
+
+    def mark_retrieved(self, row: int | None) -> None:
+        """Note that the caller learned of the failure."""
+        if self._failed is not None:
+            self._failed.mark_retrieved(row)
 
     def ranges(self) -> list[BatchRange]:
         """Return an empty list: no batch is known to be written."""
@@ -282,8 +309,10 @@ def run_callback(callback: Callback) -> None:
     """Run a callback if it is for this kind of outcome; log what it raises."""
     future, for_errors, function, args, kwargs = callback
     outcome = future._delivery.outcome(future._row)
-    if isinstance(outcome, BaseException) is not for_errors:
+    if for_errors is not None and isinstance(outcome, BaseException) is not for_errors:
         return
+    if for_errors:
+        future._delivery.mark_retrieved(future._row)
     try:
         function(*args, outcome, **kwargs)
     except Exception:  # the program's own code; it must not stop the sender

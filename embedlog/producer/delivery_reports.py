@@ -4,47 +4,53 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 
+from embedlog.metrics import Sample
 from embedlog.producer.buffer_pool import BufferPool
 from embedlog.producer.delivery import (
-    LOGGER,
     Callback,
     Delivery,
     OpenBatch,
     ProducerBatch,
     run_callback,
 )
+from embedlog.producer.metrics import TopicCounts, samples
+from embedlog.producer.unretrieved import FailedRecords, UnretrievedErrors
 
 
 class DeliveryReports:
     """Collects outcomes while a queue is drained; `notify` reports them once no lock is held."""
 
-    def __init__(self, buffer_pool: BufferPool, *, log_errors: bool) -> None:
-        names = ("records", "batches", "bytes", "errors", "retries", "duplicates")
-        self.counts = dict.fromkeys(names, 0)
+    def __init__(self, buffer_pool: BufferPool) -> None:
+        self._topics: dict[str, TopicCounts] = {}
+        self.unretrieved = UnretrievedErrors()
         self._buffer_pool = buffer_pool
-        self._log_errors = log_errors
-        """With ``acks=0`` no caller learns of an error."""
         self._done: deque[tuple[Delivery, int]] = deque()
         """Deliveries that have an outcome, and the bytes of memory that are free again."""
         self._with_callbacks: deque[Delivery] = deque()
         self._callback_lock = threading.Lock()
         self._callback_thread: int | None = None
 
-    def count(self, **added: int) -> None:
-        """Add to the counts; several threads drain queues at the same time."""
-        with self._buffer_pool.lock:
-            for name, number in added.items():
-                self.counts[name] += number
+    def counts(self, topic: str) -> TopicCounts:
+        """Return the counts for a topic, which begin at 0."""
+        counts = self._topics.get(topic)
+        return self._topics.setdefault(topic, TopicCounts()) if counts is None else counts
 
-    def record_written(self, open_batch: OpenBatch, size: int, duplicate: bool) -> None:
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics of the producer."""
+        return samples(self._topics, self._buffer_pool, self.unretrieved.logged)
+
+    def record_written(
+        self, open_batch: OpenBatch, counts: TopicCounts, size: int, duplicate: bool
+    ) -> None:
         """Report a record that took no `ProducerBatch`; its callbacks run with `notify`."""
-        counts, pool = self.counts, self._buffer_pool
+        pool = self._buffer_pool
         with pool.lock:
-            counts["batches"] += 1
-            counts["records"] += 1
-            counts["bytes"] += size
-            counts["duplicates"] += duplicate
+            counts.batches += 1
+            counts.records += 1
+            counts.bytes += size
+            counts.duplicates += duplicate
             pool.buffered -= open_batch.reserved
             if pool.waiters:
                 pool.progress.notify_all()
@@ -55,33 +61,50 @@ class DeliveryReports:
         """Count a batch that was written or failed; `notify` does the rest after the drain."""
         receipt, records, size = batch.receipt, batch.count, batch.size
         if receipt is not None:
-            self.count(batches=1, records=records, bytes=size, duplicates=receipt.duplicate)
-        elif batch.error is not None:
-            self._count_errors(batch.delivery.queue.topic, records, batch.error)
+            counts = self.counts(batch.delivery.queue.topic)
+            with self._buffer_pool.lock:
+                counts.batches += 1
+                counts.records += records
+                counts.bytes += size
+                counts.duplicates += receipt.duplicate
         self._done.append((batch.delivery, size))
+        del batch.delivery
+
+    def batch_failed(self, batch: ProducerBatch, error: BaseException) -> None:
+        """Set the error of a batch, and count its records."""
+        topic = batch.delivery.queue.topic
+        batch.failed = self.failed(topic, batch.partition, batch.count, error)
+        batch.error = error
 
     def not_encoded(self, open_batch: OpenBatch, error: BaseException) -> None:
         """Fail records that could not be made into batches, and count them."""
-        count, open_batch.error = len(open_batch.values), error
+        topic, count = open_batch.queue.topic, len(open_batch.values)
+        open_batch.failed = self.failed(topic, None, count, error)
+        open_batch.error = error
         open_batch.seal()
-        self._count_errors(open_batch.queue.topic, count, error)
         self._buffer_pool.release(open_batch.reserved)
         self._done.append((open_batch, 0))
 
-    def _count_errors(self, topic: str, count: int, error: BaseException) -> None:
-        self.count(errors=count)
-        if self._log_errors:
-            LOGGER.error("%d records for topic %s were lost: %s", count, topic, error)
+    def failed(
+        self, topic: str, partition: int | None, count: int, error: BaseException
+    ) -> FailedRecords:
+        """Count records that failed; return what their delivery must keep."""
+        with self._buffer_pool.lock:
+            self.counts(topic).errors += count
+        return self.unretrieved.add(topic, partition, count, error)
 
     def notify(self) -> None:
         """Wake the waiting threads and run callbacks.  The caller holds no lock."""
         done = self._done
         if done:
             pool, with_callbacks = self._buffer_pool, self._with_callbacks
+            popped: list[tuple[Delivery, int]] = []
             with pool.lock:
                 freed, last = 0, None
                 while done:
-                    delivery, size = done.popleft()
+                    delivery, size = item = done.popleft()
+                    # Kept: a delivery that failed may log when it is dropped, not under the lock.
+                    popped.append(item)
                     freed += size
                     if delivery.callbacks and delivery is not last:
                         with_callbacks.append(delivery)

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from embedlog.producer.delivery import BatchRange, Callback, CompletedDelivery, run_callback
+from embedlog.producer.unretrieved import FailedRecords
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    from embedlog.record import RecordMetadata
+
+    R_co = TypeVar("R_co", default=RecordMetadata, covariant=True)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
 
 
-class RecordFuture:
+class RecordFuture(Generic[R_co]):
     """The outcome of one record: kafka-python's future, with `concurrent.futures`' names."""
 
     __slots__ = ("_delivery", "_row")
@@ -18,13 +30,13 @@ class RecordFuture:
     _row: int | None
 
     @classmethod
-    def _completed(cls, outcome: Any) -> Self:
+    def _completed(cls, outcome: Any, failed: FailedRecords | None = None) -> Self:
         """Return a future whose outcome is known at once."""
         future = cls()
-        future._delivery, future._row = CompletedDelivery(outcome), None
+        future._delivery, future._row = CompletedDelivery(outcome, failed), None
         return future
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> R_co:
         """Return the `RecordMetadata`, or raise the error of the record.
 
         Writes what was collected in the calling thread, without waiting for ``linger_ms``.
@@ -37,8 +49,9 @@ class RecordFuture:
         if outcome is None:
             outcome = self._delivery.wait(self._row, timeout)
         if isinstance(outcome, BaseException):
+            self._delivery.mark_retrieved(self._row)
             raise outcome
-        return outcome
+        return outcome  # type: ignore[no-any-return]
 
     get = result
     """Same as `result`; kafka-python's name."""
@@ -47,19 +60,25 @@ class RecordFuture:
         """Return whether the record was written, or failed for good."""
         return self._delivery.outcome(self._row) is not None
 
-    is_done = property(done, doc="Whether the record was written, or failed for good.")
+    @property
+    def is_done(self) -> bool:
+        """Whether the record was written, or failed for good."""
+        return self.done()
 
     def succeeded(self) -> bool:
         """Return whether the record was written."""
         outcome = self._delivery.outcome(self._row)
-        return outcome is not None and not isinstance(outcome, BaseException)
+        if isinstance(outcome, BaseException):
+            self._delivery.mark_retrieved(self._row)
+            return False
+        return outcome is not None
 
     def failed(self) -> bool:
         """Return whether the record failed for good."""
-        return isinstance(self._delivery.outcome(self._row), BaseException)
+        return self.exception is not None
 
     @property
-    def value(self) -> Any:
+    def value(self) -> R_co | None:
         """The result, or None if there is none (yet)."""
         outcome = self._delivery.outcome(self._row)
         return None if isinstance(outcome, BaseException) else outcome
@@ -68,13 +87,16 @@ class RecordFuture:
     def exception(self) -> BaseException | None:
         """The error, or None if there is none (yet)."""
         outcome = self._delivery.outcome(self._row)
-        return outcome if isinstance(outcome, BaseException) else None
+        if not isinstance(outcome, BaseException):
+            return None
+        self._delivery.mark_retrieved(self._row)
+        return outcome
 
     def retriable(self) -> bool:
         """Return whether the record failed with an error that sending it again may avoid."""
         return bool(getattr(self.exception, "retriable", False))
 
-    def add_callback(self, function: Callable[..., object], *args: Any, **named: Any) -> Any:
+    def add_callback(self, function: Callable[..., object], *args: object, **named: object) -> Self:
         """Call ``function(*args, result, **named)`` once the record is written, or now (G9).
 
         Runs on the thread that wrote the batch, without holding a lock, and may send.
@@ -82,16 +104,20 @@ class RecordFuture:
         """
         return self._add((self, False, function, args, named))
 
-    def add_errback(self, function: Callable[..., object], *args: Any, **named: Any) -> Any:
+    def add_errback(self, function: Callable[..., object], *args: object, **named: object) -> Self:
         """Call ``function(*args, exception, **named)`` once the record failed, or now (G9)."""
         return self._add((self, True, function, args, named))
 
-    def add_both(self, function: Callable[..., object], *args: Any, **named: Any) -> Any:
+    def add_both(self, function: Callable[..., object], *args: object, **named: object) -> Self:
         """Call ``function(*args, result or exception, **named)`` once the record is done."""
         self._add((self, False, function, args, named))
         return self._add((self, True, function, args, named))
 
-    def _add(self, callback: Callback) -> Any:
+    def _observe(self, function: Callable[..., object], *args: object) -> None:
+        """Do as `add_both`, for a tool: the program has not learned of an error by that."""
+        self._add((self, None, function, args, {}))
+
+    def _add(self, callback: Callback) -> Self:
         delivery = self._delivery
         if isinstance(delivery, CompletedDelivery) or not delivery.queue.add_callback(callback):
             run_callback(callback)
@@ -102,7 +128,7 @@ class RecordFuture:
         return f"<{type(self).__name__} {'pending' if outcome is None else outcome!r}>"
 
 
-class BatchFuture(RecordFuture):
+class BatchFuture(RecordFuture[list[BatchRange]]):
     """The outcome of one `send_batch`: its result is a list of `BatchRange`.
 
     If a part failed, `result` raises its error, and `written` returns the rest.

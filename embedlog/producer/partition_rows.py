@@ -7,12 +7,11 @@ from itertools import chain, pairwise
 from time import monotonic
 from typing import Any
 
-import pyarrow as pa
-
 from embedlog.batch import EncodedBatch, from_lists
 from embedlog.batch.arrays import numbers
 from embedlog.batch.encode import binary_array
 from embedlog.config import ProducerConfig
+from embedlog.lazy import pa
 from embedlog.partitioner import StickyPartitioner, partition_for_key, partitions_for_keys
 from embedlog.producer.partition_writer import PartitionWriter
 from embedlog.producer.row_batches import (

@@ -8,25 +8,27 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 from time import monotonic
+from typing import Any
 
 from embedlog.batch import EncodedBatch
+from embedlog.config import ProducerConfig
 from embedlog.errors import (
     ClosedError,
-    DiskFullError,
     DurabilityError,
     EmbedlogError,
     InvalidProducerEpochError,
     LockTimeoutError,
-    TimeoutError,  # noqa: A004 - it is one
 )
 from embedlog.partition import PartitionLog, producer_state
 from embedlog.partition.producer_state import LAST_SEQUENCE, REMEMBERED, ProducerState, SentBatch
 from embedlog.partition.producers import fence_producer, read_producer
 from embedlog.producer.context import ProducerContext
-from embedlog.producer.delivery import OpenBatch, ProducerBatch
+from embedlog.producer.delivery import LOGGER, OpenBatch, ProducerBatch
 from embedlog.record import Appended, RecordMetadata
 
 MAX_BACKOFF = 1.0
+LONG_WAIT = 1.0
+"""Seconds of retries, or of one append, after which a warning is logged."""
 
 
 class PartitionWriter:
@@ -42,6 +44,7 @@ class PartitionWriter:
         self.waiting: deque[ProducerBatch] = deque()
         self.retry_at = 0.0
         self._context, self._reports = context, context.reports
+        self._counts = context.reports.counts(log.topic)
         self._idempotent = context.config.enable_idempotence
         self._durability = context.durability
         self._identity: tuple[int, int] | None = None
@@ -49,6 +52,10 @@ class PartitionWriter:
         self._attempts = self._short_attempts = 0
         """Attempts to append the first waiting batch, and those of them with a lock timeout
         shorter than that of an append, which do not count against ``retries``."""
+        self._failing_since = 0.0
+        """When the first of the attempts that failed since the last success began, if any did."""
+        self._warned = self._slow = False
+        """The log has a warning that appends fail, or that they take long."""
         # One append waits request_timeout_ms for its locks, but no longer than other appends do.
         self._lock_timeout = min(context.config.request_timeout_ms / 1000, log.context.lock_timeout)
         self._append_singly = 0
@@ -119,25 +126,32 @@ class PartitionWriter:
             if self._append_singly:
                 self._append_singly -= 1
                 del group[1:]
+            began = monotonic()
             try:
                 if self._idempotent:
                     self._assign_sequences(group)
+                began = monotonic()
                 receipts = self.log.append(
                     [batch.encoded for batch in group if batch.encoded is not None],
                     durability=self._durability,
                     timeout=lock_timeout,
                 )
             except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
-                self._failed(group, error, lock_timeout < self._lock_timeout)
+                self._failed(group, error, lock_timeout < self._lock_timeout, began)
             else:
                 self._attempts, self._short_attempts, self.retry_at = 0, 0, 0.0
+                if self._failing_since:
+                    self._succeeded_again()
+                seconds = monotonic() - began
+                self._counts.count_append(seconds)
+                self._warn_if_slow(seconds)
                 for _, receipt in zip(group, receipts, strict=True):
                     self._finish_first(receipt)
 
     def can_write_fast(self) -> bool:
         """Return whether no batch waits or is retried, and the next sequence number is known."""
         is_numbered = self._next_sequence is not None or not self._idempotent
-        return is_numbered and not self.waiting and not self.retry_at
+        return is_numbered and not self.waiting and not self._failing_since
 
     def write_one_fast(
         self, open_batch: OpenBatch, encoded: EncodedBatch, lock_timeout: float | None
@@ -152,8 +166,10 @@ class PartitionWriter:
         if sequence is not None and self._identity is not None:
             encoded.set_producer(*self._identity, sequence)
             self._next_sequence = sequence + 1 & LAST_SEQUENCE
-        log = self.log
+        log, counts = self.log, self._counts
         try:
+            began = monotonic()
+            counts.count_wait(began - open_batch.opened_at)
             receipt = log.append([encoded], durability=self._durability, timeout=lock_timeout)[0]
             timestamp = receipt.timestamp
             if timestamp is None:
@@ -169,29 +185,40 @@ class PartitionWriter:
             self._context.buffer_pool.release(open_batch.reserved - encoded.size)
             if not isinstance(error, Exception):
                 raise
-            self._failed([batch], error, lock_timeout < self._lock_timeout)
+            began = open_batch.opened_at
+            self._failed([batch], error, lock_timeout < self._lock_timeout, began)
         else:
             open_batch.seal()
-            self._reports.record_written(open_batch, encoded.size, receipt.duplicate)
+            seconds = monotonic() - began
+            counts.count_append(seconds)
+            self._reports.record_written(open_batch, counts, encoded.size, receipt.duplicate)
+            if self._context.synced:  # the page cache rarely makes an append wait
+                self._warn_if_slow(seconds)
 
     def _finish_first(
         self, receipt: Appended | None = None, error: BaseException | None = None
     ) -> None:
         """Set the outcome of the first waiting batch, remove it, and report it."""
         batch = self.waiting[0]
-        batch.receipt, batch.error = receipt, error
+        batch.receipt = receipt
+        if error is not None:
+            self._reports.batch_failed(batch, error)
         self.waiting.popleft()
         batch.encoded = None
         self._reports.batch_done(batch)
 
     # Failing
 
-    def _failed(self, group: list[ProducerBatch], error: Exception, short: bool) -> None:
+    def _failed(
+        self, group: list[ProducerBatch], error: Exception, short: bool, began: float
+    ) -> None:
         if isinstance(error, InvalidProducerEpochError):
             self._context.fenced = error
             self.fail_all(error)
         elif getattr(error, "retriable", False):
             self._short_attempts += short and isinstance(error, LockTimeoutError)
+            self._failing_since = self._failing_since or began
+            self._warn_if_failing(error)
             self._retry_later(group, error)
         elif len(group) > 1 and not isinstance(error, DurabilityError):
             self._find_written(group)
@@ -214,7 +241,7 @@ class PartitionWriter:
             exponent = min(self._attempts - 1, 30)
             backoff = min(config.retry_backoff_ms / 1000 * 2**exponent, MAX_BACKOFF)
             self.retry_at = min(now + backoff, group[0].deadline)
-            self._reports.count(retries=1)
+            self._counts.retried += sum(batch.count for batch in group)
             self._context.sender.wake()
             return
         attempts, self._attempts, self._short_attempts, self.retry_at = self._attempts, 0, 0, 0.0
@@ -227,47 +254,50 @@ class PartitionWriter:
             if sent is not None and not self._context.synced:
                 self._finish_first(Appended(sent.base_offset, sent.next_offset, None, True))
             else:
-                self._fail([batch], self._final_error(batch, error, attempts, sent is not None))
-
-    def _final_error(
-        self, batch: ProducerBatch, error: Exception, attempts: int, written: bool
-    ) -> EmbedlogError:
-        """Return the error of a batch that is not retried any more, as Kafka's producer does.
-
-        That is the error of the last attempt if ``retries`` are used up, and a `TimeoutError` if
-        ``delivery_timeout_ms`` has passed.  A full disk is a `DiskFullError` in both cases.
-        """
-        assert isinstance(error, EmbedlogError), "only retriable errors are retried"
-        config, timeout = self._context.config, self._context.delivery_timeout
-        seconds = monotonic() - batch.deadline + timeout
-        timed_out = seconds >= timeout
-        limit = f"retries {config.retries}"
-        if timed_out:
-            limit = f"delivery_timeout_ms {config.delivery_timeout_ms}"
-        todo = "The record will not appear later; send it again."
-        if written:
-            todo = "The record is in the log: call flush() of the log instead of sending it again."
-        failure = (
-            f"record was not {'flushed' if written else 'written'} after {attempts} "
-            f"attempt{'' if attempts == 1 else 's'} in {seconds:.3f} s ({limit})"
-        )
-        failed: EmbedlogError
-        if timed_out and not isinstance(error, DiskFullError):
-            facts = {"topic": self.log.topic, "partition": self.log.partition}
-            failed = TimeoutError(f"The {failure}: {error}", todo=todo, **facts)
-        else:
-            todo = f"{error.todo} {todo}" if error.todo else todo
-            failed = type(error)(f"{error.what}; the {failure}", todo=todo, **error.facts)
-        failed.__cause__ = error
-        return failed
+                seconds = monotonic() - batch.deadline + self._context.delivery_timeout
+                self._fail(
+                    [batch],
+                    final_error(error, config, attempts, seconds, self.log.where, sent is not None),
+                )
 
     def _fail(self, group: list[ProducerBatch], error: BaseException) -> None:
         """Fail the first waiting batches, and those that must follow them without a gap."""
+        delivery, explicit = group[-1].delivery, group[-1].explicit
         for _ in group:
             self._finish_first(error=error)
-        last = group[-1]
-        while last.explicit and self.waiting and self.waiting[0].delivery is last.delivery:
+        while explicit and self.waiting and self.waiting[0].delivery is delivery:
             self._finish_first(error=error)
+
+    # Telling what takes long
+
+    def _warn_if_failing(self, error: Exception) -> None:
+        seconds = monotonic() - self._failing_since
+        if seconds > LONG_WAIT and not self._warned:
+            self._warned = True
+            LOGGER.warning(
+                "Appends to %s-%d have failed for %.1f s and are retried until"
+                " delivery_timeout_ms %d has passed: %s",
+                *(self.log.topic, self.log.partition, seconds),
+                *(self._context.config.delivery_timeout_ms, error),
+            )
+
+    def _succeeded_again(self) -> None:
+        seconds, self._failing_since = monotonic() - self._failing_since, 0.0
+        if self._warned:
+            self._warned = False
+            where = self.log.topic, self.log.partition
+            LOGGER.info("Appends to %s-%d succeed again after %.1f s", *where, seconds)
+
+    def _warn_if_slow(self, seconds: float) -> None:
+        if (seconds > LONG_WAIT) is not self._slow:
+            self._slow = not self._slow
+            if self._slow:
+                where = self.log.topic, self.log.partition
+                LOGGER.warning(
+                    "An append to %s-%d took %.1f s; it waited for the disk or a lock",
+                    *where,
+                    seconds,
+                )
 
     def fail_all(self, error: BaseException) -> None:
         """Fail everything that waits."""
@@ -278,3 +308,40 @@ class PartitionWriter:
 def closed_early(topic: str) -> ClosedError:
     """Return the error of a record whose producer was closed before the record was written."""
     return ClosedError("The producer was closed before the record was written", topic=topic)
+
+
+def final_error(
+    error: Exception,
+    config: ProducerConfig,
+    attempts: int,
+    seconds: float,
+    where: dict[str, Any],
+    written: bool = False,
+) -> EmbedlogError:
+    """Return the error of records that are not retried any more: that of their last attempt.
+
+    Its text also says how long they waited, and which setting ended that.
+
+    Args:
+        error: The error of the last attempt.
+        config: The settings of the producer.
+        attempts: How many attempts there were.
+        seconds: How long ago the first record was sent.
+        where: The topic, and the partition if it is known.
+        written: Whether the log has the records, and only the flush failed.
+    """
+    assert isinstance(error, EmbedlogError), "only retriable errors are retried"
+    limit = f"retries {config.retries}"
+    if seconds >= config.delivery_timeout_ms / 1000:
+        limit = f"delivery_timeout_ms {config.delivery_timeout_ms}"
+    todo = "The record will not appear later; send it again."
+    if written:
+        todo = "The record is in the log: call flush() of the log instead of sending it again."
+    failed = type(error)(
+        f"{error.what}; the record was not {'flushed' if written else 'written'} after {attempts} "
+        f"attempt{'' if attempts == 1 else 's'} in {seconds:.3f} s ({limit})",
+        todo=f"{error.todo} {todo}" if error.todo else todo,
+        **{**where, **error.facts},
+    )
+    failed.__cause__ = error
+    return failed

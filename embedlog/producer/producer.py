@@ -6,12 +6,15 @@ import atexit
 import os
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
 from embedlog.catalog import refuse_internal
+from embedlog.config import describe_network_settings
+from embedlog.config.options import ProducerOptions
+from embedlog.display import plural
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -20,12 +23,21 @@ from embedlog.errors import (
     RecordTooLargeError,
     SerializationError,
     TimeoutError,  # noqa: A004 - it is one
+    no_attribute,
 )
+from embedlog.metrics import Metrics, Sample, nested
 from embedlog.partition.producer_state import LAST_SEQUENCE
 from embedlog.producer.context import ProducerContext
 from embedlog.producer.delivery import LOGGER, Delivery
 from embedlog.producer.future import BatchFuture, RecordFuture
-from embedlog.producer.row_batches import ROW_BYTES, Rows, size_of, table_rows
+from embedlog.producer.row_batches import (
+    ROW_BYTES,
+    ArrowArray,
+    ArrowStream,
+    Rows,
+    size_of,
+    table_rows,
+)
 from embedlog.producer.topic_queue import TopicQueue, no_key
 from embedlog.producer.validation import (
     check_all_bytes,
@@ -35,11 +47,21 @@ from embedlog.producer.validation import (
     serialize_all,
     to_bytes,
 )
-from embedlog.record import RecordMetadata
-from embedlog.root.root import Root
+from embedlog.record import K, RecordMetadata, V
+from embedlog.root.root import Root, check_root
+
+_NO_TRANSACTIONS = "a producer has no transactions"
+_HINTS = {
+    "produce": "call send(topic, value, key=...)",
+    "poll": "leave it out: callbacks of futures run by themselves",
+    "init_transactions": _NO_TRANSACTIONS,
+    "begin_transaction": _NO_TRANSACTIONS,
+    "commit_transaction": _NO_TRANSACTIONS,
+}
+"""What to call instead of methods of Kafka's other producers."""
 
 
-class Producer:
+class Producer(Generic[K, V]):
     """Sends records to topics of one log; any thread may call any method.
 
     Settings are kafka-python's (see `ProducerConfig`).  Batches are numbered (idempotent): a
@@ -53,15 +75,24 @@ class Producer:
     Use it in a ``with`` block, or `close` it: then the unwritten records are flushed.
     """
 
-    def __init__(self, root: Root, **config: Any) -> None:
-        self.root = root
+    def __init__(self, root: Root | None = None, **config: Unpack[ProducerOptions[K, V]]) -> None:
+        self.root = root = check_root(root, "embedlog.open(path).producer(...)")
         self._options = config
         self._context = ProducerContext(self, root, config)
         self.config = settings = self._context.config
+        if ignored := describe_network_settings(config):
+            LOGGER.info("The producer has no network, and ignores %s", ignored)
         self._clock = root.clock
         self._no_acks = settings.acks == 0
         self._start()
         _producers.add(self)
+
+    if not TYPE_CHECKING:
+        # Type checkers must not take every name for an attribute.
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError; for methods of other clients it says what to call."""
+            raise no_attribute(self, name, _HINTS.get(name, ""))
 
     def _start(self) -> None:
         """Begin without records and identity, at first or in a forked child."""
@@ -83,8 +114,8 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: Any = None,
-        key: Any = None,
+        value: V | None = None,
+        key: K | None = None,
         headers: Sequence[tuple[str, bytes | None]] | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -113,10 +144,10 @@ class Producer:
         ):
             return self._send_general(queue, value, key, headers, partition, timestamp_ms)
         if key is not None:
-            size = ROW_BYTES + len(value) + len(key)
+            size = ROW_BYTES + len(value) + len(key)  # type: ignore[arg-type]  # it is bytes
         elif queue.settings.compacts and queue.settings.refresh().config.compacts:
             # Refreshed because the topic may have been altered, and a refusal writes nothing.
-            return self._refuse(no_key(topic, [0]))
+            return self._refuse(topic, no_key(topic, [0]))
         else:
             size = ROW_BYTES + len(value)
         timestamp_ms = self._clock()
@@ -126,15 +157,15 @@ class Producer:
             open_batch = queue.open_batch
             free = open_batch.free - size
             if free < 0:
-                open_batch, free = queue.reserve(size, value, key)
+                open_batch, free = queue.reserve(size, value, key)  # type: ignore[arg-type]
             open_batch.free = free
             values = open_batch.values
             row = len(values)
-            open_batch.keys.append(key)
+            open_batch.keys.append(key)  # type: ignore[arg-type]
             open_batch.timestamps.append(timestamp_ms)
             values.append(value)
         except RecordTooLargeError as error:
-            return self._refuse_locked(error)
+            return self._refuse_locked(topic, error)
         except BaseException:
             # Such as Ctrl-C between two lines: the next record would get this one's key.
             queue.open_batch.drop_partial_row()
@@ -171,7 +202,7 @@ class Producer:
             partition = self._partition_for(queue, key)
         headers = check_headers(headers)
         if key is None and settings.compacts:
-            return self._refuse(no_key(topic, [0]))
+            return self._refuse(topic, no_key(topic, [0]))
         if timestamp is None:
             timestamp = self._clock()
         size = ROW_BYTES + len(value or b"") + len(key or b"")
@@ -184,7 +215,7 @@ class Producer:
                 open_batch.free = free
                 row = open_batch.add_row(value, key, timestamp, headers, partition)
             except RecordTooLargeError as error:
-                return self._refuse_locked(error)
+                return self._refuse_locked(topic, error)
             except BaseException:
                 queue.open_batch.drop_partial_row()
                 raise
@@ -220,23 +251,24 @@ class Producer:
         check_partition(queue.topic, partition, partitions)
         return int(partition)
 
-    def _refuse(self, error: EmbedlogError) -> RecordFuture:
+    def _refuse(self, topic: str, error: EmbedlogError) -> RecordFuture:
         """Return the future of a record that fails alone and at once (G7)."""
         with self._lock:
-            return self._refuse_locked(error)
+            return self._refuse_locked(topic, error)
 
-    def _refuse_locked(self, error: EmbedlogError) -> RecordFuture:
-        self._context.reports.counts["errors"] += 1
-        return RecordFuture._completed(error)
+    def _refuse_locked(self, topic: str, error: EmbedlogError) -> RecordFuture:
+        reports = self._context.reports
+        reports.counts(topic).errors += 1
+        return RecordFuture._completed(error, reports.unretrieved.add(topic, None, 1, error))
 
     # Sending many records
 
     def send_batch(
         self,
         topic: str,
-        values: Sequence[Any],
-        keys: Sequence[Any] | None = None,
-        headers: Sequence[Any] | None = None,
+        values: Sequence[V | None],
+        keys: Sequence[K | None] | None = None,
+        headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
         timestamps: Sequence[int] | int | None = None,
         partition: int | None = None,
         sequence: int | None = None,
@@ -288,7 +320,7 @@ class Producer:
     def append_table(
         self,
         topic: str,
-        table: Any,
+        table: ArrowStream | ArrowArray,
         key: str | None = None,
         value: str | None = None,
         timestamp: str | None = None,
@@ -410,25 +442,46 @@ class Producer:
 
     # Finishing
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: float | None = None, raise_errors: bool = False) -> None:
         """Return once everything that was sent before this call is written, or failed (G10).
 
         Writes in this thread, and does not wait for what other threads send meanwhile.
 
+        Args:
+            timeout: In seconds; None to wait as long as it takes.
+            raise_errors: Raise if any record failed since the producer was created, except
+                those whose error a program got from a future or in a callback, and those that
+                an earlier call with ``raise_errors`` raised.
+
         Raises:
             TimeoutError: Not everything was written within ``timeout`` seconds.
+            DeliveryFailedError: With ``raise_errors``: its ``errors`` say why, and ``topics``
+                how many records of which topics.
         """
         deadline = None if timeout is None else monotonic() + timeout
-        for queue in list(self._queues.values()):
-            queue.flush(deadline)
-        self._context.reports.run_callbacks(wait=True)
+        reports = self._context.reports
+        with reports.unretrieved.raised(raise_errors):
+            for queue in list(self._queues.values()):
+                queue.flush(deadline)
+            reports.run_callbacks(wait=True)
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self, timeout: float | None = None, raise_errors: bool = False) -> None:
         """Write the unwritten records, for at most ``timeout`` seconds, and stop (G10).
 
         Records that are not written then fail with `ClosedError`; with 0, all of them do.  May
         be repeated, and may be called from a callback.
+
+        Args:
+            timeout: In seconds; None to wait as long as it takes.
+            raise_errors: Raise as `flush` does, once the producer is closed.
+
+        Raises:
+            DeliveryFailedError: With ``raise_errors``: records failed.
         """
+        with self._context.reports.unretrieved.raised(raise_errors):
+            self._close(timeout)
+
+    def _close(self, timeout: float | None) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -447,7 +500,7 @@ class Producer:
             self._context.reports.notify()
             self._context.sender.stop()
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -459,7 +512,7 @@ class Producer:
         if self._context.buffer_pool.buffered:
             unsent = sum(queue.unsent_records() for queue in self._queues.values())
             warnings.warn(
-                f"{self!r} was not closed; {unsent} records were unsent",
+                f"{self!r} was not closed; {plural(unsent, 'record')} unsent",
                 ResourceWarning,
                 source=self,
                 stacklevel=2,
@@ -468,9 +521,18 @@ class Producer:
                 self.close(5.0)
         self._context.sender.stop(0)
 
-    def metrics(self) -> dict[str, int]:
-        """Return counts of what was sent so far, and how many bytes are unwritten."""
-        return {**self._context.reports.counts, "buffered": self._context.buffer_pool.buffered}
+    def metrics(self) -> Metrics:
+        """Return counts, sizes and times by name, in Kafka's groups, as kafka-python does.
+
+        ``metrics()["producer-metrics"]["record-send-total"]`` is the number of records written,
+        and ``["producer-topic-metrics.orders"]`` has those of a topic.  The page on monitoring
+        lists all names.  Averages and maxima are over the life of the producer; an average of
+        nothing is NaN.
+        """
+        return nested(self._samples())
+
+    def _samples(self) -> Iterator[Sample]:
+        return self._context.reports.samples()
 
     def _after_fork(self) -> None:
         """Start again in a forked child: the parent writes the records that were sent before."""
@@ -484,6 +546,13 @@ class Producer:
 # The end of the process, and forks
 
 _producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def flush_producers(root: Root, timeout: float | None = None) -> None:
+    """Flush every producer of this process that writes to a root; see `Producer.flush`."""
+    for producer in list(_producers):
+        if producer.root is root and not producer._closed:
+            producer.flush(timeout)
 
 
 def _at_exit() -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
-
-import pyarrow as pa
+from typing import Any, NamedTuple, Protocol
 
 from embedlog.batch import BatchLimits, EncodedBatch, encode, encode_lists, schema
 from embedlog.batch.arrays import number, repeated
 from embedlog.batch.encode import Lengths, lengths_of, not_bytes, row_ends
-from embedlog.batch.wire import HEADERS_TYPE, TIMESTAMP
+from embedlog.batch.wire import headers_type, timestamp_type
 from embedlog.errors import SerializationError
+from embedlog.lazy import pa
 
 ROW_BYTES = 16
 """What a record takes besides key and value: its timestamp, and two Arrow offsets.
@@ -23,6 +22,20 @@ ROW_BYTES = 16
 
 CHUNK_BYTES = 16 << 20
 """Lists are handled in chunks of this size: memory stays small, and Arrow's int32 large enough."""
+
+
+class ArrowStream(Protocol):
+    """A table that speaks Arrow: of pyarrow, pandas, Polars, DuckDB and others."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> object:
+        """Return the batches as a PyCapsule."""
+
+
+class ArrowArray(Protocol):
+    """A batch of rows that speaks Arrow."""
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> object:
+        """Return the columns as PyCapsules."""
 
 
 class Rows(NamedTuple):
@@ -202,7 +215,7 @@ def table_rows(
     """
     table = _arrow_table(source)
     rows = table.num_rows
-    times = _column(table, "timestamp", timestamp, TIMESTAMP)
+    times = _column(table, "timestamp", timestamp, timestamp_type())
     keys = _column(table, "key", key, pa.binary())
     values = _column(table, "value", value, pa.binary())
     if values is None:
@@ -212,11 +225,11 @@ def table_rows(
         )
     one_time = now_ms if times is None else None
     if times is None:
-        times = repeated(now_ms, TIMESTAMP, rows)
+        times = repeated(now_ms, timestamp_type(), rows)
     elif times.null_count:
-        times = times.fill_null(number(now_ms, TIMESTAMP))
+        times = times.fill_null(number(now_ms, timestamp_type()))
     columns = [times, pa.nulls(rows, pa.binary()) if keys is None else keys, values]
-    headers = _column(table, "headers", None, HEADERS_TYPE)
+    headers = _column(table, "headers", None, headers_type())
     if headers is not None:
         columns.append(headers)
     return TableRows(pa.table(columns, schema=schema(headers=headers is not None)), one_time)

@@ -13,6 +13,7 @@ from embedlog.batch.limits import request_size
 from embedlog.errors import (
     BufferExhaustedError,
     ClosedError,
+    EmbedlogError,
     IllegalStateError,
     InvalidRecordError,
     RecordTooLargeError,
@@ -23,9 +24,16 @@ from embedlog.partition import producer_state
 from embedlog.partition.producer_state import REMEMBERED
 from embedlog.partitioner import RoundRobinPartitioner, partition_for_key
 from embedlog.producer.context import ProducerContext
-from embedlog.producer.delivery import Callback, Delivery, DeliveryQueue, OpenBatch, ProducerBatch
+from embedlog.producer.delivery import (
+    LOGGER,
+    Callback,
+    Delivery,
+    DeliveryQueue,
+    OpenBatch,
+    ProducerBatch,
+)
 from embedlog.producer.partition_rows import Batches, RowPartitioner
-from embedlog.producer.partition_writer import PartitionWriter, closed_early
+from embedlog.producer.partition_writer import LONG_WAIT, PartitionWriter, closed_early, final_error
 from embedlog.producer.row_batches import CHUNK_BYTES
 from embedlog.producer.topic_settings import TopicSettings
 from embedlog.producer.validation import check_size
@@ -58,6 +66,8 @@ class TopicQueue:
         """Whether records with keys are distributed like those without."""
         self.round_robin = RoundRobinPartitioner()
         self._retry_at = 0.0
+        self._attempts = 0
+        """Failed attempts to make batches of what was collected first."""
         self._general = context.config.partitioner is not None or context.config.acks == 0
         self.settings = TopicSettings(context, topic, self._settings_changed)
         self.row_partitioner = RowPartitioner(context.config, self.settings, self.writers)
@@ -96,7 +106,7 @@ class TopicQueue:
             if size <= reservation <= pool.memory - pool.buffered:
                 self._reserve(open_batch, reservation)
                 return open_batch, reservation - size
-        give_up_at, drained = None, context.synced
+        began, drained = None, context.synced
         while not self.closed:
             open_batch = self.open_batch
             collected = open_batch.reserved - open_batch.free
@@ -111,9 +121,9 @@ class TopicQueue:
                 return open_batch, open_batch.free - size
             else:
                 now = monotonic()
-                if give_up_at is None:
-                    give_up_at = now + context.config.max_block_ms / 1000
-                self._wait_for_memory(give_up_at - now)
+                if began is None:
+                    began = now
+                self._wait_for_memory(now - began)
         raise ClosedError("The producer was closed", topic=self.topic)
 
     def _try_reserve(self, open_batch: OpenBatch, size: int, until_drain: int) -> bool:
@@ -125,6 +135,8 @@ class TopicQueue:
         if open_batch.free + added < size:
             return False
         self._reserve(open_batch, added)
+        if not pool.waiters:
+            pool.warned = False
         return True
 
     def _reserve(self, open_batch: OpenBatch, size: int) -> None:
@@ -139,8 +151,12 @@ class TopicQueue:
             if context.sender.idle:
                 context.sender.wake()
 
-    def _wait_for_memory(self, seconds_left: float) -> None:
+    def _wait_for_memory(self, waited: float) -> None:
         context, pool = self.context, self.context.buffer_pool
+        seconds_left = context.config.max_block_ms / 1000 - waited
+        if waited > LONG_WAIT and not pool.warned:
+            pool.warned = True
+            self._warn_unlocked(waited)
         if seconds_left <= 0:
             raise BufferExhaustedError(
                 f"{pool.buffered} of {pool.memory} bytes of buffer_memory are unwritten "
@@ -153,6 +169,19 @@ class TopicQueue:
         if pool.buffered >= before:
             context.sender.wake()
             pool.wait_locked(min(seconds_left, SHORT_WAIT))
+
+    def _warn_unlocked(self, waited: float) -> None:
+        """Log that `send` waits, without the lock: a handler may itself send records."""
+        context = self.context
+        context.lock.release()
+        try:
+            LOGGER.warning(
+                "send to %s has waited %.1f s for buffer_memory, of which %d bytes are unwritten"
+                " (max_block_ms %d)",
+                *(self.topic, waited, context.buffer_pool.buffered, context.config.max_block_ms),
+            )
+        finally:
+            context.lock.acquire()
 
     def _drain_unlocked(self, queues: Sequence[DeliveryQueue], lock_timeout: float) -> None:
         self.context.lock.release()
@@ -299,6 +328,7 @@ class TopicQueue:
 
         Returns False if it must be tried again later.
         """
+        waited = monotonic() - open_batch.opened_at
         try:
             self.settings.refresh()
             rows = open_batch.rows()
@@ -309,12 +339,21 @@ class TopicQueue:
             for partition in {partition for partition, _ in encoded}:
                 self.writer(partition)
         except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
-            if getattr(error, "retriable", False) and monotonic() < open_batch.deadline:
-                self._retry_at = monotonic() + self.context.config.retry_backoff_ms / 1000
-                self.context.sender.wake()
-                return False
+            config, now = self.context.config, monotonic()
+            self._attempts += 1
+            if isinstance(error, EmbedlogError) and error.retriable:
+                if now < open_batch.deadline:
+                    self._retry_at = now + config.retry_backoff_ms / 1000
+                    self.context.sender.wake()
+                    return False
+                seconds = now - open_batch.deadline + self.context.delivery_timeout
+                where = {"topic": self.topic}
+                error = final_error(error, config, self._attempts, seconds, where)
+            self._attempts = 0
             self.context.reports.not_encoded(open_batch, error)
             return True
+        self._attempts = 0
+        self.context.reports.counts(self.topic).count_wait(waited)
         size = sum(open_batch.add_batch(partition, batch).size for partition, batch in encoded)
         self.context.buffer_pool.release(open_batch.reserved - size)
         open_batch.seal()

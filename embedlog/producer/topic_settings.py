@@ -61,7 +61,7 @@ class TopicSettings:
     def _apply(self, info: TopicInfo) -> None:
         before: TopicInfo | None = getattr(self, "info", None)
         if before is not None and before.partitions != info.partitions:
-            logging.getLogger(__name__).warning(
+            logging.getLogger("embedlog.producer").warning(
                 "%s has %d partitions instead of %d: keys go to other partitions from now on",
                 *(self._topic, info.partitions, before.partitions),
             )

@@ -36,7 +36,7 @@ CHECK_INTERVAL = 64
 _MOST_OFF_MS = 24 * 60 * 60 * 1000
 """How long, at most, a machine counts as switched off between two boots."""
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.publish")
 
 
 class AppVersion(NamedTuple):

@@ -21,12 +21,11 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from embedlog import batch as batches
 from embedlog.batch import EncodedBatch
 from embedlog.errors import StorageError
 from embedlog.files import Files, process_id
+from embedlog.lazy import pa
 
 STAGING = "staging"
 MAX_AGE_MS = 24 * 60 * 60 * 1000

@@ -65,7 +65,7 @@ from embedlog.publish.app_versions import AppVersion
 from embedlog.publish.staging import StagedFile
 from embedlog.segment import END_MARK, SegmentFile, create
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.publish")
 
 
 class Publication(NamedTuple):

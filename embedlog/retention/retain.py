@@ -27,7 +27,7 @@ Fence = Callable[[kv.Txn], None]
 """Raises, in a transaction of `live`, if this process may not do maintenance any more."""
 
 _NO_LIMIT = (1 << 63) - 1
-_log = logging.getLogger("embedlog")
+_log = logging.getLogger("embedlog.retention")
 
 
 class RetentionResult(NamedTuple):
@@ -162,11 +162,22 @@ def _goals(
         counts = _apply_budget(views, counts, budget)
     goals = []
     for log, view in views.items():
+        if _log.isEnabledFor(logging.DEBUG):
+            _log_decision(view, counts[log], now_ms)
         goal = policy.start_after(view.segments, counts[log])
         # Segments may also lie below the log start offset, whatever moved it (C1, C6).
         if goal or (view.segments and view.segments[0].next_offset <= view.tail.start_offset):
             goals.append((view, goal))
     return goals
+
+
+def _log_decision(view: PartitionView, count: int, now_ms: int) -> None:
+    due = policy.count_due(view.segments, view.log.config, now_ms)
+    kept_by = "; ".join(f"{kept.why} from offset {kept.offset} on" for kept in view.constraints)
+    _log.debug(
+        "%s-%d: %d of %d segments are due, %d are deleted; kept by: %s",
+        *(view.log.topic, view.log.partition, due, len(view.segments), count, kept_by or "nothing"),
+    )
 
 
 def _apply_budget(

@@ -10,13 +10,13 @@ from __future__ import annotations
 import errno
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from embedlog import batch as batches
 from embedlog import catalog, keyspace, kv
 from embedlog.batch import Batch
 from embedlog.catalog import PartitionInfo, SegmentInfo
+from embedlog.display import plural
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
+from embedlog.lazy import pa
 from embedlog.partition import recovery, roll
 from embedlog.partition import tail as tails
 from embedlog.partition.partition_log import PartitionLog
@@ -110,7 +110,7 @@ def _drop_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
         recovery.discard_tail(log)
         after = recovery.rebuild(log)
         roll.roll(log, after)
-        message += f"; {tail.log_end_offset - after.log_end_offset} records were lost"
+        message += f"; {plural(tail.log_end_offset - after.log_end_offset, 'record')} lost"
     return [message]
 
 

@@ -6,6 +6,7 @@ process can attach; the others join.  A forked child attaches again at its first
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import tomllib
@@ -36,7 +37,7 @@ from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
 from embedlog.partition import flush
 from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.partition.partition_log import PartitionLog
-from embedlog.partition.state import Context
+from embedlog.partition.state import Context, Durability
 from embedlog.root import startup, topic_deletion
 from embedlog.version import __version__
 
@@ -44,6 +45,7 @@ _OPTIONS = (
     *("mode", "durability", "visibility", "clock", "lock_timeout"),
     *("auto_create", "unsafe_filesystem", "files", "allow_pickle"),
 )
+_logger = logging.getLogger("embedlog.root")
 _roots: weakref.WeakSet[Root] = weakref.WeakSet()
 
 
@@ -67,7 +69,7 @@ class Root:
         path: str,
         *,
         mode: str,
-        durability: str,
+        durability: Durability,
         visibility: str,
         clock: Callable[[], int],
         lock_timeout: float,
@@ -125,7 +127,9 @@ class Root:
             if not self.auto_create or name == ACTIVITY or not self.context.files.writable:
                 raise
         with suppress(TopicAlreadyExistsError):
-            return self.create_topic(name, 1, TopicConfig())
+            info = self.create_topic(name, 1, TopicConfig())
+            _logger.info("Created the topic %s by itself, with one partition and defaults", name)
+            return info
         return self.topic(name)
 
     def create_topic(self, name: str, partitions: int, config: TopicConfig) -> TopicInfo:
@@ -214,7 +218,12 @@ class Root:
         return self.context.catalog.producer_identity(name)
 
     def flush(self) -> None:
-        """Flush every partition that this handle appended to."""
+        """Flush every partition that this handle appended to.
+
+        Raises:
+            LogDeletedError: The log was deleted while it was open.
+        """
+        self.context.state.check_linked()
         flush.flush([log for log in list(self._partitions.values()) if log.dirty])
 
     # Attaching
@@ -243,6 +252,8 @@ class Root:
                             self.startup_report.append(str(error))
                 if writable:
                     topic_deletion.finish_all(context)
+                report = "; ".join(self.startup_report) or "nothing to repair"
+                _logger.debug("Opened %s with mode %s: %s", self.path, self.mode, report)
                 return context
             except BaseException:
                 self._detach(files)
@@ -336,6 +347,7 @@ class Root:
                 _roots.discard(self)
                 if self._context is not None:
                     self._leave(self._context)
+                    _logger.debug("Closed %s", self.path)
 
     def _leave(self, context: Context) -> None:
         files = context.files
@@ -356,6 +368,7 @@ class Root:
 
     def _mark_clean(self, context: Context) -> None:
         files = context.files
+        context.state.check_linked()
         root_lock = files.open("locks/root", write=True, create=True)
         files.lock(root_lock, self.lock_timeout)
         files.unlock(self._attached)
@@ -375,6 +388,19 @@ class Root:
         self._partitions = {}
         if context is not None:
             context.files.after_fork()
+
+
+def check_root(root: object, instead: str) -> Root:
+    """Return the first argument of a constructor that programs do not call themselves.
+
+    Constructors have None as its default, so that this text is shown without arguments too.
+
+    Raises:
+        TypeError: It is no root; the text says what to call instead.
+    """
+    if not isinstance(root, Root):
+        raise TypeError(f"root must be the root of an open log, got {root!r}; call {instead}")
+    return root
 
 
 def _check_format(files: Files) -> None:

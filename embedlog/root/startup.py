@@ -14,6 +14,7 @@ from operator import itemgetter
 
 from embedlog import catalog, keyspace, kv
 from embedlog.checksum import crc32c
+from embedlog.display import plural
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.files import Files, forget_waiters
 from embedlog.groups import membership
@@ -287,7 +288,9 @@ def _adopt_compacted(
             named.remove(segment)
         catalog.put_segment(txn, key, new)
         catalog.raise_number(txn, "segment", new.id)
-        done.append(f"adopted {directory}/{name}, in the place of {len(replaced)} segments")
+        done.append(
+            f"adopted {directory}/{name}, in the place of {plural(len(replaced), 'segment')}"
+        )
     return done
 
 

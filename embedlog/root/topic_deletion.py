@@ -16,7 +16,7 @@ from embedlog.errors import ClosedError, EmbedlogError
 from embedlog.partition.state import Context
 from embedlog.root import startup
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.root")
 
 
 def wait_for_writers(context: Context, topic: TopicInfo, timeout: float | None = None) -> None:

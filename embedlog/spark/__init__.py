@@ -28,8 +28,11 @@ _MODULES = {
 __all__ = ["EmbedlogDataSource", "offsets_behind_latest", "recommended_conf", "register", "session"]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: executors need none of them."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'embedlog.spark' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"embedlog.spark.{_MODULES[name]}"), name)
+# For type checkers every name would exist.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used: executors need none of them."""
+        if name not in _MODULES:
+            raise AttributeError(f"module 'embedlog.spark' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"embedlog.spark.{_MODULES[name]}"), name)

@@ -19,12 +19,16 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
 )
 
 from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from embedlog.spark.micro_batch import MicroBatchStream
 
 try:
@@ -39,7 +43,7 @@ except ImportError:  # Spark 4.0 and 4.1 ask for the latest offset without a lim
     ReadAllAvailable = type(None)  # type: ignore[misc, assignment]
     SupportsTriggerAvailableNow = object  # type: ignore[misc, assignment]
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.spark")
 
 
 class EmbedlogDataSource(DataSource):
@@ -65,15 +69,15 @@ class EmbedlogDataSource(DataSource):
             )
         return schema_ddl(options.include_headers)
 
-    def reader(self, schema: Any) -> DataSourceReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
         return BatchReader(parse(self.options), schema)
 
-    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return the reader of a streaming query."""
         return StreamReader(parse(self.options), schema)
 
-    def writer(self, schema: Any, overwrite: bool) -> Any:
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a DataFrame; ``overwrite`` is the mode of that name."""
         from embedlog.spark import sink, sink_options
 
@@ -82,7 +86,9 @@ class EmbedlogDataSource(DataSource):
         sink_options.check_columns(schema, options.topic)
         return sink.BatchSink(options)
 
-    def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
         """Return the writer of a stream; in complete mode (``overwrite``) rows are appended too."""
         from embedlog.spark import sink, sink_options
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from embedlog.errors import InvalidConfigError
+from embedlog.root.location import directory_of
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -76,7 +77,7 @@ class OptionReader:
                 todo="Set it to the log root in place of kafka.bootstrap.servers: "
                 ".option('path', '/data/log').",
             )
-        return absolute_path(path)
+        return directory_of(path)
 
     def raw(self, name: str) -> str | None:
         """Return a text unchanged, even if it is empty."""

@@ -32,7 +32,7 @@ MAX_ROWS = 65_536
 TARGET_BYTES = 8 << 20
 """Yield fewer rows if they take this many bytes."""
 
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.spark")
 
 
 @cache
@@ -182,7 +182,7 @@ def _read_batches(files: Files, part: PartitionSlice, chunk: FileChunk) -> Itera
         batches.schema(headers=chunk.headers, offsets=offsets) for offsets in (False, True)
     )
     try:
-        file = SegmentFile(files, chunk.path, expected=schemas)
+        file = SegmentFile(files, chunk.path, expected=lambda: schemas)
     except StorageError as error:
         if not error.missing:
             raise

@@ -16,7 +16,7 @@ KNOWN = (
     # Spark passes its own options of a streaming query on to the sink.
     *("checkpointLocation", "queryName"),
 )
-_logger = logging.getLogger("embedlog")
+_logger = logging.getLogger("embedlog.spark")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,17 +9,18 @@ import logging
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import embedlog
 from embedlog import errors
+from embedlog.api import Log
 from embedlog.catalog import INTERNAL
 from embedlog.partition import PartitionLog, flush
 from embedlog.record import TopicPartition
 from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
 from embedlog.spark.stream_offset import StreamOffset
 
-logger = logging.getLogger("embedlog")
+logger = logging.getLogger("embedlog.spark")
 
 Offsets = dict[TopicPartition, int]
 
@@ -242,7 +243,7 @@ class LogSource:
         logger.warning("%s", error)
 
 
-def open_existing_log(path: str, todo: str | None = None) -> Any:
+def open_existing_log(path: str, todo: str | None = None) -> Log:
     """Open a log that exists, for writing where the directory allows it.
 
     Raises:
@@ -250,6 +251,6 @@ def open_existing_log(path: str, todo: str | None = None) -> Any:
     """
     if not os.path.exists(os.path.join(path, "embedlog.toml")):
         raise errors.NotALogError("There is no log here", path=path, todo=todo)
-    mode = "rw" if os.access(path, os.W_OK) else "r"
+    mode: Literal["rw", "r"] = "rw" if os.access(path, os.W_OK) else "r"
     # Maintenance is left to the processes that write: Spark kills this one without notice.
     return embedlog.open(path, mode=mode, maintenance=False)

@@ -16,9 +16,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedlog.errors import SparkSetupError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 MIN_JAVA_VERSION = 17
 _LOG4J_FILE = "LOG4J_CONFIGURATION_FILE"
@@ -66,7 +69,7 @@ def recommended_conf() -> dict[str, str]:
 
 def session(
     app_name: str = "embedlog", master: str | None = None, conf: Mapping[str, object] | None = None
-) -> Any:
+) -> SparkSession:
     """Return a Spark session with `recommended_conf` and ``format("embedlog")``.
 
     If it starts a JVM, Spark logs warnings as in its own shell, except those that
@@ -121,7 +124,7 @@ def default_log4j_settings() -> Iterator[None]:
         del os.environ[_LOG4J_FILE]
 
 
-def register(spark: Any) -> None:
+def register(spark: SparkSession) -> None:
     """Make ``format("embedlog")`` known to a session; calling it again changes nothing.
 
     Raises:

@@ -16,9 +16,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedlog.record import TopicPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 _TOPIC_IDS, _LEADER_EPOCHS, _IS_INITIAL, _BATCH_START = "@topics", "@epochs", "@initial", "@base"
 
@@ -85,7 +88,9 @@ def _flat(nested: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
     }
 
 
-def offsets_behind_latest(progress: Any, source: int = 0) -> dict[str, float]:
+def offsets_behind_latest(
+    progress: Mapping[str, Any] | StreamingQueryProgress | None, source: int = 0
+) -> dict[str, float]:
     """Return the lag of a query behind the log, as Kafka's source has it in its metrics.
 
     Args:

@@ -157,7 +157,7 @@ def read_hostile(case: tuple[int, int], outcome: Outcome, progress: Progress) ->
 def touch(data: bytes, schema: Any, number: int) -> None:
     """Do with a batch what readers do."""
     prefix = schema.serialize().to_pybytes()
-    file = SegmentFile(OneFile(prefix + data), "hostile", expected=(schema,))  # type: ignore[arg-type]
+    file = SegmentFile(OneFile(prefix + data), "hostile", expected=lambda: (schema,))  # type: ignore[arg-type]
     read = file.mapped if number % 2 else file.read
     for hostile in read(file.start, file.start + len(data)):
         if number % 3 == 0:

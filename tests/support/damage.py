@@ -48,7 +48,7 @@ class OneFile:
 
 def rows_in(data: bytes, stop: int, schema: Any, *, mapped: bool = False) -> list[Row]:
     """Read and verify every batch up to where the manifest says that they end."""
-    file = SegmentFile(OneFile(data), "a segment", expected=(schema,))  # type: ignore[arg-type]
+    file = SegmentFile(OneFile(data), "a segment", expected=lambda: (schema,))  # type: ignore[arg-type]
     records: list[Row] = []
     position = file.start
     while position < stop:

@@ -531,11 +531,12 @@ class FaultyFiles(Files):
     rename = _with_faults("rename", record=lambda record, old, new: record.renamed(old, new))
     unlink = _with_faults("unlink", record=lambda record, path, *_: record.removed(path))
 
-    def lock(self, fd: int, timeout: float, shared: bool = False) -> None:
+    def lock(self, fd: int, timeout: float, shared: bool = False) -> bool:
         fault = self._fault("lock")
-        super().lock(fd, timeout, shared)
+        waited = super().lock(fd, timeout, shared)
         if fault and fault.what == "after":
             os.kill(os.getpid(), signal.SIGKILL)
+        return waited
 
     def unlock(self, fd: int) -> None:
         # Not under the record's mutex: a thread that waits for the lock may hold it.

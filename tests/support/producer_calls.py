@@ -31,6 +31,17 @@ class SentRecord(NamedTuple):
     timestamp: int | None
 
 
+def totals(producer: Producer) -> dict[str, float]:
+    """Return the metrics of a producer that are not of one topic."""
+    return producer.metrics()["producer-metrics"]
+
+
+def buffered_bytes(producer: Producer) -> float:
+    """Return how many bytes the unwritten records of a producer hold."""
+    counts = totals(producer)
+    return counts["buffer-total-bytes"] - counts["buffer-available-bytes"]
+
+
 class ProducerCalls:
     """A producer, the calls that were made, and what they returned."""
 
@@ -150,10 +161,10 @@ class ProducerCalls:
         for records, future in self.batches:
             self._check_batch(records, future, written_rows)
         assert not written_rows, f"no call sent {written_rows}"
-        metrics = self.producer.metrics()
-        assert metrics["buffered"] == metrics["duplicates"] == 0
+        counts = totals(self.producer)
+        assert buffered_bytes(self.producer) == counts["batch-duplicate-total"] == 0
         failed = sum(future.failed() for _, future in self.sent)
-        assert failed or metrics["records"] == len(self.sent) + 3 * len(self.batches)
+        assert failed or counts["record-send-total"] == len(self.sent) + 3 * len(self.batches)
         outcomes = [future.exception or future.value for _, future in self.sent]
         assert sorted(map(str, self.outcomes_seen)) == sorted(map(str, outcomes))
 

@@ -6,7 +6,7 @@ import html
 import importlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from types import ModuleType
 
 from embedlog.errors import EmbedlogError
 
@@ -14,8 +14,16 @@ NONE = "-"
 """The text for a missing value, as in the tables of Kafka's own tools."""
 
 
+_STYLE = """\
+<style scoped>
+.embedlog {overflow-x: auto}
+.embedlog td, .embedlog th {text-align: left}
+.embedlog td {white-space: nowrap}
+</style>"""
+
+
 def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a title and a table for notebooks."""
+    """Return a title and a table for notebooks; one that is too wide gets a scroll bar."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
     body = "".join(
         "<tr>"
@@ -24,7 +32,7 @@ def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]
         for row in rows
     )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<b>{html.escape(title)}</b>{table}"
+    return f'{_STYLE}<div class="embedlog"><b>{html.escape(title)}</b>{table}</div>'
 
 
 def text_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -50,18 +58,31 @@ def moment(timestamp: int) -> str:
 
 def plural(count: int, noun: str) -> str:
     """Return a number with a noun, such as ``2 topics``."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def short(data: bytes | None) -> str:
-    """Return the first 80 bytes of a key or value as text."""
-    if data is None:
-        return "None"
-    text = data[:80].decode("utf-8", "replace")
-    return text + "…" if len(data) > 80 else text
+def cut(text: str, width: int = 60) -> str:
+    """Return a text that is at most `width` characters long: its middle is left out.
+
+    >>> cut("consumer-1-4f7b1c9a-6a5e-4b3b-9d0e-0c3a5e7d9f11", 21)
+    'consumer-1…3a5e7d9f11'
+    """
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
 
 
-def need(package: str) -> Any:
+def short(item: object) -> str:
+    """Return a key or value as text of at most 60 characters; of more its middle is left out."""
+    if isinstance(item, bytes):
+        # 60 characters take at most 240 bytes.
+        data = item if len(item) <= 320 else item[:160] + item[-160:]
+        return cut(data.decode("utf-8", "replace"))
+    return cut(str(item))
+
+
+def need(package: str) -> ModuleType:
     """Import an optional dependency."""
     try:
         return importlib.import_module(package)

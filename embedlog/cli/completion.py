@@ -1,0 +1,139 @@
+"""`embedlog completion`: scripts for shells, and the candidates that the scripts ask for.
+
+A script runs ``embedlog __complete WORD...`` at each Tab, which prints candidates for the last
+word, each with a description after a tab.  So all shells complete the same, from the parser
+itself, and also names of topics and groups.  No candidates mean the names of files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Iterator
+
+from embedlog.cli.open_log import to_read
+from embedlog.cli.parser import OK, CommandParser, parser
+from embedlog.cli.printing import say
+from embedlog.cli.topics import topic_names
+from embedlog.errors import EmbedlogError
+
+BASH = """\
+# Put this into ~/.bashrc:  eval "$(embedlog completion bash)"
+_embedlog() {
+    local IFS=$'\\n'
+    COMPREPLY=($(embedlog __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null | cut -f 1))
+}
+complete -o default -F _embedlog embedlog
+"""
+ZSH = """\
+#compdef embedlog
+# Put this into ~/.zshrc, after compinit:  eval "$(embedlog completion zsh)"
+_embedlog() {
+    local -a lines
+    lines=("${(@f)$(embedlog __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    if [[ -n "$lines" ]]; then
+        compadd -- "${(@)lines%%$'\\t'*}"
+    else
+        _files
+    fi
+}
+compdef _embedlog embedlog
+"""
+FISH = """\
+# Put this into a file:  embedlog completion fish > ~/.config/fish/completions/embedlog.fish
+function __embedlog_complete
+    set -l words (commandline -opc) (commandline -ct | string collect --allow-empty)
+    embedlog __complete $words[2..-1] 2>/dev/null
+end
+complete -c embedlog -a '(__embedlog_complete)'
+"""
+SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+_PLAIN = re.compile(r"[\w.+,@%/-]+")
+"""What a shell takes as it is; other names of groups are not completed."""
+
+Candidate = tuple[str, str]
+"""A word, and what it means; the latter may be empty."""
+
+
+def script(args: argparse.Namespace) -> int:
+    """Print the script for a shell."""
+    say(SCRIPTS[args.shell].rstrip("\n"))
+    return OK
+
+
+def complete(words: list[str]) -> int:
+    """Print the candidates for the last of the words after `embedlog`."""
+    # bash splits --option=value into three words.
+    *before, prefix = [word for word in words if word != "="] or [""]
+    for word, about in sorted(_candidates(before, prefix)):
+        if word.startswith(prefix) and _PLAIN.fullmatch(word):
+            say(f"{word}\t{about}" if about else word)
+    return OK
+
+
+def _candidates(before: list[str], prefix: str) -> Iterable[Candidate]:
+    command = parser()
+    positionals: list[str] = []
+    option: argparse.Action | None = None
+    root = command.get_default("root")
+    for word in before:
+        if option is not None:
+            root = word if option.dest == "root" else root
+            option = None
+        elif word.startswith("-"):
+            option = _with_value(command, word)
+        elif command.verbs is not None:
+            verb: CommandParser | None = command.verbs.choices.get(word)
+            if verb is None:
+                return ()
+            command = verb
+        else:
+            positionals.append(word)
+    if option is not None:
+        return _values(option, root)
+    if prefix.startswith("-"):
+        return _options(command)
+    if command.verbs is not None:
+        return [(name, verb.description or "") for name, verb in command.verbs.choices.items()]
+    action = _positional(command, len(positionals))
+    return () if action is None else _values(action, root)
+
+
+def _with_value(command: CommandParser, word: str) -> argparse.Action | None:
+    """Return the option if its value is the next word."""
+    for action in command.options():
+        if word in action.option_strings and action.nargs != 0:
+            return action
+    return None
+
+
+def _options(command: CommandParser) -> Iterator[Candidate]:
+    for action in command.options():
+        for name in action.option_strings:
+            if name.startswith("--"):
+                yield name, action.help or ""
+
+
+def _positional(command: CommandParser, number: int) -> argparse.Action | None:
+    """Return the argument that follows ``number`` others."""
+    actions = command.positionals()
+    if number < len(actions):
+        return actions[number]
+    return actions[-1] if actions and actions[-1].nargs in ("*", "+") else None
+
+
+def _values(action: argparse.Action, root: str | None) -> Iterable[Candidate]:
+    """Return the values that an option or argument may have."""
+    if action.choices is not None:
+        return [(str(choice), "") for choice in action.choices]
+    args = argparse.Namespace(root=root)
+    metavar = str(action.metavar)
+    try:
+        if metavar.startswith("TOPIC"):
+            return [(name, "") for name in topic_names(args)]
+        if metavar == "GROUP":
+            with to_read(args) as log:
+                return [(name, "") for name in log.groups()]
+    except (EmbedlogError, OSError):
+        pass  # A shell can show no error here.
+    return ()

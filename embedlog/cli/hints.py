@@ -1,0 +1,55 @@
+"""What errors tell a programmer to call, as what a user of the command line has to type.
+
+The packages below know the Python API only; this is the one place that translates.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Callable, Mapping
+
+
+def settings_options(changes: Mapping[str, object]) -> list[str]:
+    """Return the options of `embedlog topics alter` for settings; None resets one."""
+    words: list[str] = []
+    for name, value in changes.items():
+        words += ["--reset", name] if value is None else ["-c", shlex.quote(f"{name}={value}")]
+    return words
+
+
+def _alter_topic(match: re.Match[str]) -> str:
+    topic, changes = ast.literal_eval(f"({match[1]})")
+    return f"`embedlog topics alter {shlex.quote(topic)} {' '.join(settings_options(changes))}`"
+
+
+def _create_partitions(match: re.Match[str]) -> str:
+    topic, count = ast.literal_eval(f"({match[1]})")
+    return f"`embedlog topics alter {shlex.quote(topic)} -p {count}`"
+
+
+_TRANSLATIONS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    (r"alter_topic\(([^{]*\{[^}]*\})\)", _alter_topic),
+    (r"create_partitions\(([^)]*)\)", _create_partitions),
+    (r"\b[Cc]all (?=`embedlog )", "run "),
+    (r"\bcompact\(force=True\)", "`embedlog compact --force`"),
+    (r"\bwith create_partitions\b", "with `embedlog topics alter -p`"),
+    (r"\bwith create_topic\b", "with `embedlog topics create`"),
+    (r"\bRun verify, then repair, on the log", "Run `embedlog verify`, then `embedlog repair`"),
+    (r", or pass unsafe_filesystem=True", ""),
+    (r"is an argument of embedlog\.open", "is --root"),
+    (r"\bdelete_records\b", "`embedlog delete-records`"),
+    (r"\. (run|the) ", lambda match: f". {match[1].capitalize()} "),
+]
+
+
+def for_command_line(text: str) -> str:
+    """Return a message with commands instead of Python calls.
+
+    >>> for_command_line('Call alter_topic("fleet", {"cleanup.policy": "compact"}).')
+    'Run `embedlog topics alter fleet -c cleanup.policy=compact`.'
+    """
+    for pattern, replacement in _TRANSLATIONS:
+        text = re.sub(pattern, replacement, text)
+    return text[:1].upper() + text[1:] if text.startswith("run ") else text

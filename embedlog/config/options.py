@@ -1,0 +1,335 @@
+"""The settings by name, for type checkers and editors.
+
+Made from the configs by tests/support/option_types.py.  None means the default of a setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Literal, Protocol, TypedDict
+
+from embedlog.record import K, TopicPartition, V
+from embedlog.serializers import Deserializer, Serializer, SerializerName
+
+Partitioner = Callable[[bytes | None, list[int], list[int]], int]
+"""Called with the bytes of a key, all partitions, and the available ones (again all)."""
+
+
+class CustomAssignor(Protocol):
+    """An assignor of a program; see `embedlog.assignor.Assignor`."""
+
+    @property
+    def name(self) -> str:
+        """The name that members vote for."""
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether a rebalance revokes only partitions that move."""
+
+    def assign(
+        self, partitions: Mapping[str, int], members: Sequence[Any], /
+    ) -> Mapping[str, Iterable[TopicPartition]]:
+        """Return the partitions of each member, by its id."""
+
+
+Assignors = str | CustomAssignor | Sequence[str | CustomAssignor]
+"""Names, which a str separates by commas, or assignors; the preferred one first."""
+
+
+class ProducerOptions(TypedDict, Generic[K, V], total=False):
+    """The settings of a producer."""
+
+    acks: Literal[0, 1, -1, "all"] | None
+    """When a send is acknowledged: 0, once buffered; 1, once written and visible; ``"all"``, once
+    as durable as the ``durability`` of the log."""
+    batch_size: int | None
+    """A batch is full at this many bytes; larger than Kafka's 16384, for columns (G6)."""
+    linger_ms: int | None
+    """Wait this long for more records before a batch is written (G6)."""
+    buffer_memory: int | None
+    """``send`` waits while this many bytes are not written yet (G8)."""
+    max_block_ms: int | None
+    """How long ``send`` waits before it raises (G8)."""
+    max_request_size: int | None
+    """Refuse larger records, by the estimate of Kafka's producer (G7)."""
+    compression_type: Literal["none", "lz4", "zstd"] | None
+    """``none``, ``lz4`` or ``zstd``."""
+    enable_idempotence: bool | None
+    """Whether batches get sequence numbers, so that a retry is not written twice (G15).
+
+    On by default, unless other settings exclude it; an error if set together with those (G20)."""
+    producer_name: str | None
+    """embedlog's own: a persistent identity; a new producer with it fences the older one (G17)."""
+    key_serializer: Serializer[K] | SerializerName | None
+    """Converts keys to bytes; None uses the serializer of the topic, and ``"bytes"`` none."""
+    value_serializer: Serializer[V] | SerializerName | None
+    """Converts values to bytes, likewise."""
+    allow_pickle: bool | None
+    """Whether a serializer, or that of a topic, may be ``"pickle"``."""
+    partitioner: Literal["round_robin"] | Partitioner | None
+    """None: by key, without a key sticky (G1, G3); ``"round_robin"`` (G4); or kafka-python's
+    ``callable(key_bytes, all_partitions, available_partitions)``."""
+    partitioner_ignore_keys: bool | None
+    """Distribute records with keys as if they had none (G1)."""
+    partitioner_sticky_bytes: int | None
+    """embedlog's own: records without a key move on to another partition after this many bytes,
+    or ``batch_size`` if less (G3).
+
+    The default is that of Kafka's ``batch.size``; batches are larger here, and never split."""
+    partitioner_sticky_ms: int | None
+    """embedlog's own: and after this time, so that slow streams reach all partitions (G3)."""
+    partitioner_adaptive_partitioning_enable: bool | None
+    """Choose partitions with longer queues less often (G3)."""
+    retries: int | None
+    """How often a failed append is retried; after that the record fails with the last error."""
+    retry_backoff_ms: int | None
+    """How long to wait before a retry."""
+    delivery_timeout_ms: int | None
+    """A record fails if it is not written this long after ``send`` (G11).
+
+    By default two minutes, or ``linger_ms`` plus ``request_timeout_ms`` if that is more."""
+    request_timeout_ms: int | None
+    """How long an append waits for its locks."""
+    max_in_flight_requests_per_connection: int | None
+    """An upper limit, which is kept at any value: appends are made one at a time (G12).  More
+    than 5 exclude idempotence, as in Kafka (G20)."""
+    metadata_max_age_ms: int | None
+    """An upper limit, which is kept at any value: a change of a topic is seen at once."""
+    client_id: str | None
+    """A name for display."""
+    strict: bool | None
+    """embedlog's own: refuse settings for connections to brokers, such as ``bootstrap_servers``,
+    which are otherwise ignored with one line in the log of the program."""
+
+
+class GroupOptions(TypedDict, Generic[K, V], total=False):
+    """The settings of the consumers of `run_group`."""
+
+    group_instance_id: str | None
+    """The name of a static member, which keeps its partitions over a restart (M13)."""
+    partition_assignment_strategy: Assignors | None
+    """Names of assignors, or assignor objects, the preferred one first."""
+    auto_offset_reset: Literal["latest", "earliest", "none"] | None
+    """Where to start without a committed offset, or if it is out of range (E1)."""
+    auto_commit_interval_ms: int | None
+    """The interval of these commits."""
+    max_poll_records: int | None
+    """Return at most this many records from one ``poll``."""
+    max_poll_interval_ms: int | None
+    """The consumer loses its partitions if ``poll`` is not called for this long."""
+    session_timeout_ms: int | None
+    """The consumer loses its partitions if its process hangs for this long; a crash is detected
+    at once."""
+    heartbeat_interval_ms: int | None
+    """The interval of heartbeats."""
+    fetch_min_bytes: int | None
+    """Wait for at least this many bytes."""
+    fetch_max_bytes: int | None
+    """Read at most this much at once, but at least one batch."""
+    fetch_max_wait_ms: int | None
+    """How long to wait for ``fetch_min_bytes``."""
+    max_partition_fetch_bytes: int | None
+    """Read at most this much of one partition at once, but at least one batch."""
+    key_deserializer: Deserializer[K] | SerializerName | None
+    """Converts bytes to keys; None uses the serializer of the topic, and ``"bytes"`` none."""
+    value_deserializer: Deserializer[V] | SerializerName | None
+    """Converts bytes to values, likewise."""
+    allow_pickle: bool | None
+    """Whether a deserializer, or that of a topic, may be ``"pickle"``, which can run any code."""
+    check_crcs: bool | None
+    """Verify the checksum of every column that is read."""
+    isolation_level: Literal["read_uncommitted", "read_committed"] | None
+    """Both are kept: unpublished records are never visible (G23)."""
+    exclude_internal_topics: bool | None
+    """Whether patterns ignore internal topics."""
+    allow_auto_create_topics: bool | None
+    """Whether to create a subscribed topic that does not exist."""
+    metadata_max_age_ms: int | None
+    """The interval of the check for new topics and partitions; Kafka's 300000 saves requests."""
+    request_timeout_ms: int | None
+    """How long a commit waits for its lock, unless the ``lock_timeout`` of the log is less."""
+    default_api_timeout_ms: int | None
+    """The same, for a commit without a ``timeout_ms``; the shortest of the three counts."""
+    retry_backoff_ms: int | None
+    """How long to wait before a retry."""
+    client_id: str | None
+    """A name for display."""
+    strict: bool | None
+    """embedlog's own: refuse settings for connections to brokers, such as ``bootstrap_servers``,
+    which are otherwise ignored with one line in the log of the program."""
+
+
+class ConsumerOptions(GroupOptions[K, V], total=False):
+    """The settings of a consumer."""
+
+    group_id: str | None
+    """The consumer group; with None the consumer is in no group and commits nothing."""
+    enable_auto_commit: bool | None
+    """Commit the records that ``poll`` returned, in later calls of ``poll``."""
+    consumer_timeout_ms: float | None
+    """Iteration ends if no record comes for this long; None waits without a limit."""
+
+
+class _UnderscoredTopicOptions(TypedDict, total=False):
+    """The settings of a topic, with underscores."""
+
+    segment_bytes: int | None
+    """Roll the active segment before it grows larger than this (A11)."""
+    segment_ms: int | None
+    """Roll the active segment once it spans more time than this (A11, A12)."""
+    segment_jitter_ms: int | None
+    """Subtract up to this from ``segment_ms``, so that partitions do not roll at the same time."""
+    segment_index_bytes: int | None
+    """Only the default: the index is in LMDB and grows as needed, so it ends no segment."""
+    segment_max_offset_span: int | None
+    """Roll the active segment before it spans more offsets than this (embedlog's own; A11)."""
+    index_interval_bytes: int | None
+    """Add an index entry after this many bytes; larger than Kafka's 4096, as batches are (B1)."""
+    flush_messages: int | None
+    """Flush a partition once this many records are not on the disk (A22)."""
+    flush_ms: int | None
+    """Flush a partition once a record has not been on the disk for this long (A22)."""
+    retention_ms: int | None
+    """Delete a segment this long after the time that ``retention_clock`` says; -1 is never (C2)."""
+    retention_clock: Literal["append", "record"] | None
+    """``append``: ``retention_ms`` counts from the last append to a segment, or from the
+    timestamp of its youngest record if that is later (embedlog's own); ``record``: from the
+    timestamp of its youngest record, whenever that was appended, as in Kafka (C2)."""
+    retention_bytes: int | None
+    """Delete the oldest segments as long as a partition keeps this much; -1 is never (C3)."""
+    retention_topic_bytes: int | None
+    """Delete the oldest segments while all partitions hold more; -1 is never (embedlog's own)."""
+    retention_min_consumed: str | None
+    """Delete nothing that these groups (separated by commas), or ``all`` groups with a commit in
+    the partition, have not consumed, up to ``retention_bytes_hard`` (embedlog's own)."""
+    retention_bytes_hard: int | None
+    """While a partition holds more, delete what is due in spite of leases and of
+    ``retention_min_consumed``; -1 is never (embedlog's own)."""
+    max_message_bytes: int | None
+    """Refuse larger batches, as Kafka counts: compressed, in its format (A4)."""
+    cleanup_policy: Literal["delete", "compact", "compact,delete", "delete,compact"] | None
+    """``delete``, ``compact`` or ``compact,delete`` (C6)."""
+    min_cleanable_dirty_ratio: float | None
+    """Compact a partition once more than this fraction of its bytes is dirty (D3)."""
+    delete_retention_ms: int | None
+    """Keep a tombstone this long after the first compaction that saw it (D17)."""
+    min_compaction_lag_ms: int | None
+    """Do not compact records younger than this (D2)."""
+    max_compaction_lag_ms: int | None
+    """Compact records older than this, whatever the dirty ratio (D3)."""
+    file_delete_delay_ms: int | None
+    """Unlink the file of a deleted segment after this delay (A39)."""
+    compression_type: Literal["producer", "none", "lz4", "zstd"] | None
+    """``none``, ``lz4`` or ``zstd``, whatever the producer uses; or ``producer``: as it does."""
+    key_serializer: str | None
+    """How keys are stored: producers, consumers and views without a (de)serializer of their own use
+    this one; ``bytes`` converts nothing (embedlog's own)."""
+    value_serializer: str | None
+    """How values are stored, likewise."""
+    preallocate: bool | None
+    """Only the default: segments take disk space as they grow."""
+    message_timestamp_type: Literal["CreateTime", "LogAppendTime"] | None
+    """Whether timestamps come from the producer or from the clock of the log (A7)."""
+    message_timestamp_before_max_ms: int | None
+    """Refuse records whose timestamp is further in the past than this (A7)."""
+    message_timestamp_after_max_ms: int | None
+    """Refuse records whose timestamp is further in the future than this (A7)."""
+    producer_id_expiration_ms: int | None
+    """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
+    min_insync_replicas: int | None
+    """Only the default: embedlog does not replicate (H1)."""
+    unclean_leader_election_enable: bool | None
+    """Only the default: embedlog does not replicate (H1)."""
+
+
+_DottedTopicOptions = TypedDict(
+    "_DottedTopicOptions",
+    {
+        "segment.bytes": "int | None",
+        "segment.ms": "int | None",
+        "segment.jitter.ms": "int | None",
+        "segment.index.bytes": "int | None",
+        "segment.max.offset.span": "int | None",
+        "index.interval.bytes": "int | None",
+        "flush.messages": "int | None",
+        "flush.ms": "int | None",
+        "retention.ms": "int | None",
+        "retention.clock": "Literal['append', 'record'] | None",
+        "retention.bytes": "int | None",
+        "retention.topic.bytes": "int | None",
+        "retention.min.consumed": "str | None",
+        "retention.bytes.hard": "int | None",
+        "max.message.bytes": "int | None",
+        "cleanup.policy": 'Literal["delete", "compact", "compact,delete", "delete,compact"] | None',
+        "min.cleanable.dirty.ratio": "float | None",
+        "delete.retention.ms": "int | None",
+        "min.compaction.lag.ms": "int | None",
+        "max.compaction.lag.ms": "int | None",
+        "file.delete.delay.ms": "int | None",
+        "compression.type": "Literal['producer', 'none', 'lz4', 'zstd'] | None",
+        "key.serializer": "str | None",
+        "value.serializer": "str | None",
+        "preallocate": "bool | None",
+        "message.timestamp.type": "Literal['CreateTime', 'LogAppendTime'] | None",
+        "message.timestamp.before.max.ms": "int | None",
+        "message.timestamp.after.max.ms": "int | None",
+        "producer.id.expiration.ms": "int | None",
+        "min.insync.replicas": "int | None",
+        "unclean.leader.election.enable": "bool | None",
+    },
+    total=False,
+)
+
+
+class TopicOptions(_UnderscoredTopicOptions, _DottedTopicOptions, total=False):
+    """The settings of a topic, with dots or underscores."""
+
+
+class _UnderscoredMaintenanceOptions(TypedDict, total=False):
+    """The settings of the maintenance jobs, with underscores."""
+
+    log_retention_check_interval_ms: int | None
+    """The interval of retention; Kafka's 300000 would save nothing here (C11)."""
+    offsets_retention_minutes: int | None
+    """Delete the offsets of a group that was not used for this long (M15)."""
+    offsets_retention_check_interval_ms: int | None
+    """The interval of the check for such groups."""
+    producer_id_expiration_check_interval_ms: int | None
+    """The interval of the check for producers idle for ``producer_id_expiration_ms`` (G19)."""
+    log_cleaner_enable: bool | None
+    """Whether to compact topics with ``cleanup.policy=compact``."""
+    log_cleaner_threads: int | None
+    """The number of partitions to compact at the same time."""
+    log_cleaner_backoff_ms: int | None
+    """The interval of the check for partitions to compact."""
+    log_cleaner_dedupe_buffer_size: int | None
+    """Bytes for the offset map, 24 per key; if too small, compaction takes more passes."""
+    log_cleaner_io_buffer_load_factor: float | None
+    """How full the offset map may become."""
+    log_cleaner_io_buffer_size: int | None
+    """Bytes to read at once; larger than Kafka's 512 KiB, as batches are."""
+    log_cleaner_io_max_bytes_per_second: float | None
+    """Limits what all compaction threads together read and write."""
+
+
+_DottedMaintenanceOptions = TypedDict(
+    "_DottedMaintenanceOptions",
+    {
+        "log.retention.check.interval.ms": "int | None",
+        "offsets.retention.minutes": "int | None",
+        "offsets.retention.check.interval.ms": "int | None",
+        "producer.id.expiration.check.interval.ms": "int | None",
+        "log.cleaner.enable": "bool | None",
+        "log.cleaner.threads": "int | None",
+        "log.cleaner.backoff.ms": "int | None",
+        "log.cleaner.dedupe.buffer.size": "int | None",
+        "log.cleaner.io.buffer.load.factor": "float | None",
+        "log.cleaner.io.buffer.size": "int | None",
+        "log.cleaner.io.max.bytes.per.second": "float | None",
+    },
+    total=False,
+)
+
+
+class MaintenanceOptions(_UnderscoredMaintenanceOptions, _DottedMaintenanceOptions, total=False):
+    """The settings of the maintenance jobs, with dots or underscores."""

@@ -1,0 +1,264 @@
+"""The metrics of producers, consumers and logs: their names, which are Kafka's, and their forms.
+
+A part that counts yields samples.  `nested` makes of them the dict that ``metrics()`` returns;
+the command line and OpenTelemetry take the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import nan
+from typing import Literal, NamedTuple
+
+Metrics = dict[str, dict[str, float]]
+"""Values by the name of the metric, by the key of its group."""
+
+
+class Metric(NamedTuple):
+    """The definition of one metric."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    text: str
+    """What the value is: the beginning of a sentence."""
+    exporter_name: str = ""
+    """The name in Prometheus, if it is not made of the group's ``prefix`` and the name."""
+
+    def exported(self, group: MetricGroup) -> str:
+        """Return the name for Prometheus.
+
+        >>> group = MetricGroup("producer-metrics", "kafka_producer_producer_metrics", ())
+        >>> Metric("record-send-total", "counter", "").exported(group)
+        'kafka_producer_producer_metrics_record_send_total'
+        """
+        return self.exporter_name or f"{group.prefix}_{self.name.replace('-', '_').lower()}"
+
+
+class MetricGroup(NamedTuple):
+    """Metrics with the same labels."""
+
+    key: str
+    """The key in the dict of ``metrics()``, with the labels in braces."""
+    prefix: str
+    """The prefix of the names in Prometheus, as Kafka's JMX exporter makes it."""
+    metrics: tuple[Metric, ...]
+
+
+class Sample(NamedTuple):
+    """The value of a metric at one moment."""
+
+    key: str
+    """The key of its `MetricGroup`."""
+    name: str
+    value: float
+    labels: dict[str, str]
+    """What the braces in the key stand for; and ``client_id``, if the sample is one of several
+    clients'."""
+
+
+def nested(samples: Iterable[Sample]) -> Metrics:
+    """Return samples as kafka-python's ``metrics()`` has them.
+
+    >>> nested([Sample("producer-topic-metrics.{topic}", "byte-total", 7, {"topic": "orders"})])
+    {'producer-topic-metrics.orders': {'byte-total': 7}}
+    """
+    metrics: Metrics = {}
+    for key, name, value, labels in samples:
+        client = f"{labels['client_id']}." if "client_id" in labels else ""
+        metrics.setdefault(client + key.format_map(labels), {})[name] = value
+    return metrics
+
+
+def average(total: float, count: int) -> float:
+    """Return an average; NaN of nothing, as in Kafka."""
+    return total / count if count else nan
+
+
+PRODUCER = "producer-metrics"
+PRODUCER_TOPIC = "producer-topic-metrics.{topic}"
+CONSUMER = "consumer-metrics"
+COORDINATOR = "consumer-coordinator-metrics"
+FETCH = "consumer-fetch-manager-metrics"
+FETCH_TOPIC = "consumer-fetch-manager-metrics.{topic}"
+FETCH_PARTITION = "consumer-fetch-manager-metrics.{topic}-{partition}"
+LOG = "kafka.log.{topic}-{partition}"
+TOPIC = "kafka.topic.{topic}"
+GROUP = "consumergroup.{consumergroup}"
+GROUP_TOPIC = "consumergroup.{consumergroup}.{topic}"
+GROUP_PARTITION = "consumergroup.{consumergroup}.{topic}-{partition}"
+MAINTENANCE = "maintenance"
+MAINTENANCE_JOB = "maintenance.{job}"
+
+# No part of the dict has two metrics of one name, although two keys may turn out equal: of topic
+# "a-0", and of partition 0 of topic "a".
+GROUPS = (
+    MetricGroup(
+        PRODUCER,
+        "kafka_producer_producer_metrics",
+        (
+            Metric("record-send-total", "counter", "Records written"),
+            Metric("record-error-total", "counter", "Records that were refused or failed"),
+            Metric(
+                *("record-unretrieved-error-total", "counter"),
+                "Those of them that no caller looked at, and that were logged (embedlog only)",
+            ),
+            Metric("record-retry-total", "counter", "Records in batches that were tried again"),
+            Metric("byte-total", "counter", "Bytes of the batches written, as stored"),
+            Metric("batch-total", "counter", "Batches written (embedlog only)"),
+            Metric(
+                *("batch-duplicate-total", "counter"),
+                "Batches that the log had already, and did not write again (embedlog only)",
+            ),
+            Metric("batch-size-avg", "gauge", "Average bytes of a batch, as stored"),
+            Metric("request-total", "counter", "Appends that succeeded; one may have 5 batches"),
+            Metric("records-per-request-avg", "gauge", "Average number of records of an append"),
+            Metric("request-latency-avg", "gauge", "Average time of an append, in ms"),
+            Metric("request-latency-max", "gauge", "Longest time of an append, in ms"),
+            Metric(
+                *("record-queue-time-avg", "gauge"),
+                "Average time that records of `send` waited before they were encoded, in ms",
+            ),
+            Metric("record-queue-time-max", "gauge", "Longest such time, in ms"),
+            Metric("buffer-total-bytes", "gauge", "The setting `buffer_memory`"),
+            Metric("buffer-available-bytes", "gauge", "Bytes of it that no unwritten record holds"),
+        ),
+    ),
+    MetricGroup(
+        PRODUCER_TOPIC,
+        "kafka_producer_producer_topic_metrics",
+        (
+            Metric("record-send-total", "counter", "Records written to the topic"),
+            Metric("record-error-total", "counter", "Records that were refused or failed"),
+            Metric("record-retry-total", "counter", "Records in batches that were tried again"),
+            Metric("byte-total", "counter", "Bytes of the batches written, as stored"),
+        ),
+    ),
+    MetricGroup(
+        CONSUMER,
+        "kafka_consumer_consumer_metrics",
+        (
+            Metric(
+                *("last-poll-seconds-ago", "gauge"),
+                "Seconds since the last poll or step of an iteration began; -1 before the first",
+            ),
+            Metric("time-between-poll-avg", "gauge", "Average time from poll to poll, in ms"),
+            Metric("time-between-poll-max", "gauge", "Longest time from poll to poll, in ms"),
+        ),
+    ),
+    MetricGroup(
+        COORDINATOR,
+        "kafka_consumer_consumer_coordinator_metrics",
+        (
+            Metric("assigned-partitions", "gauge", "Partitions assigned to the consumer"),
+            Metric("rebalance-total", "counter", "Generations of the group that it took part in"),
+            Metric(
+                *("last-rebalance-seconds-ago", "gauge"),
+                "Seconds since the last of them; -1 before the first",
+            ),
+            Metric("commit-total", "counter", "Commits, automatic ones too, without failed ones"),
+            Metric("commit-latency-avg", "gauge", "Average time of a commit, in ms"),
+            Metric("commit-latency-max", "gauge", "Longest time of a commit, in ms"),
+            Metric("heartbeat-total", "counter", "Heartbeats; commits renew the session as well"),
+            Metric(
+                *("last-heartbeat-seconds-ago", "gauge"),
+                "Seconds since the last of them; -1 before the first",
+            ),
+        ),
+    ),
+    MetricGroup(
+        FETCH,
+        "kafka_consumer_consumer_fetch_manager_metrics",
+        (
+            Metric("records-consumed-total", "counter", "Records returned"),
+            Metric("bytes-consumed-total", "counter", "Bytes of these records, as stored"),
+            Metric("fetch-total", "counter", "Reads of a partition that returned records"),
+            Metric("fetch-size-avg", "gauge", "Average bytes of such a read"),
+            Metric("fetch-size-max", "gauge", "Most bytes of such a read"),
+            Metric("records-per-request-avg", "gauge", "Average number of records returned of it"),
+            Metric("records-lag-max", "gauge", "The largest `records-lag` of a partition now"),
+            Metric("records-lead-min", "gauge", "The smallest `records-lead` of a partition now"),
+        ),
+    ),
+    MetricGroup(
+        FETCH_TOPIC,
+        "kafka_consumer_consumer_fetch_manager_metrics_topic",
+        (
+            Metric("records-consumed-total", "counter", "Records of the topic returned"),
+            Metric("bytes-consumed-total", "counter", "Bytes of these records, as stored"),
+            Metric("fetch-size-avg", "gauge", "Average bytes of a read that returned records"),
+            Metric("fetch-size-max", "gauge", "Most bytes of such a read"),
+            Metric("records-per-request-avg", "gauge", "Average number of records returned of it"),
+        ),
+    ),
+    MetricGroup(
+        FETCH_PARTITION,
+        "kafka_consumer_consumer_fetch_manager_metrics_partition",
+        (
+            Metric("records-lag", "gauge", "Offsets from the position to the log end"),
+            Metric("records-lead", "gauge", "Offsets from the log start to the position"),
+        ),
+    ),
+    MetricGroup(
+        LOG,
+        "kafka_log_log",
+        (
+            Metric("Size", "gauge", "Bytes of the segment files"),
+            Metric("NumLogSegments", "gauge", "Segment files"),
+            Metric(
+                *("LogStartOffset", "gauge", "The first offset that can be read"),
+                "kafka_topic_partition_oldest_offset",
+            ),
+            Metric(
+                *("LogEndOffset", "gauge", "The offset of the next record"),
+                "kafka_topic_partition_current_offset",
+            ),
+            Metric(
+                *("Offline", "gauge"),
+                "1 if it is damaged, or refuses appends after a failed flush, else 0 "
+                "(embedlog only)",
+            ),
+        ),
+    ),
+    MetricGroup(TOPIC, "kafka_topic", (Metric("partitions", "gauge", "Partitions of the topic"),)),
+    MetricGroup(
+        GROUP,
+        "kafka_consumergroup",
+        (Metric("members", "gauge", "Members of the group whose process is alive"),),
+    ),
+    MetricGroup(
+        GROUP_TOPIC,
+        "kafka_consumergroup",
+        (
+            Metric("lag_sum", "gauge", "Sum of `lag` over the partitions of the topic"),
+            Metric("current_offset_sum", "gauge", "Sum of `current_offset` over them"),
+        ),
+    ),
+    MetricGroup(
+        GROUP_PARTITION,
+        "kafka_consumergroup",
+        (
+            Metric("lag", "gauge", "Offsets from the committed one to the log end"),
+            Metric("current_offset", "gauge", "The offset that the group committed"),
+        ),
+    ),
+    MetricGroup(
+        MAINTENANCE,
+        "embedlog_maintenance",
+        (
+            Metric("owner-count", "gauge", "1 if a process runs the background jobs, else 0"),
+            Metric("owner-pid", "gauge", "That process; 0 without one"),
+            Metric("owner-epoch", "gauge", "Grows whenever another process takes over"),
+        ),
+    ),
+    MetricGroup(
+        MAINTENANCE_JOB,
+        "embedlog_maintenance_job",
+        (
+            Metric(
+                *("time-since-last-run-ms", "gauge"),
+                "Milliseconds since any process ran the job last, or first waited to run it; only "
+                "of jobs with an interval of at least 3 s",
+            ),
+        ),
+    ),
+)

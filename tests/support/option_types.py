@@ -1,0 +1,140 @@
+"""The types of settings in embedlog/config/options.py, made from the configs.
+
+``make option-types`` (or ``python tests/support/option_types.py``) writes the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from embedlog.config import ConsumerConfig, MaintenanceConfig, ProducerConfig, TopicConfig
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "embedlog" / "config" / "options.py"
+field_docstrings = runpy.run_path(str(ROOT / "docs" / "_generate.py"))["field_docstrings"]
+
+RUN_GROUP_SETS = ("group_id", "enable_auto_commit", "consumer_timeout_ms")
+"""Settings of consumers that `run_group` has no use for, since it sets them itself."""
+
+TAKES = {
+    ("ProducerOptions", "acks"): 'Literal[0, 1, -1, "all"]',
+    ("ProducerOptions", "key_serializer"): "Serializer[K] | SerializerName",
+    ("ProducerOptions", "value_serializer"): "Serializer[V] | SerializerName",
+    ("ProducerOptions", "partitioner"): 'Literal["round_robin"] | Partitioner',
+    ("ConsumerOptions", "consumer_timeout_ms"): "float",
+    ("GroupOptions", "key_deserializer"): "Deserializer[K] | SerializerName",
+    ("GroupOptions", "value_deserializer"): "Deserializer[V] | SerializerName",
+    ("GroupOptions", "partition_assignment_strategy"): "Assignors",
+    ("TopicOptions", "cleanup_policy"): (
+        'Literal["delete", "compact", "compact,delete", "delete,compact"]'
+    ),
+}
+"""What a setting takes, where that is more than the config then holds."""
+
+HEADER = '''"""The settings by name, for type checkers and editors.
+
+Made from the configs by tests/support/option_types.py.  None means the default of a setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Literal, Protocol, TypedDict
+
+from embedlog.record import K, TopicPartition, V
+from embedlog.serializers import Deserializer, Serializer, SerializerName
+
+Partitioner = Callable[[bytes | None, list[int], list[int]], int]
+"""Called with the bytes of a key, all partitions, and the available ones (again all)."""
+
+
+class CustomAssignor(Protocol):
+    """An assignor of a program; see `embedlog.assignor.Assignor`."""
+
+    @property
+    def name(self) -> str:
+        """The name that members vote for."""
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether a rebalance revokes only partitions that move."""
+
+    def assign(
+        self, partitions: Mapping[str, int], members: Sequence[Any], /
+    ) -> Mapping[str, Iterable[TopicPartition]]:
+        """Return the partitions of each member, by its id."""
+
+
+Assignors = str | CustomAssignor | Sequence[str | CustomAssignor]
+"""Names, which a str separates by commas, or assignors; the preferred one first."""
+'''
+
+
+def render() -> str:
+    """Return the file as it must be."""
+    fields = [field.name for field in dataclasses.fields(ConsumerConfig)]
+    shared = [name for name in fields if name not in RUN_GROUP_SETS]
+    generic = "TypedDict, Generic[K, V], total=False"
+    parts = [
+        HEADER,
+        *_class("ProducerOptions", generic, "The settings of a producer.", ProducerConfig),
+        *_class(
+            *("GroupOptions", generic, "The settings of the consumers of `run_group`."),
+            *(ConsumerConfig, shared),
+        ),
+        *_class(
+            *("ConsumerOptions", "GroupOptions[K, V], total=False"),
+            *("The settings of a consumer.", ConsumerConfig, RUN_GROUP_SETS),
+        ),
+        *_both_spellings("TopicOptions", "a topic", TopicConfig),
+        *_both_spellings("MaintenanceOptions", "the maintenance jobs", MaintenanceConfig),
+    ]
+    return _formatted("\n".join(parts) + "\n")
+
+
+def _class(
+    name: str, bases: str, docstring: str, config: type, names: Iterable[str] | None = None
+) -> Iterator[str]:
+    yield f'\n\nclass {name}({bases}):\n    """{docstring}"""\n'
+    for field in _fields(config, names):
+        yield f"    {field.name}: {_takes(name, field)}"
+        if effect := field_docstrings(config).get(field.name):
+            yield textwrap.indent(f'"""{effect}"""', "    ")
+
+
+def _both_spellings(name: str, of_what: str, config: type) -> Iterator[str]:
+    """Yield a class with dots and underscores; only the syntax of a call allows dots."""
+    docstring = f"The settings of {of_what}, with underscores."
+    yield from _class(f"_Underscored{name}", "TypedDict, total=False", docstring, config)
+    yield f'\n\n_Dotted{name} = TypedDict(\n    "_Dotted{name}",\n    {{'
+    for field in _fields(config):
+        yield f"{field.name.replace('_', '.')!r}: {_takes(name, field)!r},"
+    yield "    },\n    total=False,\n)"
+    yield f"\n\nclass {name}(_Underscored{name}, _Dotted{name}, total=False):"
+    yield f'    """The settings of {of_what}, with dots or underscores."""'
+
+
+def _fields(config: type, names: Iterable[str] | None = None) -> list[dataclasses.Field[object]]:
+    fields = dataclasses.fields(config)  # type: ignore[arg-type]
+    return [field for field in fields if names is None or field.name in names]
+
+
+def _takes(options: str, field: dataclasses.Field[object]) -> str:
+    takes = TAKES.get((options.removeprefix("_Underscored"), field.name)) or str(field.type)
+    return takes if takes.endswith("| None") else f"{takes} | None"
+
+
+def _formatted(source: str) -> str:
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(FILE), "-"]
+    return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    FILE.write_text(render(), encoding="utf-8")
+    sys.stdout.write(f"wrote {FILE.name}\n")
