@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
+import sys
 import threading
 from pathlib import Path
 
@@ -707,6 +709,20 @@ def test_patch_reaches_classes_that_were_imported_before(tmp_path):
     embedlog.kafka.patch()
     embedlog.kafka.unpatch()
     assert kafka.KafkaProducer is before
+
+
+def test_patch_replaces_confluent_kafka_too(tmp_path):
+    """Both libraries' clients use one log."""
+    with embedlog.kafka.patch(tmp_path / "log"):
+        confluent = importlib.import_module("confluent_kafka")
+        producer = confluent.Producer({"bootstrap.servers": "localhost:9092"})
+        producer.produce("t", b"x")
+        producer.flush()
+        with KafkaConsumer() as consumer:
+            assert consumer.end_offsets([T0]) == {T0: 1}
+        producer.close()
+
+    assert sys.modules.get("confluent_kafka") is not confluent
 
 
 # The README of kafka-python
