@@ -14,6 +14,7 @@ from support.clock import ManualClock
 
 import embedlog
 import embedlog.kafka
+from embedlog import errors as log_errors
 from embedlog.errors import InvalidConfigError
 from embedlog.kafka import (
     AsyncConsumerRebalanceListener,
@@ -680,12 +681,40 @@ except ImportError as error:
 def test_own_errors_are_those_of_kafka_python():
     """The table of names, codes and bases agrees with its classes."""
     theirs = pytest.importorskip("kafka.errors")
-    for name, own in errors._own_classes().items():
+    for name, own in errors.error_classes(None).items():
         original = getattr(theirs, name)
         bases = {base.__name__ for base in original.__mro__}
         assert {base.__name__ for base in own.__mro__} == bases, name
         assert getattr(own, "errno", None) == getattr(original, "errno", None)
         assert own.retriable == original.retriable
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (log_errors.ClosedError("Closed"), errors.IllegalStateError),
+        (log_errors.DiskFullError("Full"), errors.KafkaStorageError),
+        (log_errors.LockTimeoutError("Held"), errors.KafkaTimeoutError),
+        (log_errors.CorruptBatchError("Cut"), errors.CorruptRecordError),
+        (log_errors.UnknownMemberIdError("Gone"), errors.UnknownMemberIdError),
+        (log_errors.SerializationError("Text"), TypeError),
+        (log_errors.EmbedlogError("Other"), errors.KafkaError),
+        (ValueError("A program's own"), ValueError),
+    ],
+)
+def test_errors_are_translated_with_their_sentence(error, kind):
+    """To the nearest error of kafka-python."""
+    translated = errors.translated(error)
+    assert type(translated) is kind
+    assert str(error) in str(translated)
+
+
+def test_a_truncation_says_where_to_continue():
+    """As kafka-python's error does."""
+    error = log_errors.LogTruncatedError("Cut", topic="t", partition=0, offset=9, next_offset=5)
+    translated = errors.translated(error)
+    assert type(translated) is errors.LogTruncationError
+    assert translated.divergent_offsets == {T0: (5, "", -1)}
 
 
 def test_patch_reaches_classes_that_were_imported_before(tmp_path):
@@ -746,7 +775,7 @@ def test_what_the_readme_of_kafka_python_shows(client, consume):
         zipped.send("foobar", b"msg %d" % number)
     for made in (producer, text, zipped):
         made.flush()
-        assert made.metrics()
+        assert made.metrics()["producer-metrics"]["record-send-total"]
 
     shown = [repr(record) for record in consume("foobar")]
     assert len(shown) == 1103
@@ -756,6 +785,7 @@ def test_what_the_readme_of_kafka_python_shows(client, consume):
     assigned = consume()
     assigned.assign([TopicPartition("foobar", 0)])
     assert next(assigned).offset == 0
+    assert assigned.metrics()["consumer-fetch-manager-metrics"]["records-consumed-total"] > 0
     decoded = consume(value_deserializer=JsonSerializer())
     decoded.subscribe(["fizzbuzz"])
     client(KafkaProducer, value_serializer=JsonSerializer()).send("fizzbuzz", {}).get(10)
