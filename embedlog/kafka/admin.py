@@ -161,7 +161,7 @@ class KafkaAdminClient(LogClient):
             return {"topic_id": topic_id, "num_partitions": count, "replication_factor": 1}
 
         topics = {topic[0]: topic for topic in _new_topics(new_topics)}
-        return {"topics": _each(topics, "name", create, raise_errors)}
+        return {"topics": _result_list(topics, "name", create, raise_errors)}
 
     def wait_for_topics(self, topic_names: Iterable[str], timeout_ms: float = 10_000) -> None:
         """Return at once if the topics exist.
@@ -187,7 +187,7 @@ class KafkaAdminClient(LogClient):
             self._describe_topic(topic)["name"] if isinstance(topic, uuid.UUID) else topic: topic
             for topic in topics
         }
-        return {"topics": _each({n: n for n in names}, "name", delete, raise_errors)}
+        return {"topics": _result_list({n: n for n in names}, "name", delete, raise_errors)}
 
     def create_partitions(
         self,
@@ -213,7 +213,7 @@ class KafkaAdminClient(LogClient):
             return {}
 
         items = {name: (name, count) for name, count in topic_partitions.items()}
-        results = _each(items, "name", create, raise_errors)
+        results = _result_list(items, "name", create, raise_errors)
         return CreatePartitionsResponse(
             [(r["name"], r["error_code"], r["error_message"]) for r in results]
         )
@@ -644,7 +644,7 @@ _UNSUPPORTED = {
     ),
     **dict.fromkeys(
         ("abort_transaction", "describe_producers", "describe_transactions", "list_transactions"),
-        "transactions",
+        "list of transactions",
     ),
     **dict.fromkeys(
         ("api_versions", "describe_features", "get_broker_version_data", "update_features"),
@@ -677,7 +677,7 @@ def _new_topics(new_topics: Any) -> list[tuple[str, int, Mapping[str, Any]]]:
     return topics
 
 
-def _each(
+def _result_list(
     items: Mapping[str, Any], key: str, call: Callable[[Any], dict[str, Any]], raise_errors: bool
 ) -> list[dict[str, Any]]:
     """Call a function for each item, and return the results with names and error codes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABCMeta
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from embedlog.kafka.bootstrap import attach, log_address
 from embedlog.kafka.cluster import LogCluster
@@ -76,22 +76,24 @@ class ClientType(ABCMeta):
     Both count as instances of the class in `embedlog.kafka`.
     """
 
-    def __call__(cls, *args: Any, **configs: Any) -> Any:
-        """Make a client."""
-        with kafka_errors():
-            address = log_address(configs.get("bootstrap_servers"))
-        if address is not None:
-            return super().__call__(*args, **configs)
-        client = broker_client(_client_name(cls))
-        if cls.__bases__ != (LogClient,):
-            raise TypeError(
-                f"{cls.__name__} extends a client of a log, and bootstrap_servers names brokers; "
-                f"extend kafka.{_client_name(cls)} for these"
-            )
-        # Not by calling it: `patch` makes the class lead here.
-        instance = object.__new__(client)
-        instance.__init__(*args, **configs)
-        return instance
+    if not TYPE_CHECKING:  # kafka-python's clients have no types, and the same methods
+
+        def __call__(cls, *args: Any, **configs: Any) -> Any:
+            """Make a client."""
+            with kafka_errors():
+                address = log_address(configs.get("bootstrap_servers"))
+            if address is not None:
+                return super().__call__(*args, **configs)
+            client = broker_client(_client_name(cls))
+            if cls.__bases__ != (LogClient,):
+                raise TypeError(
+                    f"{cls.__name__} extends a client of a log, but bootstrap_servers is brokers; "
+                    f"extend kafka.{_client_name(cls)} for these"
+                )
+            # Not by calling it: `patch` makes the class lead here.
+            instance = object.__new__(client)
+            instance.__init__(*args, **configs)
+            return instance
 
     def __instancecheck__(cls, instance: Any) -> bool:
         """Return whether an object is a client of this kind, of a log or of brokers."""

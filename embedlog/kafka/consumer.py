@@ -150,7 +150,7 @@ class KafkaConsumer(LogClient):
         self._subscribed, self._iterator = True, None
 
     @raises_kafka_errors
-    def assign(self, partitions: Iterable[Any]) -> None:
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions; none means `unsubscribe`."""
         chosen = list(partitions)
         if chosen:
@@ -166,7 +166,7 @@ class KafkaConsumer(LogClient):
         self._subscribed, self._iterator = False, None
 
     @raises_kafka_errors
-    def assignment(self) -> set[Any]:
+    def assignment(self) -> set[TopicPartition]:
         """Return the assigned partitions; may be called from any thread."""
         return set(map(_as_kafka, self._consumer.assignment()))
 
@@ -178,7 +178,7 @@ class KafkaConsumer(LogClient):
 
     def poll(
         self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True
-    ) -> dict[Any, list[Any]]:
+    ) -> dict[TopicPartition, list[Any]]:
         """Return the next records by partition.
 
         Args:
@@ -227,17 +227,17 @@ class KafkaConsumer(LogClient):
     # Positions
 
     @raises_kafka_errors
-    def position(self, partition: Any, timeout_ms: float | None = None) -> int:
+    def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
         """Return the offset of the next record to be returned."""
         return self._consumer.position(_checked(partition))
 
     @raises_kafka_errors
-    def highwater(self, partition: Any) -> int:
+    def highwater(self, partition: TopicPartition) -> int:
         """Return the offset that the next record in the partition will have."""
         return self._consumer.highwater(_checked(partition))
 
     @raises_kafka_errors
-    def seek(self, partition: Any, offset: int) -> None:
+    def seek(self, partition: TopicPartition, offset: int) -> None:
         """Set the position.
 
         Raises:
@@ -250,14 +250,14 @@ class KafkaConsumer(LogClient):
         self._iterator = None
 
     @raises_kafka_errors
-    def seek_to_beginning(self, *partitions: Any) -> None:
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Continue at the first offsets of these partitions, or of all."""
         self._check_assigned(list(map(_checked, partitions)))
         self._consumer.seek_to_beginning(*partitions)
         self._iterator = None
 
     @raises_kafka_errors
-    def seek_to_end(self, *partitions: Any) -> None:
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Continue at the ends of these partitions, or of all."""
         self._check_assigned(list(map(_checked, partitions)))
         self._consumer.seek_to_end(*partitions)
@@ -272,17 +272,17 @@ class KafkaConsumer(LogClient):
                 raise ValueError(f"Unassigned partition: {partition}")
 
     @raises_kafka_errors
-    def pause(self, *partitions: Any) -> None:
+    def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`."""
         self._consumer.pause(*map(_checked, partitions))
 
     @raises_kafka_errors
-    def resume(self, *partitions: Any) -> None:
+    def resume(self, *partitions: TopicPartition) -> None:
         """Return records of these partitions again."""
         self._consumer.resume(*map(_checked, partitions))
 
     @raises_kafka_errors
-    def paused(self) -> set[Any]:
+    def paused(self) -> set[TopicPartition]:
         """Return the partitions that are paused."""
         return set(map(_as_kafka, self._consumer.paused()))
 
@@ -315,7 +315,7 @@ class KafkaConsumer(LogClient):
 
     @raises_kafka_errors
     def committed(
-        self, partition: Any, metadata: bool = False, timeout_ms: float | None = None
+        self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
     ) -> Any:
         """Return the offset that the group committed last, None without a commit.
 
@@ -352,22 +352,22 @@ class KafkaConsumer(LogClient):
         return self._consumer.partitions_for_topic(topic) or set()
 
     def beginning_offsets(
-        self, partitions: Iterable[Any], timeout_ms: float | None = None
-    ) -> dict[Any, int]:
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
         """Return the first offset of each partition."""
         with _unknown_is_timeout():
             return _by_partition(self._consumer.beginning_offsets(partitions))
 
     def end_offsets(
-        self, partitions: Iterable[Any], timeout_ms: float | None = None
-    ) -> dict[Any, int]:
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
         """Return the offset of the next record of each partition."""
         with _unknown_is_timeout():
             return _by_partition(self._consumer.end_offsets(partitions))
 
     def offsets_for_times(
-        self, timestamps: Mapping[Any, float], timeout_ms: float | None = None
-    ) -> dict[Any, Any]:
+        self, timestamps: Mapping[TopicPartition, float], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return the first record at or after a time in each partition, or None."""
         times = {partition: int(time) for partition, time in timestamps.items()}
         with _unknown_is_timeout():
@@ -383,8 +383,7 @@ class KafkaConsumer(LogClient):
 
     def metrics(self, raw: bool = False) -> dict[str, Any] | None:
         """Return what the consumer counted, by group and name."""
-        counts: Callable[[], dict[str, Any]] = getattr(self._consumer, "metrics", dict)
-        return counts() if self.config["metrics_enabled"] else None
+        return self._consumer.metrics() if self.config["metrics_enabled"] else None
 
     # Closing
 

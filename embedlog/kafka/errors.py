@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from embedlog import errors as log_errors
-from embedlog.kafka.installed import kafka_python, pick
+from embedlog.kafka.installed import kafka_python
 from embedlog.kafka.structs import OffsetAndMetadata, TopicPartition
 
 P = ParamSpec("P")
@@ -87,13 +88,14 @@ def _is_equal(error: Exception, other: object) -> bool:
     return type(error) is type(other) and error.args == getattr(other, "args", None)
 
 
-def _own_classes() -> dict[str, type[Exception]]:
-    """Make the classes that kafka-python would have."""
+def error_classes(installed: ModuleType | None) -> dict[str, type[Exception]]:
+    """Return kafka-python's classes, and make those that it does not have."""
     classes: dict[str, type[Exception]] = {}
 
     def define(name: str, *bases: str, **fields: Any) -> None:
         parents = tuple(classes[base] for base in bases) or (Exception,)
-        classes[name] = type(name, parents, {"__module__": __name__, **fields})
+        own = getattr(installed, name, None)
+        classes[name] = own or type(name, parents, {"__module__": __name__, **fields})
 
     define("KafkaError", retriable=False, invalid_metadata=False, __str__=_text, __eq__=_is_equal)
     define("RetriableError", "KafkaError", retriable=True)
@@ -115,23 +117,25 @@ def _own_classes() -> dict[str, type[Exception]]:
 
 
 _installed = kafka_python("kafka.errors")
-globals().update(_own_classes() if _installed is None else vars(_installed))
-_classes: dict[str, Any] = globals()
+_classes: dict[str, Any] = dict(error_classes(_installed))
+globals().update(_classes)
 
 KafkaError: Any = _classes["KafkaError"]
 
 
 def __getattr__(name: str) -> Any:
-    """Refuse names that no error has; type checkers accept all others because of this."""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Return another error of kafka-python."""
+    if name.startswith("_") or not hasattr(_installed, name):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_installed, name)
 
 
 def for_code(code: int) -> Any:
     """Return the class of an error code."""
     if _installed is not None:
         return _installed.for_code(code)
-    for kind in list(_classes.values()):
-        if isinstance(kind, type) and getattr(kind, "errno", None) == code:
+    for kind in _classes.values():
+        if getattr(kind, "errno", None) == code:
             return kind
     return type("UnrecognizedBrokerError", (_classes["UnknownError"],), {"errno": code})
 
@@ -175,20 +179,25 @@ def translated(error: BaseException) -> BaseException:
     for kind in type(error).__mro__:
         name = _NAMES.get(kind.__name__, kind.__name__)
         if name == "LogTruncationError" and isinstance(error, log_errors.LogTruncatedError):
-            assert error.topic is not None
-            partition = TopicPartition(error.topic, error.partition)
-            return _log_truncation({partition: OffsetAndMetadata(error.next_offset, "", -1)}, text)
-        if isinstance(_classes.get(name), type) and issubclass(_classes[name], KafkaError):
+            return _log_truncation(error, text)
+        if name in _classes:
             return _classes[name](text)  # type: ignore[no-any-return]
     return KafkaError(text)  # type: ignore[no-any-return]
 
 
-def _log_truncation(divergent_offsets: dict[Any, Any], text: str) -> BaseException:
-    if _installed is not None and hasattr(_installed, "LogTruncationError"):
-        return _classes["LogTruncationError"](divergent_offsets, text)  # type: ignore[no-any-return]
-    error = pick("kafka.errors", "LogTruncationError", _classes["OffsetOutOfRangeError"])(text)
-    error.divergent_offsets = divergent_offsets
-    return error  # type: ignore[no-any-return]
+def _log_truncation(error: log_errors.LogTruncatedError, text: str) -> BaseException:
+    """Return kafka-python's error, which says where to continue in each partition."""
+    assert error.topic is not None
+    assert error.partition is not None
+    assert error.next_offset is not None
+    partition = TopicPartition(error.topic, error.partition)
+    divergent_offsets = {partition: OffsetAndMetadata(error.next_offset, "", -1)}
+    kind = _classes["LogTruncationError"]
+    if _installed is not None:
+        return kind(divergent_offsets, text)  # type: ignore[no-any-return]
+    own = kind(text)
+    own.divergent_offsets = divergent_offsets
+    return own  # type: ignore[no-any-return]
 
 
 @contextmanager

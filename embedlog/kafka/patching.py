@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -132,8 +131,7 @@ def patch(servers: Any = None) -> Patch:
         else:
             modules = {name: importlib.import_module(path) for name, path in _MODULES.items()}
             applied.replace_modules(modules)
-        if importlib.util.find_spec(_CONFLUENT) is not None:
-            applied.replace_modules(importlib.import_module(_CONFLUENT).MODULES)
+        applied.replace_modules(importlib.import_module(_CONFLUENT).MODULES)
     except BaseException:
         applied.undo()
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedlog import record
 from embedlog.kafka.installed import pick
@@ -24,9 +24,15 @@ def _tuple(module: str, name: str, fields: Sequence[str], defaults: Sequence[Any
     return collections.namedtuple(name, fields, defaults=defaults)
 
 
-TopicPartition: Any = pick("kafka.structs", "TopicPartition", record.TopicPartition)
-OffsetAndMetadata: Any = pick("kafka.structs", "OffsetAndMetadata", record.OffsetAndMetadata)
-OffsetAndTimestamp: Any = pick("kafka.structs", "OffsetAndTimestamp", record.OffsetAndTimestamp)
+if TYPE_CHECKING:
+    # kafka-python's have no types, and the same fields.
+    from embedlog.record import OffsetAndMetadata as OffsetAndMetadata
+    from embedlog.record import OffsetAndTimestamp as OffsetAndTimestamp
+    from embedlog.record import TopicPartition as TopicPartition
+else:
+    TopicPartition = pick("kafka.structs", "TopicPartition", record.TopicPartition)
+    OffsetAndMetadata = pick("kafka.structs", "OffsetAndMetadata", record.OffsetAndMetadata)
+    OffsetAndTimestamp = pick("kafka.structs", "OffsetAndTimestamp", record.OffsetAndTimestamp)
 MemberState: Any = pick("kafka.structs", "MemberState", _States)
 
 TopicPartitionReplica: Any = _tuple(
