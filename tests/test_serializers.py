@@ -250,7 +250,9 @@ def test_none_is_passed_on_only_for_kafkas_clients():
 
 
 @pytest.mark.parametrize(
-    "setting", [5, "jsn", "avro", kafka.JsonSerializer, object(), lambda a, b, c: a], ids=repr
+    "setting",
+    [5, "jsn", "avro", kafka.JsonSerializer, object(), lambda a, b, c: a],
+    ids=lambda setting: getattr(setting, "__name__", type(setting).__name__),
 )
 @pytest.mark.parametrize(
     ("config", "name"),
