@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, 
 
 from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig, describe_network_settings
-from embedlog.config.options import ConsumerOptions
 from embedlog.consumer.arguments import (
     SingleThreadGuard,
     check_max_records,
@@ -54,6 +53,8 @@ from embedlog.root.root import Root, check_root
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from embedlog.config.options import ConsumerOptions
 
 _log = logging.getLogger("embedlog.consumer")
 _HINTS = {
