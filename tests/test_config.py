@@ -66,6 +66,8 @@ def test_both_spellings_and_text_are_accepted(spelling, value):
         ({"cleanup.policy": "delete, compact"}, "cleanup_policy", "compact,delete"),
         ({"cleanup.policy": ["compact"]}, "cleanup_policy", "compact"),
         ({"compression.type": "uncompressed"}, "compression_type", "none"),
+        ({"compression.type": "gzip"}, "compression_type", "zstd"),
+        ({"compression.type": "snappy"}, "compression_type", "lz4"),
         ({"compression.type": "producer"}, "compression_type", "producer"),
         ({"min.cleanable.dirty.ratio": "0.1"}, "min_cleanable_dirty_ratio", 0.1),
         ({"flush.ms": str(LONG_MAX)}, "flush_ms", LONG_MAX),
@@ -98,7 +100,7 @@ def test_values_are_normalised(settings, field, expected):
         (TopicConfig, {"bootstrap.servers": "kafka:9092"}, "no brokers"),
         (TopicConfig, {"cleanup.policy": "archive"}, "must be one of delete, compact"),
         (TopicConfig, {"cleanup.policy": ""}, "must be one of delete, compact"),
-        (TopicConfig, {"compression.type": "snappy"}, "none, lz4, zstd"),
+        (TopicConfig, {"compression.type": "bzip2"}, "none, gzip, snappy, lz4, zstd"),
         (TopicConfig, {"message.timestamp.type": "createtime"}, "CreateTime, LogAppendTime"),
         (
             TopicConfig,

@@ -1016,18 +1016,31 @@ def test_a_closed_consumer_refuses_everything(root, log):
             call()
 
 
-def test_without_a_group_nothing_is_committed_or_subscribed_to(root, log):
+def test_without_a_group_nothing_is_committed(root, log):
     """E18: calls that need a group are refused, not ignored."""
     with earliest_consumer(root) as consumer:
         for call in (consumer.commit, consumer.commit_async, lambda: consumer.committed(T0)):
             with pytest.raises(InvalidGroupIdError):
                 call()
-    with pytest.raises(InvalidGroupIdError):
-        Consumer(root).subscribe(["t"])
     with pytest.raises(InvalidConfigError, match="needs a group"):
         Consumer(root, "t", enable_auto_commit=True)
     with pytest.raises(InvalidConfigError, match="auto_offset_reset"):
         Consumer(root, "t", auto_offset_rest="earliest")
+
+
+@pytest.mark.parametrize("topics", [{"topics": ["t", "new"]}, {"pattern": "t|n.*"}])
+def test_without_a_group_a_subscription_is_all_partitions(root, log, topics):
+    """E18: as of topics that are passed to the constructor, and of those created later."""
+    with Consumer(root, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(**topics)
+        before = consumer.assignment()
+        root.create_topic("new", 1, TopicConfig())
+
+        assert {tp.topic for tp in before} == {"t"}
+        assert consumer.assignment() == before | {TopicPartition("new", 0)}
+        consumer.unsubscribe()
+        assert consumer.assignment() == set()
+        consumer.assign([TopicPartition("new", 0)])
 
 
 def test_a_read_only_root_can_be_read(root, log):

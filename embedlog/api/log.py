@@ -18,6 +18,7 @@ from typing import (
     NotRequired,
     Self,
     TypedDict,
+    TypeVar,
     Unpack,
     cast,
     overload,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from embedlog.producer import Producer
     from embedlog.retention.retain import RetentionResult
 
+Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
 Progress = Callable[[int, int], None]
 """Called with the number of bytes done, and the number of all bytes."""
 
@@ -357,27 +359,24 @@ class Log:
         """Return a producer; see `embedlog.Producer` for its settings (kafka-python's names)."""
         from embedlog.producer import Producer
 
-        self._start_maintenance()
-        producer = Producer(self.root, **config)
-        self._add_client(producer, "producer")
-        return producer
+        return self._adopt(Producer(self.root, **config), "producer")
 
     def consumer(self, *topics: str, **config: Unpack[ConsumerOptions[K, V]]) -> Consumer[K, V]:
         """Return a consumer; see `embedlog.Consumer` for its settings (kafka-python's names)."""
         from embedlog.consumer import Consumer
 
-        self._start_maintenance()
-        consumer = Consumer(self.root, *topics, **config)
-        self._add_client(consumer, "consumer")
-        return consumer
+        return self._adopt(Consumer(self.root, *topics, **config), "consumer")
 
-    def _add_client(self, client: Any, kind: str) -> None:
+    def _adopt(self, client: Client, kind: str) -> Client:
+        """Close a producer or consumer with this log, and include it in its metrics."""
+        self._start_maintenance()
         with self._clients_lock:
             number = next(self._client_numbers)
             name = client.config.client_id or f"{kind}-{number}"
             is_taken = any(name == taken for _, taken in self._open_clients())
             self._client_ids[client] = f"{name}-{number}" if is_taken else name
             self._children.add(client)
+        return client
 
     def _open_clients(self) -> list[tuple[Any, str]]:
         clients = self._client_ids.items()
@@ -736,9 +735,14 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     return Log(root, config)
 
 
+def open_logs() -> list[Log]:
+    """Return the logs that this process has open."""
+    return list(_open_logs)
+
+
 @atexit.register
 def _close_all() -> None:
-    for log in list(_open_logs):
+    for log in open_logs():
         try:
             log.close()
         except EmbedlogError as error:

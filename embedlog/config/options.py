@@ -53,7 +53,7 @@ class ProducerOptions(TypedDict, Generic[K, V], total=False):
     max_request_size: int | None
     """Refuse larger records, by the estimate of Kafka's producer (G7)."""
     compression_type: Literal["none", "lz4", "zstd"] | None
-    """``none``, ``lz4`` or ``zstd``."""
+    """``none``, ``lz4`` or ``zstd``; ``gzip`` means ``zstd``, and ``snappy`` ``lz4``."""
     enable_idempotence: bool | None
     """Whether batches get sequence numbers, so that a retry is not written twice (G15).
 
@@ -220,7 +220,8 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     file_delete_delay_ms: int | None
     """Unlink the file of a deleted segment after this delay (A39)."""
     compression_type: Literal["producer", "none", "lz4", "zstd"] | None
-    """``none``, ``lz4`` or ``zstd``, whatever the producer uses; or ``producer``: as it does."""
+    """``none``, ``lz4`` or ``zstd`` (``gzip`` means ``zstd``, ``snappy`` ``lz4``), whatever the
+    producer uses; or ``producer``: as it does."""
     key_serializer: SerializerName | None
     """How keys are stored: producers, consumers and views without a (de)serializer of their own use
     this one; ``bytes`` converts nothing (embedlog's own)."""

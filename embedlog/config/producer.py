@@ -51,7 +51,7 @@ class ProducerConfig(Settings):
     max_request_size: int = number(1 << 20, 0, INT_MAX)
     """Refuse larger records, by the estimate of Kafka's producer (G7)."""
     compression_type: Literal["none", "lz4", "zstd"] = checked("none", compression)
-    """``none``, ``lz4`` or ``zstd``."""
+    """``none``, ``lz4`` or ``zstd``; ``gzip`` means ``zstd``, and ``snappy`` ``lz4``."""
     enable_idempotence: bool = switch(None)
     """Whether batches get sequence numbers, so that a retry is not written twice (G15).
 

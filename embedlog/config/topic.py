@@ -90,7 +90,8 @@ class TopicConfig(Settings):
     compression_type: Literal["producer", "none", "lz4", "zstd"] = checked(
         "producer", lambda value: value if value == "producer" else compression(value)
     )
-    """``none``, ``lz4`` or ``zstd``, whatever the producer uses; or ``producer``: as it does."""
+    """``none``, ``lz4`` or ``zstd`` (``gzip`` means ``zstd``, ``snappy`` ``lz4``), whatever the
+    producer uses; or ``producer``: as it does."""
     key_serializer: SerializerName = choice(*NAMES)
     """How keys are stored: producers, consumers and views without a (de)serializer of their own use
     this one; ``bytes`` converts nothing (embedlog's own)."""

@@ -125,10 +125,14 @@ def label() -> Any:
 
 
 def compression(value: object) -> str:
-    """Accept the name of a codec; None and "uncompressed" are "none"."""
+    """Accept the name of a codec; None and "uncompressed" are "none".
+
+    Arrow has no gzip and no snappy for batches: gzip is stored as zstd, snappy as lz4.
+    """
     codecs = {"None": "none", "none": "none", "uncompressed": "none", "lz4": "lz4", "zstd": "zstd"}
+    codecs |= {"gzip": "zstd", "snappy": "lz4"}
     if str(value) not in codecs:
-        raise ValueError("one of none, lz4, zstd (Arrow has no other)")
+        raise ValueError("one of none, gzip, snappy, lz4, zstd (gzip means zstd, snappy lz4)")
     return codecs[str(value)]
 
 

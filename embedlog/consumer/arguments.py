@@ -39,6 +39,18 @@ class SingleThreadGuard:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
+    def try_enter(self) -> bool:
+        """Enter unless another thread is inside; the caller calls `__exit__` if this is true.
+
+        Raises:
+            ClosedError: The consumer was closed.
+        """
+        try:
+            self.__enter__()
+        except IllegalStateError:
+            return False
+        return True
+
     def _acquire(self, timeout: float) -> bool:
         if self._lock.acquire(blocking=False):
             return True
@@ -126,7 +138,7 @@ def check_stream_counts(counts: Mapping[str, int]) -> None:
 def parse_offsets(
     offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None,
 ) -> dict[TopicPartition, OffsetAndMetadata] | None:
-    """Return the offsets passed to a commit; plain ints are accepted as well.
+    """Return the offsets passed to a commit; plain ints and kafka-python's tuples are accepted.
 
     Raises:
         TypeError: They are not a dict of partitions to offsets.
@@ -141,8 +153,9 @@ def parse_offsets(
     for key, value in offsets.items():
         if isinstance(value, int) and not isinstance(value, bool):
             value = OffsetAndMetadata(value)
-        if not isinstance(value, OffsetAndMetadata):
+        if not isinstance(value, tuple) or not 1 <= len(value) <= 3:
             raise TypeError(f"offset must be an OffsetAndMetadata or an int, got {value!r}")
+        value = OffsetAndMetadata(*value)
         epoch = value.leader_epoch
         # kafka-python's -1 is None here.
         epoch = None if epoch is None or epoch < 0 else epoch

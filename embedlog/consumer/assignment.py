@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
@@ -24,8 +25,8 @@ class Assignment:
     ) -> None:
         self._root, self._decoder, self._committed = root, decoder, committed
         self._counts = counts
-        self._cursors: dict[TopicPartition, PartitionCursor] = {}
-        """In the order in which they are served."""
+        self._cursors: OrderedDict[TopicPartition, PartitionCursor] = OrderedDict()
+        """In the order in which they are served; other threads may copy its keys at any time."""
         self._unresolved: set[PartitionCursor] = set()
         """Those whose position the next poll resolves."""
 
@@ -97,11 +98,11 @@ class Assignment:
 
     def move_to_end(self, cursor: PartitionCursor) -> None:
         """Serve a partition last: it was just served."""
-        self._cursors[cursor.partition] = self._cursors.pop(cursor.partition)
+        self._cursors.move_to_end(cursor.partition)
 
     def move_to_front(self, cursor: PartitionCursor) -> None:
         """Serve a partition first: the next poll has to raise its error (E10)."""
-        self._cursors = {cursor.partition: cursor} | self._cursors
+        self._cursors.move_to_end(cursor.partition, last=False)
 
     # Changing it
 

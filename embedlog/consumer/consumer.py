@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import chain
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig, describe_network_settings
@@ -87,8 +88,8 @@ class Consumer(Generic[K_co, V_co]):
     While there are no new records it sleeps in the kernel, on the wake page that every
     append of every process advances: it uses no CPU and sees a record within microseconds.
 
-    A consumer must be used by one thread at a time (E13); only `wakeup` and `close` may be
-    called from others.
+    A consumer must be used by one thread at a time (E13); only `wakeup`, `assignment` and
+    `close` may be called from others.
 
     Args:
         root: The log to read.
@@ -99,6 +100,8 @@ class Consumer(Generic[K_co, V_co]):
         InvalidConfigError: A setting is unknown or invalid.
         InvalidTopicError: A topic is blank or not a str.
     """
+
+    _decoder_type: ClassVar[type[RecordDecoder]] = RecordDecoder
 
     def __init__(
         self,
@@ -119,9 +122,9 @@ class Consumer(Generic[K_co, V_co]):
         check_topics(topics)
         self._root, self._init_topics, self._init_config = root, topics, config
         self._counts = counts = ConsumerCounts()
-        decoder = RecordDecoder(self.config, root)
+        decoder = self._decoder_type(self.config, root)
         self._assignment = Assignment(root, decoder, self._committed_position, counts)
-        create = explicitly_enabled(config, "allow_auto_create_topics")
+        self._create = create = explicitly_enabled(config, "allow_auto_create_topics")
         self._group = GroupClient(root, self.config, self._assignment, counts, create)
         self._subscription: StaticAssignment | GroupClient | None = None
         """Keeps the assignment up to date; None where the program assigns partitions."""
@@ -131,10 +134,7 @@ class Consumer(Generic[K_co, V_co]):
         """When fetch_max_wait_ms began (with fetch_min_bytes)."""
         self._iterator: Iterator[Record[K_co, V_co]] | None = None
         self._streams: list[Consumer[K_co, V_co]] = []
-        if topics and self.config.group_id is None:
-            reset = self.config.auto_offset_reset
-            self._subscription = StaticAssignment(root, self._assignment, topics, reset, create)
-        elif topics:
+        if topics:
             self.subscribe(topics)
 
     def __dir__(self) -> list[str]:
@@ -179,16 +179,15 @@ class Consumer(Generic[K_co, V_co]):
         """Subscribe to topics: the group assigns their partitions to its members.
 
         Replaces the previous subscription; takes effect at the next poll.  Topics that do not
-        exist yet are waited for.
+        exist yet are waited for.  A consumer without a group reads all partitions of the topics.
 
         Args:
             topics: Names of topics; an empty list is the same as `unsubscribe`.
             pattern: Instead of names: a regular expression that matches whole names (E17).
-            listener: Notified when partitions are assigned and revoked.
+            listener: Notified when partitions are assigned and revoked; never without a group.
 
         Raises:
             IllegalStateError: The program assigned partitions before (E16).
-            InvalidGroupIdError: The consumer has no group (E18).
         """
         with self._guard:
             self._group.check_subscribe(topics, pattern)
@@ -199,9 +198,19 @@ class Consumer(Generic[K_co, V_co]):
                 )
             if not topics and pattern is None:
                 self.unsubscribe()
+            elif self.config.group_id is None:
+                self._subscription = self._static_assignment(topics, pattern)
             else:
+                self._group.check_writable()
                 self._group.subscribe(topics, pattern, listener)
                 self._subscription = self._group
+
+    def _static_assignment(self, topics: Collection[str], pattern: str | None) -> StaticAssignment:
+        names: Collection[str] | Callable[[], set[str]] = topics
+        if pattern is not None:
+            names = partial(self._group.matching_topics, re.compile(pattern))
+        reset = self.config.auto_offset_reset
+        return StaticAssignment(self._root, self._assignment, names, reset, self._create)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions; those already assigned keep their positions.
@@ -225,11 +234,18 @@ class Consumer(Generic[K_co, V_co]):
                 cursor.start_at(reset)
 
     def assignment(self) -> set[TopicPartition]:
-        """Return the assigned partitions; in a group, those as of the last poll."""
-        with self._guard:
-            if isinstance(self._subscription, StaticAssignment):
-                self._subscription.update()
-            return self._assignment.partitions()
+        """Return the assigned partitions; in a group, those as of the last poll.
+
+        May be called from any thread.
+        """
+        # Otherwise another thread polls, which keeps the assignment up to date.
+        if self._guard.try_enter():
+            try:
+                if isinstance(self._subscription, StaticAssignment):
+                    self._subscription.update()
+            finally:
+                self._guard.__exit__()
+        return self._assignment.partitions()
 
     def subscription(self) -> set[str]:
         """Return the topics that it was created with or subscribed to."""
@@ -365,8 +381,12 @@ class Consumer(Generic[K_co, V_co]):
             for cursor in list(map(self._cursor, partitions)) if partitions else self._assignment:
                 self._assignment.request_reset(cursor, strategy)
 
-    def position(self, partition: TopicPartition) -> int:
+    def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
         """Return the offset of the next record to be returned (E3).
+
+        Args:
+            partition: An assigned partition.
+            timeout_ms: Accepted for kafka-python.
 
         Raises:
             IllegalStateError: The partition is not assigned.
@@ -379,6 +399,15 @@ class Consumer(Generic[K_co, V_co]):
         """Return how many offsets are left to the end; None before the first poll (E25)."""
         with self._guard:
             return self._cursor(partition).lag()
+
+    def highwater(self, partition: TopicPartition) -> int:
+        """Return the offset of the record that is written next; kafka-python's name.
+
+        Raises:
+            IllegalStateError: The partition is not assigned.
+        """
+        with self._guard:
+            return self._cursor(partition).log.end_offset()
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`; positions stay (E11)."""
@@ -722,6 +751,7 @@ class Consumer(Generic[K_co, V_co]):
             IllegalStateError, InvalidGroupIdError: It reads topics itself, or has no group.
         """
         with self._guard:
+            self._group.check_writable()
             self._group.check_subscribe(counts, None)
             if self._subscription is not None or len(self._assignment):
                 raise IllegalStateError(

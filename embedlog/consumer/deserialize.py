@@ -78,7 +78,7 @@ class _NoHeaders(list[Any]):
         return list, ()
 
 
-_NO_HEADERS = _NoHeaders()
+NO_HEADERS = _NoHeaders()
 
 
 class RecordRun:
@@ -97,18 +97,24 @@ class RecordRun:
         self._remaining = iter(columns.values)
         self.next_offset = next_offset
         """The position after the last record."""
-        timestamp_type = int(batch.is_log_append_time)
-        self.records: Iterator[Record] = map(
+        self.records: Iterator[Any] = self.make_records(columns, self._remaining, partition, batch)
+
+    @staticmethod
+    def make_records(
+        columns: Any, values: Iterator[Any], partition: TopicPartition, batch: Batch
+    ) -> Iterator[Any]:
+        """Return an iterator that makes a record of each row when it is taken."""
+        return map(
             TupleRecord,
             zip(
                 repeat(partition.topic),
                 repeat(partition.partition),
-                self._offsets,
+                columns.offsets,
                 columns.times,
-                repeat(timestamp_type),
+                repeat(int(batch.is_log_append_time)),
                 columns.keys,
-                self._remaining,
-                repeat(_NO_HEADERS) if columns.headers is None else columns.headers,
+                values,
+                repeat(NO_HEADERS) if columns.headers is None else columns.headers,
                 repeat(batch.leader_epoch),
             ),
         )
@@ -248,7 +254,13 @@ def topic_deserializers(
 
 
 class RecordDecoder:
-    """Decodes batches according to the settings of a consumer, and of their topics."""
+    """Decodes batches according to the settings of a consumer, and of their topics.
+
+    A subclass may return other tuples than `Record`: it sets the types of the rows and runs.
+    """
+
+    rows_type = RowLists
+    run_type = RecordRun
 
     def __init__(self, config: ConsumerConfig, root: Root) -> None:
         self.verify = config.check_crcs
@@ -270,18 +282,18 @@ class RecordDecoder:
             RecordDeserializationError: The first record cannot be decoded (E10).
         """
         try:
-            rows = RowLists(batch, position, self.verify)
+            rows = self.rows_type(batch, position, self.verify)
         except CorruptBatchError as error:
             raise locate_error(error, batch, partition, position) from error
         if deserializers is RAW:
-            return RecordRun(rows, partition, batch, batch.next_offset)
+            return self.run_type(rows, partition, batch, batch.next_offset)
         failure = deserializers.apply(rows, partition)
         if failure is None:
-            return RecordRun(rows, partition, batch, batch.next_offset)
+            return self.run_type(rows, partition, batch, batch.next_offset)
         if not rows.offsets:
             raise failure
         assert failure.offset is not None
-        return RecordRun(rows, partition, batch, failure.offset)
+        return self.run_type(rows, partition, batch, failure.offset)
 
     def deserializers(self, topic: str) -> Deserializers:
         """Return the deserializers for a topic.

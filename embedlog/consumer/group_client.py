@@ -143,7 +143,6 @@ class GroupClient:
 
     def check_subscribe(self, topics: Collection[str], pattern: str | None) -> None:
         """Check the arguments of a subscription, and that it is possible."""
-        self.check_writable()
         self.notifier.check_not_in_callback("subscribe")
         check_topics(topics)
         if topics and pattern is not None:
@@ -166,13 +165,7 @@ class GroupClient:
 
     def _subscribed_topics(self) -> set[str]:
         if self._pattern is not None:
-            exclude_internal = self._config.exclude_internal_topics
-            self.topics = {
-                name
-                for name in self._root.topics()
-                if self._pattern.fullmatch(name)
-                and not (exclude_internal and name.startswith(INTERNAL))
-            }
+            self.topics = self.matching_topics(self._pattern)
             pattern = self._pattern.pattern
             self._missing.report(() if self.topics else (pattern,), pattern)
             return self.topics
@@ -182,6 +175,15 @@ class GroupClient:
                     self._root.ensure_topic(topic)
         self._missing.report(self.topics - self._root.topics().keys())
         return self.topics
+
+    def matching_topics(self, pattern: re.Pattern[str]) -> set[str]:
+        """Return the names of the topics that match a pattern as a whole (E17)."""
+        exclude_internal = self._config.exclude_internal_topics
+        return {
+            name
+            for name in self._root.topics()
+            if pattern.fullmatch(name) and not (exclude_internal and name.startswith(INTERNAL))
+        }
 
     def require_update(self) -> None:
         """Have the next `update` read the catalog again: a topic was deleted while it was read."""

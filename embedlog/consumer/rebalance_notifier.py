@@ -27,11 +27,15 @@ class ConsumerRebalanceListener:
         self.on_partitions_revoked(lost)
 
 
+_REQUIRED = ("on_partitions_revoked", "on_partitions_assigned")
+"""A listener of another library, such as kafka-python, has these too."""
+
+
 class RebalanceNotifier:
     """Calls a listener, and keeps its first error until the rebalance is complete (M24)."""
 
     def __init__(self, listener: ConsumerRebalanceListener | None = None) -> None:
-        if listener is not None and not isinstance(listener, ConsumerRebalanceListener):
+        if listener is not None and not all(hasattr(listener, name) for name in _REQUIRED):
             raise TypeError(f"listener must be a ConsumerRebalanceListener, got {listener!r}")
         self.has_listener = listener is not None
         self._listener = ConsumerRebalanceListener() if listener is None else listener
@@ -63,7 +67,9 @@ class RebalanceNotifier:
     def lost(self, partitions: Collection[TopicPartition]) -> None:
         """Call `on_partitions_lost`, unless no partition was lost."""
         if partitions:
-            self._call(self._listener.on_partitions_lost, partitions)
+            # Listeners that were written before Kafka had this callback do not have it.
+            revoked = self._listener.on_partitions_revoked
+            self._call(getattr(self._listener, "on_partitions_lost", revoked), partitions)
 
     def _call(
         self,

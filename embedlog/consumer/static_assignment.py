@@ -1,8 +1,8 @@
-"""The assignment of a consumer without a group: all partitions of the topics it was made for."""
+"""The assignment of a consumer without a group: all partitions of its topics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.missing_topics import MissingTopics
@@ -17,16 +17,23 @@ class StaticAssignment:
     Args:
         root: The log.
         assignment: The assignment to keep up to date.
-        topics: The names of the topics.
+        topics: The names of the topics; if it is callable, it returns them, and is called whenever
+            the topics of the log have changed.
         reset: The consumer's ``auto_offset_reset``.
         create: Whether to create topics that do not exist.
     """
 
     def __init__(
-        self, root: Root, assignment: Assignment, topics: Iterable[str], reset: str, create: bool
+        self,
+        root: Root,
+        assignment: Assignment,
+        topics: Iterable[str] | Callable[[], Iterable[str]],
+        reset: str,
+        create: bool,
     ) -> None:
         self._root, self._assignment, self._reset = root, assignment, reset
-        self.topics = dict.fromkeys(topics)
+        self._matching_topics = topics if callable(topics) else None
+        self.topics: Iterable[str] = () if callable(topics) else dict.fromkeys(topics)
         self._create = create
         self._missing = MissingTopics()
         self._catalog_version = -1
@@ -45,6 +52,8 @@ class StaticAssignment:
     def _assign_partitions(self, start: str) -> None:
         version = self._root.context.catalog.version()
         get_topic = self._root.ensure_topic if self._create else self._root.topic
+        if self._matching_topics is not None:
+            self.topics = self._matching_topics()
         partitions: list[TopicPartition] = []
         missing = []
         for topic in self.topics:

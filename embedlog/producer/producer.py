@@ -34,6 +34,7 @@ from embedlog.producer.row_batches import (
     ArrowArray,
     ArrowStream,
     Rows,
+    arrow_table,
     size_of,
     table_rows,
 )
@@ -338,6 +339,11 @@ class Producer(Generic[K, V]):
         Accepts what speaks Arrow: pyarrow's Table, RecordBatch and RecordBatchReader, DataFrames
         of pandas and Polars, and others.
 
+        Binary and text columns are written as they are.  If the producer or the topic has
+        serializers, other columns of keys and values are serialized; and with the serializer
+        ``"json"`` a table without a column of values is written with one JSON object per row, of
+        all columns except those of keys, timestamps and headers.
+
         Args:
             topic: The topic.
             table: The rows.
@@ -353,6 +359,11 @@ class Producer(Generic[K, V]):
             InvalidRecordError: As `send_batch` (A6).
         """
         queue = self._queue_for(topic, partition)
+        table, settings = arrow_table(table), queue.settings
+        if settings.serializes:
+            from embedlog.producer.serialize_table import serialize_table
+
+            table = serialize_table(table, topic, settings, key, value, timestamp)
         rows = table_rows(table, key, value, timestamp, self._clock())
         count = rows.table.num_rows
         if not count:
@@ -437,6 +448,14 @@ class Producer(Generic[K, V]):
             state = queue.writer(partition).resume()
         self._context.reports.notify()
         return state.batches[-1].last_sequence if state is not None and state.batches else None
+
+    def partitions_for(self, topic: str) -> set[int]:
+        """Return the partition numbers of a topic; creates it as `send` does.
+
+        Raises:
+            UnknownTopicOrPartitionError: There is no such topic.
+        """
+        return set(range(self._queue_for(topic, None).settings.info.partitions))
 
     # Finishing
 

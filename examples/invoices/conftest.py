@@ -1,7 +1,8 @@
 """The tests run the service on a log: no broker, no container, no port."""
 
-import embedlog.kafka
 import pytest
+
+import embedlog.kafka
 
 # Before the service is imported: its `from kafka import ...` gets embedlog's clients.
 embedlog.kafka.patch()

@@ -1,0 +1,819 @@
+"""`KafkaAdminClient`: kafka-python's admin client on a log, as a cluster of one broker."""
+
+from __future__ import annotations
+
+import collections
+import tomllib
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ClassVar, NoReturn
+
+from embedlog import errors as log_errors
+from embedlog.catalog import INTERNAL
+from embedlog.config import MaintenanceConfig, TopicConfig
+from embedlog.consumer.group_client import open_group
+from embedlog.kafka import admin_types, errors
+from embedlog.kafka.admin_types import (
+    AlterConfigOp,
+    ConfigFilterType,
+    ConfigResourceType,
+    OffsetSpec,
+    OffsetTimestamp,
+)
+from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient
+from embedlog.kafka.cluster import HOST, NODE, PORT
+from embedlog.kafka.errors import raises_kafka_errors, translated
+from embedlog.kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+from embedlog.keyspace import FORMAT_FILE
+from embedlog.record import OffsetAndMetadata as LogPosition
+from embedlog.record import TopicPartition as LogPartition
+
+_DEFAULTS: Mapping[str, Any] = {
+    **{name: value for name, value in NETWORK_DEFAULTS.items() if name != "ssl_ciphers"},
+    "bootstrap_servers": "localhost",
+    "client_id": "kafka-python-3.0.12",
+    "max_in_flight_requests_per_connection": 5,
+    "metadata_max_age_ms": 300_000,
+    "request_timeout_ms": 30_000,
+    "retry_backoff_ms": 100,
+}
+_CONFIG_TYPES = {bool: "BOOLEAN", int: "LONG", float: "DOUBLE", str: "STRING"}
+
+CreatePartitionsResponse = collections.namedtuple("CreatePartitionsResponse", "results")
+ElectLeadersResponse = collections.namedtuple(
+    "ElectLeadersResponse", "error_code replica_election_results"
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Return the other classes of ``kafka.admin``."""
+    return getattr(admin_types, name)
+
+
+class KafkaAdminClient(LogClient):
+    """Administers the log that ``bootstrap_servers`` names; see kafka-python's class.
+
+    The log is a cluster of one broker, number 0, which leads all partitions.  What is about
+    replicas, users, quotas and access is refused with `UnsupportedVersionError`.
+    """
+
+    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = _DEFAULTS
+
+    def __init__(self, **configs: Any) -> None:
+        if unknown := configs.keys() - _DEFAULTS.keys():
+            raise errors.KafkaConfigurationError(f"Unrecognized configs: {unknown}")
+        self._open(configs)
+
+    def close(self) -> None:
+        """Close the client."""
+        if not self._closed:
+            self._closed = True
+            self._handle.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Topics
+
+    @raises_kafka_errors
+    def list_topics(self) -> list[str]:
+        """Return the names of all topics."""
+        return self._log.topics(internal=True)
+
+    @raises_kafka_errors
+    def describe_topics(self, topics: Iterable[Any] | None = None) -> list[dict[str, Any]]:
+        """Return topics with their partitions; by default all of them.
+
+        Args:
+            topics: Names, or topic ids.
+        """
+        names = self._log.topics(internal=True) if topics is None else topics
+        return [self._describe_topic(name) for name in names]
+
+    def _describe_topic(self, name: Any) -> dict[str, Any]:
+        infos = self._log.root.topics()
+        if isinstance(name, uuid.UUID):
+            ids = {uuid.UUID(int=info.id): info.name for info in infos.values()}
+            name = ids.get(name)
+        info = infos.get(name)
+        if info is None:
+            code = errors.UnknownTopicOrPartitionError.errno
+            return _topic_dict(code, name, uuid.UUID(int=0), [])
+        epochs = [
+            self._log.root.partition(name, number).tail().leader_epoch
+            for number in range(info.partitions)
+        ]
+        partitions = [_partition_dict(number, epoch) for number, epoch in enumerate(epochs)]
+        return _topic_dict(0, name, uuid.UUID(int=info.id), partitions)
+
+    @raises_kafka_errors
+    def describe_topic_partitions(
+        self,
+        topics: Iterable[str],
+        response_partition_limit: int = 2000,
+        cursor: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return topics with their partitions, a page at a time."""
+        described: list[dict[str, Any]] = []
+        left, names = response_partition_limit, sorted(topics)
+        for name in names if cursor is None else [n for n in names if n >= cursor["topic_name"]]:
+            topic = self._describe_topic(name)
+            first = cursor["partition_index"] if cursor and cursor["topic_name"] == name else 0
+            page = topic["partitions"][first : first + left]
+            for partition in page:
+                partition |= {"eligible_leader_replicas": None, "last_known_elr": None}
+            described.append({**topic, "partitions": page})
+            left -= len(page)
+            if first + len(page) < len(topic["partitions"]):
+                after = {"topic_name": name, "partition_index": first + len(page)}
+                return {"topics": described, "next_cursor": after}
+        return {"topics": described, "next_cursor": None}
+
+    def create_topics(
+        self,
+        new_topics: Any,
+        timeout_ms: float | None = None,
+        validate_only: bool = False,
+        raise_errors: bool = True,
+        wait_for_metadata: bool = False,
+    ) -> dict[str, Any]:
+        """Create topics.
+
+        Args:
+            new_topics: Names, `NewTopic` objects, or a dict of names to dicts with
+                ``num_partitions`` and ``configs``.  There is one replica, whatever is asked for.
+            timeout_ms: Not needed by a log.
+            validate_only: Create nothing.
+            raise_errors: Raise the first error; otherwise the result has its code.
+            wait_for_metadata: Not needed by a log.
+        """
+        if validate_only and wait_for_metadata:
+            raise ValueError("validate_only and wait_for_metadata are mutually exclusive")
+
+        def create(topic: tuple[str, int, Mapping[str, Any]]) -> dict[str, Any]:
+            name, partitions, configs = topic
+            count = 1 if partitions == -1 else partitions
+            if validate_only:
+                TopicConfig.parse(configs)
+            else:
+                self._log.create_topic(name, count, configs)
+            topic_id = uuid.UUID(int=0 if validate_only else self._log.root.topic(name).id)
+            return {"topic_id": topic_id, "num_partitions": count, "replication_factor": 1}
+
+        topics = {topic[0]: topic for topic in _new_topics(new_topics)}
+        return {"topics": _result_list(topics, "name", create, raise_errors)}
+
+    def wait_for_topics(self, topic_names: Iterable[str], timeout_ms: float = 10_000) -> None:
+        """Return at once if the topics exist.
+
+        Raises:
+            KafkaTimeoutError: One does not.
+        """
+        missing = [name for name in topic_names if name not in self._log.root.topics()]
+        if missing:
+            raise errors.KafkaTimeoutError(f"Topics not ready: {missing}")
+
+    def delete_topics(
+        self, topics: Iterable[Any], timeout_ms: float | None = None, raise_errors: bool = True
+    ) -> dict[str, Any]:
+        """Delete topics, by name or id."""
+
+        def delete(name: str) -> dict[str, Any]:
+            info = self._log.root.topic(name)
+            self._log.delete_topic(name)
+            return {"topic_id": uuid.UUID(int=info.id)}
+
+        names = {
+            self._describe_topic(topic)["name"] if isinstance(topic, uuid.UUID) else topic: topic
+            for topic in topics
+        }
+        return {"topics": _result_list({n: n for n in names}, "name", delete, raise_errors)}
+
+    def create_partitions(
+        self,
+        topic_partitions: Mapping[str, Any],
+        timeout_ms: float | None = None,
+        validate_only: bool = False,
+        raise_errors: bool = True,
+    ) -> Any:
+        """Increase the numbers of partitions; the values are totals."""
+
+        def create(item: tuple[str, Any]) -> dict[str, Any]:
+            name, count = item
+            if isinstance(count, Mapping):
+                count = count["count"]
+            total = getattr(count, "total_count", count)
+            current = self._log.root.partitions(name)
+            if total <= current:
+                raise log_errors.InvalidPartitionsError(
+                    f"The topic has {current} partitions already", topic=name
+                )
+            if not validate_only:
+                self._log.create_partitions(name, total)
+            return {}
+
+        items = {name: (name, count) for name, count in topic_partitions.items()}
+        results = _result_list(items, "name", create, raise_errors)
+        return CreatePartitionsResponse(
+            [(r["name"], r["error_code"], r["error_message"]) for r in results]
+        )
+
+    # Records and offsets
+
+    def delete_records(
+        self,
+        records_to_delete: Mapping[Any, int],
+        timeout_ms: float | None = None,
+        partition_leader_id: int | None = None,
+    ) -> dict[Any, dict[str, Any]]:
+        """Delete the records below an offset of each partition; -1 is the log end."""
+        results, failures = {}, {}
+        for partition, offset in records_to_delete.items():
+            where = LogPartition(*partition)
+            try:
+                start = self._log.delete_records({where: offset})[where]
+            except log_errors.EmbedlogError as error:
+                if isinstance(error, log_errors.UnknownTopicOrPartitionError):
+                    raise translated(error) from error
+                failures[partition] = error
+                continue
+            results[TopicPartition(*partition)] = {
+                "partition_index": partition[1],
+                "low_watermark": start,
+                "error_code": 0,
+            }
+        if len(failures) == 1:
+            (failure,) = failures.values()
+            raise translated(failure) from failure
+        if failures:
+            texts = ", ".join(map(str, failures.values()))
+            raise errors.BrokerResponseError(f"Some records were not deleted: {texts}")
+        return results
+
+    @raises_kafka_errors
+    def list_partition_offsets(
+        self,
+        topic_partition_specs: Mapping[Any, Any],
+        isolation_level: Any = None,
+        timeout_ms: float | None = None,
+    ) -> dict[Any, Any]:
+        """Look up an offset of each partition: an `OffsetSpec`, or the first at or after a time."""
+        for spec in topic_partition_specs.values():
+            if not isinstance(spec, int):
+                raise TypeError(f"Unsupported ts type {type(spec)}, expected int or OffsetSpec")
+        return {
+            TopicPartition(*partition): self._offset(partition, int(spec))
+            for partition, spec in topic_partition_specs.items()
+        }
+
+    def _offset(self, partition: Any, spec: int) -> Any:
+        log = self._log.root.partition(*partition)
+        log.refresh()
+        tail = log.tail()
+        if spec == OffsetSpec.LATEST:
+            return OffsetAndTimestamp(log.end_offset(), -1, tail.leader_epoch)
+        if spec in (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL):
+            return OffsetAndTimestamp(log.start_offset(), -1, tail.leader_epoch)
+        if spec == OffsetSpec.MAX_TIMESTAMP:
+            sealed = (info.max_timestamp or 0 for info in log.segments.values())
+            spec = max(tail.max_timestamp, *sealed, 0)
+        if spec < 0:
+            return OffsetAndTimestamp(-1, -1, None)
+        record = log.offset_for_timestamp(spec)
+        return OffsetAndTimestamp(-1, -1, None) if record is None else OffsetAndTimestamp(*record)
+
+    # Settings
+
+    @raises_kafka_errors
+    def describe_configs(
+        self,
+        config_resources: Iterable[Any],
+        include_synonyms: bool = False,
+        config_filter: Any = "modified",
+    ) -> dict[str, dict[str, Any]]:
+        """Return settings by kind of resource, name and setting.
+
+        Args:
+            config_resources: `ConfigResource` objects of topics, and of broker 0.
+            include_synonyms: A log has none.
+            config_filter: ``"modified"``, ``"all"`` and so on.
+        """
+        chosen = ConfigFilterType.build_from(config_filter)
+        described: dict[str, dict[str, Any]] = {}
+        for resource in config_resources:
+            kind = resource.resource_type.name.lower()
+            described.setdefault(kind, {})[str(resource.name)] = {
+                name: entry
+                for name, entry in self._settings_of(resource).items()
+                if (resource.configs is None or name in resource.configs)
+                and _is_selected(entry, chosen)
+            }
+        return described
+
+    def _settings_of(self, resource: Any) -> dict[str, dict[str, Any]]:
+        if resource.resource_type == ConfigResourceType.TOPIC:
+            config = self._log.root.topic(resource.name).config
+            return _entries(config.to_dict(), TopicConfig().to_dict(), "DYNAMIC_TOPIC_CONFIG")
+        _check_broker(resource)
+        values = MaintenanceConfig().to_dict() | {
+            "auto.create.topics.enable": self._log.root.auto_create,
+            "broker.id": NODE,
+            "log.dirs": self._log.path,
+            "num.partitions": 1,
+        }
+        return _entries(values, values, "STATIC_BROKER_CONFIG", read_only=True)
+
+    def list_config_resources(self, resource_types: Any = None) -> dict[str, list[str]]:
+        """Return the names of everything that has settings."""
+        resources = {"topic": self._log.topics(), "broker": [str(NODE)]}
+        kinds = {ConfigResourceType.build_from(kind).name.lower() for kind in resource_types or ()}
+        return {kind: names for kind, names in resources.items() if not kinds or kind in kinds}
+
+    def alter_configs(
+        self,
+        config_resources: Iterable[Any],
+        validate_only: bool = False,
+        raise_on_unknown: bool = True,
+        incremental: bool | None = None,
+    ) -> dict[str, dict[str, str]]:
+        """Change settings of topics.
+
+        Args:
+            config_resources: `ConfigResource` objects, whose configs are a dict of settings to
+                values, or to pairs of an `AlterConfigOp` and a value.
+            validate_only: Change nothing.
+            raise_on_unknown: Raise `ValueError` for a setting that topics do not have.
+            incremental: Settings that are not named stay as they are, in any case.
+        """
+        return self._alter(config_resources, validate_only, raise_on_unknown, _changes)
+
+    def reset_configs(
+        self,
+        config_resources: Iterable[Any],
+        validate_only: bool = False,
+        raise_on_unknown: bool = True,
+        incremental: bool | None = None,
+    ) -> dict[str, dict[str, str]]:
+        """Set settings of topics back to their defaults; by default all of them."""
+
+        def reset(config: TopicConfig, resource: Any) -> dict[str, Any]:
+            return dict.fromkeys(resource.configs or config.overrides())
+
+        return self._alter(config_resources, validate_only, raise_on_unknown, reset)
+
+    def _alter(
+        self,
+        resources: Iterable[Any],
+        validate_only: bool,
+        raise_on_unknown: bool,
+        changes_of: Callable[[TopicConfig, Any], dict[str, Any]],
+    ) -> dict[str, dict[str, str]]:
+        results: dict[str, dict[str, str]] = {}
+        for resource in resources:
+            if resource.resource_type != ConfigResourceType.TOPIC:
+                _unsupported("Settings of a log that is open cannot be changed")
+            unknown = set(resource.configs or ()) - TopicConfig().to_dict().keys()
+            if unknown and raise_on_unknown:
+                raise ValueError(f"Unrecognized configs: {unknown}")
+            try:
+                config = self._log.root.topic(resource.name).config
+                changes = changes_of(config, resource)
+                if validate_only:
+                    config.changed(changes)
+                else:
+                    self._log.alter_topic(resource.name, changes)
+                result = "OK"
+            except log_errors.InvalidConfigError as error:
+                result = str(errors.InvalidConfigurationError(str(error)))
+            except log_errors.EmbedlogError as error:
+                result = str(translated(error))
+            results.setdefault("topic", {})[resource.name] = result
+        return results
+
+    # Groups
+
+    @raises_kafka_errors
+    def list_groups(
+        self, broker_ids: Any = None, states_filter: Any = None, types_filter: Any = None
+    ) -> list[dict[str, Any]]:
+        """Return all consumer groups."""
+        states = {admin_types.GroupState.value_for(state) for state in states_filter or ()}
+        types = {admin_types.GroupType.value_for(kind) for kind in types_filter or ("classic",)}
+        groups = [
+            {
+                "group_id": name,
+                "protocol_type": "consumer",
+                "group_state": self._log.group(name).state,
+                "group_type": "classic",
+            }
+            for name in self._log.groups()
+        ]
+        kept = [group for group in groups if not states or group["group_state"] in states]
+        return kept if "classic" in types else []
+
+    @raises_kafka_errors
+    def describe_groups(
+        self,
+        group_ids: Iterable[str],
+        group_coordinator_id: int | None = None,
+        include_authorized_operations: bool = False,
+    ) -> dict[str, dict[str, Any]]:
+        """Return the state and the members of groups."""
+        return {group_id: self._describe_group(group_id) for group_id in group_ids}
+
+    def _describe_group(self, group_id: str) -> dict[str, Any]:
+        described: dict[str, Any] = {
+            "error": None,
+            "group_id": group_id,
+            "group_state": "Dead",
+            "protocol_type": "",
+            "protocol_data": "",
+            "members": [],
+            "authorized_operations": set(),
+        }
+        try:
+            group = self._log.group(group_id).describe()
+        except log_errors.GroupIdNotFoundError as error:
+            return described | {"error": str(translated(error))}
+        return described | {
+            "group_state": group.state,
+            "protocol_type": "consumer",
+            "protocol_data": group.assignor or "",
+            "members": list(map(_member_dict, group.members)),
+        }
+
+    def delete_groups(
+        self, group_ids: Iterable[str], group_coordinator_id: int | None = None
+    ) -> dict[str, str]:
+        """Delete groups; the result is ``"OK"``, or the name of an error."""
+        results = {}
+        for group_id in group_ids:
+            try:
+                self._log.group(group_id).delete()
+                results[group_id] = "OK"
+            except log_errors.EmbedlogError as error:
+                results[group_id] = type(translated(error)).__name__
+        return results
+
+    @raises_kafka_errors
+    def list_group_offsets(self, group_specs: Any) -> dict[str, dict[Any, Any]]:
+        """Return the committed offsets of groups.
+
+        Args:
+            group_specs: A group, a list of groups, or a dict of groups to partitions (None is
+                all with a commit).
+        """
+        if isinstance(group_specs, str):
+            group_specs = [group_specs]
+        specs = group_specs if isinstance(group_specs, Mapping) else dict.fromkeys(group_specs)
+        if not specs:
+            raise ValueError("Empty group_specs!")
+        return {group_id: self._committed(group_id, spec) for group_id, spec in specs.items()}
+
+    def _committed(self, group_id: str, partitions: Iterable[Any] | None) -> dict[Any, Any]:
+        group = open_group(self._log.root, group_id)
+        try:
+            committed = group.snapshot().committed
+        except log_errors.GroupIdNotFoundError:
+            committed = {}
+        if partitions is not None:
+            absent = OffsetAndMetadata(-1, "", -1)
+            chosen = [LogPartition(*partition) for partition in partitions]
+            return {
+                TopicPartition(*part): _position(committed[part]) if part in committed else absent
+                for part in chosen
+            }
+        return {TopicPartition(*part): _position(row) for part, row in committed.items()}
+
+    def alter_group_offsets(
+        self,
+        group_id: str,
+        offsets: Mapping[Any, Any],
+        group_coordinator_id: int | None = None,
+    ) -> dict[Any, Any]:
+        """Commit offsets for a group without members; return the class of an error for each."""
+        positions = {
+            LogPartition(*partition): LogPosition(offset, metadata or "", _epoch(*epoch))
+            for partition, (offset, metadata, *epoch) in offsets.items()
+        }
+        error = _error_class(lambda: open_group(self._log.root, group_id).reset(positions))
+        return dict.fromkeys((TopicPartition(*partition) for partition in offsets), error)
+
+    @raises_kafka_errors
+    def reset_group_offsets(
+        self,
+        group_id: str,
+        offset_specs: Mapping[Any, Any],
+        group_coordinator_id: int | None = None,
+    ) -> dict[Any, dict[str, Any]]:
+        """Commit offsets for a group without members: `OffsetSpec`, time, or offset."""
+        current = self._committed(group_id, None)
+        targets = {}
+        for partition, spec in offset_specs.items():
+            if isinstance(spec, OffsetSpec | OffsetTimestamp):
+                offset = self._offset(partition, int(spec)).offset
+            elif isinstance(spec, int):
+                offset = spec
+            else:
+                raise TypeError(f"Unsupported reset target for {partition}: {spec!r}")
+            log = self._log.root.partition(*partition)
+            start, end = log.start_offset(), log.end_offset()
+            offset = end if offset < 0 else min(max(offset, start), end)
+            before = current.get(partition, OffsetAndMetadata(0, "", -1))
+            targets[TopicPartition(*partition)] = before._replace(offset=offset)
+        failures = self.alter_group_offsets(group_id, targets)
+        return {
+            partition: {"error": failures[partition], "offset": target.offset}
+            for partition, target in targets.items()
+        }
+
+    @raises_kafka_errors
+    def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[Any], group_coordinator_id: int | None = None
+    ) -> dict[Any, Any]:
+        """Delete committed offsets; return the class of an error for each partition."""
+        group = self._log.group(group_id)
+        results = {}
+        for partition in partitions:
+            where = LogPartition(*partition)
+            results[TopicPartition(*partition)] = _error_class(
+                lambda where=where: group.delete_offsets([where])  # type: ignore[misc]
+            )
+        return results
+
+    @raises_kafka_errors
+    def remove_group_members(
+        self, group_id: str, members: Iterable[Any], group_coordinator_id: int | None = None
+    ) -> dict[str, Any]:
+        """Remove members; return the class of an error for each."""
+        group = self._log.group(group_id)
+        results = {}
+        for member in members:
+            name = member.member_id or member.group_instance_id
+            results[name] = _error_class(
+                lambda name=name: group.remove_members(name)  # type: ignore[misc]
+            )
+        return results
+
+    # The cluster
+
+    def describe_cluster(self) -> dict[str, Any]:
+        """Return the log as a cluster of one broker."""
+        text = self._log.root.context.files.read_file(FORMAT_FILE).decode()
+        broker = {"broker_id": NODE, "host": HOST, "port": PORT, "rack": None, "is_fenced": False}
+        return {
+            "cluster_id": tomllib.loads(text)["id"],
+            "controller_id": NODE,
+            "brokers": [broker],
+            "cluster_authorized_operations": set(),
+        }
+
+    @raises_kafka_errors
+    def describe_log_dirs(
+        self, topic_partitions: Any = None, brokers: Collection[int] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the directory of the log, and the sizes of partitions."""
+        if brokers is not None and NODE not in brokers:
+            return []
+        topics = [
+            {
+                "name": name,
+                "partitions": [
+                    {
+                        "partition_index": number,
+                        "partition_size": self._log.root.partition(name, number).size_bytes(),
+                        "offset_lag": 0,
+                        "is_future_key": False,
+                    }
+                    for number in numbers
+                ],
+            }
+            for name, numbers in self._partitions(topic_partitions).items()
+        ]
+        directory = {"error_code": 0, "log_dir": self._log.path, "topics": topics}
+        return [{"broker": NODE, "log_dirs": [directory]}]
+
+    def _partitions(self, selected: Any) -> Mapping[str, Iterable[int]]:
+        """Return partitions by topic; of a list of topics, or of all (None), all partitions."""
+        if isinstance(selected, Mapping):
+            return selected
+        names = self._log.topics(internal=True) if selected is None else selected
+        return {name: range(self._log.root.partitions(name)) for name in names}
+
+    def alter_replica_log_dirs(self, replica_assignments: Mapping[Any, str]) -> dict[Any, Any]:
+        """Accept the directory in which everything is; return the class of an error for others."""
+        return {
+            replica: errors.NoError if path == self._log.path else errors.LogDirNotFoundError
+            for replica, path in replica_assignments.items()
+        }
+
+    @raises_kafka_errors
+    def elect_leaders(
+        self,
+        election_type: Any,
+        topic_partitions: Any = None,
+        timeout_ms: float | None = None,
+        raise_errors: bool = True,
+    ) -> Any:
+        """Return that no election is needed: the only broker leads all partitions."""
+        code = errors.ElectionNotNeededError.errno
+        results = [
+            (name, [(number, code, None) for number in numbers])
+            for name, numbers in self._partitions(topic_partitions).items()
+        ]
+        return ElectLeadersResponse(0, results)
+
+    def list_partition_reassignments(
+        self, topic_partitions: Any = None, timeout_ms: float | None = None
+    ) -> dict[Any, Any]:
+        """Return nothing: no partition moves from one broker to another."""
+        return {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse the other methods of kafka-python's admin client in words."""
+        if name in _UNSUPPORTED:
+            return lambda *_args, **_named: _unsupported(f"A log has no {_UNSUPPORTED[name]}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+_UNSUPPORTED = {
+    **dict.fromkeys(("alter_partition_reassignments", "describe_metadata_quorum"), "replicas"),
+    **dict.fromkeys(("create_acls", "delete_acls", "describe_acls"), "access control"),
+    **dict.fromkeys(
+        ("alter_user_scram_credentials", "describe_user_scram_credentials"), "user accounts"
+    ),
+    **dict.fromkeys(
+        ("abort_transaction", "describe_producers", "describe_transactions", "list_transactions"),
+        "list of transactions",
+    ),
+    **dict.fromkeys(
+        ("api_versions", "describe_features", "get_broker_version_data", "update_features"),
+        "broker versions",
+    ),
+}
+"""Methods of kafka-python's admin client, and what they are about."""
+
+
+def _unsupported(what: str) -> NoReturn:
+    raise errors.UnsupportedVersionError(what)
+
+
+def _new_topics(new_topics: Any) -> list[tuple[str, int, Mapping[str, Any]]]:
+    """Return name, number of partitions and settings of each topic to create."""
+    if isinstance(new_topics, Mapping):
+        topics = [
+            (name, options.get("num_partitions", -1), options.get("configs", {}))
+            for name, options in new_topics.items()
+        ]
+    else:
+        topics = [
+            (topic, -1, {})
+            if isinstance(topic, str)
+            else (topic.name, topic.num_partitions, topic.topic_configs)
+            for topic in new_topics
+        ]
+    if not topics:
+        raise ValueError(f"No valid topics found in new_topics: {new_topics}")
+    return topics
+
+
+def _result_list(
+    items: Mapping[str, Any], key: str, call: Callable[[Any], dict[str, Any]], raise_errors: bool
+) -> list[dict[str, Any]]:
+    """Call a function for each item, and return the results with names and error codes.
+
+    All items are tried before the first error is raised.
+    """
+    results, first = [], None
+    for name, item in items.items():
+        result = {key: name, "error_code": 0, "error_message": None}
+        try:
+            result |= call(item)
+        except log_errors.EmbedlogError as error:
+            kafka_error = translated(error)
+            if isinstance(error, log_errors.InvalidConfigError):
+                kafka_error = errors.InvalidConfigurationError(str(error))
+            code = getattr(kafka_error, "errno", None)
+            result |= {"error_code": -1 if code is None else code, "error_message": str(error)}
+            kafka_error.__cause__ = error
+            first = first or kafka_error
+        results.append(result)
+    if first is not None and raise_errors:
+        raise first
+    return results
+
+
+def _error_class(call: Callable[[], object]) -> Any:
+    """Return `NoError`, or the class of the error that a call raises."""
+    try:
+        call()
+    except log_errors.EmbedlogError as error:
+        return type(translated(error))
+    return errors.NoError
+
+
+def _topic_dict(
+    code: int, name: str | None, topic_id: uuid.UUID, partitions: list[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "error_code": code,
+        "name": name,
+        "topic_id": topic_id,
+        "is_internal": name is not None and name.startswith(INTERNAL),
+        "partitions": partitions,
+        "topic_authorized_operations": set(),
+    }
+
+
+def _partition_dict(number: int, leader_epoch: int) -> dict[str, Any]:
+    return {
+        "error_code": 0,
+        "partition_index": number,
+        "leader_id": NODE,
+        "leader_epoch": leader_epoch,
+        "replica_nodes": [NODE],
+        "isr_nodes": [NODE],
+        "offline_replicas": [],
+    }
+
+
+def _member_dict(member: Any) -> dict[str, Any]:
+    by_topic: dict[str, list[int]] = {}
+    for topic, number in sorted(member.partitions):
+        by_topic.setdefault(topic, []).append(number)
+    assigned = [{"topic": topic, "partitions": numbers} for topic, numbers in by_topic.items()]
+    return {
+        "member_id": member.member_id,
+        "group_instance_id": member.group_instance_id,
+        "client_id": member.client_id,
+        "client_host": f"/{HOST}",
+        "member_metadata": {"version": 0, "topics": list(member.topics), "user_data": b""},
+        "member_assignment": {"version": 0, "assigned_partitions": assigned, "user_data": b""},
+    }
+
+
+def _check_broker(resource: Any) -> None:
+    try:
+        number = int(resource.name)
+    except ValueError:
+        raise ValueError(
+            "Broker resource names must be an integer or a string represented integer"
+        ) from None
+    if resource.resource_type != ConfigResourceType.BROKER or number != NODE:
+        raise errors.InvalidRequestError(f"A log is broker {NODE}, and has no {resource.name}")
+
+
+def _entries(
+    values: Mapping[str, Any], defaults: Mapping[str, Any], source: str, read_only: bool = False
+) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
+            "value": str(value).lower() if isinstance(value, bool) else str(value),
+            "read_only": read_only,
+            "config_source": source if read_only or value != defaults[name] else "DEFAULT_CONFIG",
+            "is_sensitive": False,
+            "synonyms": [],
+            "config_type": _CONFIG_TYPES[type(value)],
+            "documentation": None,
+        }
+        for name, value in values.items()
+    }
+
+
+def _is_selected(entry: Mapping[str, Any], chosen: Any) -> bool:
+    """Return whether a filter of kafka-python selects a setting."""
+    modified = entry["config_source"].startswith("DYNAMIC")
+    selected: dict[str, bool] = {
+        "ALL": True,
+        "DYNAMIC": not entry["read_only"],
+        "MODIFIED": modified,
+        "DEFAULT": not modified,
+        "STATIC": entry["read_only"],
+    }
+    return selected[chosen.name]
+
+
+def _changes(config: TopicConfig, resource: Any) -> dict[str, Any]:
+    """Return the settings to change; None resets one."""
+    changes: dict[str, Any] = {}
+    for name, item in (resource.configs or {}).items():
+        operation, value = item if isinstance(item, tuple) else (AlterConfigOp.SET, item)
+        operation = AlterConfigOp.build_from(operation)
+        words = str(config.to_dict().get(name, "")).split(",")
+        if operation == AlterConfigOp.DELETE:
+            value = None
+        elif operation == AlterConfigOp.APPEND:
+            value = ",".join(dict.fromkeys([*words, *str(value).split(",")]))
+        elif operation == AlterConfigOp.SUBTRACT:
+            value = ",".join(word for word in words if word not in str(value).split(","))
+        changes[name] = value
+    return changes
+
+
+def _epoch(epoch: int | None = None) -> int | None:
+    return None if epoch is None or epoch < 0 else epoch
+
+
+def _position(committed: Any) -> Any:
+    offset, metadata, epoch = committed.position
+    return OffsetAndMetadata(offset, metadata, -1 if epoch is None else epoch)

@@ -1,0 +1,215 @@
+"""The log that a bootstrap address names, opened once per process and shared by all clients."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from embedlog.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from embedlog.api import Log
+
+SCHEME = "embedlog"
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+_OPTIONS: Mapping[str, Any] = {
+    "auto_create_topics": _switch,
+    "durability": str,
+    "lock_timeout": float,
+    "maintenance": _switch,
+    "unsafe_filesystem": _switch,
+    "visibility": str,
+}
+"""The options of `embedlog.open` that an address may have, and how their text is read."""
+
+
+class LogAddress(NamedTuple):
+    """The directory of a log, and the options to open it with."""
+
+    path: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+def log_address(servers: Any) -> LogAddress | None:
+    """Return the log that ``bootstrap_servers`` names; None if it names brokers.
+
+    Args:
+        servers: ``"embedlog:///path?durability=fsync"``, a directory (a `Path`, or a str with
+            a slash), or ``host:port``; or a list of one of these, or of brokers.
+
+    Raises:
+        InvalidConfigError: A list names a log and something else, or the address is not valid.
+
+    >>> log_address("embedlog:///data/log?durability=fsync")
+    LogAddress(path='/data/log', options=(('durability', 'fsync'),))
+    >>> log_address("localhost:9092,localhost:9093")
+    """
+    if _redirect is not None:
+        return _redirect
+    is_list = isinstance(servers, Iterable) and not isinstance(servers, str | os.PathLike)
+    items = list(servers) if is_list else [servers]
+    addresses = [_parse(item) for item in items]
+    if len(addresses) > 1 and any(addresses):
+        raise InvalidConfigError(
+            f"bootstrap_servers names a log and something else: {items!r}",
+            todo="Name one log, or brokers.",
+        )
+    return addresses[0] if addresses else None
+
+
+def _parse(server: Any) -> LogAddress | None:
+    if isinstance(server, os.PathLike):
+        return LogAddress(_absolute(os.fspath(server)))
+    if not isinstance(server, str):
+        return None
+    scheme, separator, _ = server.partition("://")
+    if not separator:
+        # A host name has no slash, and a relative directory is written ./name.
+        is_path = "/" in server or server in (".", "..", "~")
+        return LogAddress(_absolute(server)) if is_path else None
+    if scheme.lower() not in (SCHEME, "file"):
+        return None
+    url = urlsplit(server)
+    if url.netloc or url.path in ("", "/"):
+        raise InvalidConfigError(
+            f"The address {server!r} has no absolute path",
+            todo=f"Write three slashes: {SCHEME}:///path/of/the/log.",
+        )
+    options = parse_qsl(url.query, keep_blank_values=True)
+    return LogAddress(_absolute(unquote(url.path)), tuple(_option(*pair) for pair in options))
+
+
+def _absolute(path: str) -> str:
+    return os.path.realpath(os.path.expanduser(path))
+
+
+def _option(name: str, text: str) -> tuple[str, Any]:
+    if name not in _OPTIONS:
+        raise InvalidConfigError(
+            f"The address of a log has no option {name!r}", todo=f"Use {', '.join(_OPTIONS)}."
+        )
+    try:
+        return name, _OPTIONS[name](text)
+    except ValueError:
+        raise InvalidConfigError(f"The option {name} of an address cannot be {text!r}") from None
+
+
+# Redirection, for `patch`
+
+_redirect: LogAddress | None = None
+
+
+def redirection() -> LogAddress | None:
+    """Return the log that every address names; None if they name their own."""
+    return _redirect
+
+
+def redirect(address: LogAddress | None) -> None:
+    """Have every address name this log; None ends that."""
+    global _redirect
+    _redirect = address
+
+
+# Open logs
+
+
+class _SharedLog:
+    """A log that clients of this process have open."""
+
+    def __init__(self, log: Log, *, owned: bool) -> None:
+        self.log = log
+        self.owned = owned
+        """Whether the last client closes it; False if the program itself opened it."""
+        self.clients = 0
+
+
+_shared: dict[str, _SharedLog] = {}
+_lock = threading.RLock()
+
+
+class LogHandle:
+    """One client's hold on a shared log; the log is closed with its last handle."""
+
+    def __init__(self, path: str, log: Log) -> None:
+        self.log = log
+        self._path = path
+        self._closed = False
+
+    def close(self) -> None:
+        """Give the log back; may be repeated."""
+        with _lock:
+            if self._closed:
+                return
+            self._closed = True
+            shared = _shared.get(self._path)
+            if shared is None or shared.log is not self.log:
+                return
+            shared.clients -= 1
+            if shared.clients:
+                return
+            del _shared[self._path]
+            if shared.owned:
+                self.log.close()
+
+
+def attach(address: LogAddress) -> LogHandle:
+    """Open the log of an address, or share it if this process has it open already.
+
+    If the program itself opened it (`embedlog.open`), that log is used, with its clock, and
+    closing clients leaves it open.
+
+    Raises:
+        InvalidConfigError: The log is open in this process with other options.
+        EmbedlogError: As `embedlog.open`.
+    """
+    from embedlog.api.log import open as open_log
+    from embedlog.api.log import open_logs
+
+    with _lock:
+        shared = _shared.get(address.path)
+        if shared is None or shared.log.root.closed:
+            mine = [log for log in open_logs() if _can_share(log, address.path)]
+            if mine:
+                shared = _SharedLog(mine[0], owned=False)
+            else:
+                shared = _SharedLog(open_log(address.path, **dict(address.options)), owned=True)
+            _shared[address.path] = shared
+        _check_options(shared.log, address)
+        shared.clients += 1
+        return LogHandle(address.path, shared.log)
+
+
+def _can_share(log: Log, path: str) -> bool:
+    root = log.root
+    return not root.closed and root.mode == "rw" and os.path.realpath(root.path) == path
+
+
+def _check_options(log: Log, address: LogAddress) -> None:
+    names = {"auto_create_topics": "auto_create"}
+    for name, value in address.options:
+        current = getattr(log.root, names.get(name, name), value)
+        if current != value:
+            raise InvalidConfigError(
+                f"The log is open in this process with {name}={current}, not {value}",
+                path=address.path,
+                todo="Use the same options in all addresses of a process.",
+            )
+
+
+def _after_fork_in_child() -> None:
+    # Another thread may have held it when the process forked.
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,114 @@
+"""confluent_kafka's clients, on a log: change the import, and name a log instead of brokers.
+
+>>> import tempfile
+>>> from embedlog.kafka.confluent import Consumer, Producer
+>>> log = "embedlog://" + tempfile.mkdtemp()
+>>> producer = Producer({"bootstrap.servers": log})
+>>> producer.produce("greetings", "hello", key="you")
+>>> producer.flush()
+0
+>>> settings = {"group.id": "readers", "auto.offset.reset": "earliest"}
+>>> with Consumer({"bootstrap.servers": log, **settings}) as consumer:
+...     consumer.subscribe(["greetings"])
+...     consumer.poll(5).value()
+b'hello'
+
+With ``host:port`` the constructors return confluent_kafka's own clients.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+from zlib import crc32
+
+from embedlog.kafka.confluent import admin, error, serialization
+from embedlog.kafka.confluent.common_types import *  # noqa: F403 - confluent_kafka's names
+from embedlog.kafka.confluent.common_types import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
+    TIMESTAMP_NOT_AVAILABLE,
+)
+from embedlog.kafka.confluent.common_types import __all__ as _types
+from embedlog.kafka.confluent.consumer import Consumer, ShareConsumer
+from embedlog.kafka.confluent.installed import CONFLUENT, installed
+from embedlog.kafka.confluent.message import Message
+from embedlog.kafka.confluent.producer import Producer
+from embedlog.kafka.confluent.serializing import DeserializingConsumer, SerializingProducer
+from embedlog.partitioner import partition_for_key
+
+__version__ = "2.16.1"
+"""The version of confluent_kafka whose interface this is."""
+
+
+def version() -> Any:
+    """Return confluent_kafka's version; newer ones return a str."""
+    package = CONFLUENT["confluent_kafka"]
+    return __version__ if package is None else package.version()
+
+
+def libversion() -> tuple[str, int]:
+    """Return librdkafka's version; there is none in use here."""
+    package = CONFLUENT["confluent_kafka"]
+    return ("none", 0) if package is None else package.libversion()
+
+
+def murmur2(key: bytes, partition_count: int) -> int:
+    """Return the partition that the partitioner ``murmur2`` chooses."""
+    return partition_for_key(key, partition_count)
+
+
+def consistent(key: bytes, partition_count: int) -> int:
+    """Return the partition that the partitioner ``consistent`` chooses."""
+    return crc32(key) % partition_count
+
+
+__all__ = [
+    *_types,
+    "OFFSET_BEGINNING",
+    "OFFSET_END",
+    "OFFSET_INVALID",
+    "OFFSET_STORED",
+    "TIMESTAMP_CREATE_TIME",
+    "TIMESTAMP_LOG_APPEND_TIME",
+    "TIMESTAMP_NOT_AVAILABLE",
+    "Consumer",
+    "DeserializingConsumer",
+    "Message",
+    "Producer",
+    "SerializingProducer",
+    "ShareConsumer",
+    "admin",
+    "consistent",
+    "error",
+    "libversion",
+    "murmur2",
+    "serialization",
+    "version",
+]
+
+
+def _replacement(name: str) -> ModuleType:
+    """Return a module of confluent_kafka with the names of this one in the place of its own.
+
+    So a patched program can import `confluent_kafka.schema_registry` and `confluent_kafka.aio`,
+    which use the clients of this package then.
+    """
+    module, original = ModuleType(name, __doc__), installed(name)
+    module.__dict__.update({} if original is None else vars(original))
+    module.__dict__.update({public: globals()[public] for public in __all__})
+    return module
+
+
+MODULES: dict[str, ModuleType] = {
+    "confluent_kafka": _replacement("confluent_kafka"),
+    "confluent_kafka.admin": admin,
+    "confluent_kafka.cimpl": _replacement("confluent_kafka.cimpl"),
+    "confluent_kafka.error": error,
+    "confluent_kafka.serialization": serialization,
+}
+"""What `embedlog.kafka.patch` puts in the place of confluent_kafka's modules."""

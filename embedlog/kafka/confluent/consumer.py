@@ -1,0 +1,658 @@
+"""`Consumer` with confluent_kafka's interface, on embedlog's consumer."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from math import inf
+from threading import Event
+from time import monotonic
+from typing import Any
+
+from embedlog.consumer import ConsumerRebalanceListener
+from embedlog.errors import EmbedlogError, IllegalStateError
+from embedlog.kafka.confluent.client import Client
+from embedlog.kafka.confluent.common_types import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    KafkaException,
+    PartitionResult,
+    TopicPartition,
+)
+from embedlog.kafka.confluent.kafka_errors import error_of, exception, kafka_error, translated
+from embedlog.kafka.confluent.message import Message, consumed
+from embedlog.kafka.confluent.settings import Statistics, consumer_config
+from embedlog.record import OffsetAndMetadata, Record
+from embedlog.record import TopicPartition as Partition
+
+_LOGGER = logging.getLogger("embedlog.kafka")
+
+_MAX_MESSAGES = 1_000_000
+_REFRESH_SECONDS = 1.0
+"""Fetched records are handed out for this long before the consumer follows its group again."""
+_MISSING = "Subscribed topic not available: {}: Broker: Unknown topic or partition"
+
+Positions = dict[Partition, OffsetAndMetadata]
+RebalanceCallback = Callable[["Consumer", list[Any]], object]
+
+
+class Consumer(Client):
+    """Reads a log as a member of a group; one thread at a time may use it.
+
+    ``Consumer({"bootstrap.servers": "embedlog:///data/log", "group.id": "g"})`` or a directory
+    uses the log; with ``host:port`` the constructor returns confluent_kafka's own consumer.
+
+    `poll` hands out one record at a time of what it fetched; a record counts as consumed once
+    it was handed out.  Offsets are stored and committed as librdkafka does: stored when the
+    record is returned or by `store_offsets`, and committed every ``auto.commit.interval.ms``,
+    before partitions are revoked, and by `close`.
+    """
+
+    _original = ("confluent_kafka", "Consumer")
+
+    def __init__(self, *args: Any, **config: Any) -> None:
+        super().__init__(*args, **config)
+        settings = self._settings
+        if not settings.get("group.id"):
+            raise ValueError("Failed to create consumer: group.id must be set")
+        with translated(InvalidConfigError="_INVALID_ARG"):
+            self._inner = self._log.consumer(**consumer_config(settings))
+        self._auto_store = settings.switch("enable.auto.offset.store", True)
+        self._auto_commit = settings.switch("enable.auto.commit", True)
+        self._commit_seconds = settings.number("auto.commit.interval.ms", 5000) / 1000
+        self._commit_due = monotonic() + self._commit_seconds
+        self._reports_eof = settings.switch("enable.partition.eof", False)
+        self._creates_topics = settings.switch("allow.auto.create.topics", False)
+        self._on_commit: Callable[[Any, list[Any]], object] | None = settings.get("on_commit")
+        self._commit_reports: deque[tuple[Any, list[Any]]] = deque()
+        self._statistics = Statistics(settings, "consumer")
+        self._closing = Event()
+        self._subscribed = self._rebalancing = False
+        self._records: Iterator[Record] = iter(())
+        """What is left of the records of one partition."""
+        self._fetched: deque[list[Record] | Message] = deque()
+        """The records of further partitions, and events."""
+        self._last: Record | None = None
+        """The record returned last, unless its position is noted already."""
+        self._refresh_at = 0.0
+        self._positions: Positions = {}
+        """After the last records that were returned."""
+        self._stored: Positions = {}
+        """To be committed."""
+        self._reported_ends: dict[Partition, int] = {}
+        self._missing_topics: set[str] = set()
+        """Topics to report if they do not exist."""
+
+    # Reading
+
+    def poll(self, timeout: float | None = -1.0) -> Message | None:
+        """Return the next record or event, or None if there was none for ``timeout`` seconds.
+
+        An error is returned as a message with `Message.error`.  Calls the callbacks of
+        rebalances and commits.
+        """
+        if monotonic() < self._refresh_at:
+            for record in self._records:
+                self._last = record
+                return consumed(record)
+        messages = self._take(1, timeout)
+        return messages[0] if messages else None
+
+    def consume(self, num_messages: int = 1, timeout: float | None = -1.0) -> list[Message]:
+        """Return up to ``num_messages`` records and events; fewer after ``timeout`` seconds."""
+        if not 0 <= num_messages <= _MAX_MESSAGES:
+            raise ValueError("num_messages must be between 0 and 1000000 (1M)")
+        return self._take(num_messages, timeout)
+
+    def _take(self, count: int, timeout: float | None) -> list[Message]:
+        self._check_open()
+        deadline = inf if timeout is None or timeout < 0 else monotonic() + timeout
+        if monotonic() >= self._refresh_at:
+            self._give_back()
+        messages: list[Message] = []
+        while len(messages) < count:
+            records = list(islice(self._records, count - len(messages)))
+            if records:
+                self._last = records[-1]
+                messages += map(consumed, records)
+                continue
+            self._note_position()
+            if not self._fetched:
+                if not self._fetch(deadline):
+                    break
+                continue
+            following = self._fetched.popleft()
+            if isinstance(following, Message):
+                messages.append(following)
+            else:
+                self._records = iter(following)
+        return messages
+
+    def _fetch(self, deadline: float) -> bool:
+        """Fetch records or events; return False if there are none before the deadline."""
+        while True:
+            self._serve()
+            self._report_missing_topics()
+            remaining = max(deadline - monotonic(), 0.0)
+            wait = 0.0 if self._fetched else min(remaining, _REFRESH_SECONDS)
+            if not self._subscribed and not self._inner.assignment():
+                # librdkafka waits too, where embedlog's consumer raises.
+                if self._closing.wait(wait) or monotonic() >= deadline:
+                    return bool(self._fetched)
+                continue
+            try:
+                # Without waiting first: a partition whose end was reached has an event.
+                records = self._inner.poll(0 if self._reports_eof else wait * 1000)
+                if self._reports_eof:
+                    self._report_ends(records)
+                    if not records and not self._fetched:
+                        records = self._inner.poll(wait * 1000)
+                        self._report_ends(records)
+                self._fetched.extendleft(reversed(records.values()))
+            except EmbedlogError as error:
+                self._fetched.append(_event(error_of(error), error.topic, error.partition))
+            self._refresh_at = monotonic() + _REFRESH_SECONDS
+            if self._fetched:
+                return True
+            if monotonic() >= deadline:
+                return False
+
+    def _report_ends(self, records: Collection[Partition]) -> None:
+        """Add an event for each partition whose end is reached, once for each end."""
+        for partition in sorted(self._inner.assignment() - self._inner.paused()):
+            position = self._inner.position(partition)
+            end = self._inner.end_offsets([partition])[partition]
+            if position >= end and self._reported_ends.get(partition) != position:
+                self._reported_ends[partition] = position
+                reason = f"Reached end of partition at offset {position} (HighwaterMark {end})"
+                error = kafka_error("_PARTITION_EOF", reason)
+                self._fetched.append(_event(error, partition.topic, partition.partition, position))
+
+    def _report_missing_topics(self) -> None:
+        if self._missing_topics and not self._creates_topics:
+            topics = self._log.root.topics()
+            for topic in sorted(self._missing_topics - topics.keys()):
+                error = kafka_error("UNKNOWN_TOPIC_OR_PART", _MISSING.format(topic))
+                self._fetched.append(_event(error, topic))
+        self._missing_topics = set()
+
+    def _note_position(self) -> None:
+        """Note the position after the last record; not for each record, which takes longer."""
+        record, self._last = self._last, None
+        if record is None:
+            return
+        partition = Partition(record.topic, record.partition)
+        position = OffsetAndMetadata(record.offset + 1, "", record.leader_epoch)
+        self._positions[partition] = position
+        if self._auto_store:
+            self._stored[partition] = position
+
+    def _give_back(self) -> None:
+        """Set the position of the inner consumer to what was returned; it fetches the rest again.
+
+        So every call on it sees the positions that the program sees.
+        """
+        self._note_position()
+        self._refresh_at = 0.0
+        left = [list(self._records), *self._fetched]
+        self._records, self._fetched = iter(()), deque()
+        for records in left:
+            if isinstance(records, Message):
+                self._fetched.append(records)
+            elif records:
+                first = records[0]
+                # Unless the partition was revoked.
+                with suppress(IllegalStateError):
+                    self._inner.seek(Partition(first.topic, first.partition), first.offset)
+
+    # Subscription and assignment
+
+    def subscribe(
+        self,
+        topics: list[str],
+        on_assign: RebalanceCallback | None = None,
+        on_revoke: RebalanceCallback | None = None,
+        on_lost: RebalanceCallback | None = None,
+    ) -> None:
+        """Subscribe to topics, or to patterns, which begin with ``^``; replaces earlier ones.
+
+        The callbacks are called as ``callback(consumer, partitions)`` by a later `poll`.
+        ``on_assign`` may call `assign` with other offsets.
+        """
+        self._check_open()
+        if not isinstance(topics, list):
+            raise TypeError("expected list of topic unicode strings")
+        callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
+        for name, callback in callbacks.items():
+            if callback is not None and not callable(callback):
+                raise TypeError(f"{name} expects a callable")
+        names = [str(topic) for topic in topics]
+        if not all(names) or not names:
+            raise exception(
+                "_INVALID_ARG",
+                "Failed to set subscription: Local: Invalid argument or configuration",
+            )
+        self._give_back()
+        listener = _Listener(self, on_assign, on_revoke, on_lost)
+        with translated():
+            if not self._subscribed:
+                self._drop(self._inner.assignment())
+                self._inner.assign([])
+            if any(name.startswith("^") for name in names):
+                self._inner.subscribe(pattern=_pattern(names), listener=listener)
+            else:
+                self._inner.subscribe(names, listener=listener)
+        self._subscribed = True
+        self._missing_topics = {name for name in names if not name.startswith("^")}
+
+    def unsubscribe(self) -> None:
+        """Leave the group, after committing what is stored, and drop the assignment."""
+        self._check_open()
+        self._give_back()
+        with translated():
+            if self._subscribed:
+                self._subscribed = False
+                self._inner.unsubscribe()
+            else:
+                self._drop(self._inner.assignment())
+                self._inner.assign([])
+
+    def assign(self, partitions: list[Any]) -> None:
+        """Read exactly these partitions, from their offsets; by default from the commits."""
+        self._change_assignment(lambda current, named: named, partitions)
+
+    def unassign(self) -> None:
+        """Read nothing."""
+        self._change_assignment(lambda current, named: named, [])
+
+    def incremental_assign(self, partitions: list[Any]) -> None:
+        """Read these partitions too.
+
+        Raises:
+            KafkaException: One is assigned already (``_CONFLICT``).
+        """
+
+        def add(current: set[Partition], named: set[Partition]) -> set[Partition]:
+            for topic, number in sorted(current & named):
+                text = f"{topic} [{number}] is already part of the current assignment"
+                raise exception("_CONFLICT", text)
+            return current | named
+
+        self._change_assignment(add, partitions)
+
+    def incremental_unassign(self, partitions: list[Any]) -> None:
+        """Stop reading these partitions.
+
+        Raises:
+            KafkaException: One is not assigned (``_INVALID_ARG``).
+        """
+
+        def remove(current: set[Partition], named: set[Partition]) -> set[Partition]:
+            for topic, number in sorted(named - current):
+                raise exception(
+                    "_INVALID_ARG",
+                    f"{topic} [{number}] can't be unassigned since it is not in the current "
+                    "assignment",
+                )
+            return current - named
+
+        self._change_assignment(remove, partitions)
+
+    def _change_assignment(
+        self,
+        change: Callable[[set[Partition], set[Partition]], set[Partition]],
+        partitions: list[Any],
+    ) -> None:
+        self._check_open()
+        offsets = _offsets_of(partitions)
+        if self._rebalancing:
+            # The group assigns; a callback chooses where to begin.
+            self._seek_all(offsets)
+            return
+        self._give_back()
+        with translated():
+            current = self._inner.assignment()
+            wanted = change(current, set(offsets))
+            self._drop(current - wanted)
+            self._inner.assign(sorted(wanted))
+            self._seek_all({part: offsets[part] for part in offsets if part in wanted})
+
+    def _seek_all(self, offsets: dict[Partition, int]) -> None:
+        for partition, offset in offsets.items():
+            if offset >= 0:
+                self._inner.seek(partition, offset)
+            elif offset == OFFSET_BEGINNING:
+                self._inner.seek_to_beginning(partition)
+            elif offset == OFFSET_END:
+                self._inner.seek_to_end(partition)
+            self._positions.pop(partition, None)
+            self._reported_ends.pop(partition, None)
+
+    def _drop(self, partitions: Iterable[Partition], *, commit: bool = True) -> None:
+        """Forget partitions that are no longer assigned, after committing what is stored."""
+        stored = {part: self._stored.pop(part) for part in partitions if part in self._stored}
+        if stored and commit and self._auto_commit:
+            self._commit(stored)
+        for partition in partitions:
+            self._positions.pop(partition, None)
+            self._reported_ends.pop(partition, None)
+
+    def assignment(self) -> list[Any]:
+        """Return the assigned partitions; in a group, those as of the last poll."""
+        self._check_open()
+        return [TopicPartition(*partition) for partition in sorted(self._inner.assignment())]
+
+    def pause(self, partitions: list[Any]) -> None:
+        """Return no records of these partitions until `resume`."""
+        self._on_assigned(partitions, self._inner.pause)
+
+    def resume(self, partitions: list[Any]) -> None:
+        """Return records of these partitions again."""
+        self._on_assigned(partitions, self._inner.resume)
+
+    def _on_assigned(self, partitions: list[Any], call: Callable[..., None]) -> None:
+        self._check_open()
+        self._give_back()
+        call(*(self._inner.assignment() & _offsets_of(partitions).keys()))
+
+    # Positions
+
+    def seek(self, partition: Any) -> None:
+        """Continue at the offset of a `TopicPartition`.
+
+        Raises:
+            KafkaException: The partition is not assigned (``_UNKNOWN_PARTITION``).
+        """
+        self._check_open()
+        self._give_back()
+        offsets = _offsets_of([partition])
+        try:
+            self._seek_all(offsets)
+        except IllegalStateError:
+            text = f"Failed to seek to offset {partition.offset}: Local: Unknown partition"
+            raise exception("_UNKNOWN_PARTITION", text) from None
+
+    def position(self, partitions: list[Any]) -> list[Any]:
+        """Return the offsets after the last records that were returned; -1001 without one."""
+        self._check_open()
+        self._note_position()
+        return [_result(part, self._positions.get(part)) for part in _offsets_of(partitions)]
+
+    def get_watermark_offsets(
+        self, partition: Any, timeout: float | None = -1, cached: bool = False
+    ) -> tuple[int, int]:
+        """Return the log start offset and the log end offset."""
+        self._check_open()
+        [part] = _offsets_of([partition])
+        with translated(UnknownTopicOrPartitionError="_UNKNOWN_PARTITION"):
+            begin = self._inner.beginning_offsets([part])[part]
+            return begin, self._inner.end_offsets([part])[part]
+
+    def offsets_for_times(self, partitions: list[Any], timeout: float | None = -1) -> list[Any]:
+        """Return the offsets of the first records at or after times; -1 if there is none.
+
+        Args:
+            partitions: With milliseconds since 1970 as their offsets.
+            timeout: Without effect.
+        """
+        self._check_open()
+        results = []
+        for part, time in _offsets_of(partitions).items():
+            try:
+                record = self._inner.offsets_for_times({part: time})[part]
+            except EmbedlogError as error:
+                results.append(_failed(part, error))
+                continue
+            results.append(TopicPartition(*part, OFFSET_END if record is None else record.offset))
+        return results
+
+    # Commits
+
+    def commit(
+        self,
+        message: Any = None,
+        offsets: list[Any] | None = None,
+        asynchronous: bool = True,
+        **options: Any,
+    ) -> list[Any] | None:
+        """Commit the offset after a message, offsets, or what is stored.
+
+        Returns the committed partitions, or None if ``asynchronous`` (also called ``async``);
+        then ``on_commit`` gets the errors.
+
+        Raises:
+            KafkaException: Nothing is stored (``_NO_OFFSET``), or the commit failed.
+        """
+        asynchronous = options.pop("async", asynchronous)
+        self._check_open()
+        self._note_position()
+        positions = self._positions_of(message, offsets)
+        partitions: Iterable[Partition] = positions or ()
+        if positions is None:
+            positions, partitions = dict(self._stored), sorted(self._inner.assignment())
+        if positions:
+            error = self._commit(positions)
+        else:
+            error = kafka_error("_NO_OFFSET", "Commit failed: Local: No offset stored")
+        if asynchronous:
+            return None
+        if error is not None:
+            raise KafkaException(error)
+        return [_result(partition, positions.get(partition)) for partition in partitions]
+
+    def _commit(self, positions: Positions) -> Any:
+        """Commit; return the error, which ``on_commit`` gets too, or None."""
+        error = None
+        try:
+            self._inner.commit(positions)
+        except EmbedlogError as failure:
+            error = error_of(failure)
+            if self._on_commit is None:
+                _LOGGER.warning("A commit failed: %s", failure)
+        except ValueError as failure:
+            error = kafka_error("_INVALID_ARG", str(failure))
+        else:
+            for partition, position in positions.items():
+                if self._stored.get(partition) == position:
+                    del self._stored[partition]
+        if self._on_commit is not None:
+            results = [_result(part, position) for part, position in positions.items()]
+            self._commit_reports.append((error, results))
+            self._refresh_at = min(self._refresh_at, monotonic())
+        return error
+
+    def _serve(self) -> None:
+        """Commit if it is time, and call the callbacks of commits and statistics."""
+        if self._auto_commit and monotonic() >= self._commit_due:
+            self._commit_due = monotonic() + self._commit_seconds
+            if self._stored:
+                self._commit(dict(self._stored))
+        self._report_commits()
+        self._statistics.call_if_due(msg_cnt=len(self._fetched))
+
+    def _report_commits(self) -> None:
+        while self._commit_reports and self._on_commit is not None:
+            self._on_commit(*self._commit_reports.popleft())
+
+    def store_offsets(self, message: Any = None, offsets: list[Any] | None = None) -> None:
+        """Store offsets, which the next automatic commit, or `commit`, commits.
+
+        Raises:
+            KafkaException: ``enable.auto.offset.store`` is not false, or a partition is not
+                assigned.
+        """
+        self._check_open()
+        positions = self._positions_of(message, offsets)
+        if positions is None:
+            raise ValueError("expected either message or offsets")
+        if self._auto_store:
+            text = "StoreOffsets failed: Local: Invalid argument or configuration"
+            raise exception("_INVALID_ARG", text)
+        if not positions.keys() <= self._inner.assignment():
+            raise exception("_UNKNOWN_PARTITION", "StoreOffsets failed: Local: Unknown partition")
+        self._stored.update(positions)
+
+    def _positions_of(self, message: Any, offsets: list[Any] | None) -> Positions | None:
+        """Return the positions that the arguments of a commit name; None without arguments."""
+        if message is not None and offsets is not None:
+            raise ValueError("message and offsets are mutually exclusive")
+        if message is not None:
+            if not hasattr(message, "offset"):
+                raise TypeError("expected confluent_kafka.cimpl.Message")
+            if message.error() is not None:
+                raise exception("_INVALID_ARG", "The message is an event, which has no offset")
+            partition = Partition(message.topic(), message.partition())
+            epoch = message.leader_epoch()
+            return {partition: OffsetAndMetadata(message.offset() + 1, "", epoch)}
+        if offsets is None:
+            return None
+        _offsets_of(offsets)
+        return {
+            Partition(item.topic, item.partition): OffsetAndMetadata(
+                item.offset, item.metadata or "", item.leader_epoch
+            )
+            for item in offsets
+            if item.offset >= 0
+        }
+
+    def committed(self, partitions: list[Any], timeout: float | None = -1) -> list[Any]:
+        """Return the offsets that the group committed; -1001 without a commit."""
+        self._check_open()
+        results = []
+        for part in _offsets_of(partitions):
+            try:
+                results.append(_result(part, self._inner.committed(part, metadata=True)))
+            except EmbedlogError as error:
+                results.append(_failed(part, error))
+        return results
+
+    # The group
+
+    def memberid(self) -> str | None:
+        """Return the member id; None before the first poll."""
+        self._check_open()
+        return self._inner.group_metadata().member_id or None
+
+    def consumer_group_metadata(self) -> Any:
+        """Return the identity of this consumer in its group."""
+        self._check_open()
+        return self._inner.group_metadata()
+
+    # Closing
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise RuntimeError("Consumer closed")
+
+    def close(self) -> None:
+        """Commit what is stored, leave the group, and close; may be repeated."""
+        if self._closing.is_set():
+            return
+        self._give_back()
+        try:
+            if not self._subscribed:
+                self._drop(self._inner.assignment())
+            with translated():
+                self._inner.close()
+            self._report_commits()
+        finally:
+            self._closing.set()
+            self._release_log()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ShareConsumer(Client):
+    """Refused: a log has no share groups; for brokers, confluent_kafka's own."""
+
+    _original = ("confluent_kafka", "ShareConsumer")
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise exception("_NOT_IMPLEMENTED", "A log has no share groups: use Consumer")
+
+
+class _Listener(ConsumerRebalanceListener):
+    """Calls the callbacks of a subscription; commits what is stored before it is revoked."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        on_assign: RebalanceCallback | None,
+        on_revoke: RebalanceCallback | None,
+        on_lost: RebalanceCallback | None,
+    ) -> None:
+        self._consumer = consumer
+        self._on_assign, self._on_revoke = on_assign, on_revoke
+        self._on_lost = on_lost or on_revoke
+
+    def _call(self, callback: RebalanceCallback | None, partitions: set[Partition]) -> None:
+        if callback is None or not (partitions or callback is self._on_assign):
+            return
+        self._consumer._rebalancing = True
+        try:
+            callback(self._consumer, [TopicPartition(*part) for part in sorted(partitions)])
+        finally:
+            self._consumer._rebalancing = False
+
+    def on_partitions_assigned(self, assigned: set[Partition]) -> None:
+        """Call ``on_assign``."""
+        self._call(self._on_assign, assigned)
+
+    def on_partitions_revoked(self, revoked: set[Partition]) -> None:
+        """Call ``on_revoke``, then commit and forget what is stored."""
+        try:
+            self._call(self._on_revoke, revoked)
+        finally:
+            self._consumer._drop(revoked)
+
+    def on_partitions_lost(self, lost: set[Partition]) -> None:
+        """Call ``on_lost``, or ``on_revoke`` without it; nothing can be committed."""
+        try:
+            self._call(self._on_lost, lost)
+        finally:
+            self._consumer._drop(lost, commit=False)
+
+
+def _event(
+    error: Any, topic: str | None = None, partition: int | None = None, offset: int | None = None
+) -> Message:
+    return Message(topic, partition, offset, None, str(error.str()).encode(), error=error)
+
+
+def _offsets_of(partitions: Any) -> dict[Partition, int]:
+    """Return the offsets of a list of `TopicPartition`, by partition."""
+    if not isinstance(partitions, list):
+        raise TypeError("requires list of TopicPartition")
+    for item in partitions:
+        if not hasattr(item, "offset") or not hasattr(item, "topic"):
+            raise TypeError("expected cimpl.TopicPartition")
+    return {Partition(item.topic, item.partition): item.offset for item in partitions}
+
+
+def _result(partition: Partition, position: OffsetAndMetadata | None) -> Any:
+    if position is None:
+        return TopicPartition(*partition, OFFSET_INVALID)
+    offset, metadata, epoch = position
+    # confluent_kafka's own type refuses None.
+    options: dict[str, Any] = {"metadata": metadata} if metadata else {}
+    if epoch is not None:
+        options["leader_epoch"] = epoch
+    return TopicPartition(*partition, offset, **options)
+
+
+def _failed(partition: Partition, error: EmbedlogError) -> PartitionResult:
+    result = PartitionResult(*partition)
+    result.error = error_of(error)
+    return result
+
+
+def _pattern(names: Iterable[str]) -> str:
+    """Return a pattern of whole names; librdkafka's need to match the beginning only."""
+    parts = (f"(?:{name[1:]}).*" if name.startswith("^") else re.escape(name) for name in names)
+    return "|".join(parts)

@@ -1,0 +1,331 @@
+"""`Producer` with confluent_kafka's interface, on embedlog's producer."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from math import inf
+from random import Random
+from time import monotonic
+from typing import Any, NoReturn
+from zlib import crc32
+
+from embedlog.errors import (
+    BufferExhaustedError,
+    ClosedError,
+    EmbedlogError,
+    SerializationError,
+    TimeoutError,  # noqa: A004 - it is one
+    UnknownTopicOrPartitionError,
+)
+from embedlog.kafka.confluent.client import Client
+from embedlog.kafka.confluent.common_types import TIMESTAMP_CREATE_TIME, KafkaException
+from embedlog.kafka.confluent.kafka_errors import error_of, exception, kafka_error, translated
+from embedlog.kafka.confluent.message import Message
+from embedlog.kafka.confluent.settings import PARTITIONERS, Statistics, invalid, producer_config
+from embedlog.partitioner import partition_for_key
+from embedlog.record import RecordMetadata
+
+_IDLE_SECONDS = 0.01
+"""How long `Producer.poll` sleeps at a time while there is nothing to report."""
+
+DeliveryCallback = Callable[[Any, Message], object]
+
+
+_Report = tuple[Any, DeliveryCallback | None, str, bytes | None, bytes | None, float]
+"""A record on its way: its `RecordFuture` or `_Refused`, its callback, topic, key and value, and
+when it was produced.  A plain tuple: one is made for each record."""
+
+
+class _Refused:
+    """The future of a record that embedlog's producer did not take."""
+
+    value = None
+
+    def __init__(self, error: EmbedlogError) -> None:
+        self.exception = error
+
+    def failed(self) -> bool:
+        """Return True."""
+        return True
+
+    def result(self, timeout: float) -> None:
+        """Raise the error."""
+        raise self.exception
+
+
+class Producer(Client):
+    """Sends records to a log; any thread may use it.
+
+    ``Producer({"bootstrap.servers": "embedlog:///data/log"})`` or a directory uses the log;
+    with ``host:port`` the constructor returns confluent_kafka's own producer.
+
+    A record counts towards ``queue.buffering.max.messages`` until `poll` or `flush` reported
+    its delivery, also without a callback, as in librdkafka.
+    """
+
+    _original = ("confluent_kafka", "Producer")
+
+    def __init__(self, *args: Any, **config: Any) -> None:
+        super().__init__(*args, **config)
+        settings = self._settings
+        self._config = producer_config(settings)
+        self._largest: int = self._config["max_request_size"]
+        self._capacity = settings.number("queue.buffering.max.messages", 100_000) or inf
+        self._on_delivery: DeliveryCallback | None = settings.get("on_delivery")
+        name = str(settings.get("partitioner", "consistent_random"))
+        if name not in PARTITIONERS:
+            raise invalid("partitioner", name)
+        self._partitioner = name
+        self._pending: deque[_Report] = deque()
+        self._serving = threading.Lock()
+        self._statistics = Statistics(settings, "producer")
+        self._closing = threading.Event()
+        self._random = Random()
+        self._open()
+
+    def _open(self) -> None:
+        with translated(InvalidConfigError="_INVALID_ARG"):
+            self._inner = self._log.producer(**self._config)
+        self._send = self._inner.send
+
+    def produce(
+        self,
+        topic: str,
+        value: str | bytes | None = None,
+        key: str | bytes | None = None,
+        partition: int = -1,
+        callback: DeliveryCallback | None = None,
+        on_delivery: DeliveryCallback | None = None,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> None:
+        """Add a record to the queue; a background thread writes it after ``linger.ms``.
+
+        Args:
+            topic: The topic; created if the log may do that.
+            value: Bytes, or a str that is encoded as UTF-8.
+            key: Likewise.
+            partition: The partition; -1 leaves it to the ``partitioner``.
+            callback: Called as ``callback(error, message)`` by a later `poll` or `flush`.
+            on_delivery: The same as ``callback``.
+            timestamp: Milliseconds since 1970; 0 is now.
+            headers: A dict, or a list of pairs.
+
+        Raises:
+            BufferError: The queue is full: call `poll`, which reports deliveries.
+            KafkaException: The record is too large (``MSG_SIZE_TOO_LARGE``), or the topic has no
+                such partition (``_UNKNOWN_PARTITION``).
+        """
+        value = value.encode() if type(value) is str else value
+        key = key.encode() if type(key) is str else key
+        pending = self._pending
+        if len(pending) >= self._capacity:
+            raise BufferError("Local: Queue full")
+        if value is not None and len(value) > self._largest:
+            raise exception(
+                "MSG_SIZE_TOO_LARGE", "Unable to produce message: Broker: Message size too large"
+            )
+        future: Any
+        try:
+            if partition < 0:
+                chosen = None if key is None else self._partition_for(topic, key)
+            else:
+                chosen = partition
+            if chosen is None and headers is None and not timestamp:
+                future = self._send(topic, value, key)
+            else:
+                future = self._send(topic, value, key, _headers(headers), chosen, timestamp or None)
+        except EmbedlogError as error:
+            future = self._refused(error)
+        callback = callback or on_delivery or self._on_delivery
+        pending.append((future, callback, topic, key, value, monotonic()))  # type: ignore[arg-type]
+
+    def _refused(self, error: EmbedlogError) -> _Refused:
+        """Raise what `produce` raises; return what is reported later."""
+        if isinstance(error, BufferExhaustedError):
+            raise BufferError("Local: Queue full") from error
+        if isinstance(error, ClosedError):
+            self._check_open()
+        if isinstance(error, SerializationError):
+            raise TypeError(str(error)) from error
+        if isinstance(error, UnknownTopicOrPartitionError) and error.partition is not None:
+            text = "Unable to produce message: Local: Unknown partition"
+            raise exception("_UNKNOWN_PARTITION", text) from error
+        return _Refused(error)
+
+    def _partition_for(self, topic: str, key: Any) -> int | None:
+        """Return the partition of a key; None if the log may choose one."""
+        name = self._partitioner
+        if name == "murmur2_random":
+            return None  # as embedlog itself
+        try:
+            count = self._log.root.partitions(topic)
+        except UnknownTopicOrPartitionError:
+            return None  # it is created with one partition, or refused
+        if count == 1:
+            return None
+        if name == "murmur2":
+            return partition_for_key(key, count)
+        if name == "random" or (name == "consistent_random" and not key):
+            return self._random.randrange(count)
+        return crc32(key) % count
+
+    def produce_batch(
+        self,
+        topic: str,
+        messages: list[dict[str, Any]],
+        partition: int = -1,
+        on_delivery: DeliveryCallback | None = None,
+    ) -> int:
+        """Produce many records, each a dict of the arguments of `produce`.
+
+        A record that is refused gets its error as ``_error``.  Returns how many were accepted.
+        """
+        count = 0
+        for message in messages:
+            arguments = {
+                name: message[name]
+                for name in ("value", "key", "timestamp", "headers")
+                if message.get(name) is not None
+            }
+            callback = message.get("callback") or message.get("on_delivery") or on_delivery
+            number = message.get("partition", partition)
+            try:
+                self.produce(topic, partition=number, on_delivery=callback, **arguments)
+                count += 1
+            except BufferError:
+                message["_error"] = kafka_error("_QUEUE_FULL")
+            except KafkaException as error:
+                message["_error"] = error.args[0]
+        return count
+
+    # Reports
+
+    def poll(self, timeout: float | None = None) -> int:
+        """Report deliveries to their callbacks; wait for one up to ``timeout`` seconds.
+
+        Without a timeout it waits until there is one.  Returns how many were reported.
+        """
+        self._check_open()
+        if self._statistics.enabled:
+            self._statistics.call_if_due(msg_cnt=len(self._pending))
+        served = self._serve()
+        if served or timeout == 0:
+            return served
+        deadline = inf if timeout is None or timeout < 0 else monotonic() + timeout
+        while not (served := self._serve()) and (remaining := deadline - monotonic()) > 0:
+            with suppress(EmbedlogError, IndexError):
+                self._pending[0][0].result(min(remaining, 1.0))
+            if not self._pending:
+                self._closing.wait(min(remaining, _IDLE_SECONDS))
+        return served
+
+    def flush(self, timeout: float | None = None) -> int:
+        """Write everything, and report it; return how many records are still in the queue."""
+        self._check_open()
+        deadline = inf if timeout is None or timeout < 0 else monotonic() + timeout
+        while self._pending:
+            remaining = max(deadline - monotonic(), 0.0)
+            with suppress(TimeoutError):
+                self._inner.flush(None if remaining == inf else remaining)
+            if not self._serve() and remaining <= 0:
+                break
+        return len(self._pending)
+
+    def _serve(self) -> int:
+        """Report the deliveries at the front of the queue that are done."""
+        served, pending = 0, self._pending
+        while pending:
+            try:
+                report = pending[0]
+            except IndexError:
+                break
+            future = report[0]
+            metadata = future.value
+            if metadata is None and not future.failed():
+                break
+            with self._serving:
+                # Unless another thread reports it.
+                if not pending or pending[0] is not report:
+                    continue
+                pending.popleft()
+            served += 1
+            callback = report[1]
+            if callback is not None:
+                callback(*_delivered(report, metadata))
+        return served
+
+    def __len__(self) -> int:
+        """Return how many records are not reported yet."""
+        return len(self._pending)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
+        """Drop what is not written yet; later reports say so (``_PURGE_QUEUE``)."""
+        self._check_open()
+        if in_queue:
+            self._inner.close(timeout=0)
+            self._open()
+
+    # Transactions
+
+    def _refuse_transaction(self, *_: object, **__: object) -> NoReturn:
+        """Raise `KafkaException`: a log has no transactions."""
+        raise exception(
+            "_NOT_CONFIGURED",
+            "The Transactional API requires transactional.id to be configured, "
+            "and a log has no transactions",
+        )
+
+    init_transactions = begin_transaction = commit_transaction = _refuse_transaction
+    abort_transaction = send_offsets_to_transaction = _refuse_transaction
+
+    # Closing
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise RuntimeError("Producer has been closed")
+
+    def close(self, timeout: float = -1) -> bool:
+        """Flush, report what was delivered, and close."""
+        if not self._closing.is_set():
+            self.flush(timeout)
+            self._closing.set()
+            self._inner.close()
+            self._release_log()
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _headers(headers: Any) -> list[tuple[str, bytes | None]] | None:
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping | list | tuple):
+        kind = type(headers).__name__
+        raise TypeError(f"expected headers to be dict or list of (key, value) tuples, not {kind}")
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
+
+
+def _delivered(report: _Report, metadata: RecordMetadata | None) -> tuple[Any, Message]:
+    """Return the error and the message of a delivery report."""
+    future, _, topic, key, value, produced_at = report
+    latency = monotonic() - produced_at
+    if metadata is not None:
+        _, partition, offset, timestamp = metadata
+        times = (TIMESTAMP_CREATE_TIME, timestamp or 0)
+        return None, Message(topic, partition, offset, key, value, None, None, times, latency)
+    error = error_of(
+        future.exception,
+        TimeoutError="_MSG_TIMED_OUT",
+        ClosedError="_PURGE_QUEUE",
+        UnknownTopicOrPartitionError="_UNKNOWN_TOPIC",
+    )
+    return error, Message(topic, -1, None, key, value, None, error, None, latency)

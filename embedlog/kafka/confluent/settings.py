@@ -1,0 +1,275 @@
+"""librdkafka's settings: which ones a log honors, and what embedlog calls them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from time import time as clock
+from typing import Any
+
+from embedlog.config import INT_MAX
+from embedlog.errors import InvalidConfigError
+from embedlog.kafka.bootstrap import LogAddress, log_address
+from embedlog.kafka.confluent.kafka_errors import exception
+
+_LOGGER = logging.getLogger("embedlog.kafka")
+
+_ALIASES = {
+    "metadata.broker.list": "bootstrap.servers",
+    "request.required.acks": "acks",
+    "queue.buffering.max.ms": "linger.ms",
+    "compression.codec": "compression.type",
+    "delivery.timeout.ms": "message.timeout.ms",
+    "message.send.max.retries": "retries",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "auto.commit.enable": "enable.auto.commit",
+    "max.partition.fetch.bytes": "fetch.message.max.bytes",
+    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
+}
+
+_PRODUCER = frozenset(
+    "acks linger.ms batch.size message.max.bytes compression.type enable.idempotence "
+    "message.timeout.ms retries retry.backoff.ms max.in.flight.requests.per.connection "
+    "request.timeout.ms queue.buffering.max.messages queue.buffering.max.kbytes partitioner "
+    "sticky.partitioning.linger.ms on_delivery transactional.id".split()
+)
+_CONSUMER = frozenset(
+    "group.id group.instance.id partition.assignment.strategy session.timeout.ms "
+    "heartbeat.interval.ms max.poll.interval.ms enable.auto.commit auto.commit.interval.ms "
+    "enable.auto.offset.store fetch.min.bytes fetch.wait.max.ms fetch.max.bytes "
+    "fetch.message.max.bytes auto.offset.reset enable.partition.eof check.crcs "
+    "allow.auto.create.topics isolation.level on_commit".split()
+)
+_COMMON = frozenset(
+    "bootstrap.servers client.id default.topic.config error_cb stats_cb throttle_cb logger "
+    "statistics.interval.ms".split()
+)
+_CALLBACKS = frozenset({"on_delivery", "on_commit", "error_cb", "stats_cb", "throttle_cb"})
+
+_IGNORED = frozenset(
+    "background_event_cb batch.num.messages broker.version.fallback builtin.features client.rack "
+    "client.software.name client.software.version compression.level consume.callback.max.messages "
+    "coordinator.query.interval.ms debug delivery.report.only.error enable.gapless.guarantee "
+    "enable.metrics.push enable.random.seed enabled_events fetch.error.backoff.ms "
+    "fetch.queue.backoff.ms group.protocol group.protocol.type group.remote.assignor interceptors "
+    "internal.termination.signal log.connection.close log.queue log.thread.name log_cb log_level "
+    "max.poll.records message.copy.max.bytes metadata.max.age.ms metadata.recovery.strategy "
+    "metadata.recovery.rebootstrap.trigger.ms metadata.request.timeout.ms msg_order_cmp oauth_cb "
+    "offset.store.method offset.store.path offset.store.sync.interval.ms opaque "
+    "plugin.library.paths produce.offset.report queue.buffering.backpressure.threshold "
+    "queued.max.messages.kbytes queued.min.messages queuing.strategy receive.message.max.bytes "
+    "reconnect.backoff.jitter.ms reconnect.backoff.max.ms reconnect.backoff.ms "
+    "retry.backoff.max.ms share.acknowledgement.mode test.mock.broker.rtt test.mock.num.brokers "
+    "topic.blacklist topic.metadata.propagation.max.ms topic.metadata.refresh.fast.cnt "
+    "topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.sparse transaction.timeout.ms "
+    "client.dns.lookup connections.max.idle.ms enable.sasl.oauthbearer.unsecure.jwt "
+    "enable.sparse.connections enable.ssl.certificate.verification "
+    "oauthbearer_token_refresh_cb".split()
+)
+_IGNORED_PREFIXES = (
+    *("api.version.", "broker.address.", "https.", "sasl.", "security.", "socket.", "ssl."),
+    "ssl_",
+)
+
+_CODECS = {"gzip": "zstd", "snappy": "lz4"}
+"""Arrow has no gzip and snappy for batches: what takes their part."""
+_RESETS = {
+    **dict.fromkeys(("smallest", "earliest", "beginning"), "earliest"),
+    **dict.fromkeys(("largest", "latest", "end"), "latest"),
+    "error": "none",
+}
+PARTITIONERS = ("random", "consistent", "consistent_random", "murmur2", "murmur2_random")
+
+
+@dataclass
+class ClientSettings:
+    """The settings of one client, with librdkafka's names, and as text or of their type."""
+
+    address: LogAddress
+    values: dict[str, Any] = field(repr=False)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a setting as the program passed it."""
+        return self.values.get(name, default)
+
+    def number(self, name: str, default: int) -> int:
+        """Return a whole number, rounded up."""
+        value = self.values.get(name, default)
+        try:
+            return math.ceil(float(value))
+        except (TypeError, ValueError):
+            raise invalid(name, value) from None
+
+    def switch(self, name: str, default: bool) -> bool:
+        """Return a boolean."""
+        value = self.values.get(name, default)
+        text = str(value).lower()
+        if text not in ("true", "false"):
+            raise exception("_INVALID_ARG", f'Expected bool value for "{name}": true or false')
+        return text == "true"
+
+    def choice(self, name: str, default: str, choices: Mapping[str, str]) -> str:
+        """Return what stands for the value."""
+        value = str(self.values.get(name, default))
+        if value not in choices:
+            raise invalid(name, value)
+        return choices[value]
+
+    def renamed(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """Return the settings of embedlog for those that are passed on as they are."""
+        return {name: self.values[key] for key, name in names.items() if key in self.values}
+
+
+def invalid(name: str, value: object) -> Exception:
+    """Return the error of a value that a setting does not accept."""
+    return exception("_INVALID_ARG", f'Invalid value "{value}" for configuration property "{name}"')
+
+
+def merged(args: tuple[Any, ...], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a constructor: a dict, keyword arguments, or both."""
+    if len(args) > 1 or (args and not isinstance(args[0], Mapping)):
+        raise TypeError("expected configuration dict")
+    settings = {**(args[0] if args else {}), **config}
+    settings = {**(settings.pop("default.topic.config", None) or {}), **settings}
+    return {_ALIASES.get(name, name): value for name, value in settings.items()}
+
+
+def address_of(args: tuple[Any, ...], config: Mapping[str, Any]) -> LogAddress | None:
+    """Return the log that ``bootstrap.servers`` names; None if it names brokers."""
+    servers = merged(args, config).get("bootstrap.servers")
+    try:
+        return log_address(servers)
+    except InvalidConfigError as error:
+        raise exception("_INVALID_ARG", str(error)) from error
+
+
+def client_settings(args: tuple[Any, ...], config: Mapping[str, Any]) -> ClientSettings:
+    """Check the settings of a client on a log.
+
+    Raises:
+        KafkaException: librdkafka has no setting of that name (``_INVALID_ARG``), or a value is
+            not valid.
+    """
+    values, ignored = merged(args, config), []
+    for name, value in values.items():
+        if name in _IGNORED or name.startswith(_IGNORED_PREFIXES):
+            ignored.append(name)
+        elif name not in _PRODUCER | _CONSUMER | _COMMON:
+            raise exception("_INVALID_ARG", f'No such configuration property: "{name}"')
+        elif name in _CALLBACKS:
+            if value is not None and not callable(value):
+                raise exception("_INVALID_ARG", f"{name} requires a callable object")
+        elif value is None:
+            raise exception(
+                "_INVALID_ARG", f'Configuration property "{name}" cannot be set to empty value'
+            )
+    if ignored:
+        _LOGGER.info("Settings without effect on a log are ignored: %s", ", ".join(sorted(ignored)))
+    address = address_of(args, config)
+    assert address is not None, "the constructor returned a client of brokers"
+    return ClientSettings(address, values)
+
+
+def producer_config(settings: ClientSettings) -> dict[str, Any]:
+    """Return embedlog's settings of a producer."""
+    if settings.get("transactional.id"):
+        raise exception(
+            "_NOT_IMPLEMENTED",
+            "A log has no transactions: leave out transactional.id; the idempotent producer "
+            "(enable.idempotence) works, and embedlog's producer_name keeps it over a restart",
+        )
+    linger = settings.number("linger.ms", 5)
+    # librdkafka's 0 is no limit.
+    delivery = min(settings.number("message.timeout.ms", 300_000) or INT_MAX, INT_MAX)
+    codec = str(settings.get("compression.type", "none"))
+    config = settings.renamed(
+        {
+            "acks": "acks",
+            "enable.idempotence": "enable_idempotence",
+            "batch.size": "batch_size",
+            "retries": "retries",
+            "retry.backoff.ms": "retry_backoff_ms",
+            "max.in.flight.requests.per.connection": "max_in_flight_requests_per_connection",
+            "client.id": "client_id",
+        }
+    )
+    return config | {
+        "linger_ms": min(linger, delivery),
+        "delivery_timeout_ms": delivery,
+        "request_timeout_ms": min(
+            settings.number("request.timeout.ms", 30_000), max(delivery - linger, 0)
+        ),
+        "compression_type": _CODECS.get(codec, codec),
+        # Not the serializers of the topic: programs for confluent_kafka send bytes.
+        "key_serializer": "bytes",
+        "value_serializer": "bytes",
+        "max_request_size": settings.number("message.max.bytes", 1_000_000),
+        "buffer_memory": settings.number("queue.buffering.max.kbytes", 1_048_576) * 1024,
+        # `produce` never waits: it raises BufferError.
+        "max_block_ms": 0,
+        "partitioner_sticky_ms": settings.number("sticky.partitioning.linger.ms", 10),
+    }
+
+
+def consumer_config(settings: ClientSettings) -> dict[str, Any]:
+    """Return embedlog's settings of a consumer; commits are made by the wrapper."""
+    session = settings.number("session.timeout.ms", 45_000)
+    strategy = str(settings.get("partition.assignment.strategy", "range,roundrobin"))
+    config = settings.renamed(
+        {
+            "group.id": "group_id",
+            "group.instance.id": "group_instance_id",
+            "max.poll.interval.ms": "max_poll_interval_ms",
+            "fetch.min.bytes": "fetch_min_bytes",
+            "fetch.wait.max.ms": "fetch_max_wait_ms",
+            "fetch.max.bytes": "fetch_max_bytes",
+            "fetch.message.max.bytes": "max_partition_fetch_bytes",
+            "check.crcs": "check_crcs",
+            "isolation.level": "isolation_level",
+            "client.id": "client_id",
+        }
+    )
+    heartbeat = settings.number("heartbeat.interval.ms", 3000)
+    return config | {
+        "session_timeout_ms": session,
+        # librdkafka does not compare the two.
+        "heartbeat_interval_ms": min(heartbeat, max(session // 3, 1)),
+        "partition_assignment_strategy": strategy,
+        "auto_offset_reset": settings.choice("auto.offset.reset", "largest", _RESETS),
+        "allow_auto_create_topics": settings.switch("allow.auto.create.topics", False),
+        "enable_auto_commit": False,
+        "key_deserializer": "bytes",
+        "value_deserializer": "bytes",
+    }
+
+
+class Statistics:
+    """Calls ``stats_cb`` with JSON every ``statistics.interval.ms``, from `poll`."""
+
+    def __init__(self, settings: ClientSettings, kind: str) -> None:
+        self._callback: Callable[[str], object] | None = settings.get("stats_cb")
+        self._interval = settings.number("statistics.interval.ms", 0) / 1000
+        self._kind, self._client_id = kind, settings.get("client.id", "rdkafka")
+        self.enabled = self._callback is not None and self._interval > 0
+        self._due = monotonic() + self._interval
+
+    def call_if_due(self, **counts: int) -> None:
+        """Call it with some numbers, named as librdkafka's, if it is time."""
+        if not self.enabled or monotonic() < self._due:
+            return
+        self._due = monotonic() + self._interval
+        now = clock()
+        statistics = {
+            "name": self._client_id,
+            "client_id": self._client_id,
+            "type": self._kind,
+            "ts": int(monotonic() * 1e6),
+            "time": int(now),
+            **counts,
+        }
+        assert self._callback is not None
+        self._callback(json.dumps(statistics))

@@ -1,0 +1,236 @@
+"""A program for confluent_kafka that prints the same on a log and on a broker.
+
+Run with the address as BOOTSTRAP and the import as CLIENT (confluent_kafka, or embedlog's).
+"""
+
+# ruff: noqa: T201 - it prints what is compared
+
+import importlib
+import os
+import time
+
+module = os.environ.get("CLIENT", "embedlog.kafka.confluent")
+client = importlib.import_module(module)
+admin_module = importlib.import_module(f"{module}.admin")
+
+ADDRESS = {"bootstrap.servers": os.environ["BOOTSTRAP"]}
+TOPIC, COMPACTED = "flights", "planes"
+SECONDS = float(os.environ.get("SECONDS", "30"))
+KafkaError, TopicPartition = client.KafkaError, client.TopicPartition
+
+
+def shown(partitions):
+    return sorted((p.topic, p.partition, p.offset, p.error) for p in partitions)
+
+
+def outcome(call, *arguments, **named):
+    try:
+        return call(*arguments, **named)
+    except client.KafkaException as error:
+        return error.args[0].name()
+    except Exception as error:  # noqa: BLE001 - its name is compared
+        return type(error).__name__
+
+
+def create(admin):
+    topics = [
+        admin_module.NewTopic(TOPIC, num_partitions=3, replication_factor=1),
+        admin_module.NewTopic(COMPACTED, 1, 1, config={"cleanup.policy": "compact"}),
+    ]
+    for name, future in sorted(admin.create_topics(topics).items()):
+        print("created", name, future.result())
+    time.sleep(0.5)  # brokers tell each other
+    for name, future in admin.create_topics(topics[:1]).items():
+        print("created again", name, outcome(future.result))
+    for name, future in admin.delete_topics(["nothing"]).items():
+        print("deleted", name, outcome(future.result))
+
+
+def produce():
+    reports = []
+    producer = client.Producer(
+        {**ADDRESS, "linger.ms": 5, "compression.type": "gzip", "client.id": "program"}
+    )
+
+    def delivered(error, message):
+        reports.append((message.key(), error, message.topic(), message.partition()))
+
+    for number in range(100):
+        producer.produce(
+            TOPIC,
+            f"flight {number}",
+            key=f"carrier-{number % 7}",
+            headers={"number": str(number)},
+            timestamp=1_700_000_000_000 + number,
+            on_delivery=delivered,
+        )
+        producer.poll(0)
+    producer.produce(TOPIC, b"chosen", partition=2, callback=delivered)
+    producer.produce(TOPIC, value=None, key="tombstone", callback=delivered)
+    print("left", producer.flush(SECONDS), len(producer))
+    print("reports", len(reports), sorted(set(reports), key=repr))
+    print("too large", outcome(producer.produce, TOPIC, bytes(2_000_000)))
+    print("not bytes", outcome(producer.produce, TOPIC, 5))
+    producer.produce(COMPACTED, "without a key", callback=delivered)
+    print("no partition", outcome(producer.produce, TOPIC, "nowhere", partition=9))
+    producer.flush(SECONDS)
+    print("refused", reports[-1][1] and reports[-1][1].name())
+
+
+def consumer_of(group, **settings):
+    return client.Consumer(
+        {
+            **ADDRESS,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "session.timeout.ms": 6000,
+            **{name.replace("_", "."): value for name, value in settings.items()},
+        }
+    )
+
+
+def consume_all(consumer):
+    """Return the records until the end of each of the three partitions."""
+    records, ends, deadline = [], {}, time.monotonic() + SECONDS
+    while len(ends) < 3 and time.monotonic() < deadline:
+        message = consumer.poll(1.0)
+        if message is None:
+            continue
+        if message.error():
+            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+            ends[message.partition()] = message.offset()
+        else:
+            records.append(message)
+    print("ends", sorted(ends.items()))
+    return records
+
+
+def consume():
+    def assigned(consumer, partitions):
+        print("assigned", shown(partitions))
+
+    def revoked(consumer, partitions):
+        print("revoked", [(p.topic, p.partition) for p in sorted(partitions)])
+
+    consumer = consumer_of("first", enable_partition_eof=True, enable_auto_commit=False)
+    consumer.subscribe([TOPIC], on_assign=assigned, on_revoke=revoked)
+    for message in sorted(consume_all(consumer), key=lambda m: (m.partition(), m.offset())):
+        time_type, milliseconds = message.timestamp()
+        moment = milliseconds if message.headers() else "now"
+        print(
+            *(message.partition(), message.offset(), message.key(), message.value()),
+            *(message.headers(), time_type, moment),
+            *(len(message), message.error(), message.topic()),
+        )
+    partitions = [TopicPartition(TOPIC, number) for number in range(3)]
+    print("position", shown(consumer.position(partitions)))
+    print("committed", shown(consumer.committed(partitions, timeout=SECONDS)))
+    print("commit", shown(consumer.commit(asynchronous=False)))
+    print("commit again", outcome(consumer.commit, asynchronous=False))
+    print("committed", shown(consumer.committed(partitions, timeout=SECONDS)))
+    watermarks = [consumer.get_watermark_offsets(p, timeout=SECONDS) for p in partitions]
+    print("watermarks", watermarks)
+    times = [TopicPartition(TOPIC, number, 1_700_000_000_050) for number in range(3)]
+    print("times", shown(consumer.offsets_for_times(times, timeout=SECONDS)))
+    print("assignment", [(p.topic, p.partition) for p in sorted(consumer.assignment())])
+    consumer.close()
+    print("closed", outcome(consumer.poll, 0))
+
+
+def consume_on_assignment():
+    consumer = consumer_of("second", enable_auto_offset_store=False)
+    print("seek", outcome(consumer.seek, TopicPartition(TOPIC, 1, 1)))
+    consumer.assign([TopicPartition(TOPIC, 1, 2), TopicPartition(TOPIC, 2, client.OFFSET_END)])
+    first = consumer.poll(SECONDS)
+    print("first", first.partition(), first.offset(), first.value())
+    print("commit", outcome(consumer.commit, asynchronous=False))
+    consumer.store_offsets(first)
+    print("commit", shown(consumer.commit(asynchronous=False)))
+    consumer.seek(TopicPartition(TOPIC, 1, 0))
+    batch = consumer.consume(3, timeout=SECONDS)
+    print("batch", [(message.partition(), message.offset()) for message in batch])
+    print("incremental", outcome(consumer.incremental_assign, [TopicPartition(TOPIC, 1)]))
+    print("incremental", outcome(consumer.incremental_unassign, [TopicPartition(TOPIC, 0)]))
+    consumer.incremental_unassign([TopicPartition(TOPIC, 1)])
+    print("assignment", [(p.topic, p.partition) for p in consumer.assignment()])
+    consumer.unassign()
+    print("nothing", consumer.poll(0))
+    consumer.close()
+
+
+def consume_in_two_sessions():
+    """Whoever comes next continues after what was stored."""
+    for session in range(2):
+        consumer = consumer_of("third", auto_commit_interval_ms=100_000)
+        consumer.subscribe(["^fli.*", "other"])
+        messages, deadline = [], time.monotonic() + SECONDS
+        while len(messages) < 20 and time.monotonic() < deadline:
+            messages += [m for m in consumer.consume(20 - len(messages), 0.5) if not m.error()]
+        consumer.close()
+        print("session", session, len(messages))
+        partitions = [TopicPartition(TOPIC, number) for number in range(3)]
+        other = consumer_of("third")
+        committed = other.committed(partitions, timeout=SECONDS)
+        print("stored", sum(max(partition.offset, 0) for partition in committed))
+        other.close()
+
+
+def administer(admin):
+    topics = admin.list_topics(timeout=SECONDS).topics
+    print(
+        "topics",
+        [(name, len(topics[name].partitions)) for name in sorted(topics) if name[0] != "_"],
+    )
+    grown = admin.create_partitions([admin_module.NewPartitions(COMPACTED, 2)])
+    print("grown", {name: future.result() for name, future in grown.items()})
+    resource = admin_module.ConfigResource("topic", COMPACTED)
+    settings = admin.describe_configs([resource])[resource].result()
+    print("config", [settings[name].value for name in ("cleanup.policy", "retention.ms")])
+    entry, operation = admin_module.ConfigEntry, admin_module.AlterConfigOpType
+    resource.add_incremental_config(
+        entry("retention.ms", "1000", incremental_operation=operation.SET)
+    )
+    resource.add_incremental_config(
+        entry("cleanup.policy", "delete", incremental_operation=operation.APPEND)
+    )
+    print("altered", admin.incremental_alter_configs([resource])[resource].result())
+    time.sleep(0.5)
+    settings = admin.describe_configs([resource])[resource].result()
+    print("config", [settings[name].value for name in ("cleanup.policy", "retention.ms")])
+    partition = TopicPartition(TOPIC, 1)
+    specs = admin_module.OffsetSpec
+    for spec in (specs.earliest(), specs.latest(), specs.for_timestamp(1_700_000_000_050)):
+        result = admin.list_offsets({partition: spec})[partition].result()
+        print("offset", result.offset, result.timestamp)
+    deleted = admin.delete_records([TopicPartition(TOPIC, 1, 4)])
+    print("deleted", [future.result().low_watermark for future in deleted.values()])
+    groups = admin.list_consumer_groups().result().valid
+    print(
+        "groups",
+        [(group.group_id, group.state.name) for group in sorted(groups, key=lambda g: g.group_id)],
+    )
+    described = admin.describe_consumer_groups(["first"])["first"].result()
+    print("group", described.group_id, described.state.name, described.members)
+    request = client.ConsumerGroupTopicPartitions("first", [TopicPartition(TOPIC, 1, 7)])
+    changed = admin.alter_consumer_group_offsets([request])["first"].result()
+    print("changed", shown(changed.topic_partitions))
+    request = client.ConsumerGroupTopicPartitions("first", [TopicPartition(TOPIC, 1)])
+    listed = admin.list_consumer_group_offsets([request])["first"].result()
+    print("listed", shown(listed.topic_partitions))
+    gone = admin.delete_consumer_groups(["first", "unknown"])
+    print("gone", {name: outcome(future.result) for name, future in sorted(gone.items())})
+    described = admin.describe_topics(client.TopicCollection([TOPIC]))[TOPIC].result()
+    print("topic", described.name, described.is_internal, len(described.partitions))
+    print("nodes", len(admin.describe_cluster().result().nodes))
+    for name, future in sorted(admin.delete_topics([TOPIC, COMPACTED]).items()):
+        print("deleted", name, future.result())
+
+
+if __name__ == "__main__":
+    admin = admin_module.AdminClient(ADDRESS)
+    create(admin)
+    produce()
+    consume()
+    consume_on_assignment()
+    consume_in_two_sessions()
+    administer(admin)

@@ -1,0 +1,781 @@
+"""confluent_kafka's clients on a log: what programs written for it see."""
+
+import json
+import logging
+import os
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from support.children import in_threads, run_python
+from support.patience import patient
+
+import embedlog
+from embedlog.kafka import confluent
+from embedlog.kafka.confluent import (
+    OFFSET_BEGINNING,
+    Consumer,
+    DeserializingConsumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    SerializingProducer,
+    TopicPartition,
+)
+from embedlog.kafka.confluent.admin import AdminClient, NewTopic
+from embedlog.kafka.confluent.error import KeySerializationError, ValueDeserializationError
+from embedlog.kafka.confluent.serialization import (
+    DoubleDeserializer,
+    DoubleSerializer,
+    IntegerDeserializer,
+    IntegerSerializer,
+    SerializationError,
+    StringDeserializer,
+    StringSerializer,
+)
+
+PROGRAM = Path(__file__).parent / "support" / "confluent_program.py"
+HIDE = "import sys; sys.modules['confluent_kafka'] = None\n"
+"""As if confluent_kafka were not installed."""
+WITHOUT = HIDE + "import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
+"""Runs a program in that way."""
+
+
+@pytest.fixture
+def log(tmp_path):
+    """An open log, which the clients of the test share; healthy when it is done."""
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t", 2)
+        yield log
+        assert log.verify() == []
+
+
+@pytest.fixture
+def address(log):
+    """The settings of a client of the log."""
+    return {"bootstrap.servers": f"embedlog://{log.path}"}
+
+
+def consumer_of(address, group="g", **settings):
+    """Return a consumer that begins at the beginning."""
+    dotted = {name.replace("_", "."): value for name, value in settings.items()}
+    return Consumer({**address, "group.id": group, "auto.offset.reset": "earliest", **dotted})
+
+
+def take(consumer, count):
+    """Return so many records or events."""
+    messages = consumer.consume(count, patient(10))
+    assert len(messages) == count
+    return messages
+
+
+def code_of(call, *arguments, **named):
+    """Return the name of the `KafkaError` that a call raises."""
+    with pytest.raises(KafkaException) as caught:
+        call(*arguments, **named)
+    return caught.value.args[0].name()
+
+
+def environment_of(bootstrap):
+    """Return the environment of the program that uses everything, by its address."""
+    return {**os.environ, "BOOTSTRAP": str(bootstrap), "SECONDS": str(patient(10))}
+
+
+# Programs
+
+
+def test_the_examples_of_confluent_kafka_run_with_another_import(address, capsys):
+    """Its producer, consumer and admin client as its README shows them, in other words."""
+    program = """
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+admin = AdminClient(address)
+for topic, future in admin.create_topics([NewTopic("words", num_partitions=1)]).items():
+    future.result()
+    print("made", topic)
+
+def report(error, message):
+    print("failed" if error else "delivered", message.topic(), message.partition())
+
+producer = Producer(**address)
+for word in ("one", "two"):
+    producer.poll(0)
+    producer.produce("words", word.encode(), callback=report)
+producer.flush()
+
+consumer = Consumer({**address, "group.id": "readers", "auto.offset.reset": "earliest"})
+consumer.subscribe(["words"])
+words = []
+while len(words) < 2:
+    message = consumer.poll(1.0)
+    if message is None:
+        continue
+    if message.error():
+        print("error", message.error())
+        continue
+    words.append(message.value().decode())
+consumer.close()
+print(words)
+"""
+    exec(program.replace("confluent_kafka", "embedlog.kafka.confluent"), {"address": address})
+
+    assert capsys.readouterr().out.splitlines() == [
+        *("made words", "delivered words 0", "delivered words 0", "['one', 'two']")
+    ]
+
+
+@pytest.mark.tier("test")
+def test_a_program_prints_the_same_without_confluent_kafka(tmp_path):
+    """Its types are used where it is installed, and equal ones where it is not."""
+    printed = run_python(PROGRAM, env=environment_of(f"embedlog://{tmp_path}/with"))
+    without = run_python("-c", WITHOUT, PROGRAM, env=environment_of(tmp_path / "without"))
+
+    assert printed.splitlines()[-1] == "deleted planes None"
+    assert without == printed
+
+
+def test_types_have_the_same_texts_and_orders_without_confluent_kafka():
+    """`repr`, `str`, comparison and hash of errors and partitions, and the converters' bytes."""
+    pytest.importorskip("confluent_kafka")
+    probe = """
+from embedlog.kafka.confluent import *
+from embedlog.kafka.confluent.admin import *
+from embedlog.kafka.confluent.serialization import *
+error = KafkaError(KafkaError._PARTITION_EOF)
+print(error, error.code(), error.name(), error.str(), error == -191, hash(error), error < 0)
+print(KafkaError(3, "why", fatal=True), KafkaError(3).fatal(), bool(KafkaError(0)), KafkaError(999))
+print(repr(KafkaException(error)), KafkaError(-185).retriable(), {-191: 1}[error])
+a, b = TopicPartition("a", 1), TopicPartition("a", 1, 5)
+print(a, a == b, a < TopicPartition("a", 2), sorted([TopicPartition("b"), a]), b.metadata)
+print(NewTopic("a", 3, 1), NewTopic("a"), NewPartitions("a", 5), Uuid(1, 2))
+resource = ConfigResource("topic", "a", set_config={"x": "y"})
+print(resource, len(resource), resource == ConfigResource("topic", "a"), ConfigEntry("a", "b"))
+print([OffsetSpec.latest()._value, OffsetSpec.for_timestamp(5)._value, list(ConsumerGroupState)])
+print(IntegerSerializer()(5), DoubleSerializer()(1.5), StringSerializer()("é"), MessageField.KEY)
+try:
+    IntegerSerializer()("no")
+except SerializationError as failure:
+    print(isinstance(failure, KafkaException))
+print([(name, getattr(KafkaError, name)) for name in sorted(CODES)])
+"""
+    probe = "from embedlog.kafka.confluent.error_codes import CODES\n" + probe
+
+    assert run_python("-c", HIDE + probe) == run_python("-c", probe)
+
+
+# Where the clients come from
+
+
+def test_host_and_port_make_clients_of_confluent_kafka():
+    """So one variable of the environment moves a program between a log and a cluster."""
+    original = pytest.importorskip("confluent_kafka")
+    brokers = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "group.id": "g"}
+
+    with Producer(brokers) as producer, Consumer(brokers) as consumer:
+        assert type(producer) is original.Producer
+        assert type(consumer) is original.Consumer
+        # Its clients accept the types that programs import from here.
+        consumer.assign([TopicPartition("t", 0)])
+    assert confluent.KafkaException is original.KafkaException
+    assert isinstance(
+        AdminClient({"bootstrap.servers": "h:1", "log_level": 0}), original.admin.AdminClient
+    )
+
+
+def test_without_confluent_kafka_brokers_are_refused_with_what_to_do():
+    """A log does not need the package."""
+    program = (
+        f"{HIDE}from embedlog.kafka.confluent import Producer\n"
+        "try: Producer({'bootstrap.servers': 'host:9092'})\n"
+        "except ImportError as error: print(error)"
+    )
+
+    assert "pip install confluent-kafka" in run_python("-c", program)
+
+
+def test_a_derived_class_is_refused_for_brokers(address):
+    """The client that the constructor would return does not have its methods."""
+
+    class Mine(Producer):
+        pass
+
+    with Mine(address) as producer:
+        assert type(producer) is Mine
+    with pytest.raises(TypeError, match="derive it from confluent_kafka's class"):
+        Mine({"bootstrap.servers": "127.0.0.1:1"})
+
+
+def test_values_are_bytes_also_in_a_topic_with_serializers(log, address):
+    """Programs for confluent_kafka convert values themselves."""
+    log.create_topic("documents", value="json")
+    produce(address, '{"a": 1}', topic="documents")
+
+    assert log.topic("documents")[0].value == {"a": 1}
+    with consumer_of(address) as consumer:
+        consumer.subscribe(["documents"])
+        assert take(consumer, 1)[0].value() == b'{"a": 1}'
+
+
+def test_clients_share_the_open_log_and_leave_it_open(log, address):
+    """The log of the program is used, with its clock; a directory is an address too."""
+    with Producer({"bootstrap.servers": log.path}) as producer:
+        producer.produce("t", "v")
+
+    assert len(log.topic("t")) == 1
+    assert not log.root.closed
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"foo.bar": 1}, 'No such configuration property: "foo.bar"'),
+        ({"bootstrap_servers": "x"}, 'No such configuration property: "bootstrap_servers"'),
+        ({"linger.ms": "soon"}, 'Invalid value "soon" for configuration property "linger.ms"'),
+        ({"partitioner": "mine"}, 'Invalid value "mine" for configuration property "partitioner"'),
+        ({"acks": "some"}, "acks must be one of"),
+        ({"compression.type": "bz2"}, "compression_type"),
+        ({"on_delivery": 5}, "on_delivery requires a callable object"),
+        ({"linger.ms": None}, "cannot be set to empty value"),
+        ({"default.topic.config": {"x": 1}}, 'No such configuration property: "x"'),
+    ],
+)
+def test_a_setting_that_librdkafka_refuses_is_refused(address, settings, text):
+    """With the same exception and code."""
+    with pytest.raises(KafkaException) as caught:
+        Producer({**address, **settings})
+
+    assert caught.value.args[0].code() == KafkaError._INVALID_ARG
+    assert text in caught.value.args[0].str()
+
+
+def test_transactions_are_refused_with_what_to_do(address):
+    """A log has none: a program must not believe that it has."""
+    with pytest.raises(KafkaException, match=r"leave out transactional\.id"):
+        Producer({**address, "transactional.id": "x"})
+    with Producer(address) as producer:
+        assert code_of(producer.init_transactions) == "_NOT_CONFIGURED"
+        assert code_of(producer.begin_transaction) == "_NOT_CONFIGURED"
+
+
+def test_share_groups_are_refused(address):
+    """A log has none, also where confluent_kafka has them."""
+    assert code_of(confluent.ShareConsumer, address) == "_NOT_IMPLEMENTED"
+
+
+def test_settings_of_a_network_are_ignored_with_one_line(address, caplog):
+    """A program that ran on a cluster needs no change."""
+    network = {"security.protocol": "SASL_SSL", "sasl.username": "me", "socket.timeout.ms": 5}
+    with caplog.at_level(logging.INFO, "embedlog.kafka"):
+        Producer({**address, **network, "log_level": 3}).close()
+
+    [record] = [record for record in caplog.records if record.name == "embedlog.kafka"]
+    assert record.levelno == logging.INFO
+    assert "sasl.username, security.protocol, socket.timeout.ms" in record.message
+
+
+def test_names_of_settings_are_those_of_librdkafka():
+    """What is accepted here exists there, so that a typing error is noticed on a laptop."""
+    original = pytest.importorskip("confluent_kafka")
+    from embedlog.kafka.confluent import settings
+
+    ours = settings._PRODUCER | settings._CONSUMER | settings._COMMON | settings._IGNORED
+    callbacks = settings._CALLBACKS | {"logger", "default.topic.config", "plugin.library.paths"}
+    unknown = []
+    for name in sorted(ours - callbacks - {"log_cb", "oauth_cb"}):
+        try:
+            original.Producer({name: "\x01", "log_level": 0})
+        except (KafkaException, TypeError, ValueError) as error:
+            unknown += [name] if "No such configuration property" in str(error) else []
+    assert unknown == []
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd", "none"])
+def test_every_codec_of_kafka_is_accepted(log, address, codec):
+    """Gzip is stored as zstd, and snappy as lz4."""
+    with Producer({**address, "compression.codec": codec}) as producer:
+        producer.produce("t", bytes(1000))
+
+    assert log.topic("t")[0].value == bytes(1000)
+
+
+@pytest.mark.parametrize(
+    "partitioner", ["consistent", "consistent_random", "murmur2", "murmur2_random"]
+)
+def test_keys_go_to_the_partitions_that_librdkafka_chooses(log, address, partitioner):
+    """By default that is CRC32, not murmur2 as with Java's and embedlog's own producer."""
+    original = pytest.importorskip("confluent_kafka")
+    log.create_topic("keys", 7)
+    keys = [f"key-{number}".encode() for number in range(30)]
+    with Producer({**address, "partitioner": partitioner}) as producer:
+        for key in keys:
+            producer.produce("keys", key=key)
+
+    hashed = original.murmur2 if "murmur2" in partitioner else original.consistent
+    chosen = {record.key: record.partition for record in log.topic("keys")}
+    # The library's own murmur2 returns the hash, or the partition, depending on its version.
+    assert chosen == {key: hashed(key, 7) % 7 for key in keys}
+
+
+# The producer
+
+
+def test_deliveries_are_reported_by_poll_and_flush_only(address):
+    """In the program's thread, in order, with the message; records without a callback count."""
+    reports = []
+    producer = Producer({**address, "on_delivery": lambda *report: reports.append(report)})
+    producer.produce("t", "é", key="k", partition=1, headers={"a": "b"}, timestamp=5)
+    producer.produce("t", b"w", partition=1, callback=lambda *_: reports.append("own"))
+    assert (len(producer), bool(producer), reports) == (2, True, [])
+
+    assert producer.poll(patient(10)) >= 1
+    assert producer.flush() == 0
+
+    assert len(producer) == 0
+    error, message = reports[0]
+    assert (error, reports[1]) == (None, "own")
+    assert (message.topic(), message.partition(), message.offset()) == ("t", 1, 0)
+    assert (message.key(), message.value(), message.timestamp()) == (b"k", "é".encode(), (1, 5))
+    assert 0 <= message.latency() < patient(10)
+    assert len(message) == 2
+    producer.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        producer.produce("t", "v")
+
+
+def test_a_full_queue_raises_buffer_error_until_it_is_polled(address):
+    """What is delivered counts until it was reported, as in librdkafka."""
+    with Producer({**address, "queue.buffering.max.messages": 2}) as producer:
+        producer.produce("t", "1")
+        producer.produce("t", "2")
+        with pytest.raises(BufferError, match="Queue full"):
+            producer.produce("t", "3")
+        assert producer.poll(patient(10)) == 2
+        producer.produce("t", "3")
+
+
+def test_a_failed_delivery_is_reported_with_the_code_of_kafka(tmp_path):
+    """Also of a topic that cannot be created; nothing is raised by `produce`."""
+    errors = []
+    with embedlog.open(tmp_path / "strict", auto_create_topics=False) as log:
+        log.create_topic("compacted", 1, {"cleanup.policy": "compact"})
+        with Producer({"bootstrap.servers": log.path}) as producer:
+            for topic in ("compacted", "nothing"):
+                producer.produce(topic, "v", callback=lambda error, _: errors.append(error.name()))
+
+    assert errors == ["INVALID_RECORD", "_UNKNOWN_TOPIC"]
+
+
+def test_an_exception_of_a_delivery_callback_is_raised_by_poll(address):
+    """And the deliveries after it are reported by the next call."""
+
+    def fail(error, message):
+        raise LookupError("mine")
+
+    reported = []
+    with Producer(address) as producer:
+        producer.produce("t", "1", callback=fail)
+        producer.produce("t", "2", callback=lambda *_: reported.append(2))
+        with pytest.raises(LookupError, match="mine"):
+            producer.flush()
+        assert producer.flush() == 0
+    assert reported == [2]
+
+
+def test_threads_share_a_producer(address):
+    """One may poll while another produces: each delivery is reported once, in order."""
+    offsets, done = [], threading.Event()
+    with Producer({**address, "linger.ms": 1}) as producer:
+
+        def poll():
+            while not done.is_set():
+                producer.poll(0.001)
+
+        with in_threads(poll, poll, done=done):
+            for number in range(500):
+                producer.produce(
+                    "t", str(number), partition=0, callback=lambda _, m: offsets.append(m.offset())
+                )
+            producer.flush()
+    assert sorted(offsets) == list(range(500))
+
+
+def test_purged_records_are_reported_as_purged(log, address):
+    """And the producer can be used on."""
+    names = []
+    with Producer({**address, "linger.ms": 60_000}) as producer:
+        producer.produce("t", "v", callback=lambda error, _: names.append(error.name()))
+        producer.purge()
+        producer.produce("t", "w")
+        producer.flush()
+
+    assert names == ["_PURGE_QUEUE"]
+    assert [record.value for record in log.topic("t")] == [b"w"]
+
+
+def test_a_batch_says_which_records_were_refused(address):
+    """`produce_batch` returns how many were accepted, and notes the errors of the others."""
+    messages = [{"value": "a", "key": "k"}, {"value": bytes(2_000_000)}, {"value": "c"}]
+    with Producer(address) as producer:
+        assert producer.produce_batch("t", messages) == 2
+
+    assert messages[1]["_error"].code() == KafkaError.MSG_SIZE_TOO_LARGE
+
+
+def test_statistics_are_json(address):
+    """`stats_cb` is called from `poll` every ``statistics.interval.ms``."""
+    statistics = []
+    settings = {"stats_cb": statistics.append, "statistics.interval.ms": 1}
+    with Producer({**address, **settings, "client.id": "me"}) as producer:
+        producer.poll(0.01)
+        producer.poll(0)
+
+    assert json.loads(statistics[0])["client_id"] == "me"
+
+
+# The consumer
+
+
+def produce(address, *values, topic="t", partition=0):
+    with Producer(address) as producer:
+        for value in values:
+            producer.produce(topic, value, partition=partition)
+
+
+def test_offsets_are_committed_as_records_are_returned(address):
+    """Not as they are fetched: the next consumer continues with the record after the last one."""
+    produce(address, *"abcdef")
+    for expected in ("ab", "cd"):
+        with consumer_of(address) as consumer:
+            consumer.subscribe(["t"])
+            assert b"".join(take(consumer, 1)[0].value() for _ in range(2)).decode() == expected
+
+
+def test_only_stored_offsets_are_committed_without_automatic_storing(address):
+    """``enable.auto.offset.store=false`` gives at-least-once processing."""
+    produce(address, *"abc")
+    with consumer_of(address, enable_auto_offset_store=False) as consumer:
+        consumer.subscribe(["t"])
+        first, _ = take(consumer, 2)
+        consumer.store_offsets(first)
+        assert code_of(consumer.store_offsets, offsets=[TopicPartition("t", 9, 1)]) == (
+            "_UNKNOWN_PARTITION"
+        )
+
+    with consumer_of(address) as consumer:
+        assert consumer.committed([TopicPartition("t", 0)])[0].offset == 1
+        assert code_of(consumer.store_offsets, first) == "_INVALID_ARG"
+
+
+def test_stored_offsets_are_committed_at_intervals(address):
+    """By a later `poll`; ``on_commit`` is told."""
+    produce(address, *"abc")
+    commits = []
+    settings = {**address, "group.id": "g", "auto.offset.reset": "beginning"}
+    settings |= {"auto.commit.interval.ms": 10, "on_commit": lambda *commit: commits.append(commit)}
+    with Consumer(settings) as consumer, consumer_of(address, "other") as other:
+        consumer.subscribe(["t"])
+        take(consumer, 3)
+        while not commits:
+            consumer.poll(0.01)
+        error, [partition] = commits[0]
+        assert (error, partition.partition, partition.offset) == (None, 0, 3)
+        assert other.memberid() is None
+
+
+def test_a_commit_of_a_message_is_of_the_offset_after_it(address):
+    """Also asynchronously, and of offsets with metadata."""
+    produce(address, *"abc")
+    partition = TopicPartition("t", 0)
+    with consumer_of(address, enable_auto_commit=False) as consumer:
+        consumer.subscribe(["t"])
+        first, second, _ = take(consumer, 3)
+        [committed] = consumer.commit(message=first, asynchronous=False)
+        assert (committed.offset, committed.error) == (1, None)
+        assert consumer.commit(second) is None
+        assert consumer.committed([partition])[0].offset == 2
+        consumer.commit(offsets=[TopicPartition("t", 0, 7, "note")], asynchronous=False)
+        [committed] = consumer.committed([partition])
+        assert (committed.offset, committed.metadata) == (7, "note")
+        with pytest.raises(ValueError, match="mutually exclusive"):
+            consumer.commit(message=first, offsets=[partition])
+
+
+def test_a_callback_of_an_assignment_chooses_where_to_begin(address):
+    """`assign` in ``on_assign`` sets offsets; partitions that are revoked are announced."""
+    produce(address, *"abc")
+    events = []
+
+    def rewind(consumer, partitions):
+        events.append(("assigned", len(partitions)))
+        for partition in partitions:
+            partition.offset = OFFSET_BEGINNING
+        consumer.assign(partitions)
+
+    def revoked(consumer, partitions):
+        events.append(("revoked", len(partitions)))
+
+    for _ in range(2):
+        with consumer_of(address) as consumer:
+            consumer.subscribe(["t"], on_assign=rewind, on_revoke=revoked)
+            assert take(consumer, 1)[0].offset() == 0
+    assert events == [("assigned", 2), ("revoked", 2)] * 2
+
+
+def test_paused_partitions_return_nothing_and_lose_nothing(address):
+    """Records that were fetched already come again after `resume`."""
+    produce(address, *"abc")
+    produce(address, *"xyz", partition=1)
+    zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
+    with consumer_of(address) as consumer:
+        consumer.assign([zero, one])
+        first = take(consumer, 1)[0]
+        paused, other = (zero, one) if first.partition() == 0 else (one, zero)
+        consumer.pause([paused])
+        assert {message.partition() for message in take(consumer, 3)} == {other.partition}
+        assert consumer.poll(0) is None
+        consumer.resume([paused])
+        assert [message.offset() for message in take(consumer, 2)] == [1, 2]
+        assert [part.offset for part in consumer.position([zero, one])] == [3, 3]
+
+
+def test_the_end_of_a_partition_is_an_event(address):
+    """Once for each end, with ``enable.partition.eof``."""
+    produce(address, "a")
+    with consumer_of(address, enable_partition_eof=True) as consumer:
+        consumer.assign([TopicPartition("t", 0)])
+        record, end = take(consumer, 2)
+        assert (record.value(), end.error().code()) == (b"a", KafkaError._PARTITION_EOF)
+        assert (end.topic(), end.partition(), end.offset()) == ("t", 0, 1)
+        assert consumer.poll(0) is None
+        produce(address, "b")
+        assert [bool(message.error()) for message in take(consumer, 2)] == [False, True]
+
+
+def test_a_topic_that_does_not_exist_is_an_event(address):
+    """Once; when it is created, it is read."""
+    with consumer_of(address, metadata_max_age_ms=1) as consumer:
+        consumer.subscribe(["later"])
+        [event] = take(consumer, 1)
+        assert event.error().code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+        assert event.topic() == "later"
+        produce(address, "v", topic="later")
+        assert take(consumer, 1)[0].value() == b"v"
+
+
+def test_an_error_of_reading_is_an_event(address):
+    """``auto.offset.reset=error`` reports that there is no offset."""
+    produce(address, "v")
+    settings = {**address, "group.id": "g", "auto.offset.reset": "error"}
+    with Consumer(settings) as consumer:
+        consumer.assign([TopicPartition("t", 0)])
+        assert take(consumer, 1)[0].error().code() == KafkaError._AUTO_OFFSET_RESET
+
+
+def test_patterns_and_names_can_be_subscribed_together(log, address):
+    """A pattern begins with ``^`` and need not match to the end."""
+    for topic in ("orders-eu", "orders.us", "order"):
+        produce(address, topic, topic=topic)
+    with consumer_of(address) as consumer:
+        consumer.subscribe(["^orders.", "order"])
+        assert {message.topic() for message in take(consumer, 3)} == set(log.topics()) - {"t"}
+
+
+def test_a_slow_consumer_still_follows_its_group(address, monkeypatch):
+    """Records that wait in the consumer are given back when partitions are to be shared."""
+    monkeypatch.setattr(confluent.consumer, "_REFRESH_SECONDS", 0.0)
+    produce(address, *"abcd")
+    produce(address, *"wxyz", partition=1)
+    with consumer_of(address) as slow:
+        slow.subscribe(["t"])
+        values = [take(slow, 1)[0].value()]
+        with consumer_of(address) as second:
+            second.subscribe(["t"])
+            consumers = [slow, second]
+            while len(values) < 8:
+                for consumer in consumers:
+                    message = consumer.poll(0.01)
+                    if message is not None:
+                        values.append(message.value())
+            assert [len(consumer.assignment()) for consumer in consumers] == [1, 1]
+    assert sorted(values) == sorted(bytes([byte]) for byte in b"abcdwxyz")
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda consumer: consumer.subscribe("t"), TypeError),
+        (lambda consumer: consumer.subscribe(["t"], on_assign=5), TypeError),
+        (lambda consumer: consumer.subscribe([]), KafkaException),
+        (lambda consumer: consumer.assign(5), TypeError),
+        (lambda consumer: consumer.assign([5]), TypeError),
+        (lambda consumer: consumer.consume(-1), ValueError),
+        (lambda consumer: consumer.commit(message=5), TypeError),
+        (lambda consumer: consumer.store_offsets(), ValueError),
+        (lambda consumer: consumer.commit(asynchronous=False), KafkaException),
+        (lambda consumer: iter(consumer), TypeError),
+    ],
+)
+def test_wrong_calls_are_refused_as_confluent_kafka_refuses_them(address, call, error):
+    """The type of the exception is the same."""
+    with consumer_of(address) as consumer, pytest.raises(error):
+        call(consumer)
+
+
+def test_a_consumer_needs_a_group_and_ends_with_close(address):
+    """Later calls raise RuntimeError; closing again does nothing."""
+    with pytest.raises(ValueError, match=r"group\.id must be set"):
+        Consumer(address)
+    consumer = consumer_of(address)
+    assert consumer.poll(0) is None
+    consumer.close()
+    consumer.close()
+    for call in (consumer.poll, consumer.assignment, consumer.commit, consumer.memberid):
+        with pytest.raises(RuntimeError, match="Consumer closed"):
+            call()
+
+
+# Converters
+
+
+def test_serializers_convert_keys_and_values(address):
+    """`SerializingProducer` and `DeserializingConsumer`, with the context of the record."""
+    contexts = []
+
+    def to_json(value, context):
+        contexts.append((context.topic, str(context.field)))
+        return json.dumps(value).encode()
+
+    serializers = {"key.serializer": StringSerializer(), "value.serializer": to_json}
+    with SerializingProducer({**address, **serializers}) as producer:
+        producer.produce("t", key="k", value={"a": 1})
+        with pytest.raises(KeySerializationError):
+            SerializingProducer({**address, "key.serializer": to_json}).produce("t", key={1})
+    deserializers = {
+        "key.deserializer": StringDeserializer(),
+        "value.deserializer": lambda data, _: json.loads(data),
+    }
+    settings = {**address, "group.id": "g", "auto.offset.reset": "earliest"}
+    with DeserializingConsumer({**settings, **deserializers}) as consumer:
+        consumer.subscribe(["t"])
+        message = consumer.poll(patient(10))
+    assert (message.key(), message.value()) == ("k", {"a": 1})
+    assert contexts[0] == ("t", "value")
+    with DeserializingConsumer(
+        {**settings, "group.id": "h", "value.deserializer": IntegerDeserializer()}
+    ) as consumer:
+        consumer.subscribe(["t"])
+        with pytest.raises(ValueDeserializationError) as caught:
+            consumer.poll(patient(10))
+    assert caught.value.kafka_message.value() == b'{"a": 1}'
+
+
+def test_numbers_are_converted_to_their_bytes_and_back():
+    """Big-endian, as with Java's; None stays None."""
+    assert IntegerDeserializer()(IntegerSerializer()(-5)) == -5
+    assert DoubleDeserializer()(DoubleSerializer()(0.1)) == 0.1
+    assert IntegerSerializer()(None) is None
+    assert StringDeserializer()(None) is None
+    with pytest.raises(SerializationError):
+        IntegerSerializer()(1 << 40)
+
+
+# Administration
+
+
+def test_results_of_the_admin_client_are_futures_that_are_done(log, address):
+    """A call is carried out before it returns; an error is in its future."""
+    admin = AdminClient(address)
+    futures = admin.create_topics([NewTopic("new", 3), NewTopic("t", 1), NewTopic("bad name", 1)])
+    assert all(future.done() for future in futures.values())
+    assert futures["new"].result() is None
+    names = {name: future.exception() for name, future in futures.items() if future.exception()}
+    assert {name: error.args[0].name() for name, error in names.items()} == {
+        "t": "TOPIC_ALREADY_EXISTS",
+        "bad name": "TOPIC_EXCEPTION",
+    }
+    assert len(log.describe_topic("new")["partitions"]) == 3
+    assert code_of(admin.create_acls, []) == "_NOT_IMPLEMENTED"
+
+
+def test_metadata_show_one_broker(address):
+    """Programs look for the leader of a partition among the brokers."""
+    with consumer_of(address) as consumer:
+        metadata = consumer.list_topics()
+        partition = metadata.topics["t"].partitions[1]
+        assert metadata.brokers[partition.leader].host == "localhost"
+        assert partition.replicas == partition.isrs == [partition.leader]
+        missing = consumer.list_topics("missing").topics["missing"]
+        assert missing.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
+PATCHED = """
+import asyncio, sys
+from embedlog.kafka import confluent
+sys.modules.update(confluent.MODULES)
+
+import confluent_kafka
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.cimpl import KafkaError
+from confluent_kafka.error import ProduceError
+from confluent_kafka.serialization import StringSerializer
+
+address = {"bootstrap.servers": sys.argv[1]}
+assert type(Producer(address)) is confluent.Producer
+AdminClient(address).create_topics([NewTopic("t", 1)])["t"].result()
+
+async def run():
+    from confluent_kafka.aio import AIOConsumer, AIOProducer
+
+    producer = AIOProducer(address)
+    delivery = await producer.produce("t", value=b"hello")
+    await producer.flush()
+    print((await delivery).offset())
+    await producer.close()
+    consumer = AIOConsumer({**address, "group.id": "g", "auto.offset.reset": "earliest"})
+    await consumer.subscribe(["t"])
+    print((await consumer.poll(SECONDS)).value())
+    await consumer.close()
+
+asyncio.run(run())
+"""
+
+
+def test_modules_can_stand_for_those_of_confluent_kafka(tmp_path):
+    """What `patch` installs: a program with its imports unchanged runs on the log.
+
+    Modules that are not replaced, such as the asyncio clients, use those that are.
+    """
+    pytest.importorskip("confluent_kafka.aio")
+    program = PATCHED.replace("SECONDS", str(patient(10)))
+
+    assert run_python("-c", program, tmp_path / "log").split() == ["0", "b'hello'"]
+
+
+def test_the_page_of_the_docs_can_be_pasted(tmp_path, monkeypatch):
+    """Its program runs on a log."""
+    page = (Path(__file__).parents[1] / "docs" / "kafka-clients-confluent.md").read_text()
+    [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.setenv("KAFKA", str(tmp_path / "log"))
+    names = {}
+
+    exec(program, names)
+
+    assert sorted(names["orders"]) == sorted(f"order {number}" for number in range(10))
+
+
+@pytest.mark.tier("all")
+def test_a_program_prints_the_same_on_a_broker_and_on_a_log(tmp_path):
+    """One variable of the environment chooses; offsets, errors and callbacks are the same."""
+    pytest.importorskip("confluent_kafka")
+    from support.kafka_broker import broker
+
+    with broker(patient(60)) as address:
+        on_broker = run_python(PROGRAM, env=environment_of(address), seconds=300)
+
+    assert run_python(PROGRAM, env=environment_of(tmp_path / "log")) == on_broker
