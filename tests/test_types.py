@@ -247,12 +247,15 @@ DIR = {
     "group": """
         delete delete_offsets describe lag members name remove_members reset_offsets state
     """,
-    "producer": "append_table close flush last_sequence metrics send send_batch",
+    "producer": """
+        append_table close flush last_sequence metrics partitions_for send send_batch
+    """,
     "consumer": """
         assign assignment beginning_offsets close commit commit_async committed
-        create_message_streams current_lag end_offsets group_metadata iter_batches iter_records
-        metrics offsets_for_times partitions_for_topic pause paused poll poll_batches position
-        resume seek seek_to_beginning seek_to_end subscribe subscription topics unsubscribe wakeup
+        create_message_streams current_lag end_offsets group_metadata highwater iter_batches
+        iter_records metrics offsets_for_times partitions_for_topic pause paused poll poll_batches
+        position resume seek seek_to_beginning seek_to_end subscribe subscription topics unsubscribe
+        wakeup
     """,
     "run": "close pids running stop wait",
 }

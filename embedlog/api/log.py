@@ -27,12 +27,6 @@ from typing import (
 from embedlog.api.topic import Topic
 from embedlog.catalog import INTERNAL, refuse_differences, refuse_internal
 from embedlog.config import MaintenanceConfig, TopicConfig
-from embedlog.config.options import (
-    ConsumerOptions,
-    MaintenanceOptions,
-    ProducerOptions,
-    TopicOptions,
-)
 from embedlog.display import html_table, plural, public_names
 from embedlog.errors import (
     EmbedlogError,
@@ -62,6 +56,12 @@ from embedlog.serializers import SerializerName
 if TYPE_CHECKING:
     from embedlog.api.consumer_group import ConsumerGroup
     from embedlog.compaction import CleanResult
+    from embedlog.config.options import (
+        ConsumerOptions,
+        MaintenanceOptions,
+        ProducerOptions,
+        TopicOptions,
+    )
     from embedlog.consumer import Consumer
     from embedlog.maintenance import Maintenance
     from embedlog.maintenance.activity import Event

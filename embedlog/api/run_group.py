@@ -20,12 +20,11 @@ from math import inf
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from time import monotonic
-from typing import Any, Literal, NamedTuple, NoReturn, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, Unpack, overload
 
 from embedlog.api.group_worker import SIGNALS, GroupJob, receive_error, work
 from embedlog.api.log import Log
 from embedlog.config import ConsumerConfig
-from embedlog.config.options import GroupOptions
 from embedlog.consumer.group_client import open_group
 from embedlog.display import public_names
 from embedlog.errors import (
@@ -36,6 +35,9 @@ from embedlog.errors import (
 )
 from embedlog.groups.offsets import check_group_id
 from embedlog.record import K, Record, TopicPartition, V
+
+if TYPE_CHECKING:
+    from embedlog.config.options import GroupOptions
 
 CHECK_SECONDS = 0.05
 """How often to check whether everything was handled, with ``until="end"``."""

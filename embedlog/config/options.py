@@ -52,7 +52,7 @@ class ProducerOptions(TypedDict, Generic[K, V], total=False):
     """How long ``send`` waits before it raises (G8)."""
     max_request_size: int | None
     """Refuse larger records, by the estimate of Kafka's producer (G7)."""
-    compression_type: Literal["none", "lz4", "zstd"] | None
+    compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] | None
     """``none``, ``lz4`` or ``zstd``; ``gzip`` means ``zstd``, and ``snappy`` ``lz4``."""
     enable_idempotence: bool | None
     """Whether batches get sequence numbers, so that a retry is not written twice (G15).
@@ -219,7 +219,7 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     """Compact records older than this, whatever the dirty ratio (D3)."""
     file_delete_delay_ms: int | None
     """Unlink the file of a deleted segment after this delay (A39)."""
-    compression_type: Literal["producer", "none", "lz4", "zstd"] | None
+    compression_type: Literal["producer", "none", "gzip", "snappy", "lz4", "zstd"] | None
     """``none``, ``lz4`` or ``zstd`` (``gzip`` means ``zstd``, ``snappy`` ``lz4``), whatever the
     producer uses; or ``producer``: as it does."""
     key_serializer: SerializerName | None
@@ -267,7 +267,7 @@ _DottedTopicOptions = TypedDict(
         "min.compaction.lag.ms": "int | None",
         "max.compaction.lag.ms": "int | None",
         "file.delete.delay.ms": "int | None",
-        "compression.type": "Literal['producer', 'none', 'lz4', 'zstd'] | None",
+        "compression.type": 'Literal["producer", "none", "gzip", "snappy", "lz4", "zstd"] | None',
         "key.serializer": "SerializerName | None",
         "value.serializer": "SerializerName | None",
         "preallocate": "Literal[False] | None",

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig, describe_network_settings
-from embedlog.config.options import ConsumerOptions
 from embedlog.consumer.arguments import (
     SingleThreadGuard,
     check_max_records,
@@ -55,6 +54,8 @@ from embedlog.root.root import Root, check_root
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from embedlog.config.options import ConsumerOptions
 
 _log = logging.getLogger("embedlog.consumer")
 _HINTS = {

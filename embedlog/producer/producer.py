@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
 from embedlog.catalog import refuse_internal
 from embedlog.config import describe_network_settings
-from embedlog.config.options import ProducerOptions
 from embedlog.display import plural, public_names
 from embedlog.errors import (
     ClosedError,
@@ -50,6 +49,9 @@ from embedlog.producer.validation import (
 )
 from embedlog.record import K, RecordMetadata, V
 from embedlog.root.root import Root, check_root
+
+if TYPE_CHECKING:
+    from embedlog.config.options import ProducerOptions
 
 _NO_TRANSACTIONS = "a producer has no transactions"
 _HINTS = {

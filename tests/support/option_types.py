@@ -30,8 +30,10 @@ CONFIGS = {
 RUN_GROUP_SETS = ("group_id", "enable_auto_commit", "consumer_timeout_ms")
 """Settings of consumers that `run_group` has no use for, since it sets them itself."""
 
+_CODECS = '"none", "gzip", "snappy", "lz4", "zstd"'
 TAKES = {
     ("ProducerOptions", "acks"): 'Literal[0, 1, -1, "all"]',
+    ("ProducerOptions", "compression_type"): f"Literal[{_CODECS}]",
     ("ProducerOptions", "key_serializer"): "Serializer[K] | SerializerName",
     ("ProducerOptions", "value_serializer"): "Serializer[V] | SerializerName",
     ("ProducerOptions", "partitioner"): 'Literal["round_robin"] | Partitioner',
@@ -42,6 +44,7 @@ TAKES = {
     ("TopicOptions", "cleanup_policy"): (
         'Literal["delete", "compact", "compact,delete", "delete,compact"]'
     ),
+    ("TopicOptions", "compression_type"): f'Literal["producer", {_CODECS}]',
 }
 """What a setting takes, where that is more than the config then holds."""
 

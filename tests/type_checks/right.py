@@ -154,7 +154,7 @@ def producers(log: Log, options: ProducerOptions, dotted: dict[str, Any]) -> Non
     log.producer(**options)
     log.producer(**dotted)
     log.producer(partitioner=lambda key, partitions, available: partitions[0], acks=-1)
-    log.producer(partitioner="round_robin", acks=0, linger_ms=None, producer_name="orders")
+    log.producer(partitioner="round_robin", acks=0, compression_type="gzip", producer_name="orders")
     typed = log.producer(key_serializer=str.encode, value_serializer=order_to)
     assert_type(typed, Producer[str, Order])
     typed.send("orders", Order(5), key="gate")
