@@ -726,7 +726,7 @@ def test_a_released_lease_keeps_nothing(root):
     """If two leases have the same name, the later one counts."""
     make(root, retention_ms=DAY)
     with hold(root, "q", {PARTITION: 0}, 60) as lease:
-        assert "1 partitions" in repr(lease)
+        assert "1 partition," in repr(lease)
         hold(root, "q", {PARTITION: 7}, 60)
         assert [active.offsets for active in leases(root)] == [{PARTITION: 7}]
     assert leases(root) == []
