@@ -17,7 +17,7 @@ def test_json_values_are_read_with_from_json(spark, log):
     (code,) = SECTION.findall(PAGE.read_text(encoding="utf-8"))
     names = {"spark": spark}
 
-    exec(code.replace("/data/log", log.path), names)  # noqa: S102 - the block of the page
+    exec(code.replace("/data/log", log.path), names)
 
     orders = names["orders"].select(names["col"]("key").cast("string"), names["value"])
     (row,) = orders.select("key", "order.*").collect()
