@@ -198,7 +198,7 @@ def check_key_serializer(log, clock):
         producer.send("t", b"v", key=b"k").result()
         alter(log, key_serializer="str")
         producer.send("t", b"v", key="l").result()
-    assert [record.key for record in log.topic("t")] == ["k", "l"]
+    assert [record.key for record in log.topic("t")[-2:]] == ["k", "l"]
 
 
 def check_value_serializer(log, clock):
@@ -206,7 +206,7 @@ def check_value_serializer(log, clock):
         producer.send("t", b"1").result()
         alter(log, value_serializer="json")
         producer.send("t", [2]).result()
-    assert [record.value for record in log.topic("t")] == [1, [2]]
+    assert [record.value for record in log.topic("t")[-2:]] == [1, [2]]
 
 
 def check_retention_clock(log, clock):
