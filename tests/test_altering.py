@@ -193,6 +193,22 @@ def check_retention_ms(log, clock):
     assert [result.start_offset for result in log.maintain()["retention"]] == [3]
 
 
+def check_key_serializer(log, clock):
+    with log.producer() as producer:
+        producer.send("t", b"v", key=b"k").result()
+        alter(log, key_serializer="str")
+        producer.send("t", b"v", key="l").result()
+    assert [record.key for record in log.topic("t")[-2:]] == ["k", "l"]
+
+
+def check_value_serializer(log, clock):
+    with log.producer() as producer:
+        producer.send("t", b"1").result()
+        alter(log, value_serializer="json")
+        producer.send("t", [2]).result()
+    assert [record.value for record in log.topic("t")[-2:]] == [1, [2]]
+
+
 def check_retention_clock(log, clock):
     log.delete_records({TopicPartition("t", 0): -1})
     alter(log, retention_ms=7 * DAY)
