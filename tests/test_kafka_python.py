@@ -29,8 +29,10 @@ from embedlog.kafka import (
     TopicPartition,
     bootstrap,
     errors,
+    transactions,
 )
 from embedlog.kafka.admin import ConfigResource, NewPartitions, NewTopic
+from embedlog.publish.transaction import publish
 
 T0 = TopicPartition("t", 0)
 
@@ -840,6 +842,29 @@ def test_a_newer_producer_fences_the_transactions_of_an_older_one(client, values
         producer.send("t", b"x")
         producer.commit_transaction()
     assert values() == [b"x", b"x"]
+
+
+def test_a_commit_may_be_repeated_and_publishes_once(client, values, monkeypatch):
+    """If it failed after the records were published, as when the disk is full just then."""
+    producer = client(KafkaProducer, transactional_id="name")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("t", b"x")
+
+    def publish_and_fail(*arguments):
+        publish(*arguments)
+        raise log_errors.DiskFullError("The disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transactions, "publish", publish_and_fail)
+        with pytest.raises(errors.KafkaStorageError):
+            producer.commit_transaction()
+    producer.commit_transaction()
+    assert values() == [b"x"]
+    producer.begin_transaction()
+    producer.send("t", b"y")
+    producer.commit_transaction()
+    assert values() == [b"x", b"y"]
 
 
 def test_calls_in_the_wrong_order_are_refused(client, values):
