@@ -6,7 +6,7 @@ PYTEST ?= .venv/bin/python -m pytest
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
-.PHONY: quick test test-all nightly kafka-python-tests check lint wheel bench demo docs docs-tables clean
+.PHONY: quick test test-all nightly kafka-python-tests check lint wheel bench demo docs docs-tables option-types clean
 
 # Four tiers, each with all of the one before: tests/support/tiers.py says how.
 quick: .venv/.dev
@@ -49,6 +49,10 @@ bench: .venv/.dev
 # The rows of both databases in docs/format.md, from embedlog/keyspace.py.
 docs-tables: .venv/.dev
 	PYTHONPATH=. .venv/bin/python tests/support/format_tables.py
+
+# The types of settings in embedlog/config/options.py, from the configs beside it.
+option-types: .venv/.dev
+	PYTHONPATH=. .venv/bin/python tests/support/option_types.py
 
 # The site, into site/; a warning or a broken link fails it.
 docs: .venv/.docs

@@ -90,3 +90,8 @@ def need(package: str) -> ModuleType:
         raise EmbedlogError(
             f"{package} is not installed", todo=f"Run pip install {package}."
         ) from error
+
+
+def public_names(item: object, *fields: str) -> list[str]:
+    """Return the names that programs may use: those of the class, and some fields of the object."""
+    return [*fields, *(name for name in dir(type(item)) if not name.startswith("_"))]

@@ -39,7 +39,7 @@ from embedlog.version import __version__
 _NAME = "embedlog"
 _SNAPSHOT_SECONDS = 1.0
 """The instruments of one collection are asked one by one; they share a snapshot."""
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("embedlog.opentelemetry")
 _snapshots: weakref.WeakKeyDictionary[MeterProvider, Snapshot] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 

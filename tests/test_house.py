@@ -51,7 +51,7 @@ DOORS = {
     "pytest": {"testing"},
     "pyarrow": {
         *("batch", "schema", "segment", "partition", "root", "publish", "compaction"),
-        *("producer", "consumer", "api", "spark", "notebook", "pipeline"),
+        *("producer", "consumer", "api", "cli", "spark", "notebook", "pipeline"),
     },
     **{library: {"checksum"} for library in ("crc32c", "crcmod", "google_crc32c")},
     **{module: {"files"} for module in ("fcntl", "mmap", "ctypes")},

@@ -56,7 +56,10 @@ def test_the_group_in_the_readme_handles_each_record_once(tmp_path):
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/index.md", "docs/tutorial.md", "docs/spark.md", "docs/monitoring.md"],
+    [
+        *("README.md", "docs/index.md", "docs/tutorial.md", "docs/spark.md", "docs/monitoring.md"),
+        "docs/values.md",
+    ],
 )
 def test_what_is_shown_can_be_typed_line_by_line(page):
     """In `python -i` an empty line must end each block, or the next line is a syntax error."""

@@ -1,4 +1,4 @@
-"""The tutorial runs from top to bottom and prints the output that it shows."""
+"""The tutorial and the page about values run as they stand and print the output that they show."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from support.children import run_python
 
-PAGE = Path(__file__).parent.parent / "docs" / "tutorial.md"
+DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"```(python|sh)\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 MARK = "=== the next block ==="
 
@@ -25,9 +26,10 @@ def script(blocks: list[tuple[str, str, str]]) -> str:
     return "\n".join(statements)
 
 
-def test_the_tutorial_prints_what_it_says(tmp_path):
+@pytest.mark.parametrize("page", ["tutorial.md", "values.md"])
+def test_the_page_prints_what_it_says(page, tmp_path):
     """The Python blocks run in one session, the shell blocks as its subprocesses."""
-    blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+    blocks = BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
     commands = tmp_path / "bin"
     commands.mkdir()
     command = commands / "embedlog"

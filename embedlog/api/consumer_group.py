@@ -16,7 +16,7 @@ from embedlog.api.reset_offsets import (
 )
 from embedlog.consumer.arguments import to_topic_partition
 from embedlog.consumer.group_client import open_group
-from embedlog.display import NONE, cut, html_table, moment, need, plural, text_table
+from embedlog.display import NONE, cut, html_table, moment, need, plural, public_names, text_table
 from embedlog.errors import (
     ClosedError,
     CorruptionError,
@@ -378,6 +378,10 @@ class ConsumerGroup:
         return group.remove_members(ids)
 
     # Display
+
+    def __dir__(self) -> list[str]:
+        """Return what completion offers."""
+        return public_names(self, "name")
 
     def __repr__(self) -> str:
         return f"<ConsumerGroup {self._title()}>"

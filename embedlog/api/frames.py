@@ -7,6 +7,7 @@ like a date for one, and rounds large integers.  What it may have changed is rea
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -27,6 +28,8 @@ _PREFIX = "value."
 _FIRST_ROWS, _SLICE_BYTES = 1000, 64 << 20
 _EXACT = float(1 << 53)
 """Below this a double holds every integer."""
+_EMPTY = re.compile(r": null\b|: struct<>")
+"""In the text of the type of a list, whether its items have no content."""
 
 
 def stored_columns(names: Sequence[str] | None) -> list[str] | None:
@@ -177,15 +180,16 @@ def _parse(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
             part = _read(lines)
             if part.column_names != ["v"] or part.num_rows != len(lines):
                 return None
-            if pa.types.is_struct(kind := part.schema.types[0]) and kind.num_fields > MAX_FIELDS:
+            if not _is_usable(part.schema.types[0]):
                 return None
+            part.validate(full=True)
             parts.append(part)
         if not parts:
             return column.cast(pa.string())
         typed = pa.concat_tables(parts, promote_options="permissive")["v"]
     except pa.ArrowException:
         return None
-    if not all(map(_is_exact, typed.chunks)):
+    if not _is_usable(typed.type) or not all(map(_is_exact, typed.chunks)):
         return None
     return typed.cast(pa.string()) if typed.type == pa.null() else typed
 
@@ -237,6 +241,17 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
         fields = [kind.field(number) for number in range(kind.num_fields)]
         return pa.struct([(field.name, _without_dates(field.type)) for field in fields])
     return kind
+
+
+def _is_usable(kind: pa.DataType) -> bool:
+    """Whether there are not too many fields, and no lists that pyarrow gets wrong.
+
+    It miscounts the nulls in lists of nothing else or of empty objects (pyarrow 26).
+    """
+    if pa.types.is_struct(kind):
+        fields = [kind.field(number).type for number in range(kind.num_fields)]
+        return len(fields) <= MAX_FIELDS and all(map(_is_usable, fields))
+    return not pa.types.is_list(kind) or not _EMPTY.search(str(kind))
 
 
 def _is_exact(array: pa.Array) -> bool:

@@ -11,7 +11,18 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, Self, TypedDict, TypeVar, Unpack, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NotRequired,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from embedlog.api.topic import Topic
 from embedlog.catalog import INTERNAL, refuse_differences, refuse_internal
@@ -22,7 +33,7 @@ from embedlog.config.options import (
     ProducerOptions,
     TopicOptions,
 )
-from embedlog.display import html_table, plural
+from embedlog.display import html_table, plural, public_names
 from embedlog.errors import (
     EmbedlogError,
     FencedError,
@@ -46,6 +57,7 @@ from embedlog.root.location import directory_of
 from embedlog.root.repair import repair_root
 from embedlog.root.root import Root, check_root
 from embedlog.root.verify import Finding, rebuild_index, verify_root
+from embedlog.serializers import SerializerName
 
 if TYPE_CHECKING:
     from embedlog.api.consumer_group import ConsumerGroup
@@ -182,8 +194,8 @@ class Log:
         partitions: int | None = None,
         config: TopicOptions | Mapping[str, object] | None = None,
         *,
-        key: str | None = None,
-        value: str | None = None,
+        key: SerializerName | None = None,
+        value: SerializerName | None = None,
         exist_ok: bool = False,
     ) -> Topic:
         """Create a topic and return a view of it.
@@ -270,6 +282,12 @@ class Log:
             ],
         }
 
+    @overload
+    def topic(self, name: str, *, raw: Literal[False] = False) -> Topic: ...
+    @overload
+    def topic(self, name: str, *, raw: Literal[True]) -> Topic[bytes | None, bytes | None]: ...
+    @overload
+    def topic(self, name: str, *, raw: bool) -> Topic: ...
     def topic(self, name: str, *, raw: bool = False) -> Topic:
         """Return a view of a topic, to slice, count and turn into tables.
 
@@ -585,6 +603,10 @@ class Log:
     ) -> tuple[Callable[..., Log], tuple[Callable[[], Root], MaintenanceConfig | None]]:
         open_root, _ = self.root.__reduce__()
         return _reopen, (open_root, self._maintenance_config)
+
+    def __dir__(self) -> list[str]:
+        """Return what completion offers."""
+        return public_names(self)
 
     def __repr__(self) -> str:
         if self.root.closed:

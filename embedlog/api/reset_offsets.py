@@ -6,14 +6,14 @@ import operator
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from embedlog.display import html_table, text_table
 from embedlog.errors import NoOffsetForPartitionError
 from embedlog.partition import PartitionLog
 from embedlog.record import TopicPartition
 
-To = str | int | datetime | timedelta
+To = Literal["earliest", "latest", "current"] | int | datetime | timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)

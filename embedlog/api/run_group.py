@@ -27,6 +27,7 @@ from embedlog.api.log import Log
 from embedlog.config import ConsumerConfig
 from embedlog.config.options import GroupOptions
 from embedlog.consumer.group_client import open_group
+from embedlog.display import public_names
 from embedlog.errors import (
     IllegalStateError,
     InvalidConfigError,
@@ -335,6 +336,10 @@ class GroupRun:
 
     def __reduce__(self) -> NoReturn:
         raise IllegalStateError("A GroupRun cannot be pickled: it belongs to its process")
+
+    def __dir__(self) -> list[str]:
+        """Return what completion offers."""
+        return public_names(self)
 
     def __repr__(self) -> str:
         state = f"processes {', '.join(map(str, self.pids))}" if self.running else "ended"

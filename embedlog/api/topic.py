@@ -23,7 +23,7 @@ from embedlog.consumer.deserialize import (
     convert,
     topic_deserializers,
 )
-from embedlog.display import html_table, moment, need, plural, short
+from embedlog.display import html_table, moment, need, plural, public_names, short
 from embedlog.errors import InvalidConfigError, SerializationError, no_attribute
 from embedlog.lazy import pa
 from embedlog.partition import PartitionLog
@@ -372,7 +372,7 @@ class TopicView(Generic[K, V]):
 
     # The latest value of each key
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: K, default: V | None = None) -> V | None:
         """Return the latest value of a key, whether or not compaction has run.
 
         The key and the value are of the types of the topic's serializers, or bytes.
@@ -390,7 +390,8 @@ class TopicView(Generic[K, V]):
         _, values, failure = deserializers.convert(self.name, None, [key_bytes], [stored])
         if failure is not None:
             raise failure.error(key_bytes, stored, partition, offset)
-        return values[0]
+        value: V = values[0]
+        return value
 
     def _key_bytes(self, key: Any) -> bytes:
         serializer, _ = self._serializers()
@@ -410,7 +411,7 @@ class TopicView(Generic[K, V]):
             ) from error
         return data
 
-    def items(self) -> Iterator[tuple[Any, Any]]:
+    def items(self) -> Iterator[tuple[K, V]]:
         """Yield each key with its latest value, without keys that were deleted."""
         deserializers = self._deserializers()
         for table in self._latest(self.schema(["key", "value", "partition", "offset"])):
@@ -433,6 +434,10 @@ class TopicView(Generic[K, V]):
         return reader.__arrow_c_stream__(requested_schema)
 
     # Display
+
+    def __dir__(self) -> list[str]:
+        """Return what completion offers."""
+        return public_names(self, "name", "raw")
 
     def __repr__(self) -> str:
         return f"<{self._title()}>"

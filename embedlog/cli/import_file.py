@@ -25,6 +25,8 @@ from embedlog.progress import ProgressBar
 
 _BLOCK_BYTES = 4 << 20
 _ROWS = 1 << 17
+_RAW = ("bytes", "bytes")
+"""Files have keys and values as they are stored, whatever the serializers of the topic."""
 _NONE = -(1 << 63)
 """The partition of a record that has none: its key chooses one."""
 _FIELDS = {"partition", "timestamp", "key", "value", "headers"}
@@ -272,7 +274,7 @@ def _json_lines(file: IO[bytes], clock: Any) -> Iterator[Chunk]:
     done = before = 0
     for lines in input_lines(file):
         numbered = enumerate(lines, before + 1)
-        records = [parse_record(line, number) for number, line in numbered if line.strip()]
+        records = [parse_record(line, number, _RAW) for number, line in numbered if line.strip()]
         before += len(lines)
         done += sum(map(len, lines)) + len(lines)
         if not records:

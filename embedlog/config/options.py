@@ -53,7 +53,7 @@ class ProducerOptions(TypedDict, Generic[K, V], total=False):
     max_request_size: int | None
     """Refuse larger records, by the estimate of Kafka's producer (G7)."""
     compression_type: Literal["none", "lz4", "zstd"] | None
-    """``none``, ``lz4`` or ``zstd``."""
+    """``none``, ``lz4`` or ``zstd``; ``gzip`` means ``zstd``, and ``snappy`` ``lz4``."""
     enable_idempotence: bool | None
     """Whether batches get sequence numbers, so that a retry is not written twice (G15).
 
@@ -179,7 +179,7 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     """Roll the active segment once it spans more time than this (A11, A12)."""
     segment_jitter_ms: int | None
     """Subtract up to this from ``segment_ms``, so that partitions do not roll at the same time."""
-    segment_index_bytes: int | None
+    segment_index_bytes: Literal[10485760] | None
     """Only the default: the index is in LMDB and grows as needed, so it ends no segment."""
     segment_max_offset_span: int | None
     """Roll the active segment before it spans more offsets than this (embedlog's own; A11)."""
@@ -220,13 +220,14 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     file_delete_delay_ms: int | None
     """Unlink the file of a deleted segment after this delay (A39)."""
     compression_type: Literal["producer", "none", "lz4", "zstd"] | None
-    """``none``, ``lz4`` or ``zstd``, whatever the producer uses; or ``producer``: as it does."""
-    key_serializer: str | None
+    """``none``, ``lz4`` or ``zstd`` (``gzip`` means ``zstd``, ``snappy`` ``lz4``), whatever the
+    producer uses; or ``producer``: as it does."""
+    key_serializer: SerializerName | None
     """How keys are stored: producers, consumers and views without a (de)serializer of their own use
     this one; ``bytes`` converts nothing (embedlog's own)."""
-    value_serializer: str | None
+    value_serializer: SerializerName | None
     """How values are stored, likewise."""
-    preallocate: bool | None
+    preallocate: Literal[False] | None
     """Only the default: segments take disk space as they grow."""
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] | None
     """Whether timestamps come from the producer or from the clock of the log (A7)."""
@@ -236,9 +237,9 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     """Refuse records whose timestamp is further in the future than this (A7)."""
     producer_id_expiration_ms: int | None
     """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
-    min_insync_replicas: int | None
+    min_insync_replicas: Literal[1] | None
     """Only the default: embedlog does not replicate (H1)."""
-    unclean_leader_election_enable: bool | None
+    unclean_leader_election_enable: Literal[False] | None
     """Only the default: embedlog does not replicate (H1)."""
 
 
@@ -248,7 +249,7 @@ _DottedTopicOptions = TypedDict(
         "segment.bytes": "int | None",
         "segment.ms": "int | None",
         "segment.jitter.ms": "int | None",
-        "segment.index.bytes": "int | None",
+        "segment.index.bytes": "Literal[10485760] | None",
         "segment.max.offset.span": "int | None",
         "index.interval.bytes": "int | None",
         "flush.messages": "int | None",
@@ -267,15 +268,15 @@ _DottedTopicOptions = TypedDict(
         "max.compaction.lag.ms": "int | None",
         "file.delete.delay.ms": "int | None",
         "compression.type": "Literal['producer', 'none', 'lz4', 'zstd'] | None",
-        "key.serializer": "str | None",
-        "value.serializer": "str | None",
-        "preallocate": "bool | None",
+        "key.serializer": "SerializerName | None",
+        "value.serializer": "SerializerName | None",
+        "preallocate": "Literal[False] | None",
         "message.timestamp.type": "Literal['CreateTime', 'LogAppendTime'] | None",
         "message.timestamp.before.max.ms": "int | None",
         "message.timestamp.after.max.ms": "int | None",
         "producer.id.expiration.ms": "int | None",
-        "min.insync.replicas": "int | None",
-        "unclean.leader.election.enable": "bool | None",
+        "min.insync.replicas": "Literal[1] | None",
+        "unclean.leader.election.enable": "Literal[False] | None",
     },
     total=False,
 )

@@ -7,7 +7,7 @@ from typing import Literal
 
 from embedlog.config.settings import Settings
 from embedlog.config.values import INT_MAX, LONG_MAX, checked, choice, compression, number, only
-from embedlog.serializers import NAMES
+from embedlog.serializers import NAMES, SerializerName
 
 
 def _cleanup_policy(value: object) -> str:
@@ -92,10 +92,10 @@ class TopicConfig(Settings):
     )
     """``none``, ``lz4`` or ``zstd`` (``gzip`` means ``zstd``, ``snappy`` ``lz4``), whatever the
     producer uses; or ``producer``: as it does."""
-    key_serializer: str = choice(*NAMES)
+    key_serializer: SerializerName = choice(*NAMES)
     """How keys are stored: producers, consumers and views without a (de)serializer of their own use
     this one; ``bytes`` converts nothing (embedlog's own)."""
-    value_serializer: str = choice(*NAMES)
+    value_serializer: SerializerName = choice(*NAMES)
     """How values are stored, likewise."""
     preallocate: bool = only(False, "segments take disk space as they grow")
     """Only the default: segments take disk space as they grow."""

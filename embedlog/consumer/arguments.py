@@ -136,7 +136,7 @@ def check_stream_counts(counts: Mapping[str, int]) -> None:
 
 
 def parse_offsets(
-    offsets: Mapping[TopicPartition, OffsetAndMetadata] | None,
+    offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None,
 ) -> dict[TopicPartition, OffsetAndMetadata] | None:
     """Return the offsets passed to a commit; plain ints and kafka-python's tuples are accepted.
 

@@ -33,7 +33,7 @@ from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.consumer.static_assignment import StaticAssignment
 from embedlog.consumer.waiter import Waiter
-from embedlog.display import html_table, plural
+from embedlog.display import html_table, plural, public_names
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -135,6 +135,10 @@ class Consumer(Generic[K_co, V_co]):
         self._streams: list[Consumer[K_co, V_co]] = []
         if topics:
             self.subscribe(topics)
+
+    def __dir__(self) -> list[str]:
+        """Return what completion offers."""
+        return public_names(self)
 
     if not TYPE_CHECKING:
         # Type checkers must not take every name for an attribute.
@@ -263,7 +267,7 @@ class Consumer(Generic[K_co, V_co]):
 
     def commit(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
         timeout_ms: float | None = None,
     ) -> None:
         """Commit positions, from which the next owners of the partitions continue.
@@ -290,7 +294,7 @@ class Consumer(Generic[K_co, V_co]):
 
     def commit_async(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
         callback: Callback | None = None,
     ) -> Future[Mapping[TopicPartition, OffsetAndMetadata]]:
         """Commit as `commit` does, but report failures to the future and the callback.

@@ -185,7 +185,6 @@ class PartitionWriter:
             self._context.buffer_pool.release(open_batch.reserved - encoded.size)
             if not isinstance(error, Exception):
                 raise
-            began = open_batch.opened_at
             self._failed([batch], error, lock_timeout < self._lock_timeout, began)
         else:
             open_batch.seal()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 from embedlog.catalog import refuse_internal
 from embedlog.config import describe_network_settings
 from embedlog.config.options import ProducerOptions
-from embedlog.display import plural
+from embedlog.display import plural, public_names
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -35,6 +35,7 @@ from embedlog.producer.row_batches import (
     ArrowArray,
     ArrowStream,
     Rows,
+    arrow_table,
     size_of,
     table_rows,
 )
@@ -101,6 +102,10 @@ class Producer(Generic[K, V]):
         self._lock = self._context.lock
         self._acquire, self._release = self._lock.acquire, self._lock.release
         self._closed = False
+
+    def __dir__(self) -> list[str]:
+        """Return what completion offers."""
+        return public_names(self)
 
     def __repr__(self) -> str:
         name = self.config.producer_name or self.config.client_id
@@ -332,6 +337,11 @@ class Producer(Generic[K, V]):
         Accepts what speaks Arrow: pyarrow's Table, RecordBatch and RecordBatchReader, DataFrames
         of pandas and Polars, and others.
 
+        Binary and text columns are written as they are.  If the producer or the topic has
+        serializers, other columns of keys and values are serialized; and with the serializer
+        ``"json"`` a table without a column of values is written with one JSON object per row, of
+        all columns except those of keys, timestamps and headers.
+
         Args:
             topic: The topic.
             table: The rows.
@@ -347,6 +357,11 @@ class Producer(Generic[K, V]):
             InvalidRecordError: As `send_batch` (A6).
         """
         queue = self._queue_for(topic, partition)
+        table, settings = arrow_table(table), queue.settings
+        if settings.serializes:
+            from embedlog.producer.serialize_table import serialize_table
+
+            table = serialize_table(table, topic, settings, key, value, timestamp)
         rows = table_rows(table, key, value, timestamp, self._clock())
         count = rows.table.num_rows
         if not count:

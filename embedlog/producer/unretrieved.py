@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import getLogger
 
+from embedlog.display import plural
 from embedlog.errors import DeliveryFailedError, EmbedlogError
 
 LOGGER = getLogger("embedlog.producer")
@@ -164,16 +165,11 @@ class UnretrievedErrors:
         topic, partition = where
         LOGGER.warning(
             "%s for %s%s failed, and no caller looked at the future%s: %s",
-            *(records(count), topic, "" if partition is None else f"-{partition}"),
+            *(plural(count, "record"), topic, "" if partition is None else f"-{partition}"),
             *("" if count == 1 else "s", error),
             # Of an error that embedlog does not know, the traceback is needed, too.
             exc_info=None if isinstance(error, EmbedlogError) else error,
         )
-
-
-def records(count: int) -> str:
-    """Return "1 record", "2 records" and so on."""
-    return f"{count} record{'' if count == 1 else 's'}"
 
 
 def _delivery_failed(topics: Counter[str], errors: list[BaseException]) -> DeliveryFailedError:
@@ -181,7 +177,7 @@ def _delivery_failed(topics: Counter[str], errors: list[BaseException]) -> Deliv
     by_topic = ", ".join(f"{number} of {topic}" for topic, number in topics.most_common())
     reason = str(first).rstrip(".")
     failed = DeliveryFailedError(
-        f"{records(count)} failed ({by_topic}): {reason}",
+        f"{plural(count, 'record')} failed ({by_topic}): {reason}",
         todo="The attribute errors has all reasons." if len(errors) > 1 else None,
         count=count,
         topics=dict(topics),

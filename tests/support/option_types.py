@@ -19,6 +19,14 @@ ROOT = Path(__file__).parents[2]
 FILE = ROOT / "embedlog" / "config" / "options.py"
 field_docstrings = runpy.run_path(str(ROOT / "docs" / "_generate.py"))["field_docstrings"]
 
+CONFIGS = {
+    ProducerConfig: "ProducerOptions",
+    ConsumerConfig: "ConsumerOptions",
+    TopicConfig: "TopicOptions",
+    MaintenanceConfig: "MaintenanceOptions",
+}
+"""The types of the settings of each config."""
+
 RUN_GROUP_SETS = ("group_id", "enable_auto_commit", "consumer_timeout_ms")
 """Settings of consumers that `run_group` has no use for, since it sets them itself."""
 
@@ -126,7 +134,8 @@ def _fields(config: type, names: Iterable[str] | None = None) -> list[dataclasse
 
 
 def _takes(options: str, field: dataclasses.Field[object]) -> str:
-    takes = TAKES.get((options.removeprefix("_Underscored"), field.name)) or str(field.type)
+    type_ = f"Literal[{field.default!r}]" if "only" in field.metadata else str(field.type)
+    takes = TAKES.get((options.removeprefix("_Underscored"), field.name), type_)
     return takes if takes.endswith("| None") else f"{takes} | None"
 
 
