@@ -189,13 +189,17 @@ def test_a_subclass_is_a_client_of_a_log(servers):
         (KafkaAdminClient, errors.KafkaConfigurationError),
     ],
 )
-def test_unknown_settings_are_refused_as_kafka_python_does(servers, kind, error):
-    """With the same errors; settings of a network are known, and ignored."""
+def test_unknown_settings_are_refused_as_kafka_python_does(servers, kind, error, caplog):
+    """With the same errors; settings of a network are known, and ignored with one line."""
+    caplog.set_level("INFO", "embedlog.kafka")
     with pytest.raises(error, match=r"Unrecognized configs: \{'nonsense'"):
         kind(bootstrap_servers=servers, nonsense=1)
     with kind(bootstrap_servers=servers, security_protocol="SSL", ssl_cafile="x") as client:
         assert client.config["ssl_cafile"] == "x"
         assert client.config["request_timeout_ms"] == 30_000
+    assert [line for line in caplog.messages if "security_protocol" in line] == [
+        "A log has no connections, so these are ignored: security_protocol, ssl_cafile"
+    ]
 
 
 def test_the_settings_are_those_of_kafka_python():
