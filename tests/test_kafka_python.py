@@ -29,8 +29,10 @@ from embedlog.kafka import (
     TopicPartition,
     bootstrap,
     errors,
+    transactions,
 )
 from embedlog.kafka.admin import ConfigResource, NewPartitions, NewTopic
+from embedlog.publish.transaction import publish
 
 T0 = TopicPartition("t", 0)
 
@@ -187,13 +189,17 @@ def test_a_subclass_is_a_client_of_a_log(servers):
         (KafkaAdminClient, errors.KafkaConfigurationError),
     ],
 )
-def test_unknown_settings_are_refused_as_kafka_python_does(servers, kind, error):
-    """With the same errors; settings of a network are known, and ignored."""
+def test_unknown_settings_are_refused_as_kafka_python_does(servers, kind, error, caplog):
+    """With the same errors; settings of a network are known, and ignored with one line."""
+    caplog.set_level("INFO", "embedlog.kafka")
     with pytest.raises(error, match=r"Unrecognized configs: \{'nonsense'"):
         kind(bootstrap_servers=servers, nonsense=1)
     with kind(bootstrap_servers=servers, security_protocol="SSL", ssl_cafile="x") as client:
         assert client.config["ssl_cafile"] == "x"
         assert client.config["request_timeout_ms"] == 30_000
+    assert [line for line in caplog.messages if "security_protocol" in line] == [
+        "A log has no connections, so these are ignored: security_protocol, ssl_cafile"
+    ]
 
 
 def test_the_settings_are_those_of_kafka_python():
@@ -840,6 +846,29 @@ def test_a_newer_producer_fences_the_transactions_of_an_older_one(client, values
         producer.send("t", b"x")
         producer.commit_transaction()
     assert values() == [b"x", b"x"]
+
+
+def test_a_commit_may_be_repeated_and_publishes_once(client, values, monkeypatch):
+    """If it failed after the records were published, as when the disk is full just then."""
+    producer = client(KafkaProducer, transactional_id="name")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("t", b"x")
+
+    def publish_and_fail(*arguments):
+        publish(*arguments)
+        raise log_errors.DiskFullError("The disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transactions, "publish", publish_and_fail)
+        with pytest.raises(errors.KafkaStorageError):
+            producer.commit_transaction()
+    producer.commit_transaction()
+    assert values() == [b"x"]
+    producer.begin_transaction()
+    producer.send("t", b"y")
+    producer.commit_transaction()
+    assert values() == [b"x", b"y"]
 
 
 def test_calls_in_the_wrong_order_are_refused(client, values):

@@ -12,6 +12,7 @@ import uuid
 from typing import Any
 
 from embedlog.batch import BatchLimits
+from embedlog.catalog import refuse_internal
 from embedlog.config import ProducerConfig
 from embedlog.files import process_id
 from embedlog.kafka import errors
@@ -40,10 +41,12 @@ class Transactions:
 
     def __init__(self, root: Root, name: str, config: ProducerConfig) -> None:
         self._root, self._name, self._config = root, name, config
+        self._run = uuid.uuid4().hex
         self._version: int | None = None
-        """That of the last publication; None before `initialize`."""
+        """That of the last transaction; None before `initialize`."""
         self._rows: dict[tuple[str, int], list[_Row]] | None = None
         """By topic and partition; None outside of a transaction."""
+        self._random = random.Random()
         self._keyless: dict[str, int] = {}
         """The partition of records without a key, by topic, in this transaction."""
 
@@ -51,8 +54,9 @@ class Transactions:
         """Fence older producers of this name."""
         if self._version is None:
             producer_id, epoch = self._root.producer_identity(self._name)
-            self._version = producer_id << 64 | epoch << 32
-            self._publish([])
+            version = producer_id << 64 | epoch << 32
+            self._publish([], version)
+            self._version = version
 
     def begin(self) -> None:
         """Begin a transaction."""
@@ -60,6 +64,9 @@ class Transactions:
             raise errors.IllegalStateError(
                 "A transaction begins after init_transactions, and after the end of the last one"
             )
+        # Each transaction has its own version: if an aborted one was published after all, since
+        # its commit failed late, the next one is not taken for its repetition.
+        self._version += 1
         self._rows, self._keyless = {}, {}
 
     def _current(self) -> dict[tuple[str, int], list[_Row]]:
@@ -77,29 +84,34 @@ class Transactions:
         timestamp_ms: int | None = None,
     ) -> RecordFuture:
         """Add a record to the transaction; its offset is not known before the commit."""
-        rows, count = self._current(), self._root.ensure_topic(topic).partitions
+        rows = self._current()
+        refuse_internal(topic)
+        count = self._root.ensure_topic(topic).partitions
         value, key = to_bytes(value, "value"), to_bytes(key, "key")
         if partition is not None:
             check_partition(topic, partition, count)
         elif key is not None:
             partition = partition_for_key(key, count)
         else:
-            partition = self._keyless.setdefault(topic, random.Random().randrange(count))
+            if topic not in self._keyless:
+                self._keyless[topic] = self._random.randrange(count)
+            partition = self._keyless[topic]
         timestamp = self._root.clock() if timestamp_ms is None else timestamp_ms
         rows.setdefault((topic, partition), []).append((value, key, timestamp, headers))
         return RecordFuture._completed(RecordMetadata(topic, partition, -1, timestamp))
 
     def commit(self) -> None:
-        """Make the records of the transaction visible.
+        """Make the records of the transaction visible; after a failure it may be repeated.
 
         Raises:
             ProducerFencedError: A newer producer has the same ``transactional_id``.
         """
-        rows = self._current()
-        owner = staging.job_directory(
+        rows, version = self._current(), self._version
+        assert version is not None
+        directory = staging.job_directory(
             str(process_id.process()), self._root.clock(), uuid.uuid4().hex[:12]
         )
-        writer = StagedFileWriter(self._root.context.files, owner, "transaction")
+        writer = StagedFileWriter(self._root.context.files, directory, "transaction")
         try:
             for (topic, partition), of_partition in rows.items():
                 self._stage(writer, topic, partition, of_partition)
@@ -108,7 +120,7 @@ class Transactions:
             raise
         staged = [writer.finish()]
         try:
-            self._publish(staged)
+            self._publish(staged, version)
         finally:
             staging.remove(self._root.context.files, staged)
         self._rows = None
@@ -132,12 +144,13 @@ class Transactions:
             for batch in encode_rows(chunk.measured(), compression, limits):
                 writer.add(topic, info.id, partition, batch)
 
-    def _publish(self, staged: list[StagedFile]) -> None:
-        assert self._version is not None
+    def _publish(self, staged: list[StagedFile], version: int) -> None:
         source = f"transactional.id {self._name}"
-        result = publish(self._root, staged, Publication(source, self._version + 1, source))
-        if result.repeated is not None:
+        before = publish(
+            self._root, staged, Publication(source, version, source, self._run)
+        ).repeated
+        # An attempt of this producer may have failed after it was committed.
+        if before is not None and (before.version, before.run) != (version, self._run):
             raise errors.ProducerFencedError(
                 f"A newer producer has the transactional_id {self._name!r}; close this one"
             )
-        self._version += 1
