@@ -6,7 +6,6 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
 from itertools import islice
 from math import inf
 from threading import Event
@@ -142,18 +141,14 @@ class Consumer(Client):
             wait = 0.0 if self._fetched else min(remaining, _REFRESH_SECONDS)
             if not self._subscribed and not self._inner.assignment():
                 # librdkafka waits too, where embedlog's consumer raises.
-                if self._closing.wait(wait) or monotonic() >= deadline:
+                if self._fetched or self._closing.wait(wait) or monotonic() >= deadline:
                     return bool(self._fetched)
                 continue
             try:
                 # Without waiting first: a partition whose end was reached has an event.
-                records = self._inner.poll(0 if self._reports_eof else wait * 1000)
-                if self._reports_eof:
-                    self._report_ends(records)
-                    if not records and not self._fetched:
-                        records = self._inner.poll(wait * 1000)
-                        self._report_ends(records)
-                self._fetched.extendleft(reversed(records.values()))
+                self._poll_inner(0.0 if self._reports_eof else wait)
+                if self._reports_eof and not self._fetched:
+                    self._poll_inner(wait)
             except EmbedlogError as error:
                 self._fetched.append(_event(error_of(error), error.topic, error.partition))
             self._refresh_at = monotonic() + _REFRESH_SECONDS
@@ -162,7 +157,12 @@ class Consumer(Client):
             if monotonic() >= deadline:
                 return False
 
-    def _report_ends(self, records: Collection[Partition]) -> None:
+    def _poll_inner(self, seconds: float) -> None:
+        self._fetched += self._inner.poll(seconds * 1000).values()
+        if self._reports_eof:
+            self._report_ends()
+
+    def _report_ends(self) -> None:
         """Add an event for each partition whose end is reached, once for each end."""
         for partition in sorted(self._inner.assignment() - self._inner.paused()):
             position = self._inner.position(partition)
@@ -199,16 +199,17 @@ class Consumer(Client):
         """
         self._note_position()
         self._refresh_at = 0.0
-        left = [list(self._records), *self._fetched]
-        self._records, self._fetched = iter(()), deque()
-        for records in left:
-            if isinstance(records, Message):
-                self._fetched.append(records)
-            elif records:
-                first = records[0]
-                # Unless the partition was revoked.
-                with suppress(IllegalStateError):
-                    self._inner.seek(Partition(first.topic, first.partition), first.offset)
+        with translated():
+            assigned = self._inner.assignment()
+            left = [list(self._records), *self._fetched]
+            self._records, self._fetched = iter(()), deque()
+            for records in left:
+                if isinstance(records, Message):
+                    self._fetched.append(records)
+                elif records:
+                    partition = Partition(records[0].topic, records[0].partition)
+                    if partition in assigned:
+                        self._inner.seek(partition, records[0].offset)
 
     # Subscription and assignment
 
@@ -267,8 +268,11 @@ class Consumer(Client):
         self._change_assignment(lambda current, named: named, partitions)
 
     def unassign(self) -> None:
-        """Read nothing."""
-        self._change_assignment(lambda current, named: named, [])
+        """Read nothing; in a group, until the next rebalance."""
+        if self._subscribed and not self._rebalancing:
+            self.pause(self.assignment())
+        else:
+            self._change_assignment(lambda current, named: named, [])
 
     def incremental_assign(self, partitions: list[Any]) -> None:
         """Read these partitions too.
@@ -312,14 +316,17 @@ class Consumer(Client):
         offsets = _offsets_of(partitions)
         if self._rebalancing:
             # The group assigns; a callback chooses where to begin.
-            self._seek_all(offsets)
+            with translated():
+                self._seek_all(offsets)
             return
+        if self._subscribed:
+            raise exception("_STATE", "The group assigns partitions: call unsubscribe first")
         self._give_back()
         with translated():
             current = self._inner.assignment()
             wanted = change(current, set(offsets))
-            self._drop(current - wanted)
             self._inner.assign(sorted(wanted))
+            self._drop(current - wanted)
             self._seek_all({part: offsets[part] for part in offsets if part in wanted})
 
     def _seek_all(self, offsets: dict[Partition, int]) -> None:
@@ -333,7 +340,7 @@ class Consumer(Client):
             self._positions.pop(partition, None)
             self._reported_ends.pop(partition, None)
 
-    def _drop(self, partitions: Iterable[Partition], *, commit: bool = True) -> None:
+    def _drop(self, partitions: Collection[Partition], *, commit: bool = True) -> None:
         """Forget partitions that are no longer assigned, after committing what is stored."""
         stored = {part: self._stored.pop(part) for part in partitions if part in self._stored}
         if stored and commit and self._auto_commit:
@@ -436,7 +443,7 @@ class Consumer(Client):
         if positions is None:
             positions, partitions = dict(self._stored), sorted(self._inner.assignment())
         if positions:
-            error = self._commit(positions)
+            error = self._commit(positions, log_errors=asynchronous)
         else:
             error = kafka_error("_NO_OFFSET", "Commit failed: Local: No offset stored")
         if asynchronous:
@@ -445,14 +452,14 @@ class Consumer(Client):
             raise KafkaException(error)
         return [_result(partition, positions.get(partition)) for partition in partitions]
 
-    def _commit(self, positions: Positions) -> Any:
+    def _commit(self, positions: Positions, *, log_errors: bool = True) -> Any:
         """Commit; return the error, which ``on_commit`` gets too, or None."""
         error = None
         try:
             self._inner.commit(positions)
         except EmbedlogError as failure:
             error = error_of(failure)
-            if self._on_commit is None:
+            if log_errors and self._on_commit is None:
                 _LOGGER.warning("A commit failed: %s", failure)
         except ValueError as failure:
             error = kafka_error("_INVALID_ARG", str(failure))
