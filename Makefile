@@ -6,7 +6,7 @@ PYTEST ?= .venv/bin/python -m pytest
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
-.PHONY: quick test test-all nightly check lint wheel bench demo docs docs-tables clean
+.PHONY: quick test test-all nightly kafka-python-tests check lint wheel bench demo docs docs-tables clean
 
 # Four tiers, each with all of the one before: tests/support/tiers.py says how.
 quick: .venv/.dev
@@ -20,6 +20,10 @@ test-all: .venv/.dev
 
 nightly: .venv/.dev
 	$(PYTEST) $(SPREAD) --tier=nightly $(ARGS)
+
+# kafka-python's own integration tests, fetched from PyPI and run on a log.
+kafka-python-tests: .venv/.dev
+	PYTHONPATH=. .venv/bin/python tests/support/kafka_python_suite.py $(ARGS)
 
 check: lint test wheel
 

@@ -105,6 +105,12 @@ Deserializer = (
 """What a deserializer to values of type ``T`` may be, apart from a `SerializerName`."""
 
 
+def shortened(item: object) -> str:
+    """Return a key for the text of an error."""
+    text = repr(item)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
 # The built-in ones
 
 

@@ -783,9 +783,10 @@ def test_modules_can_stand_for_those_of_confluent_kafka(tmp_path):
 
 def test_the_page_of_the_docs_can_be_pasted(tmp_path, monkeypatch):
     """Its program runs on a log."""
-    page = (Path(__file__).parents[1] / "docs" / "kafka-clients-confluent.md").read_text()
-    [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    monkeypatch.setenv("KAFKA", str(tmp_path / "log"))
+    page = (Path(__file__).parents[1] / "docs" / "kafka-clients.md").read_text()
+    section = page.partition("## confluent-kafka\n")[2].partition("\n## ")[0]
+    [program] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", str(tmp_path / "log"))
     names = {}
 
     exec(program, names)

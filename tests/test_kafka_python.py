@@ -713,7 +713,7 @@ def test_patch_reaches_classes_that_were_imported_before(tmp_path):
 
 
 def test_what_the_readme_of_kafka_python_shows(client, consume):
-    """Its examples, in other words; those with transactions are refused."""
+    """Its examples, in other words; that of transactions has a test of its own."""
     producer = client(KafkaProducer)
     for _ in range(100):
         producer.send("foobar", b"some_message_bytes")
@@ -748,11 +748,94 @@ def test_what_the_readme_of_kafka_python_shows(client, consume):
     assert next(consume("foobar", isolation_level="read_committed")).headers == []
 
 
-def test_transactions_are_refused(client):
-    """With a sentence; a ``transactional_id`` fences older producers."""
-    producer = client(KafkaProducer, transactional_id="fizzbuzz")
-    with pytest.raises(errors.UnsupportedVersionError, match="no transactions"):
-        producer.init_transactions()
-    with pytest.raises(errors.IllegalStateError, match="transactional_id"):
-        client(KafkaProducer).begin_transaction()
-    client(KafkaProducer, transactional_id="fizzbuzz").send("t", b"x").get(10)
+# Transactions
+
+
+@pytest.fixture
+def values(consume):
+    """Reads the values of two topics that consumers see."""
+    return lambda: [record.value for record in consume("t", "u")]
+
+
+def test_the_records_of_a_transaction_become_visible_together(client, values):
+    """As in the README of kafka-python; those of an aborted one never."""
+    producer = client(KafkaProducer, transactional_id="fizzbuzz", key_serializer=str.encode)
+    producer.init_transactions()
+
+    producer.begin_transaction()
+    metadata = producer.send("t", b"yes", key="k", headers=[("h", b"x")]).get()
+    producer.send("u", b"and", key="k")
+    assert (metadata.topic, metadata.offset, metadata.serialized_key_size) == ("t", -1, 1)
+    assert values() == []
+    producer.commit_transaction()
+    assert sorted(values()) == [b"and", b"yes"]
+    producer.begin_transaction()
+    producer.send("t", b"no", key="k").get()
+    producer.abort_transaction()
+    assert sorted(values()) == [b"and", b"yes"]
+    producer.begin_transaction()
+    producer.commit_transaction()
+
+
+def test_a_newer_producer_fences_the_transactions_of_an_older_one(client, values):
+    """Even if the newer one has committed nothing yet."""
+    older = client(KafkaProducer, transactional_id="name")
+    older.init_transactions()
+    older.begin_transaction()
+    older.send("t", b"late")
+    newer, other = (client(KafkaProducer, transactional_id=name) for name in ("name", "other"))
+    newer.init_transactions()
+    other.init_transactions()
+
+    with pytest.raises(errors.ProducerFencedError, match="newer producer"):
+        older.commit_transaction()
+    for producer in (newer, other):
+        producer.begin_transaction()
+        producer.send("t", b"x")
+        producer.commit_transaction()
+    assert values() == [b"x", b"x"]
+
+
+def test_calls_in_the_wrong_order_are_refused(client, values):
+    """And offsets, which a log cannot commit together with the records."""
+    producer = client(KafkaProducer, transactional_id="name")
+    for call in (
+        producer.begin_transaction,
+        producer.commit_transaction,
+        producer.abort_transaction,
+        lambda: producer.send("t", b"x"),
+        client(KafkaProducer).init_transactions,
+    ):
+        with pytest.raises(errors.IllegalStateError):
+            call()
+    producer.init_transactions()
+    producer.init_transactions()
+    producer.begin_transaction()
+    with pytest.raises(errors.IllegalStateError):
+        producer.begin_transaction()
+    with pytest.raises(errors.UnsupportedVersionError, match="after commit_transaction"):
+        producer.send_offsets_to_transaction({T0: OffsetAndMetadata(1, "", -1)}, "g")
+    with pytest.raises(ValueError, match="partitions 0 to 0"):
+        producer.send("t", b"x", partition=1)
+    assert values() == []
+
+
+def test_a_transaction_that_cannot_be_published_publishes_nothing(client, values):
+    """It can be aborted, and the next one works; no staged file is left."""
+    client(KafkaAdminClient).create_topics({"c": {"configs": {"cleanup.policy": "compact"}}})
+    producer = client(KafkaProducer, transactional_id="name")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("t", b"x")
+    producer.send("c", b"without a key")
+
+    with pytest.raises(errors.InvalidRecordError):
+        producer.commit_transaction()
+    assert values() == []
+    producer.abort_transaction()
+    producer.begin_transaction()
+    producer.send("t", b"x")
+    producer.commit_transaction()
+    assert values() == [b"x"]
+    staged = Path(producer._log.path) / "staging"
+    assert not staged.exists() or not list(staged.iterdir())

@@ -53,12 +53,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def short(data: bytes | None) -> str:
-    """Return the first 80 bytes of a key or value as text."""
-    if data is None:
-        return "None"
-    text = data[:80].decode("utf-8", "replace")
-    return text + "…" if len(data) > 80 else text
+def short(item: Any) -> str:
+    """Return the first 80 bytes or characters of a key or value as text."""
+    text = item[:80].decode("utf-8", "replace") if isinstance(item, bytes) else str(item)[:80]
+    length = len(item) if isinstance(item, bytes) else len(str(item))
+    return text + "…" if length > 80 else text
 
 
 def need(package: str) -> Any:

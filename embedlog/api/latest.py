@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from embedlog.api.offset_range import OffsetRange
 from embedlog.batch.arrays import TRUE, numbers, repeated
 from embedlog.partitioner import partition_for_key, partitions_for_keys
+from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 
 if TYPE_CHECKING:
@@ -20,8 +21,10 @@ Ranges = Callable[[], Sequence[OffsetRange]]
 """Returns the ranges of the view as of now."""
 
 
-def get(root: Root, name: str, ranges: Ranges, key: bytes) -> bytes | None:
-    """Return the latest value of a key; None if it has none, or was deleted."""
+def get(
+    root: Root, name: str, ranges: Ranges, key: bytes
+) -> tuple[TopicPartition, LastRecord] | None:
+    """Return the latest record of a key and its partition; None if there is none."""
     home, version = partition_for_key(key, root.partitions(name)), root.context.catalog.version
     while True:
         version_before, parts = version(), _not_empty(ranges)
@@ -29,11 +32,11 @@ def get(root: Root, name: str, ranges: Ranges, key: bytes) -> bytes | None:
         # Otherwise compaction may have removed the record because of one after the ranges.
         if records.get(home) or version() == version_before or _not_empty(ranges) == parts:
             break
-    if (last := records.get(home)) is not None:
-        return last.value
+    if home in records:
+        return TopicPartition(name, home), records[home]
     # It is elsewhere if the program chose the partition, or the topic has grown: the latest wins.
     newest = max(records, key=lambda number: (records[number].timestamp, number), default=None)
-    return None if newest is None else records[newest].value
+    return None if newest is None else (TopicPartition(name, newest), records[newest])
 
 
 def _not_empty(ranges: Ranges) -> list[OffsetRange]:

@@ -102,6 +102,8 @@ class Log:
         partitions: int | None = None,
         config: Mapping[str, object] | None = None,
         *,
+        key: str | None = None,
+        value: str | None = None,
         exist_ok: bool = False,
     ) -> Topic:
         """Create a topic and return a view of it.
@@ -111,6 +113,8 @@ class Log:
             partitions: The number of partitions, at most 20,000, by default 1; it can grow
                 later, but not shrink.
             config: Kafka's topic settings, with dots or underscores.
+            key, value: How keys and values are stored, such as ``"str"`` and ``"json"``; the
+                same as the settings ``key.serializer`` and ``value.serializer``.
             exist_ok: If the topic exists already, return it, unless it has another number
                 of partitions or other settings than those given here (None means the
                 default of a setting).
@@ -120,7 +124,8 @@ class Log:
             TopicAlreadyExistsError: The topic exists; with ``exist_ok``, it differs.  Nothing
                 was changed; the error names the `differences` and the calls to apply them.
         """
-        settings = config or {}
+        serializers = {"key.serializer": key, "value.serializer": value}
+        settings = _merged(config or {}, {n: v for n, v in serializers.items() if v is not None})
         refuse_internal(name)
         while True:
             info = self.root.topics().get(name) if exist_ok else None
@@ -185,8 +190,12 @@ class Log:
             ],
         }
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str, *, raw: bool = False) -> Topic:
         """Return a view of a topic, to slice, count and turn into tables.
+
+        Args:
+            name: The topic.
+            raw: Return keys and values as bytes, whatever the serializers of the topic.
 
         Raises:
             UnknownTopicOrPartitionError: There is no such topic; the error names the most
@@ -194,7 +203,7 @@ class Log:
         """
         self.root.topic(name)
         self._start_maintenance()
-        return Topic(self.root, name)
+        return Topic(self.root, name, raw=raw)
 
     def __getitem__(self, name: str) -> Topic:
         """The same as `topic`."""
@@ -459,6 +468,21 @@ class Log:
         return f"<Log {self.path}: {topics}; {mode}>"
 
 
+def _merged(config: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
+    """Return settings with more of them, none of which may be among the first ones.
+
+    Raises:
+        InvalidConfigError: One is.
+    """
+    names = {name.replace("_", ".") for name in config}
+    for name in more:
+        if name in names:
+            raise InvalidConfigError(
+                f"{name} is given twice, also as {name.partition('.')[0]}", setting=name
+            )
+    return {**config, **more}
+
+
 def _reopen(open_root: Callable[[], Root], maintenance_config: MaintenanceConfig | None) -> Log:
     return Log(open_root(), maintenance_config)
 
@@ -474,6 +498,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     lock_timeout: float = 10.0,
     maintenance: bool | Mapping[str, object] = True,
     unsafe_filesystem: bool = False,
+    allow_pickle: bool = False,
     files: Callable[..., Files] = Files,
 ) -> Log:
     """Open a log, or create it; any number of processes may have it open.
@@ -492,6 +517,8 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
             and others.  One process at a time runs them, with its own settings, which are
             Kafka's for brokers, such as ``{"log.cleaner.threads": 2}``.
         unsafe_filesystem: Allow NFS, SMB, 9p and FUSE.
+        allow_pickle: Read topics whose serializer is ``"pickle"``, which can run any code that
+            somebody has written to them.
         files: The file system; for tests.
 
     Raises:
@@ -528,6 +555,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         auto_create=auto_create_topics,
         unsafe_filesystem=unsafe_filesystem,
         files=files,
+        allow_pickle=allow_pickle,
     )
     return Log(root, config)
 

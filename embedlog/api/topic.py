@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import repeat
 from typing import Any
 
@@ -14,9 +15,18 @@ from embedlog.api.offset_range import OffsetRange
 from embedlog.batch import schema as batch_schema
 from embedlog.batch import tables
 from embedlog.batch.arrays import empty
+from embedlog.consumer.deserialize import (
+    RAW,
+    Deserializers,
+    RowLists,
+    convert,
+    topic_deserializers,
+)
+from embedlog.errors import InvalidConfigError, SerializationError
 from embedlog.partition import PartitionLog
-from embedlog.record import Record
+from embedlog.record import Record, TopicPartition
 from embedlog.root.root import Root
+from embedlog.serializers import adapt, shortened
 
 _READ_BYTES = 4 << 20
 _SHOWN = 5
@@ -28,11 +38,31 @@ class TopicView:
     ``len`` counts records, ``[100:200]`` and ``[-10:]`` select rows as in a list, and ``[7]``
     is one record.  Every read stops at the log end as of the call.  A view holds offsets, not
     records: compaction may remove some of them later.
+
+    Keys and values are those of the topic's serializers, unless the view is ``raw``.
     """
 
-    def __init__(self, root: Root, name: str, ranges: Sequence[OffsetRange]) -> None:
+    def __init__(
+        self, root: Root, name: str, ranges: Sequence[OffsetRange], *, raw: bool = False
+    ) -> None:
         self._root, self.name = root, name
         self._ranges = list(ranges)
+        self.raw = raw
+        """Whether keys and values are bytes, whatever the serializers of the topic."""
+
+    def _view(self, ranges: Sequence[OffsetRange]) -> TopicView:
+        return TopicView(self._root, self.name, ranges, raw=self.raw)
+
+    def _serializers(self) -> tuple[str, str]:
+        """Return the names of the serializers of keys and values."""
+        config = self._root.topic(self.name).config
+        return ("bytes", "bytes") if self.raw else (config.key_serializer, config.value_serializer)
+
+    def _deserializers(self) -> Deserializers:
+        if self.raw:
+            return RAW
+        config = self._root.topic(self.name).config
+        return topic_deserializers(self.name, config, self._root.allow_pickle)
 
     def ranges(self) -> list[OffsetRange]:
         """Return the offsets that the view covers now."""
@@ -51,7 +81,7 @@ class TopicView:
                 raise ValueError(
                     f"The step of a slice must be 1, got {step}; use to_arrow() for other steps"
                 )
-            return TopicView(self._root, self.name, self._cut(start, stop))
+            return self._view(self._cut(start, stop))
         if not hasattr(rows, "__index__"):
             raise TypeError(
                 f"A row must be an int or a slice, got {type(rows).__name__}; use get(key) for the "
@@ -61,7 +91,7 @@ class TopicView:
         index = rows + count if rows < 0 else rows
         if not 0 <= index < count:
             raise IndexError(f"Row {rows} is out of range: the view has {count} rows")
-        for record in TopicView(self._root, self.name, self._cut(index, index + 1)):
+        for record in self._view(self._cut(index, index + 1)):
             return record
         raise IndexError(f"Row {rows} of {count} was deleted or compacted meanwhile")
 
@@ -81,28 +111,39 @@ class TopicView:
         return ranges
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield every record as a `Record`."""
+        """Yield every record as a `Record`.
+
+        Raises:
+            RecordDeserializationError: A record is not what the topic's serializers write.
+        """
+        deserializers = self._deserializers()
         for part, batches in self._reads():
+            partition = TopicPartition(self.name, part.partition)
             for batch, first, last in batches:
-                times, keys, values, headers = batch.lists()
-                rows = zip(
+                rows = RowLists(batch, batch.base_offset, True)
+                if first or last < batch.count:
+                    rows.keep(slice(first, last))
+                failure = None if deserializers is RAW else deserializers.apply(rows, partition)
+                records = zip(
                     repeat(self.name),
                     repeat(part.partition),
-                    batch.offsets().to_pylist(),
-                    times,
+                    rows.offsets,
+                    rows.times,
                     repeat(int(batch.is_log_append_time)),
-                    keys,
-                    values,
-                    repeat([]) if headers is None else headers,
+                    rows.keys,
+                    rows.values,
+                    repeat([]) if rows.headers is None else rows.headers,
                     repeat(batch.leader_epoch),
                     strict=False,
                 )
-                yield from list(map(Record._make, rows))[first:last]
+                yield from list(map(Record._make, records))
+                if failure is not None:
+                    raise failure
 
     # Tables
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield Arrow batches without copies, with all or some columns of `schema`.
+        """Yield Arrow batches without copies, with all or some columns of `schema`, as stored.
 
         Needs the memory of a few batches, whatever the size of the topic.
         """
@@ -117,7 +158,7 @@ class TopicView:
                 yield tables.table(chunk, part.partition, schema)
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
-        """Return the schema: offset, partition, timestamp, key, value, and headers if any."""
+        """Return the stored columns: offset, partition, timestamp, key, value, headers if any."""
         stored = batch_schema(headers=self._has_headers())
         fields = [pa.field("offset", pa.int64()), pa.field("partition", pa.int32()), *stored]
         by_name = {field.name: field for field in fields}
@@ -127,14 +168,39 @@ class TopicView:
                 raise KeyError(f"There is no column {name!r}, only {', '.join(by_name)}")
         return pa.schema([by_name[name].with_nullable(True) for name in names])
 
-    def to_arrow(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> pa.Table:
-        """Return a table that refers to the mapped segments: only compressed data is copied.
+    def to_arrow(
+        self, columns: Sequence[str] | None = None, *, latest: bool = False, raw: bool = False
+    ) -> pa.Table:
+        """Return a table.
+
+        If the topic has no serializers, or with ``raw``, it refers to the mapped segments: only
+        compressed data is copied.  Otherwise keys and values are decoded, and values that are
+        JSON objects become a column for each of their fields, in place of ``value``: a field of
+        the name of another column, such as ``offset``, is named ``value.offset``, and a field
+        whose values have no common type is JSON text.  If some values are not objects, their
+        JSON text is in the column ``value``.
 
         Args:
-            columns: Names of columns of `schema`; by default all.
+            columns: Names of columns; by default all.
             latest: Return only the last record of each key, without tombstones; the result
                 is the same whether or not compaction has run.
+            raw: Return keys and values as bytes, whatever the serializers of the topic.
+
+        Raises:
+            KeyError: There is no such column.
+            RecordDeserializationError: A record is not what the topic's serializers write.
         """
+        serializers = ("bytes", "bytes") if raw else self._serializers()
+        if serializers == ("bytes", "bytes"):
+            return self._stored(columns, latest)
+        from embedlog.api.frames import decoded, stored_columns
+
+        names = stored_columns(columns)
+        if names is not None and "headers" in names and not self._has_headers():
+            names.remove("headers")
+        return decoded(self._stored(names, latest), self.name, serializers, columns)
+
+    def _stored(self, columns: Sequence[str] | None, latest: bool) -> pa.Table:
         schema = self.schema(columns)
         parts = self._latest(schema) if latest else self._tables(schema)
         return pa.concat_tables([empty(schema), *parts])
@@ -142,37 +208,78 @@ class TopicView:
     def _latest(self, schema: pa.Schema) -> Iterator[pa.Table]:
         return latest(self._root, self.name, self.ranges, schema)
 
-    def to_pandas(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> Any:
+    def to_pandas(
+        self, columns: Sequence[str] | None = None, *, latest: bool = False, raw: bool = False
+    ) -> Any:
         """Return a pandas DataFrame; see `to_arrow`."""
         need("pandas")
-        return self.to_arrow(columns, latest=latest).to_pandas()
+        return self.to_arrow(columns, latest=latest, raw=raw).to_pandas()
 
-    def to_polars(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> Any:
+    def to_polars(
+        self, columns: Sequence[str] | None = None, *, latest: bool = False, raw: bool = False
+    ) -> Any:
         """Return a Polars DataFrame; see `to_arrow`."""
-        return need("polars").from_arrow(self.to_arrow(columns, latest=latest))
+        return need("polars").from_arrow(self.to_arrow(columns, latest=latest, raw=raw))
 
     # The latest value of each key
 
-    def get(self, key: bytes, default: bytes | None = None) -> bytes | None:
+    def get(self, key: Any, default: Any = None) -> Any:
         """Return the latest value of a key, whether or not compaction has run.
+
+        The key and the value are of the types of the topic's serializers, or bytes.
 
         Returns ``default`` if there is none, or if it was deleted.  Reads the keys from the
         newest segment backwards, first in the partition that the key hashes to, and in the
         others only if it is not there.
         """
-        if isinstance(key, str):
-            raise TypeError("key must be bytes, got str; call key.encode()")
-        value = get(self._root, self.name, self.ranges, key)
-        return default if value is None else value
+        key_bytes = self._key_bytes(key)
+        latest = get(self._root, self.name, self.ranges, key_bytes)
+        if latest is None or latest[1].value is None:
+            return default
+        partition, (offset, _, stored) = latest
+        deserializers = self._deserializers()._replace(key=None)
+        _, values, failure = deserializers.convert(self.name, None, [key_bytes], [stored])
+        if failure is not None:
+            raise failure.error(key_bytes, stored, partition, offset)
+        return values[0]
 
-    def items(self) -> Iterator[tuple[bytes, bytes]]:
+    def _key_bytes(self, key: Any) -> bytes:
+        serializer, _ = self._serializers()
+        if serializer == "bytes":
+            if isinstance(key, str):
+                raise TypeError("key must be bytes, got str; call key.encode()")
+            return bytes(key)
+        try:
+            data: bytes = adapt(serializer, "serialize", "key", allow_pickle=True).convert(
+                self.name, [], key
+            )
+        except Exception as error:
+            raise SerializationError(
+                f"The key {shortened(key)} cannot be serialized: {type(error).__name__}: {error}",
+                todo=f"The keys of the topic are of the type {serializer!r}.",
+                topic=self.name,
+            ) from error
+        return data
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
         """Yield each key with its latest value, without keys that were deleted."""
-        for table in self._latest(self.schema(["key", "value"])):
+        deserializers = self._deserializers()
+        for table in self._latest(self.schema(["key", "value", "partition", "offset"])):
             for batch in table.to_batches():
-                yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+                keys, values = (batch.column(number).to_pylist() for number in range(2))
+                items = deserializers.convert(self.name, None, keys, values)
+                yield from zip(*items[:2], strict=True)
+                if (failure := items[2]) is not None:
+                    row = failure.row
+                    number, offset = (batch.column(column)[row].as_py() for column in (2, 3))
+                    partition = TopicPartition(self.name, number)
+                    raise failure.error(keys[row], values[row], partition, offset)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The Arrow PyCapsule stream, by which DuckDB, Polars, pandas and others read the view."""
+        if self._serializers() != ("bytes", "bytes"):
+            # The columns follow from all values.
+            return self.to_arrow().__arrow_c_stream__(requested_schema)
         reader = pa.RecordBatchReader.from_batches(self.schema(), self.batches())
         return reader.__arrow_c_stream__(requested_schema)
 
@@ -189,9 +296,22 @@ class TopicView:
         """For notebooks: the title and the records; of many only the first and the last ones."""
         heads = ("partition", "offset", "timestamp", "key", "value")
         if len(self) <= 2 * _SHOWN:
-            return html_table(self._title(), heads, map(_cells, self))
-        first, last = map(_cells, self[:_SHOWN]), map(_cells, self[-_SHOWN:])
+            return html_table(self._title(), heads, self._cells())
+        first, last = self[:_SHOWN]._cells(), self[-_SHOWN:]._cells()
         return html_table(self._title(), heads, (*first, ("…",) * len(heads), *last))
+
+    def _cells(self) -> Iterator[tuple[object, ...]]:
+        """Yield the cells of each record; what cannot be decoded is shown as stored."""
+        deserializers = RAW
+        # Pickle that is not allowed.
+        with suppress(InvalidConfigError):
+            deserializers = self._deserializers()
+        for record in TopicView(self._root, self.name, self.ranges(), raw=True):
+            texts = []
+            for deserializer, data in zip(deserializers, (record.key, record.value), strict=True):
+                item, _ = convert(deserializer, self.name, None, [data])
+                texts.append(short(*item or [data]))
+            yield record.partition, record.offset, moment(record.timestamp), *texts
 
     # Reading
 
@@ -227,8 +347,8 @@ class TopicView:
 class Topic(TopicView):
     """All records of a topic, as of each call."""
 
-    def __init__(self, root: Root, name: str) -> None:
-        super().__init__(root, name, ())
+    def __init__(self, root: Root, name: str, *, raw: bool = False) -> None:
+        super().__init__(root, name, (), raw=raw)
 
     def ranges(self) -> list[OffsetRange]:
         """Return the offsets of every partition now."""
@@ -245,7 +365,7 @@ class Topic(TopicView):
 
     def partition(self, number: int) -> TopicView:
         """Return a view of one partition, as of now."""
-        return TopicView(self._root, self.name, [self._range(number)])
+        return self._view([self._range(number)])
 
     def head(self, count: int = _SHOWN) -> TopicView:
         """Return the first ``count`` records of each partition."""
@@ -266,7 +386,7 @@ class Topic(TopicView):
             else:
                 part = part._replace(start=records.before(part.start, part.stop, count))
             ranges.append(part)
-        return TopicView(self._root, self.name, ranges)
+        return self._view(ranges)
 
     @property
     def config(self) -> dict[str, object]:
@@ -295,8 +415,3 @@ class Topic(TopicView):
         size = f", {self.size_bytes() / 1e6:.1f} MB" if records else ""
         partitions = plural(self.partitions, "partition")
         return f"Topic {self.name}: {partitions}, {records:,} records{size}"
-
-
-def _cells(record: Record) -> tuple[object, ...]:
-    key, value = short(record.key), short(record.value)
-    return record.partition, record.offset, moment(record.timestamp), key, value

@@ -59,7 +59,8 @@ def _batches(log: Log, *, follow: bool) -> Iterator[Iterable[Record]]:
     for _ in rounds(log, follow=follow):
         if ACTIVITY in log:
             part = log.topic(ACTIVITY).ranges()[0]
-            yield TopicView(log.root, ACTIVITY, [part._replace(start=max(start, part.start))])
+            first = part._replace(start=max(start, part.start))
+            yield TopicView(log.root, ACTIVITY, [first], raw=True)
             start = part.stop
         else:
             yield ()

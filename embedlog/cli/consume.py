@@ -9,7 +9,7 @@ from itertools import islice
 
 from embedlog.api import Log, TopicView
 from embedlog.api.offset_range import OffsetRange
-from embedlog.cli.formats import writer
+from embedlog.cli.formats import decoder, writer
 from embedlog.cli.open_log import rounds, to_follow, to_read
 from embedlog.cli.parser import OK
 from embedlog.errors import InvalidConfigError, OffsetOutOfRangeError
@@ -78,9 +78,10 @@ def _run(args: argparse.Namespace, start: Start, max_records: int | None) -> int
     write, out, printed = writer(args.format, args.json), sys.stdout.buffer, 0
     with to_follow(args) if args.follow else to_read(args) as log:
         for view in _views(log, args, start):
+            decode = decoder(log.root.topic(args.topic).config, args.json)
             records = islice(view, None if max_records is None else max_records - printed)
             while chunk := list(islice(records, _CHUNK_RECORDS)):
-                out.write(write(chunk))
+                out.write(write(decode(chunk)))
                 printed += len(chunk)
             out.flush()
             if printed == max_records:
@@ -100,7 +101,7 @@ def _views(log: Log, args: argparse.Namespace, start: Start) -> Iterator[TopicVi
             else start(log, part)
             for part in view.ranges()
         ]
-        yield TopicView(log.root, args.topic, parts)
+        yield TopicView(log.root, args.topic, parts, raw=True)
         ends = {part.partition: part.stop for part in parts}
         # Partitions that are added from now on are printed from their beginning.
         start = _from_beginning

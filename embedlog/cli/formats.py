@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import re
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from json.encoder import encode_basestring as _quoted
 
+from embedlog.config import TopicConfig
 from embedlog.errors import InvalidConfigError
 from embedlog.record import Record
+from embedlog.serializers import adapt, encode_json
 
 Writer = Callable[[Sequence[Record]], bytes]
 """Returns the bytes to print for some records."""
@@ -49,6 +52,37 @@ def writer(text: str, as_json: bool) -> Writer:
     return lambda records: b"".join([part(record) for record in records for part in parts])
 
 
+def decoder(config: TopicConfig, as_json: bool) -> Callable[[Sequence[Record]], Sequence[Record]]:
+    """Return the function that decodes records of a topic, before they are formatted.
+
+    Keys and values become bytes, or with ``as_json`` a str of JSON, if they can be decoded.
+    """
+    names = config.key_serializer, config.value_serializer
+    if set(names) <= {"bytes", "pickle"}:
+        return lambda records: records
+    key, value = (_item_decoder(name, as_json) for name in names)
+    return lambda records: [
+        record._replace(key=key(record.key), value=value(record.value)) for record in records
+    ]
+
+
+def _item_decoder(name: str, as_json: bool) -> Callable[[bytes | None], bytes | str | None]:
+    if name in ("bytes", "pickle") or (name in ("str", "json") and not as_json):
+        return lambda data: data
+    convert = adapt(name, "deserialize", "value").convert
+
+    def decode(data: bytes | None) -> bytes | str | None:
+        try:
+            item = convert("", [], data)
+            if item is None and data is None:
+                return None
+            return encode_json(item).decode() if as_json else str(item).encode()
+        except (ValueError, struct.error):
+            return _base64(data or b"") if as_json else data
+
+    return decode
+
+
 def _parts(text: str) -> Iterable[Callable[[Record], bytes]]:
     for field, code, escape, plain in _TOKENS.findall(text):
         if field in _FIELDS:
@@ -84,14 +118,20 @@ def _json_line(record: Record) -> bytes:
     return text.encode()
 
 
-def _json(data: bytes | None) -> str:
-    """Return text if the bytes are UTF-8, else ``{"base64": …}``."""
+def _json(data: bytes | str | None) -> str:
+    """Return text if the bytes are UTF-8, else ``{"base64": …}``; a str is JSON already."""
     if data is None:
         return "null"
+    if isinstance(data, str):
+        return data
     try:
         return _quoted(data.decode())
     except UnicodeDecodeError:
-        return json.dumps({"base64": base64.b64encode(data).decode()})
+        return _base64(data)
+
+
+def _base64(data: bytes) -> str:
+    return json.dumps({"base64": base64.b64encode(data).decode()})
 
 
 def _json_headers(record: Record) -> str:

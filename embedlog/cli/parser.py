@@ -7,6 +7,7 @@ import os
 from typing import Any, Final
 
 from embedlog.cli.argument_types import count, duration, moment, seconds, topic
+from embedlog.serializers import NAMES
 from embedlog.version import __version__
 
 OK: Final = 0
@@ -27,7 +28,8 @@ exit codes:
   130  interrupted (Ctrl-C)
   141  the reader of the output has ended (| head)
 
-In JSON, bytes are text if they are UTF-8, and {"base64": "..."} otherwise.
+In JSON, bytes are text if they are UTF-8, and {"base64": "..."} otherwise; keys and values of
+topics with serializers are JSON values.
 """
 
 LINES = """\
@@ -136,6 +138,8 @@ def _topics(commands: _Parser) -> None:
     create.add_argument("topic", metavar="TOPIC")
     about = "the number of partitions, by default 1"
     _option(create, "--partitions -p", "N", about, type=int)
+    _option(create, "--key", "NAME", f"how keys are stored: {', '.join(NAMES)}")
+    _option(create, "--value", "NAME", "how values are stored, such as json")
     _flag(create, "--if-not-exists", "succeed if the topic exists with these settings")
     _settings(create)
     names = _command(verbs, "list", "topics:show_names", "print the names of all topics")

@@ -10,8 +10,9 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from embedlog.cli.open_log import to_write
 from embedlog.cli.parser import OK
@@ -28,8 +29,8 @@ _IGNORED = {"topic", "offset", "timestamp_type"}
 class InputRecord(NamedTuple):
     """One record to send."""
 
-    value: bytes | None
-    key: bytes | None
+    value: Any
+    key: Any
     headers: list[tuple[str, bytes | None]]
     partition: int | None
     timestamp: int | None
@@ -39,8 +40,8 @@ class InputBatch(NamedTuple):
     """The arguments of `Producer.send_batch`; either all records have a timestamp, or none."""
 
     partition: int | None
-    values: list[bytes | None]
-    keys: list[bytes | None] | None = None
+    values: list[Any]
+    keys: list[Any] | None = None
     headers: list[list[tuple[str, bytes | None]]] | None = None
     timestamps: list[int] | None = None
 
@@ -50,11 +51,12 @@ def produce(args: argparse.Namespace) -> int:
     durability = "fsync" if args.sync else "os"
     total, done, lines_before, count = _input_size(), 0, 0, 0
     with to_write(args, create=True, durability=durability) as log, ProgressBar("produce") as bar:
-        log.root.ensure_topic(args.topic)
+        config = log.root.ensure_topic(args.topic).config
+        serializers = config.key_serializer, config.value_serializer
         with log.producer(compression_type=args.compression) as producer:
             for lines in _chunks():
                 # A list, so that the last line is parsed before the first is sent.
-                batches = list(_batches(args, lines, lines_before))
+                batches = list(_batches(args, serializers, lines, lines_before))
                 for batch in batches:
                     producer.send_batch(args.topic, **batch._asdict()).result()
                     count += len(batch.values)
@@ -90,28 +92,61 @@ def _chunks() -> Iterator[list[bytes]]:
 
 
 def _batches(
-    args: argparse.Namespace, lines: list[bytes], lines_before: int
+    args: argparse.Namespace, serializers: tuple[str, str], lines: list[bytes], lines_before: int
 ) -> Iterable[InputBatch]:
+    """Parse lines to the keys and values that the topic's serializers take."""
+    key_type, value_type = serializers
     if args.json:
-        return _json_batches(lines, lines_before, args.partition)
+        return _json_batches(lines, lines_before, args.partition, serializers)
     if args.key_separator is None:
-        return [InputBatch(args.partition, list(lines))]
+        return [InputBatch(args.partition, _parse_all(value_type, lines, lines_before))]
     separator = args.key_separator.encode("utf-8", "surrogateescape")
     pairs = [line.partition(separator) for line in lines]
     # A line without the separator is a value without a key, as for kcat.
     keys = [key if mark else None for key, mark, _ in pairs]
-    values: list[bytes | None] = [value if mark else line for line, mark, value in pairs]
-    return [InputBatch(args.partition, values, keys)]
+    values = [value if mark else line for line, mark, value in pairs]
+    return [
+        InputBatch(
+            args.partition,
+            _parse_all(value_type, values, lines_before),
+            _parse_all(key_type, keys, lines_before),
+        )
+    ]
+
+
+_FROM_TEXT: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "uuid": UUID,
+    "json": json.loads,
+}
+
+
+def _parse_all(serializer: str, texts: Sequence[bytes | None], lines_before: int) -> list[Any]:
+    """Return what a serializer takes, of text as it is typed."""
+    parse = _FROM_TEXT.get(serializer)
+    if parse is None:
+        return list(texts)
+    items = []
+    for number, text in enumerate(texts, lines_before + 1):
+        try:
+            items.append(None if text is None else parse(text.decode()))
+        except ValueError as error:
+            raise InvalidRecordError(
+                f"Line {number} is not of the type {serializer!r}: {error}"
+            ) from None
+    return items
 
 
 def _json_batches(
-    lines: list[bytes], lines_before: int, partition: int | None
+    lines: list[bytes], lines_before: int, partition: int | None, serializers: tuple[str, str]
 ) -> Iterable[InputBatch]:
     """Parse a JSON object per line, and group records that can be sent together, in order."""
     groups: dict[tuple[int | None, bool], list[InputRecord]] = {}
     for number, line in enumerate(lines, lines_before + 1):
         if line.strip():
-            record = _parse(line, number)
+            record = _parse(line, number, serializers)
             target = record.partition if record.partition is not None else partition
             groups.setdefault((target, record.timestamp is None), []).append(record)
     for (target, without_timestamp), records in groups.items():
@@ -125,7 +160,8 @@ def _json_batches(
         )
 
 
-def _parse(line: bytes, number: int) -> InputRecord:
+def _parse(line: bytes, number: int, serializers: tuple[str, str]) -> InputRecord:
+    key_type, value_type = serializers
     try:
         fields = json.loads(line)
         if not isinstance(fields, dict):
@@ -134,14 +170,21 @@ def _parse(line: bytes, number: int) -> InputRecord:
         if unknown:
             raise ValueError(f"unknown field {min(unknown)!r}, not in {', '.join(sorted(_FIELDS))}")
         return InputRecord(
-            _bytes(fields.get("value")),
-            _bytes(fields.get("key")),
+            _item(value_type, fields.get("value")),
+            _item(key_type, fields.get("key")),
             _headers(fields.get("headers")),
             _integer(fields, "partition"),
             _integer(fields, "timestamp"),
         )
     except ValueError as error:
         raise InvalidRecordError(f"Line {number}: {error}") from None
+
+
+def _item(serializer: str, value: Any) -> Any:
+    """Return what a serializer takes, of a JSON value."""
+    if serializer == "bytes":
+        return _bytes(value)
+    return UUID(value) if serializer == "uuid" and isinstance(value, str) else value
 
 
 def _bytes(value: Any) -> bytes | None:

@@ -32,6 +32,8 @@ def create(args: argparse.Namespace) -> int:
                 args.topic,
                 args.partitions,
                 _parse_settings(args.config),
+                key=args.key,
+                value=args.value,
                 exist_ok=args.if_not_exists,
             )
         except TopicAlreadyExistsError as error:

@@ -25,7 +25,7 @@ from embedlog.errors import (
 )
 from embedlog.record import Record, TopicPartition
 from embedlog.root.root import Root
-from embedlog.serializers import Adapter, Field, adapt, adapt_for_topic
+from embedlog.serializers import Adapter, Field, adapt, adapt_for_topic, shortened
 
 COLUMNS = ("offset", "partition", "timestamp", "key", "value")
 """The default columns of `Consumer.iter_batches`."""
@@ -162,27 +162,60 @@ class Deserializers(NamedTuple):
 
     def apply(self, rows: RowLists, partition: TopicPartition) -> RecordDeserializationError | None:
         """Deserialize rows in place; drop them from a failure on, and return its error."""
-        topic, keys, values = partition.topic, rows.keys, rows.values
-        rows.keys, key_error = _apply(self.key, topic, rows.headers, keys)
-        rows.values, value_error = _apply(self.value, topic, rows.headers, values)
-        good = min(len(rows.keys), len(rows.values))
-        if good == len(keys):
+        keys, values = rows.keys, rows.values
+        rows.keys, rows.values, failure = self.convert(partition.topic, rows.headers, keys, values)
+        if failure is None:
             return None
-        field, cause = ("key", key_error) if good == len(rows.keys) else ("value", value_error)
-        with_key = "" if field == "key" or keys[good] is None else f" with the key {keys[good]!r}"
-        failure = RecordDeserializationError(
-            f"The {field} of the record{with_key} cannot be deserialized: {cause!r}",
-            topic=topic,
+        row = failure.row
+        error = failure.error(keys[row], values[row], partition, rows.offsets[row])
+        rows.keep(slice(row))
+        return error
+
+    def convert(
+        self, topic: str, headers: Sequence[Any] | None, keys: list[Any], values: list[Any]
+    ) -> tuple[list[Any], list[Any], FailedRow | None]:
+        """Deserialize keys and values up to the first row that fails."""
+        new_keys, key_error = convert(self.key, topic, headers, keys)
+        new_values, value_error = convert(self.value, topic, headers, values)
+        row = min(len(new_keys), len(new_values))
+        if row == len(keys):
+            return new_keys, new_values, None
+        if key_error is not None and row == len(new_keys):
+            return new_keys, new_values[:row], FailedRow(row, "key", key_error)
+        assert value_error is not None
+        return new_keys[:row], new_values, FailedRow(row, "value", value_error)
+
+
+class FailedRow(NamedTuple):
+    """The first of some rows that cannot be deserialized."""
+
+    row: int
+    field: Field
+    cause: Exception
+
+    def error(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        partition: TopicPartition,
+        offset: int,
+    ) -> RecordDeserializationError:
+        """Return the error that says so."""
+        cause = self.cause
+        with_key = f" with the key {shortened(key)}" if key and self.field == "value" else ""
+        error = RecordDeserializationError(
+            f"The {self.field} of the record{with_key} cannot be deserialized: "
+            f"{type(cause).__name__}: {cause}",
+            topic=partition.topic,
             partition=partition.partition,
-            offset=rows.offsets[good],
-            field=field,
-            key_bytes=keys[good],
-            value_bytes=values[good],
-            todo="Seek past the record, or correct the deserializer.",
+            offset=offset,
+            field=self.field,
+            key_bytes=key,
+            value_bytes=value,
+            todo="Seek past the record, correct the deserializer, or read the record as bytes.",
         )
-        failure.__cause__ = cause
-        rows.keep(slice(good))
-        return failure
+        error.__cause__ = cause
+        return error
 
 
 RAW = Deserializers(None, None)
@@ -366,10 +399,10 @@ def locate_error(
     return CorruptBatchError(error.what, todo=todo, **facts)
 
 
-def _apply(
+def convert(
     deserializer: Adapter | None, topic: str, headers: Sequence[Any] | None, items: list[Any]
 ) -> tuple[list[Any], Exception | None]:
-    """Deserialize each item once, up to the first failure."""
+    """Deserialize each item once, up to the first failure, which is returned too."""
     if deserializer is None:
         return items, None
     results: list[Any] = []

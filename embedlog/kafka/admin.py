@@ -644,7 +644,7 @@ _UNSUPPORTED = {
     ),
     **dict.fromkeys(
         ("abort_transaction", "describe_producers", "describe_transactions", "list_transactions"),
-        "transactions",
+        "list of transactions",
     ),
     **dict.fromkeys(
         ("api_versions", "describe_features", "get_broker_version_data", "update_features"),

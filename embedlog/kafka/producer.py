@@ -12,6 +12,7 @@ from embedlog.kafka import errors
 from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, adapted
 from embedlog.kafka.errors import kafka_errors, raises_kafka_errors, translated
 from embedlog.kafka.structs import RecordMetadata, TopicPartition
+from embedlog.kafka.transactions import Transactions
 from embedlog.producer.future import RecordFuture
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -146,7 +147,12 @@ class KafkaProducer(LogClient):
             self._closed = True
             self._handle.close()
             raise
-        self._send = self._producer.send
+        self._send: Callable[..., Any] = self._producer.send
+        self._transactions: Transactions | None = None
+        if config["transactional_id"] is not None:
+            root, name = self._log.root, config["transactional_id"]
+            self._transactions = Transactions(root, name, self._producer.config)
+            self._send = self._transactions.send
 
     def _settings(self, configs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings for the log's own producer."""
@@ -159,8 +165,6 @@ class KafkaProducer(LogClient):
         # The client serializes, since a future has the sizes; topics keep theirs for others.
         settings |= {"key_serializer": "bytes", "value_serializer": "bytes"}
         settings["client_id"] = self.config["client_id"]
-        if configs.get("transactional_id") is not None:
-            settings["producer_name"] = configs["transactional_id"]
         partitioner = configs.get("partitioner")
         if partitioner is not None and type(partitioner).__name__ not in _BUILT_IN_PARTITIONERS:
             if hasattr(partitioner, "partition"):
@@ -261,32 +265,42 @@ class KafkaProducer(LogClient):
 
     # Transactions
 
+    @raises_kafka_errors
     def init_transactions(self) -> None:
-        """Refuse transactions."""
-        self._refuse_transactions()
+        """Fence older producers with the same ``transactional_id``."""
+        self._in_transactions().initialize()
 
+    @raises_kafka_errors
     def begin_transaction(self) -> None:
-        """Refuse transactions."""
-        self._refuse_transactions()
+        """Begin a transaction: what is sent becomes visible with its commit."""
+        self._in_transactions().begin()
 
+    @raises_kafka_errors
     def commit_transaction(self) -> None:
-        """Refuse transactions."""
-        self._refuse_transactions()
+        """Make the records of the transaction visible, all at once.
 
+        Raises:
+            ProducerFencedError: A newer producer has the same ``transactional_id``.
+        """
+        self._in_transactions().commit()
+
+    @raises_kafka_errors
     def abort_transaction(self) -> None:
-        """Refuse transactions."""
-        self._refuse_transactions()
+        """Drop the records of the transaction."""
+        self._in_transactions().abort()
 
     def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> None:
-        """Refuse transactions."""
-        self._refuse_transactions()
+        """Refuse: a log commits offsets and records one after the other."""
+        self._in_transactions()
+        raise errors.UnsupportedVersionError(
+            "A log cannot commit offsets in the transaction of the records; commit them with the "
+            "consumer, after commit_transaction"
+        )
 
-    def _refuse_transactions(self) -> None:
-        if self.config["transactional_id"] is None:
-            raise errors.IllegalStateError(
-                "Cannot use transactional methods without transactional_id"
-            )
-        raise errors.UnsupportedVersionError("A log has no transactions")
+    def _in_transactions(self) -> Transactions:
+        if self._transactions is None:
+            raise errors.IllegalStateError("The producer has no transactional_id")
+        return self._transactions
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -25,7 +25,7 @@ from embedlog.partition.producer_state import LAST_SEQUENCE
 from embedlog.producer.context import ProducerContext
 from embedlog.producer.delivery import LOGGER, Delivery
 from embedlog.producer.future import BatchFuture, RecordFuture
-from embedlog.producer.row_batches import ROW_BYTES, Rows, size_of, table_rows
+from embedlog.producer.row_batches import ROW_BYTES, Rows, arrow_table, size_of, table_rows
 from embedlog.producer.topic_queue import TopicQueue, no_key
 from embedlog.producer.validation import (
     check_all_bytes,
@@ -300,6 +300,11 @@ class Producer:
         Accepts what speaks Arrow: pyarrow's Table, RecordBatch and RecordBatchReader, DataFrames
         of pandas and Polars, and others.
 
+        Binary and text columns are written as they are.  If the producer or the topic has
+        serializers, other columns of keys and values are serialized; and with the serializer
+        ``"json"`` a table without a column of values is written with one JSON object per row, of
+        all columns except those of keys, timestamps and headers.
+
         Args:
             topic: The topic.
             table: The rows.
@@ -315,6 +320,11 @@ class Producer:
             InvalidRecordError: As `send_batch` (A6).
         """
         queue = self._queue_for(topic, partition)
+        table, settings = arrow_table(table), queue.settings
+        if settings.serializes:
+            from embedlog.producer.serialize_table import serialize_table
+
+            table = serialize_table(table, topic, settings, key, value, timestamp)
         rows = table_rows(table, key, value, timestamp, self._clock())
         count = rows.table.num_rows
         if not count:

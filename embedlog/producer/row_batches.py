@@ -186,21 +186,20 @@ class TableRows(NamedTuple):
 
 
 def table_rows(
-    source: Any, key: str | None, value: str | None, timestamp: str | None, now_ms: int
+    table: Any, key: str | None, value: str | None, timestamp: str | None, now_ms: int
 ) -> TableRows:
     """Return the columns of a table in the types and order of a batch.
 
     Text becomes its UTF-8 bytes, without a copy where Arrow's layout is the same.
 
     Args:
-        source: What `pyarrow.table` accepts.
+        table: A `pyarrow.Table`.
         key, value, timestamp: Names of columns; None means the default name, if the table has it.
         now_ms: The timestamp of rows without one.
 
     Raises:
-        SerializationError: Not a table, no such column, or a column of another type.
+        SerializationError: There is no such column, or it has another type.
     """
-    table = _arrow_table(source)
     rows = table.num_rows
     times = _column(table, "timestamp", timestamp, TIMESTAMP)
     keys = _column(table, "key", key, pa.binary())
@@ -222,7 +221,12 @@ def table_rows(
     return TableRows(pa.table(columns, schema=schema(headers=headers is not None)), one_time)
 
 
-def _arrow_table(source: Any) -> Any:
+def arrow_table(source: Any) -> Any:
+    """Return a `pyarrow.Table` of anything that is a table for Arrow.
+
+    Raises:
+        SerializationError: It is none.
+    """
     if isinstance(source, pa.Table):
         return source
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):

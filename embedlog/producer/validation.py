@@ -9,7 +9,7 @@ from embedlog import catalog
 from embedlog.batch.wire import MAX_BATCH_BYTES
 from embedlog.errors import RecordTooLargeError, SerializationError, UnknownTopicOrPartitionError
 from embedlog.producer.row_batches import Rows
-from embedlog.serializers import Adapter, Field, Headers, adapt
+from embedlog.serializers import Adapter, Field, Headers, adapt, shortened
 
 MAX_RECORD_BYTES = MAX_BATCH_BYTES - (1 << 20)
 
@@ -95,7 +95,9 @@ def failed(
 ) -> SerializationError:
     """Return the error of a record whose key or value cannot be serialized."""
     record = "the record" if row is None else f"record {row}"
-    described = record if key is None else f"{record} with the key {_short(key)}"
+    if key is not None and field == "value":
+        record = f"{record} with the key {shortened(key)}"
+    which = f"key {shortened(key)}" if field == "key" else field
     todo = f"Correct the {field}, or the {field}_serializer."
     if serializer.name is not None:
         todo = f"Pass a {field} that {serializer.name!r} can serialize."
@@ -105,18 +107,13 @@ def failed(
                 f'{field}_serializer="bytes".'
             )
     return SerializationError(
-        f"The {field} of {described} cannot be serialized: {type(error).__name__}: {error}",
+        f"The {which} of {record} cannot be serialized: {type(error).__name__}: {error}",
         todo=todo,
         topic=topic,
         field=field,
         key=key,
         index=row,
     )
-
-
-def _short(key: Any) -> str:
-    text = repr(key)
-    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def to_bytes(item: Any, what: str) -> bytes | None:

@@ -102,7 +102,7 @@ def administer():
         committed = admin.list_group_offsets(GROUP)[GROUP]
         print(sorted((*partition, position.offset) for partition, position in committed.items()))
         print(admin.delete_records({TopicPartition(TOPIC, 0): 2}))
-        print(admin.delete_groups([GROUP, "nobody"]))
+        print(sorted(admin.delete_groups([GROUP, "nobody"]).items()))
         print(admin.delete_topics([TOPIC])["topics"][0]["error_code"])
 
 

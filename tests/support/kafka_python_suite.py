@@ -40,8 +40,7 @@ FAILING = {
     "test_kafka_consumer_unsupported_encoding": "gzip is stored as zstd, which needs no library",
     "test_group": "reads the heartbeats to the coordinator, a private object",
     "test_heartbeat_thread": "reads the heartbeats to the coordinator, a private object",
-    "test_transactional_producer_messages": "a log has no transactions",
-    "test_transactional_producer_offsets": "a log has no transactions",
+    "test_transactional_producer_offsets": "offsets are not committed in a transaction (G22)",
 }
 """The tests that fail, and why."""
 
@@ -105,7 +104,7 @@ def pytest_load_initial_conftests():
 
 def fetch(directory: Path) -> Path:
     """Download the release and return the directory with its tests."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     source = ["--no-binary", ":all:", "--dest", str(directory), f"kafka-python=={RELEASE}"]
     subprocess.run([*pip, *source], check=True, timeout=300)
     (archive,) = directory.glob("*.tar.gz")
