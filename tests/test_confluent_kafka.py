@@ -550,6 +550,28 @@ def test_a_consumer_without_an_assignment_waits(address):
         assert consumer.consume(1, 0.01) == []
 
 
+def test_threads_share_a_consumer(address):
+    """One may commit, pause and close while another waits for records."""
+    results = []
+    consumer = consumer_of(address)
+    consumer.subscribe(["t"])
+
+    def poll():
+        with pytest.raises(RuntimeError, match="Consumer closed"):
+            while True:
+                results.append(consumer.poll())
+
+    with in_threads(poll), consumer:
+        while len(consumer.assignment()) < 2:
+            pass
+        for number in range(20):
+            consumer.commit(offsets=[TopicPartition("t", 1, number)], asynchronous=False)
+        produce(address, "a")
+        while not results:
+            assert consumer.committed([TopicPartition("t", 1)])[0].offset == 19
+    assert [message.value() for message in results] == [b"a"]
+
+
 def test_paused_partitions_return_nothing_and_lose_nothing(address):
     """Records that were fetched already come again after `resume`."""
     produce(address, *"abc")
@@ -739,8 +761,8 @@ def test_metadata_show_one_broker(address):
 
 PATCHED = """
 import asyncio, sys
-from embedlog.kafka import confluent
-sys.modules.update(confluent.MODULES)
+import embedlog.kafka
+embedlog.kafka.patch(sys.argv[1])
 
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -749,8 +771,8 @@ from confluent_kafka.cimpl import KafkaError
 from confluent_kafka.error import ProduceError
 from confluent_kafka.serialization import StringSerializer
 
-address = {"bootstrap.servers": sys.argv[1]}
-assert type(Producer(address)) is confluent.Producer
+address = {"bootstrap.servers": "broker:9092"}
+assert Producer.__module__ == "embedlog.kafka.confluent.producer"
 AdminClient(address).create_topics([NewTopic("t", 1)])["t"].result()
 
 async def run():
@@ -770,8 +792,8 @@ asyncio.run(run())
 """
 
 
-def test_modules_can_stand_for_those_of_confluent_kafka(tmp_path):
-    """What `patch` installs: a program with its imports unchanged runs on the log.
+def test_a_patched_program_that_imports_confluent_kafka_runs_on_a_log(tmp_path):
+    """With its imports and addresses unchanged.
 
     Modules that are not replaced, such as the asyncio clients, use those that are.
     """
