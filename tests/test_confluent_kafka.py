@@ -357,6 +357,15 @@ def test_a_full_queue_raises_buffer_error_until_it_is_polled(address):
         producer.produce("t", "3")
 
 
+def test_a_program_that_polls_does_not_fill_the_queue(address):
+    """`poll` writes itself before the queue is full, although ``linger.ms`` has not passed."""
+    settings = {"queue.buffering.max.messages": 10, "linger.ms": 60_000}
+    with Producer({**address, **settings}) as producer:
+        for number in range(50):
+            producer.produce("t", str(number))
+            producer.poll(0)
+
+
 def test_a_failed_delivery_is_reported_with_the_code_of_kafka(tmp_path):
     """Also of a topic that cannot be created; nothing is raised by `produce`."""
     errors = []
