@@ -12,7 +12,7 @@ from support.children import in_threads, run_python
 from support.patience import patient
 
 import embedlog
-from embedlog.kafka import confluent
+from embedlog.kafka import bootstrap, confluent
 from embedlog.kafka.confluent import (
     OFFSET_BEGINNING,
     Consumer,
@@ -195,16 +195,52 @@ def test_without_confluent_kafka_brokers_are_refused_with_what_to_do():
     assert "pip install confluent-kafka" in run_python("-c", program)
 
 
-def test_a_derived_class_is_refused_for_brokers(address):
-    """The client that the constructor would return does not have its methods."""
+@pytest.mark.parametrize("kind", [Producer, SerializingProducer])
+def test_a_derived_class_uses_a_log_or_brokers(address, kind):
+    """The address decides which client its base is."""
+    original = pytest.importorskip("confluent_kafka")
 
-    class Mine(Producer):
-        pass
+    class Mine(kind):
+        def __init__(self, settings, name):
+            super().__init__(settings)
+            self.name = name
 
-    with Mine(address) as producer:
+        def __bool__(self):
+            return not super().__bool__()
+
+    with Mine(address, "x") as producer:
         assert type(producer) is Mine
-    with pytest.raises(TypeError, match="derive it from confluent_kafka's class"):
-        Mine({"bootstrap.servers": "127.0.0.1:1"})
+        assert (producer.name, bool(producer)) == ("x", False)
+    producer = Mine({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "y")
+    assert (producer.name, bool(producer)) == ("y", False)
+    assert isinstance(producer, Mine)
+    assert isinstance(producer, kind)
+    assert isinstance(producer, original.Producer)
+
+    class Late(kind):
+        def __init__(self):
+            super().__init__({"bootstrap.servers": "127.0.0.1:1"})
+
+    with pytest.raises(TypeError, match="add it there"):
+        Late()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (Consumer, {}),
+        (Consumer, {"group.id": "g", "auto.offset.reset": "soon"}),
+        (Producer, {"partitioner": "mine"}),
+        (Producer, {"acks": "some"}),
+    ],
+)
+def test_a_constructor_that_raises_gives_the_log_back(tmp_path, kind, settings):
+    """At once, although the error refers to the client."""
+    with pytest.raises((KafkaException, ValueError)) as caught:
+        kind({"bootstrap.servers": str(tmp_path / "log"), **settings})
+
+    assert bootstrap._shared == {}
+    del caught
 
 
 def test_values_are_bytes_also_in_a_topic_with_serializers(log, address):

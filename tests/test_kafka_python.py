@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pickle
 import sys
@@ -100,11 +101,13 @@ def test_an_address_has_the_options_of_open(tmp_path):
     address = bootstrap.log_address(f"embedlog://{tmp_path}/a%20b?durability=fsync&lock_timeout=3")
 
     assert address == (f"{tmp_path}/a b", (("durability", "fsync"), ("lock_timeout", 3.0)))
-    handle = bootstrap.attach(address)
+    client = threading.Event()
+    handle = bootstrap.attach(address, client)
     assert (handle.log.durability, handle.log.root.lock_timeout) == ("fsync", 3.0)
     with pytest.raises(InvalidConfigError, match="durability=fsync, not os"):
-        bootstrap.attach(address._replace(options=(("durability", "os"),)))
+        bootstrap.attach(address._replace(options=(("durability", "os"),)), client)
     handle.close()
+    assert handle.log.root.closed
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,7 @@ def test_a_log_that_the_program_opened_is_used_with_its_clock(tmp_path, consume)
 
 
 def test_brokers_lead_to_the_client_of_kafka_python():
-    """The very class, which counts as an instance of ours."""
+    """The very class, which counts as an instance of ours, and is the base of a subclass."""
     kafka = pytest.importorskip("kafka")
 
     class UnreachableError(Exception):
@@ -166,8 +169,18 @@ def test_brokers_lead_to_the_client_of_kafka_python():
     class Mine(KafkaConsumer):
         """A subclass of a program."""
 
-    with pytest.raises(TypeError, match=r"extend kafka\.KafkaConsumer"):
-        Mine(bootstrap_servers="127.0.0.1:1")
+        def __init__(self, name, topic):
+            clients.append(self)
+            super().__init__(topic, bootstrap_servers=name, kafka_client=refuse)
+
+    class Derived(Mine):
+        """A subclass of that."""
+
+    clients = []
+    with pytest.raises(UnreachableError):
+        Derived("127.0.0.1:1", "t")
+    assert isinstance(clients[0], KafkaConsumer)
+    assert type(clients[0]).__mro__[1:] == (Derived, Mine, kafka.KafkaConsumer, object)
     assert not isinstance(client, Mine)
 
 
@@ -177,8 +190,51 @@ def test_a_subclass_is_a_client_of_a_log(servers):
     class Mine(KafkaProducer):
         """A subclass of a program."""
 
-    with Mine(bootstrap_servers=servers) as producer:
+        def __init__(self, name, **configs):
+            super().__init__(**configs)
+            self.name = name
+
+        def send(self, topic, value=None, **options):
+            return super().send(topic, value and value.upper(), **options)
+
+    with Mine("x", bootstrap_servers=servers) as producer:
         assert isinstance(producer, Mine)
+        assert isinstance(producer, KafkaProducer)
+        assert producer.send("t", b"x").get(10).offset == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "configs"),
+    [
+        (KafkaProducer, {"value_serializer": 5}),
+        (KafkaProducer, {"acks": "some"}),
+        (KafkaConsumer, {"value_deserializer": 5}),
+        (KafkaConsumer, {"partition_assignment_strategy": "mine"}),
+        (KafkaConsumer, {"fetch_min_bytes": "x"}),
+    ],
+)
+def test_a_constructor_that_raises_gives_the_log_back(servers, kind, configs):
+    """At once, although the error refers to the client."""
+    with pytest.raises((TypeError, ValueError, errors.KafkaError)) as caught:
+        kind(bootstrap_servers=servers, **configs)
+
+    assert bootstrap._shared == {}
+    del caught
+
+
+def test_a_client_that_is_collected_gives_the_log_back(servers):
+    """As kafka-python's closes itself then; what was sent is written."""
+    producer = KafkaProducer(bootstrap_servers=servers, linger_ms=60_000)
+    log = producer._log
+    consumer = KafkaConsumer("t", bootstrap_servers=servers, group_id="g")
+    consumer.poll(0)
+    producer.send("t", b"x")
+    del producer, consumer
+    gc.collect()
+
+    assert log.root.closed
+    with embedlog.open(log.path, mode="r") as log:
+        assert [record.value for record in log.topic("t")] == [b"x"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +254,7 @@ def test_unknown_settings_are_refused_as_kafka_python_does(servers, kind, error,
         assert client.config["ssl_cafile"] == "x"
         assert client.config["request_timeout_ms"] == 30_000
     assert [line for line in caplog.messages if "security_protocol" in line] == [
-        "A log has no connections, so these are ignored: security_protocol, ssl_cafile"
+        "Settings without effect on a log are ignored: security_protocol, ssl_cafile"
     ]
 
 
@@ -728,13 +784,23 @@ def test_patch_reaches_classes_that_were_imported_before(tmp_path):
     kafka = pytest.importorskip("kafka")
     before = kafka.KafkaProducer
 
+    class Mine(before):
+        """A subclass of a program, which was defined before."""
+
+        def __init__(self, servers):
+            super().__init__(bootstrap_servers=servers)
+
     with embedlog.kafka.patch(tmp_path / "log"):
+        with Mine("localhost:9092") as producer:
+            assert isinstance(producer, Mine)
+            assert isinstance(producer, KafkaProducer)
+            assert producer.send("t", b"x").get(10).offset == 0
         assert kafka.KafkaProducer is KafkaProducer
         for kind in (before, kafka.KafkaProducer):
             with kind(bootstrap_servers="localhost:9092") as producer:
                 producer.send("t", b"x").get(10)
         with kafka.KafkaConsumer() as consumer:
-            assert consumer.end_offsets([kafka.TopicPartition("t", 0)]) == {T0: 2}
+            assert consumer.end_offsets([kafka.TopicPartition("t", 0)]) == {T0: 3}
 
     assert kafka.KafkaProducer is before
     assert "__new__" not in vars(before)
@@ -744,6 +810,79 @@ def test_patch_reaches_classes_that_were_imported_before(tmp_path):
     embedlog.kafka.patch()
     embedlog.kafka.unpatch()
     assert kafka.KafkaProducer is before
+
+
+def test_patches_may_end_in_any_order(tmp_path):
+    """The last one that is in force decides; afterwards everything is as before."""
+    kafka = pytest.importorskip("kafka")
+    before = kafka.KafkaProducer
+
+    def path():
+        return bootstrap.log_address("localhost:9092").path
+
+    first = embedlog.kafka.patch(tmp_path / "first")
+    second = embedlog.kafka.patch(tmp_path / "second")
+    third = embedlog.kafka.patch()
+    assert path() == str(tmp_path / "second")
+    first.undo()
+    assert path() == str(tmp_path / "second")
+    assert kafka.KafkaProducer is KafkaProducer
+    second.undo()
+    second.undo()
+    assert bootstrap.log_address("localhost:9092") is None
+    third.undo()
+    assert kafka.KafkaProducer is before
+
+
+PACKAGES = """
+import sys
+def modules():
+    return {name: module for name, module in sys.modules.items()
+            if name.partition(".")[0] in ("kafka", "confluent_kafka")}
+"""
+
+
+def test_patch_leaves_the_modules_as_they_were(tmp_path):
+    """Also those that a program imports meanwhile, such as confluent_kafka's asyncio clients."""
+    pytest.importorskip("confluent_kafka.aio")
+    code = f"""{PACKAGES}
+import confluent_kafka.aio, embedlog.kafka
+embedlog.kafka.patch(sys.argv[1]).undo()
+before, producer = modules(), confluent_kafka.Producer
+with embedlog.kafka.patch(sys.argv[1]):
+    import confluent_kafka
+    from confluent_kafka import aio
+    from confluent_kafka.serializing_producer import SerializingProducer
+    assert aio.__spec__ is not before["confluent_kafka.aio"].__spec__
+    with SerializingProducer({{"bootstrap.servers": "broker:9092"}}) as made:
+        print(isinstance(made, confluent_kafka.Producer), made.produce("t", value=b"x"))
+assert modules() == before
+import confluent_kafka
+assert confluent_kafka.Producer is producer
+assert confluent_kafka.aio is before["confluent_kafka.aio"]
+"""
+
+    assert run_python("-c", code, tmp_path / "log").split() == ["True", "None"]
+
+
+def test_without_kafka_python_patch_leaves_no_module(tmp_path):
+    """And what kafka-python has besides is missing, rather than a module of embedlog."""
+    code = f"""{WITHOUT_KAFKA}{PACKAGES}
+import embedlog.kafka
+with embedlog.kafka.patch(sys.argv[1]):
+    import kafka.errors
+    from kafka import KafkaProducer, TopicPartition
+    print(kafka.errors.KafkaTimeoutError.__name__, kafka.KafkaProducer is KafkaProducer)
+    try:
+        import kafka.bootstrap
+    except ImportError as error:
+        print(error.name)
+print([name for name in modules() if name.startswith("kafka")])
+"""
+
+    assert run_python("-c", code, tmp_path / "log").splitlines() == [
+        *("KafkaTimeoutError True", "kafka.bootstrap", "[]")
+    ]
 
 
 def test_patch_replaces_confluent_kafka_too(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import tomllib
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, NoReturn
@@ -20,11 +19,10 @@ from embedlog.kafka.admin_types import (
     OffsetSpec,
     OffsetTimestamp,
 )
-from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient
-from embedlog.kafka.cluster import HOST, NODE, PORT
+from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, or_uses_brokers
+from embedlog.kafka.cluster import HOST, NODE, PORT, cluster_id
 from embedlog.kafka.errors import raises_kafka_errors, translated
 from embedlog.kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
-from embedlog.keyspace import FORMAT_FILE
 from embedlog.record import OffsetAndMetadata as LogPosition
 from embedlog.record import TopicPartition as LogPartition
 
@@ -57,8 +55,11 @@ class KafkaAdminClient(LogClient):
     replicas, users, quotas and access is refused with `UnsupportedVersionError`.
     """
 
+    _original = ("kafka", "KafkaAdminClient")
+
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = _DEFAULTS
 
+    @or_uses_brokers
     def __init__(self, **configs: Any) -> None:
         if unknown := configs.keys() - _DEFAULTS.keys():
             raise errors.KafkaConfigurationError(f"Unrecognized configs: {unknown}")
@@ -559,10 +560,9 @@ class KafkaAdminClient(LogClient):
 
     def describe_cluster(self) -> dict[str, Any]:
         """Return the log as a cluster of one broker."""
-        text = self._log.root.context.files.read_file(FORMAT_FILE).decode()
         broker = {"broker_id": NODE, "host": HOST, "port": PORT, "rack": None, "is_fenced": False}
         return {
-            "cluster_id": tomllib.loads(text)["id"],
+            "cluster_id": cluster_id(self._log),
             "controller_id": NODE,
             "brokers": [broker],
             "cluster_authorized_operations": set(),

@@ -12,10 +12,11 @@ from embedlog.catalog import INTERNAL, refuse_internal
 from embedlog.config import TopicConfig
 from embedlog.consumer.group_client import open_group
 from embedlog.errors import EmbedlogError, GroupIdNotFoundError, NonEmptyGroupError
+from embedlog.kafka.cluster import HOST, NODE, PORT, cluster_id
 from embedlog.kafka.confluent import admin_types as kinds
 from embedlog.kafka.confluent import common_types as common
 from embedlog.kafka.confluent.admin_types import *  # noqa: F403 - their names in confluent_kafka
-from embedlog.kafka.confluent.client import BROKER, Client
+from embedlog.kafka.confluent.client import LogClient
 from embedlog.kafka.confluent.common_types import KafkaError as KafkaError
 from embedlog.kafka.confluent.common_types import KafkaException, TopicPartition
 from embedlog.kafka.confluent.kafka_errors import error_of, exception
@@ -67,7 +68,7 @@ def _futures(
     return {key(item): _future(partial(call, item), codes) for item in items}
 
 
-class AdminClient(Client):
+class AdminClient(LogClient):
     """Creates and changes topics and groups of a log.
 
     Each call is carried out before it returns; its futures are done.
@@ -125,7 +126,7 @@ class AdminClient(Client):
     def describe_cluster(self, **_: Any) -> Future[Any]:
         """Describe the log as a cluster of one broker."""
         node = _node()
-        return _future(lambda: kinds.DescribeClusterResult(node, [node], self._log.path))
+        return _future(lambda: kinds.DescribeClusterResult(node, [node], cluster_id(self._log)))
 
     # Settings
 
@@ -348,11 +349,11 @@ class AdminClient(Client):
         return 0
 
     def __exit__(self, *_: object) -> None:
-        self._release_log()
+        self._handle.close()
 
 
 def _node() -> Any:
-    return common.Node(BROKER, "localhost", 0)
+    return common.Node(NODE, HOST, PORT)
 
 
 def _is_topic(resource: Any) -> bool:

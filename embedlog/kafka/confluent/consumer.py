@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from embedlog.consumer import ConsumerRebalanceListener
 from embedlog.errors import EmbedlogError, IllegalStateError, WakeupError
-from embedlog.kafka.confluent.client import Client
+from embedlog.kafka.confluent.client import LogClient
 from embedlog.kafka.confluent.common_types import (
     OFFSET_BEGINNING,
     OFFSET_END,
@@ -26,7 +26,7 @@ from embedlog.kafka.confluent.common_types import (
 )
 from embedlog.kafka.confluent.kafka_errors import error_of, exception, kafka_error, translated
 from embedlog.kafka.confluent.message import Message, consumed
-from embedlog.kafka.confluent.settings import Statistics, consumer_config
+from embedlog.kafka.confluent.settings import ClientSettings, Statistics, consumer_config
 from embedlog.kafka.confluent.turns import Turns
 from embedlog.record import OffsetAndMetadata, Record
 from embedlog.record import TopicPartition as Partition
@@ -60,7 +60,7 @@ def _in_turn(
     return call
 
 
-class Consumer(Client):
+class Consumer(LogClient):
     """Reads a log as a member of a group; any thread may use it.
 
     ``Consumer({"bootstrap.servers": "embedlog:///data/log", "group.id": "g"})`` or a directory
@@ -76,7 +76,10 @@ class Consumer(Client):
 
     def __init__(self, *args: Any, **config: Any) -> None:
         super().__init__(*args, **config)
-        settings = self._settings
+        with self._handle.closed_after_error():
+            self._start(self._settings)
+
+    def _start(self, settings: ClientSettings) -> None:
         if not settings.get("group.id"):
             raise ValueError("Failed to create consumer: group.id must be set")
         with translated(InvalidConfigError="_INVALID_ARG"):
@@ -604,13 +607,13 @@ class Consumer(Client):
             self._report_commits()
         finally:
             self._closing.set()
-            self._release_log()
+            self._handle.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class ShareConsumer(Client):
+class ShareConsumer(LogClient):
     """Refused: a log has no share groups; for brokers, confluent_kafka's own."""
 
     _original = ("confluent_kafka", "ShareConsumer")

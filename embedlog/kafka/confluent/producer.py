@@ -20,11 +20,17 @@ from embedlog.errors import (
     TimeoutError,  # noqa: A004 - it is one
     UnknownTopicOrPartitionError,
 )
-from embedlog.kafka.confluent.client import Client
+from embedlog.kafka.confluent.client import LogClient
 from embedlog.kafka.confluent.common_types import TIMESTAMP_CREATE_TIME, KafkaException
 from embedlog.kafka.confluent.kafka_errors import error_of, exception, kafka_error, translated
 from embedlog.kafka.confluent.message import Message
-from embedlog.kafka.confluent.settings import PARTITIONERS, Statistics, invalid, producer_config
+from embedlog.kafka.confluent.settings import (
+    PARTITIONERS,
+    ClientSettings,
+    Statistics,
+    invalid,
+    producer_config,
+)
 from embedlog.partitioner import partition_for_key
 from embedlog.record import RecordMetadata
 
@@ -59,7 +65,7 @@ class _Refused:
         raise self.exception
 
 
-class Producer(Client):
+class Producer(LogClient):
     """Sends records to a log; any thread may use it.
 
     ``Producer({"bootstrap.servers": "embedlog:///data/log"})`` or a directory uses the log;
@@ -73,7 +79,10 @@ class Producer(Client):
 
     def __init__(self, *args: Any, **config: Any) -> None:
         super().__init__(*args, **config)
-        settings = self._settings
+        with self._handle.closed_after_error():
+            self._start(self._settings)
+
+    def _start(self, settings: ClientSettings) -> None:
         self._config = producer_config(settings)
         self._largest: int = self._config["max_request_size"]
         self._capacity = settings.number("queue.buffering.max.messages", 100_000) or inf
@@ -304,7 +313,7 @@ class Producer(Client):
             self.flush(timeout)
             self._closing.set()
             self._inner.close()
-            self._release_log()
+            self._handle.close()
         return True
 
     def __exit__(self, *_: object) -> None:
