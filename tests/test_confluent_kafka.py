@@ -288,15 +288,6 @@ def test_a_setting_that_librdkafka_refuses_is_refused(address, settings, text):
     assert text in caught.value.args[0].str()
 
 
-def test_transactions_are_refused_with_what_to_do(address):
-    """A log has none: a program must not believe that it has."""
-    with pytest.raises(KafkaException, match=r"leave out transactional\.id"):
-        Producer({**address, "transactional.id": "x"})
-    with Producer(address) as producer:
-        assert code_of(producer.init_transactions) == "_NOT_CONFIGURED"
-        assert code_of(producer.begin_transaction) == "_NOT_CONFIGURED"
-
-
 def test_share_groups_are_refused(address):
     """A log has none, also where confluent_kafka has them."""
     assert code_of(confluent.ShareConsumer, address) == "_NOT_IMPLEMENTED"
@@ -479,6 +470,111 @@ def test_statistics_are_json(address):
         producer.poll(0)
 
     assert json.loads(statistics[0])["client_id"] == "me"
+
+
+# Transactions
+
+
+@pytest.fixture
+def transactional(address):
+    """Makes producers with a ``transactional.id``, and closes them."""
+    producers = []
+
+    def make(name="name", **settings):
+        dotted = {name.replace("_", "."): value for name, value in settings.items()}
+        producers.append(Producer({**address, "transactional.id": name, **dotted}))
+        return producers[-1]
+
+    yield make
+    for producer in producers:
+        producer.close()
+
+
+def test_the_records_of_a_transaction_become_visible_together(log, transactional):
+    """With its commit; those of an aborted one never.  Deliveries have no offset before."""
+    reports = []
+    producer = transactional()
+    producer.init_transactions()
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        for partition in (0, 1):
+            producer.produce(
+                "t", "v", partition=partition, callback=lambda *report: reports.append(report)
+            )
+        producer.produce("u", "v", key="k", headers={"a": "b"})
+        assert producer.flush() == 0
+        assert sum(map(len, map(log.topic, ("t", "u")))) in (0, 3)
+        end(patient(10))
+        assert len(producer) == 0
+    assert [len(log.topic(topic)) for topic in ("t", "u")] == [2, 1]
+    assert [(error, message.offset()) for error, message in reports[:2]] == [(None, None)] * 2
+    producer.begin_transaction()
+    producer.commit_transaction()
+
+
+def test_calls_of_transactions_in_the_wrong_order_are_refused(address, transactional):
+    """And offsets, which a log cannot commit together with the records."""
+    with Producer(address) as plain:
+        for call in (plain.init_transactions, plain.begin_transaction, plain.commit_transaction):
+            assert code_of(call) == "_NOT_CONFIGURED"
+    producer = transactional()
+    for call in (producer.begin_transaction, producer.commit_transaction):
+        assert code_of(call) == "_STATE"
+    producer.init_transactions()
+    assert code_of(producer.produce, "t", "v") == "_STATE"
+    producer.begin_transaction()
+    assert code_of(producer.begin_transaction) == "_STATE"
+    with pytest.raises(KafkaException, match="after commit_transaction") as caught:
+        producer.send_offsets_to_transaction([TopicPartition("t", 0, 1)], None)
+    assert caught.value.args[0].txn_requires_abort()
+    producer.abort_transaction()
+
+
+def test_a_newer_producer_fences_an_older_one(log, transactional):
+    """Its commit fails for good (``fatal``)."""
+    older, newer = transactional(), transactional()
+    older.init_transactions()
+    older.begin_transaction()
+    older.produce("t", "late")
+    newer.init_transactions()
+
+    with pytest.raises(KafkaException) as caught:
+        older.commit_transaction()
+    assert (caught.value.args[0].name(), caught.value.args[0].fatal()) == ("_FENCED", True)
+    assert len(log.topic("t")) == 0
+
+
+def test_a_transaction_that_cannot_be_committed_must_be_aborted(log, transactional):
+    """The error says so; the next transaction works."""
+    log.create_topic("compacted", 1, {"cleanup.policy": "compact"})
+    producer = transactional()
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("t", "v")
+    producer.produce("compacted", "without a key")
+    with pytest.raises(KafkaException) as caught:
+        producer.commit_transaction()
+    assert caught.value.args[0].name() == "INVALID_RECORD"
+    assert caught.value.args[0].txn_requires_abort()
+    producer.abort_transaction()
+    assert len(log.topic("t")) == 0
+    producer.begin_transaction()
+    producer.produce("t", "v")
+    producer.commit_transaction()
+    assert len(log.topic("t")) == 1
+
+
+def test_the_memory_of_a_transaction_is_limited(log, transactional):
+    """By ``queue.buffering.max.kbytes``; the records before can be committed."""
+    producer = transactional(queue_buffering_max_kbytes=1)
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("t", bytes(600))
+    with pytest.raises(KafkaException, match="Commit more often") as caught:
+        producer.produce("t", bytes(600))
+    assert caught.value.args[0].name() == "RECORD_LIST_TOO_LARGE"
+    producer.commit_transaction()
+    assert len(log.topic("t")) == 1
 
 
 # The consumer

@@ -7,10 +7,11 @@ import importlib
 import pickle
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.children import run_python
+from support.children import in_threads, run_python
 from support.clock import ManualClock
 
 import embedlog
@@ -1032,6 +1033,42 @@ def test_calls_in_the_wrong_order_are_refused(client, values):
     with pytest.raises(ValueError, match="partitions 0 to 0"):
         producer.send("t", b"x", partition=1)
     assert values() == []
+
+
+def test_the_memory_of_a_transaction_is_limited(client, values, monkeypatch, caplog):
+    """By the memory of a producer of the log; and a record by ``max_request_size``."""
+    producer = client(KafkaProducer, transactional_id="name")
+    producer.init_transactions()
+    producer.begin_transaction()
+    with pytest.raises(errors.MessageSizeTooLargeError):
+        producer.send("t", bytes(1 << 20))
+    for _ in range(33):
+        producer.send("t", bytes(1_000_000))
+    with pytest.raises(errors.RecordListTooLargeError, match="Commit more often"):
+        producer.send("t", bytes(1_000_000))
+    producer.abort_transaction()
+    producer.begin_transaction()
+    producer.send("t", b"x")
+    producer.close()
+    assert "transactional.id name that are dropped: 1" in caplog.text
+    assert values() == []
+
+
+def test_threads_send_in_a_transaction(client, values):
+    """Each record is in the transaction during which it was sent, or refused."""
+    producer = client(KafkaProducer, transactional_id="name")
+    producer.init_transactions()
+    sent = []
+
+    def send():
+        for number in range(200):
+            with suppress(errors.IllegalStateError):
+                sent.append(producer.send("t", b"%d" % number, partition=0))
+
+    producer.begin_transaction()
+    with in_threads(send, send):
+        producer.commit_transaction()
+    assert len(values()) <= len(sent) <= 400
 
 
 def test_a_transaction_that_cannot_be_published_publishes_nothing(client, values):

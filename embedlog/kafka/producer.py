@@ -12,7 +12,7 @@ from embedlog.kafka import errors
 from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, adapted, or_uses_brokers
 from embedlog.kafka.errors import kafka_errors, raises_kafka_errors, translated
 from embedlog.kafka.structs import RecordMetadata, TopicPartition
-from embedlog.kafka.transactions import Transactions
+from embedlog.kafka.transactions import NO_OFFSETS, Transactions
 from embedlog.producer.future import RecordFuture
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -188,6 +188,7 @@ class KafkaProducer(LogClient):
             ValueError: Neither key nor value is set, or there is no such partition.
             KafkaTimeoutError: The memory for unwritten records stayed full.
             MessageSizeTooLargeError: The record is larger than ``max_request_size``.
+            RecordListTooLargeError: The records of the transaction are too large together.
         """
         if value is None and key is None:
             raise ValueError("Need at least one: key or value")
@@ -255,6 +256,8 @@ class KafkaProducer(LogClient):
             return
         self._closed = True
         try:
+            if self._transactions is not None:
+                self._transactions.close()
             with kafka_errors():
                 self._producer.close(timeout)
         finally:
@@ -290,10 +293,7 @@ class KafkaProducer(LogClient):
     def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> None:
         """Refuse: a log commits offsets and records one after the other."""
         self._in_transactions()
-        raise errors.UnsupportedVersionError(
-            "A log cannot commit offsets in the transaction of the records; commit them with the "
-            "consumer, after commit_transaction"
-        )
+        raise errors.UnsupportedVersionError(NO_OFFSETS)
 
     def _in_transactions(self) -> Transactions:
         if self._transactions is None:

@@ -181,12 +181,6 @@ def client_settings(args: tuple[Any, ...], config: Mapping[str, Any]) -> ClientS
 
 def producer_config(settings: ClientSettings) -> dict[str, Any]:
     """Return embedlog's settings of a producer."""
-    if settings.get("transactional.id"):
-        raise exception(
-            "_NOT_IMPLEMENTED",
-            "A log has no transactions: leave out transactional.id; the idempotent producer "
-            "(enable.idempotence) works, and embedlog's producer_name keeps it over a restart",
-        )
     linger = settings.number("linger.ms", 5)
     # librdkafka's 0 is no limit.
     delivery = min(settings.number("message.timeout.ms", 300_000) or INT_MAX, INT_MAX)
