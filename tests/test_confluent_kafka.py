@@ -1,5 +1,6 @@
 """confluent_kafka's clients on a log: what programs written for it see."""
 
+import gc
 import json
 import logging
 import os
@@ -239,7 +240,7 @@ def test_a_constructor_that_raises_gives_the_log_back(tmp_path, kind, settings):
     with pytest.raises((KafkaException, ValueError)) as caught:
         kind({"bootstrap.servers": str(tmp_path / "log"), **settings})
 
-    assert bootstrap._shared == {}
+    assert str(tmp_path / "log") not in bootstrap._shared
     del caught
 
 
@@ -450,6 +451,16 @@ def test_purged_records_are_reported_as_purged(log, address):
 
     assert names == ["_PURGE_QUEUE"]
     assert [record.value for record in log.topic("t")] == [b"w"]
+
+
+def test_a_producer_that_is_collected_writes_what_was_produced(log, address):
+    """A program need not close its clients."""
+    producer = Producer({**address, "linger.ms": 60_000})
+    producer.produce("t", "v")
+    del producer
+    gc.collect()
+
+    assert len(log.topic("t")) == 1
 
 
 def test_a_batch_says_which_records_were_refused(address):

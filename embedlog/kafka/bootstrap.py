@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -14,6 +14,7 @@ from embedlog.errors import InvalidConfigError
 
 if TYPE_CHECKING:
     from embedlog.api import Log
+    from embedlog.producer import Producer
 
 SCHEME = "embedlog"
 
@@ -145,10 +146,20 @@ class LogHandle:
 
     def __init__(self, path: str, log: Log, client: object) -> None:
         self.log = log
-        self.close = weakref.finalize(client, _release, path, log)
+        self._closing = ExitStack()
+        self.close = weakref.finalize(client, _release, path, log, self._closing)
         """Gives the log back; may be repeated."""
         # At the exit of the interpreter logs are closed anyway.
         self.close.atexit = False
+
+    def producer(self, **config: Any) -> Producer:
+        """Make a producer of the log, which is closed before the log is given back.
+
+        If the client is collected, the producer writes for a second, as kafka-python's does.
+        """
+        producer: Producer = self.log.producer(**config)
+        self._closing.callback(producer.close, 1.0)
+        return producer
 
     @contextmanager
     def closed_after_error(self) -> Iterator[None]:
@@ -160,17 +171,18 @@ class LogHandle:
             raise
 
 
-def _release(path: str, log: Log) -> None:
-    with _lock:
-        shared = _shared.get(path)
-        if shared is None or shared.log is not log:
-            return
-        shared.clients -= 1
-        if shared.clients:
-            return
-        del _shared[path]
-        if shared.owned:
-            log.close()
+def _release(path: str, log: Log, closing: ExitStack) -> None:
+    try:
+        closing.close()
+    finally:
+        with _lock:
+            shared = _shared.get(path)
+            if shared is not None and shared.log is log:
+                shared.clients -= 1
+                if not shared.clients:
+                    del _shared[path]
+                    if shared.owned:
+                        log.close()
 
 
 def attach(address: LogAddress, client: object) -> LogHandle:

@@ -144,7 +144,7 @@ class KafkaProducer(LogClient):
             self._serialize_value = adapted(config["value_serializer"], "serialize", "value")
             self._plain = self._serialize_key is None and self._serialize_value is None
             self._partition: Callable[..., int] | None = None
-            self._producer = self._log.producer(**self._settings(configs))
+            self._producer = self._handle.producer(**self._settings(configs))
         self._send: Callable[..., Any] = self._producer.send
         self._transactions: Transactions | None = None
         if config["transactional_id"] is not None:

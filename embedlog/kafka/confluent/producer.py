@@ -103,7 +103,7 @@ class Producer(LogClient):
 
     def _open(self) -> None:
         with translated(InvalidConfigError="_INVALID_ARG"):
-            self._inner = self._log.producer(**self._config)
+            self._inner = self._handle.producer(**self._config)
         self._send: Callable[..., Any] = self._inner.send
         name = self._settings.get("transactional.id")
         if name:
