@@ -24,7 +24,7 @@ from embedlog.kafka.confluent import (
     SerializingProducer,
     TopicPartition,
 )
-from embedlog.kafka.confluent.admin import AdminClient, NewTopic
+from embedlog.kafka.confluent.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 from embedlog.kafka.confluent.error import KeySerializationError, ValueDeserializationError
 from embedlog.kafka.confluent.serialization import (
     DoubleDeserializer,
@@ -898,6 +898,43 @@ def test_results_of_the_admin_client_are_futures_that_are_done(log, address):
     }
     assert len(log.describe_topic("new")["partitions"]) == 3
     assert code_of(admin.create_acls, []) == "_NOT_IMPLEMENTED"
+
+
+def test_changes_can_be_validated_only(log, address):
+    """With the errors of the change itself."""
+    admin = AdminClient(address)
+
+    def errors(futures):
+        failures = [future.exception() for future in futures.values()]
+        return [failure and failure.args[0].name() for failure in failures]
+
+    topics = [NewTopic(name, 1) for name in ("new", "t", "bad name")]
+    assert errors(admin.create_topics(topics, validate_only=True)) == [
+        *(None, "TOPIC_ALREADY_EXISTS", "TOPIC_EXCEPTION")
+    ]
+    for total, error in ((2, "INVALID_PARTITIONS"), (3, None)):
+        partitions = [NewPartitions("t", total)]
+        assert errors(admin.create_partitions(partitions, validate_only=True)) == [error]
+    assert log.topics() == ["t"]
+    assert len(log.describe_topic("t")["partitions"]) == 2
+
+
+def test_offsets_are_looked_up(address):
+    """The ends, the record with the latest timestamp, and the first one after a time."""
+    with Producer(address) as producer:
+        for time in (10, 30, 20):
+            producer.produce("t", "v", partition=0, timestamp=time)
+    admin, partition = AdminClient(address), TopicPartition("t", 0)
+
+    def lookup(spec):
+        result = admin.list_offsets({partition: spec})[partition].result()
+        return result.offset, result.timestamp
+
+    assert lookup(OffsetSpec.earliest()) == (0, -1)
+    assert lookup(OffsetSpec.latest()) == (3, -1)
+    assert lookup(OffsetSpec.max_timestamp()) == (1, 30)
+    assert lookup(OffsetSpec.for_timestamp(15)) == (1, 30)
+    assert lookup(OffsetSpec.for_timestamp(31)) == (-1, -1)
 
 
 def test_metadata_show_one_broker(address):

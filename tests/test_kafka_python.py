@@ -556,6 +556,12 @@ def test_topics(client):
     assert failed["error_code"] == errors.TopicAlreadyExistsError.errno
     with pytest.raises(errors.InvalidConfigurationError):
         admin.create_topics({"u": {"configs": {"nonsense": "1"}}}, validate_only=True)
+    with pytest.raises(errors.TopicAlreadyExistsError):
+        admin.create_topics(["t"], validate_only=True)
+    with pytest.raises(errors.InvalidTopicError):
+        admin.create_topics(["bad name"], validate_only=True)
+    admin.create_topics(["u"], validate_only=True)
+    admin.create_partitions({"t": 3}, validate_only=True)
     assert admin.create_partitions({"t": NewPartitions(3)}).results == [("t", 0, None)]
     with pytest.raises(errors.InvalidPartitionsError):
         admin.create_partitions({"t": 2})

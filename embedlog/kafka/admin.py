@@ -11,6 +11,7 @@ from embedlog import errors as log_errors
 from embedlog.catalog import INTERNAL
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.consumer.group_client import open_group
+from embedlog.kafka import admin_operations as operations
 from embedlog.kafka import admin_types, errors
 from embedlog.kafka.admin_types import (
     AlterConfigOp,
@@ -153,11 +154,9 @@ class KafkaAdminClient(LogClient):
 
         def create(topic: tuple[str, int, Mapping[str, Any]]) -> dict[str, Any]:
             name, partitions, configs = topic
-            count = 1 if partitions == -1 else partitions
-            if validate_only:
-                TopicConfig.parse(configs)
-            else:
-                self._log.create_topic(name, count, configs)
+            count = operations.create_topic(
+                self._log, name, partitions, configs, validate_only=validate_only
+            )
             topic_id = uuid.UUID(int=0 if validate_only else self._log.root.topic(name).id)
             return {"topic_id": topic_id, "num_partitions": count, "replication_factor": 1}
 
@@ -204,13 +203,7 @@ class KafkaAdminClient(LogClient):
             if isinstance(count, Mapping):
                 count = count["count"]
             total = getattr(count, "total_count", count)
-            current = self._log.root.partitions(name)
-            if total <= current:
-                raise log_errors.InvalidPartitionsError(
-                    f"The topic has {current} partitions already", topic=name
-                )
-            if not validate_only:
-                self._log.create_partitions(name, total)
+            operations.create_partitions(self._log, name, total, validate_only=validate_only)
             return {}
 
         items = {name: (name, count) for name, count in topic_partitions.items()}
@@ -268,20 +261,8 @@ class KafkaAdminClient(LogClient):
         }
 
     def _offset(self, partition: Any, spec: int) -> Any:
-        log = self._log.root.partition(*partition)
-        log.refresh()
-        tail = log.tail()
-        if spec == OffsetSpec.LATEST:
-            return OffsetAndTimestamp(log.end_offset(), -1, tail.leader_epoch)
-        if spec in (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL):
-            return OffsetAndTimestamp(log.start_offset(), -1, tail.leader_epoch)
-        if spec == OffsetSpec.MAX_TIMESTAMP:
-            sealed = (info.max_timestamp or 0 for info in log.segments.values())
-            spec = max(tail.max_timestamp, *sealed, 0)
-        if spec < 0:
-            return OffsetAndTimestamp(-1, -1, None)
-        record = log.offset_for_timestamp(spec)
-        return OffsetAndTimestamp(-1, -1, None) if record is None else OffsetAndTimestamp(*record)
+        topic, number = partition
+        return OffsetAndTimestamp(*operations.lookup_offset(self._log, topic, number, spec))
 
     # Settings
 
@@ -379,10 +360,9 @@ class KafkaAdminClient(LogClient):
             try:
                 config = self._log.root.topic(resource.name).config
                 changes = changes_of(config, resource)
-                if validate_only:
-                    config.changed(changes)
-                else:
-                    self._log.alter_topic(resource.name, changes)
+                operations.alter_topic(
+                    self._log, resource.name, changes, validate_only=validate_only
+                )
                 result = "OK"
             except log_errors.InvalidConfigError as error:
                 result = str(errors.InvalidConfigurationError(str(error)))
@@ -768,7 +748,7 @@ def _entries(
 ) -> dict[str, dict[str, Any]]:
     return {
         name: {
-            "value": str(value).lower() if isinstance(value, bool) else str(value),
+            "value": operations.setting_text(value),
             "read_only": read_only,
             "config_source": source if read_only or value != defaults[name] else "DEFAULT_CONFIG",
             "is_sensitive": False,
@@ -798,15 +778,8 @@ def _changes(config: TopicConfig, resource: Any) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for name, item in (resource.configs or {}).items():
         operation, value = item if isinstance(item, tuple) else (AlterConfigOp.SET, item)
-        operation = AlterConfigOp.build_from(operation)
-        words = str(config.to_dict().get(name, "")).split(",")
-        if operation == AlterConfigOp.DELETE:
-            value = None
-        elif operation == AlterConfigOp.APPEND:
-            value = ",".join(dict.fromkeys([*words, *str(value).split(",")]))
-        elif operation == AlterConfigOp.SUBTRACT:
-            value = ",".join(word for word in words if word not in str(value).split(","))
-        changes[name] = value
+        operation = AlterConfigOp.build_from(operation).name
+        changes[name] = operations.changed_setting(config, name, operation, value)
     return changes
 
 
