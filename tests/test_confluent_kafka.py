@@ -36,6 +36,7 @@ from embedlog.kafka.confluent.serialization import (
     StringSerializer,
 )
 
+PARTITION = TopicPartition("t", 0, 0)
 PROGRAM = Path(__file__).parent / "support" / "confluent_program.py"
 HIDE = "import sys; sys.modules['confluent_kafka'] = None\n"
 """As if confluent_kafka were not installed."""
@@ -137,6 +138,7 @@ def test_a_program_prints_the_same_without_confluent_kafka(tmp_path):
     assert without == printed
 
 
+@pytest.mark.tier("test")
 def test_types_have_the_same_texts_and_orders_without_confluent_kafka():
     """`repr`, `str`, comparison and hash of errors and partitions, and the converters' bytes."""
     pytest.importorskip("confluent_kafka")
@@ -678,12 +680,18 @@ def test_a_callback_of_an_assignment_chooses_where_to_begin(address):
 
 
 def test_a_member_of_a_group_does_not_assign_by_itself(address):
-    """Outside of a callback it is refused; `unassign` stops the reading."""
+    """It may set the offsets of what the group assigned; `unassign` stops the reading."""
     produce(address, *"abc")
     with consumer_of(address) as consumer:
         consumer.subscribe(["t"])
         take(consumer, 1)
-        assert code_of(consumer.assign, [TopicPartition("t", 0)]) == "_STATE"
+        for partitions in ([TopicPartition("t", 0)], [TopicPartition("t", n) for n in range(3)]):
+            assert code_of(consumer.assign, partitions) == "_STATE"
+        assert code_of(consumer.incremental_assign, [TopicPartition("t", 0)]) == "_CONFLICT"
+        consumer.assign([TopicPartition("t", 0, 2), TopicPartition("t", 1)])
+        assert take(consumer, 1)[0].offset() == 2
+        consumer.assign([TopicPartition("t", 0, 0), TopicPartition("t", 1)])
+        assert take(consumer, 1)[0].offset() == 0
         consumer.unassign()
         assert consumer.poll(0) is None
         consumer.unsubscribe()
@@ -837,6 +845,27 @@ def test_a_consumer_needs_a_group_and_ends_with_close(address):
             call()
 
 
+def test_clients_of_a_log_that_was_closed_raise_its_errors(tmp_path):
+    """Of confluent_kafka's type; they can be closed."""
+    log = embedlog.open(tmp_path / "log")
+    log.create_topic("t")
+    address = {"bootstrap.servers": log.path}
+    consumer, producer, admin = consumer_of(address), Producer(address), AdminClient(address)
+    consumer.subscribe(["t"])
+    consumer.poll(0)
+    log.close()
+
+    for call in (
+        consumer.assignment,
+        *(consumer.unsubscribe, consumer.list_topics, consumer.cluster_id, admin.list_groups),
+        *(lambda: consumer.commit(asynchronous=False), lambda: consumer.seek(PARTITION)),
+    ):
+        assert code_of(call) == "_DESTROY"
+    assert code_of(consumer.poll, 0) == code_of(consumer.close) == "_DESTROY"
+    consumer.close()
+    producer.close()
+
+
 # Converters
 
 
@@ -981,6 +1010,7 @@ asyncio.run(run())
 """
 
 
+@pytest.mark.tier("test")
 def test_a_patched_program_that_imports_confluent_kafka_runs_on_a_log(tmp_path):
     """With its imports and addresses unchanged.
 

@@ -669,6 +669,29 @@ def test_the_log_is_a_cluster_of_one_broker(client, tmp_path):
         admin.nonsense()
 
 
+def test_clients_of_a_log_that_was_closed_raise_its_errors(tmp_path):
+    """As kafka-python's IllegalStateError; they can be closed."""
+    log = embedlog.open(tmp_path / "log")
+    log.create_topic("t")
+    kinds = (KafkaProducer, KafkaConsumer, KafkaAdminClient)
+    producer, consumer, admin = (kind(bootstrap_servers=log.path) for kind in kinds)
+    consumer.assign([T0])
+    log.close()
+
+    for call in (
+        lambda: producer.send("t", b"x"),
+        *(lambda: consumer.poll(0), lambda: next(consumer), lambda: list(consumer)),
+        *(lambda: consumer.seek(T0, 0), lambda: consumer.end_offsets([T0]), consumer.topics),
+        *(admin.describe_cluster, admin.list_topics, admin.list_config_resources),
+        lambda: admin.wait_for_topics(["t"]),
+    ):
+        with pytest.raises(errors.IllegalStateError):
+            call()
+    for client in (producer, consumer, admin):
+        assert not client.bootstrap_connected()
+        client.close()
+
+
 # Patched programs
 
 PROGRAM = """
@@ -704,7 +727,7 @@ sys.meta_path.insert(0, type("Absent", (), {"find_spec": staticmethod(
 """
 
 
-@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("installed", [pytest.param(True, marks=pytest.mark.tier("test")), False])
 def test_an_unchanged_program_runs_on_a_log(tmp_path, installed):
     """With ``python -m embedlog.kafka``, whether or not kafka-python is installed."""
     if installed:
@@ -849,6 +872,7 @@ def modules():
 """
 
 
+@pytest.mark.tier("test")
 def test_patch_leaves_the_modules_as_they_were(tmp_path):
     """Also those that a program imports meanwhile, such as confluent_kafka's asyncio clients."""
     pytest.importorskip("confluent_kafka.aio")

@@ -163,6 +163,7 @@ class KafkaAdminClient(LogClient):
         topics = {topic[0]: topic for topic in _new_topics(new_topics)}
         return {"topics": _result_list(topics, "name", create, raise_errors)}
 
+    @raises_kafka_errors
     def wait_for_topics(self, topic_names: Iterable[str], timeout_ms: float = 10_000) -> None:
         """Return at once if the topics exist.
 
@@ -305,6 +306,7 @@ class KafkaAdminClient(LogClient):
         }
         return _entries(values, values, "STATIC_BROKER_CONFIG", read_only=True)
 
+    @raises_kafka_errors
     def list_config_resources(self, resource_types: Any = None) -> dict[str, list[str]]:
         """Return the names of everything that has settings."""
         resources = {"topic": self._log.topics(), "broker": [str(NODE)]}
@@ -538,6 +540,7 @@ class KafkaAdminClient(LogClient):
 
     # The cluster
 
+    @raises_kafka_errors
     def describe_cluster(self) -> dict[str, Any]:
         """Return the log as a cluster of one broker."""
         broker = {"broker_id": NODE, "host": HOST, "port": PORT, "rack": None, "is_fenced": False}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -10,11 +11,13 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from embedlog.errors import InvalidConfigError
+from embedlog.errors import EmbedlogError, InvalidConfigError
 
 if TYPE_CHECKING:
     from embedlog.api import Log
     from embedlog.producer import Producer
+
+_LOGGER = logging.getLogger("embedlog.kafka")
 
 SCHEME = "embedlog"
 
@@ -174,6 +177,8 @@ class LogHandle:
 def _release(path: str, log: Log, closing: ExitStack) -> None:
     try:
         closing.close()
+    except EmbedlogError as error:
+        _LOGGER.warning("A producer that was not closed lost records: %s", error)
     finally:
         with _lock:
             shared = _shared.get(path)

@@ -209,13 +209,14 @@ class KafkaConsumer(LogClient):
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over records until none came for ``consumer_timeout_ms``."""
-        return iter(()) if self._closed else self._consumer.iter_records()
+        with kafka_errors():
+            return iter(()) if self._closed else self._consumer.iter_records()
 
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
         if self._iterator is None:
-            self._iterator = self._consumer.iter_records()
+            self._iterator = iter(self)
         try:
             return next(self._iterator)
         except BaseException:

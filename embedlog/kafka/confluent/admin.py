@@ -20,7 +20,7 @@ from embedlog.kafka.confluent.admin_types import *  # noqa: F403 - their names i
 from embedlog.kafka.confluent.client import LogClient
 from embedlog.kafka.confluent.common_types import KafkaError as KafkaError
 from embedlog.kafka.confluent.common_types import KafkaException, TopicPartition
-from embedlog.kafka.confluent.kafka_errors import error_of, exception
+from embedlog.kafka.confluent.kafka_errors import error_of, exception, translated
 from embedlog.record import OffsetAndMetadata
 from embedlog.record import TopicPartition as Partition
 
@@ -240,12 +240,13 @@ class AdminClient(LogClient):
     def list_groups(self, group: str | None = None, timeout: float = -1) -> list[Any]:
         """Return `GroupMetadata` of all groups, or of one."""
         groups = []
-        for name in self._log.groups():
-            if group in (None, name):
-                entry: Any = kinds.GroupMetadata()
-                entry.id, entry.state = name, self._log.group(name).state
-                entry.protocol_type = "consumer"
-                groups.append(entry)
+        with translated():
+            for name in self._log.groups():
+                if group in (None, name):
+                    entry: Any = kinds.GroupMetadata()
+                    entry.id, entry.state = name, self._log.group(name).state
+                    entry.protocol_type = "consumer"
+                    groups.append(entry)
         return groups
 
     def describe_consumer_groups(self, group_ids: list[str], **_: Any) -> Futures[str]:

@@ -54,7 +54,8 @@ class LogClient(Client):
 
     def cluster_id(self, timeout: float = -1) -> str:
         """Return the id of the log."""
-        return cluster_id(self._log)
+        with translated():
+            return cluster_id(self._log)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """Do nothing: a log has no connections."""

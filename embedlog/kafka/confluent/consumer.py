@@ -6,6 +6,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack
 from functools import wraps
 from itertools import islice
 from math import inf
@@ -49,13 +50,19 @@ RebalanceCallback = Callable[["Consumer", list[Any]], object]
 def _in_turn(
     method: Callable[Concatenate[Consumer, P], T],
 ) -> Callable[Concatenate[Consumer, P], T]:
-    """Have other threads wait while one is in a method, and refuse all once it is closed."""
+    """Have other threads wait while one is in a method, and refuse all once it is closed.
+
+    Errors of embedlog are raised as `KafkaException`.
+    """
 
     @wraps(method)
     def call(self: Consumer, /, *args: P.args, **named: P.kwargs) -> T:
         with self._turns:
             self._check_open()
-            return method(self, *args, **named)
+            try:
+                return method(self, *args, **named)
+            except EmbedlogError as error:
+                raise KafkaException(error_of(error)) from error
 
     return call
 
@@ -233,17 +240,16 @@ class Consumer(LogClient):
         """
         self._note_position()
         self._refresh_at = 0.0
-        with translated():
-            assigned = self._inner.assignment()
-            left = [list(self._records), *self._fetched]
-            self._records, self._fetched = iter(()), deque()
-            for records in left:
-                if isinstance(records, Message):
-                    self._fetched.append(records)
-                elif records:
-                    partition = Partition(records[0].topic, records[0].partition)
-                    if partition in assigned:
-                        self._inner.seek(partition, records[0].offset)
+        assigned = self._inner.assignment()
+        left = [list(self._records), *self._fetched]
+        self._records, self._fetched = iter(()), deque()
+        for records in left:
+            if isinstance(records, Message):
+                self._fetched.append(records)
+            elif records:
+                partition = Partition(records[0].topic, records[0].partition)
+                if partition in assigned:
+                    self._inner.seek(partition, records[0].offset)
 
     # Subscription and assignment
 
@@ -274,14 +280,13 @@ class Consumer(LogClient):
             )
         self._give_back()
         listener = _Listener(self, on_assign, on_revoke, on_lost)
-        with translated():
-            if not self._subscribed:
-                self._drop(self._inner.assignment())
-                self._inner.assign([])
-            if any(name.startswith("^") for name in names):
-                self._inner.subscribe(pattern=_pattern(names), listener=listener)
-            else:
-                self._inner.subscribe(names, listener=listener)
+        if not self._subscribed:
+            self._drop(self._inner.assignment())
+            self._inner.assign([])
+        if any(name.startswith("^") for name in names):
+            self._inner.subscribe(pattern=_pattern(names), listener=listener)
+        else:
+            self._inner.subscribe(names, listener=listener)
         self._subscribed = True
         self._missing_topics = {name for name in names if not name.startswith("^")}
 
@@ -289,16 +294,19 @@ class Consumer(LogClient):
     def unsubscribe(self) -> None:
         """Leave the group, after committing what is stored, and drop the assignment."""
         self._give_back()
-        with translated():
-            if self._subscribed:
-                self._subscribed = False
-                self._inner.unsubscribe()
-            else:
-                self._drop(self._inner.assignment())
-                self._inner.assign([])
+        if self._subscribed:
+            self._subscribed = False
+            self._inner.unsubscribe()
+        else:
+            self._drop(self._inner.assignment())
+            self._inner.assign([])
 
     def assign(self, partitions: list[Any]) -> None:
-        """Read exactly these partitions, from their offsets; by default from the commits."""
+        """Read exactly these partitions, from their offsets; by default from the commits.
+
+        Raises:
+            KafkaException: A group assigned others (``_STATE``).
+        """
         self._change_assignment(lambda current, named: named, partitions)
 
     def unassign(self) -> None:
@@ -350,18 +358,17 @@ class Consumer(LogClient):
         offsets = _offsets_of(partitions)
         if self._rebalancing:
             # The group assigns; a callback chooses where to begin.
-            with translated():
-                self._seek_all(offsets)
+            self._seek_all(offsets)
             return
-        if self._subscribed:
-            raise exception("_STATE", "The group assigns partitions: call unsubscribe first")
         self._give_back()
-        with translated():
-            current = self._inner.assignment()
-            wanted = change(current, set(offsets))
+        current = self._inner.assignment()
+        wanted = change(current, set(offsets))
+        if not self._subscribed:
             self._inner.assign(sorted(wanted))
-            self._drop(current - wanted)
-            self._seek_all({part: offsets[part] for part in offsets if part in wanted})
+        elif wanted != current:
+            raise exception("_STATE", "The group assigns partitions: call unsubscribe first")
+        self._drop(current - wanted)
+        self._seek_all({part: offsets[part] for part in offsets if part in wanted})
 
     def _seek_all(self, offsets: dict[Partition, int]) -> None:
         for partition, offset in offsets.items():
@@ -598,16 +605,16 @@ class Consumer(LogClient):
                 self._close()
 
     def _close(self) -> None:
-        self._give_back()
-        try:
+        # All callbacks run, the last one first, even if some raise.
+        with ExitStack() as closing:
+            closing.callback(self._handle.close)
+            closing.callback(self._closing.set)
+            closing.callback(self._report_commits)
+            closing.enter_context(translated())
+            closing.callback(self._inner.close)
+            self._give_back()
             if not self._subscribed:
                 self._drop(self._inner.assignment())
-            with translated():
-                self._inner.close()
-            self._report_commits()
-        finally:
-            self._closing.set()
-            self._handle.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -98,6 +98,7 @@ class Producer(LogClient):
         self._statistics = Statistics(settings, "producer")
         self._closing = threading.Event()
         self._random = Random()
+        self._partitions = self._log.root.partitions
         self._transactions: Transactions | None = None
         self._open()
 
@@ -185,7 +186,7 @@ class Producer(LogClient):
         if name == "murmur2_random":
             return None  # as embedlog itself
         try:
-            count = self._log.root.partitions(topic)
+            count = self._partitions(topic)
         except UnknownTopicOrPartitionError:
             return None  # it is created with one partition, or refused
         if count == 1:
@@ -296,7 +297,8 @@ class Producer(LogClient):
         """Drop what is not written yet; later reports say so (``_PURGE_QUEUE``)."""
         self._check_open()
         if in_queue:
-            self._inner.close(timeout=0)
+            with translated():
+                self._inner.close(timeout=0)
             self._open()
 
     # Transactions
