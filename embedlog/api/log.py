@@ -581,6 +581,9 @@ class Log:
 
     def close(self) -> None:
         """Flush and close producers, consumers and the log; later calls raise `ClosedError`."""
+        self._close(autocommit=True)
+
+    def _close(self, autocommit: bool) -> None:
         if self.root.closed:
             return
         # All callbacks run, the last one first, even if some raise.
@@ -588,15 +591,17 @@ class Log:
             closing.callback(_open_logs.discard, self)
             closing.callback(self.root.close)
             for child in list(self._children):
-                closing.callback(child.close)
+                is_consumer = hasattr(child, "poll")
+                closing.callback(child.close, **({"autocommit": autocommit} if is_consumer else {}))
             if self._maintenance is not None:
                 closing.callback(self._maintenance.close)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        # As of a consumer: after an error its last record may not be processed.
+        self._close(autocommit=exc_type is None)
 
     def __reduce__(
         self,
@@ -744,7 +749,8 @@ def open_logs() -> list[Log]:
 def _close_all() -> None:
     for log in open_logs():
         try:
-            log.close()
+            # An error, Ctrl-C or `sys.exit` may have ended the program amid a record.
+            log._close(autocommit=False)
         except EmbedlogError as error:
             # At the exit of the interpreter there is no caller to raise it to.
             _logger.error("Cannot close %s: %s", log.path, error)

@@ -386,6 +386,14 @@ class Producer(Generic[K, V]):
     def _rows(
         self, queue: TopicQueue, values: Any, keys: Any, headers: Any, timestamps: Any
     ) -> Rows:
+        for name, column in (("values", values), ("keys", keys)):
+            if isinstance(column, str | bytes | dict | set):
+                # Their characters, numbers or keys would become records.
+                raise InvalidRecordError(
+                    f"{name} must be a list with one item per record, got {type(column).__name__}",
+                    topic=queue.topic,
+                    todo="To write one record, call send.",
+                )
         topic, items, settings = queue.topic, keys, queue.settings
         serializers = settings.key_serializer, settings.value_serializer
         if any(serializer is not None and serializer.uses_headers for serializer in serializers):
