@@ -136,7 +136,7 @@ def run_group(
         raise TypeError(f"handler must be callable, got {handler!r}")
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
-        raise ValueError(f"processes must be at least 1, got {processes!r}")
+        raise ValueError(f"processes must be an int of at least 1, got {processes!r}")
     if until not in (None, "end"):
         raise ValueError(f"until must be 'end' or None, got {until!r}")
     backlog = None if until is None else UncommittedRecords(log, names, parsed)
