@@ -501,6 +501,9 @@ class Log:
         (``"consumergroup.billing.orders-0"``) and background job.  The metrics of open producers
         and consumers that this handle created follow, with their client ids before the group
         (``"producer-1.producer-metrics"``).  The page on monitoring lists all names.
+
+        Raises:
+            LogDeletedError: The log was deleted while it was open, so its numbers stay as they are.
         """
         return nested(self._samples())
 
