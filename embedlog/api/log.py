@@ -356,13 +356,13 @@ class Log:
     # Writing and reading
 
     def producer(self, **config: Unpack[ProducerOptions[K, V]]) -> Producer[K, V]:
-        """Return a producer; see `embedlog.Producer` for its settings (kafka-python's names)."""
+        """Return a producer; `embedlog.config.ProducerConfig` has its settings (kafka-python's)."""
         from embedlog.producer import Producer
 
         return self._adopt(Producer(self.root, **config), "producer")
 
     def consumer(self, *topics: str, **config: Unpack[ConsumerOptions[K, V]]) -> Consumer[K, V]:
-        """Return a consumer; see `embedlog.Consumer` for its settings (kafka-python's names)."""
+        """Return a consumer; `embedlog.config.ConsumerConfig` has its settings (kafka-python's)."""
         from embedlog.consumer import Consumer
 
         return self._adopt(Consumer(self.root, *topics, **config), "consumer")

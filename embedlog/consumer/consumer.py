@@ -94,7 +94,7 @@ class Consumer(Generic[K_co, V_co]):
     Args:
         root: The log to read.
         topics: The topics to read.
-        config: See `ConsumerConfig`, in either spelling.
+        config: See `embedlog.config.ConsumerConfig`, in either spelling.
 
     Raises:
         InvalidConfigError: A setting is unknown or invalid.

@@ -67,9 +67,10 @@ _HINTS = {
 class Producer(Generic[K, V]):
     """Sends records to topics of one log; any thread may call any method.
 
-    Settings are kafka-python's (see `ProducerConfig`).  Batches are numbered (idempotent): a
-    retry is not written twice.  With a ``producer_name`` the numbers outlive the process, and
-    an older producer of that name is fenced in a partition once this one appends there.
+    Settings are kafka-python's (see `embedlog.config.ProducerConfig`).  Batches are numbered
+    (idempotent): a retry is not written twice.  With a ``producer_name`` the numbers outlive the
+    process, and an older producer of that name is fenced in a partition once this one appends
+    there.
 
     The calling thread writes in `flush`, in `send_batch`, in ``result`` of a future, and
     whenever a batch is full.  Otherwise a background thread writes once ``linger_ms``, and at
