@@ -36,7 +36,7 @@ from embedlog.errors import (
     no_attribute,
 )
 from embedlog.files import Files
-from embedlog.metrics import Metrics, Sample, nested
+from embedlog.metrics import Metrics, Sample, nested, prometheus_text
 from embedlog.partition import (
     DURABILITIES,
     VISIBILITIES,
@@ -506,6 +506,18 @@ class Log:
             LogDeletedError: The log was deleted while it was open, so its numbers stay as they are.
         """
         return nested(self._samples())
+
+    def prometheus(self, labels: Mapping[str, str] | None = None) -> str:
+        """Return the same metrics in Prometheus' text format, for an HTTP endpoint or a file.
+
+        Args:
+            labels: Labels to add to each sample, such as ``{"log": "orders"}``.
+
+        Raises:
+            InvalidConfigError: A label's name is not valid.
+            LogDeletedError: As `metrics`.
+        """
+        return prometheus_text(self._samples(), labels or {})
 
     def _samples(self) -> Iterator[Sample]:
         from embedlog.api.metrics import log_samples
