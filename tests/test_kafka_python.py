@@ -111,6 +111,7 @@ def test_an_address_has_the_options_of_open(tmp_path):
     ("address", "message"),
     [
         ("embedlog://data/log", "three slashes"),
+        ("embedlog:///data/build#2", "has a '#'.*write %23"),
         ("embedlog:///data?mode=r", "no option 'mode'"),
         ("embedlog:///data?maintenance=2", "cannot be '2'"),
         (["/data/a", "/data/b"], "Name one log"),

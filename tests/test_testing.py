@@ -180,6 +180,23 @@ def test_a_log_may_last_for_a_session(pytester):
     result.assert_outcomes(passed=2)
 
 
+def test_the_address_is_that_of_the_log_in_any_directory(pytester):
+    """A `#` or a `%` in it would make it the address of another log."""
+    pytester.makepyfile(
+        """
+        from embedlog.kafka import KafkaProducer
+
+        def test_a_record_arrives(kafka_bootstrap, records_of):
+            with KafkaProducer(bootstrap_servers=kafka_bootstrap) as producer:
+                producer.send("orders", b"1")
+            assert len(records_of("orders")) == 1
+        """
+    )
+    directory = pytester.path / "build #2, 50%25?"
+    result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider", "--basetemp", directory)
+    result.assert_outcomes(passed=1)
+
+
 def test_records_of_refuses_another_address_than_that_of_its_log(pytester):
     """A suite that keeps its own `kafka_bootstrap` would see an empty topic."""
     pytester.makepyfile(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -71,7 +72,7 @@ def embedlog_log(
 @pytest.fixture(scope=_scope)
 def kafka_bootstrap(embedlog_log: Log) -> str:
     """The address of `embedlog_log` for the clients of `embedlog.kafka`: ``embedlog:///path``."""
-    return f"embedlog://{embedlog_log.path}"
+    return f"embedlog://{quote(embedlog_log.path)}"
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def records_of(request: pytest.FixtureRequest, embedlog_log: Log) -> Callable[..
     """
     if "kafka_bootstrap" in request.fixturenames:
         address = str(request.getfixturevalue("kafka_bootstrap"))
-        if embedlog_log.path not in address:
+        if embedlog_log.path not in unquote(address):
             pytest.fail(
                 f"kafka_bootstrap is {address!r}, but records_of reads the log of the fixture "
                 f"embedlog_log, {embedlog_log.path}. Delete the suite's own kafka_bootstrap.",
