@@ -16,7 +16,6 @@ import embedlog
 from embedlog import TopicPartition
 from embedlog.errors import InvalidConfigError, LockTimeoutError
 from embedlog.maintenance import Maintenance, owner
-from embedlog.partition import flush
 
 GROUP = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
 NETWORK = {
@@ -209,20 +208,6 @@ def test_commits_and_positions_are_debugged(log, lines):
 
 
 # The disk
-
-
-def test_a_flush_that_takes_long_is_warned_of(tmp_path, lines, monkeypatch):
-    """Once a minute, whoever waits for it."""
-    monkeypatch.setattr(flush, "_SLOW_SECONDS", 0.0)
-    with (
-        embedlog.open(tmp_path / "log", durability="fsync", maintenance=False) as log,
-        log.producer() as producer,
-    ):
-        for _ in range(3):
-            producer.send("t", b"v").result()
-
-    (warning,) = lines(logging.WARNING, "partition")
-    assert re.match(r"t-0: the disk took \d+\.\d s to flush, and appends that must", warning)
 
 
 def test_steps_of_a_partition_are_debugged(log, lines):
