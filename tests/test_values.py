@@ -222,6 +222,22 @@ def test_types_that_change_after_many_rows_are_found(log, orders):
     assert columns(log, values)["a"].to_pylist() == ["1"] * 1500 + ['"x"']
 
 
+@pytest.mark.parametrize("opening, closing", [(b"[", b"]"), (b'{"a":', b"}")])
+def test_deeply_nested_values_do_not_end_the_process(log, orders, opening, closing):
+    """pyarrow's reader would overflow the stack; what Python reads, comes back."""
+    with log.producer(value_serializer="bytes") as producer:
+        producer.send("orders", opening * 300 + b'"]}"' + closing * 300).result()
+        (column,) = orders.to_arrow()["value" if opening == b"[" else "a"].to_pylist()
+        for _ in range(299 if opening == b"[" else 298):
+            (column,) = column if opening == b"[" else column.values()
+        assert column in (["]}"], {"a": "]}"})
+
+        producer.send("orders", opening * 100_000 + b"1" + closing * 100_000).result()
+        with pytest.raises(RecordDeserializationError, match="RecursionError") as error:
+            orders.to_arrow()
+    assert error.value.offset == 1
+
+
 def test_objects_with_too_many_fields_stay_text(log, orders):
     """Names that are data would make a table of millions of cells."""
     values = [{str(number): number} for number in range(frames.MAX_FIELDS + 1)]
