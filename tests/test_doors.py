@@ -215,3 +215,10 @@ def test_the_arguments_of_a_consumer_are_refused_with_a_hint(log):
             log.consumer(argument)
     with pytest.raises(embedlog.errors.InvalidConfigError, match="Did you mean group_id"):
         log.consumer(group="g")
+
+
+@pytest.mark.parametrize("argument", ["t", {"acks": 1}])
+def test_the_arguments_of_a_producer_are_refused_with_a_hint(log, argument):
+    """A topic, or settings as a dict."""
+    with pytest.raises(TypeError, match=r"passed by name.*producer\(\*\*config\).*topic to send"):
+        log.producer(argument)

@@ -133,17 +133,20 @@ def test_a_subscription_without_a_topic_is_warned_of_once(log, lines, config):
         ]
 
 
-def test_a_pattern_without_a_topic_is_warned_of_once(log, lines):
-    """Again for the next subscription."""
-    with log.consumer(**GROUP) as consumer:
-        for _ in range(2):
+@pytest.mark.parametrize(
+    ("config", "subscriptions"), [({}, 1), (GROUP, 2)], ids=["alone", "in a group"]
+)
+def test_a_pattern_without_a_topic_is_warned_of_once(log, lines, config, subscriptions):
+    """In a group again for the next subscription."""
+    with log.consumer(**config) as consumer:
+        for _ in range(subscriptions):
             consumer.subscribe(pattern="flight.*")
             consumer.poll(0)
             log.create_topic(f"u{len(log.topics())}")
             consumer.poll(0)
 
     warning = "The consumer waits for a topic that matches the pattern 'flight.*'"
-    assert lines(logging.WARNING, "consumer") == [warning] * 2
+    assert lines(logging.WARNING, "consumer") == [warning] * subscriptions
 
 
 def test_a_rebalance_is_one_line_of_each_member(log, lines):

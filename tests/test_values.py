@@ -222,7 +222,7 @@ def test_types_that_change_after_many_rows_are_found(log, orders):
     assert columns(log, values)["a"].to_pylist() == ["1"] * 1500 + ['"x"']
 
 
-@pytest.mark.parametrize("opening, closing", [(b"[", b"]"), (b'{"a":', b"}")])
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
 def test_deeply_nested_values_do_not_end_the_process(log, orders, opening, closing):
     """pyarrow's reader would overflow the stack; what Python reads, comes back."""
     with log.producer(value_serializer="bytes") as producer:

@@ -159,8 +159,8 @@ class Consumer(Generic[K_co, V_co]):
         try:
             with self._guard:
                 cells = list(map(_cells, self._assignment))
-        except (ClosedError, IllegalStateError):
-            # Closed, or another thread is polling.
+        except EmbedlogError:
+            # Closed, or another thread is polling, or a topic was deleted.
             return html_table(repr(self)[1:-1], (), ())
         return html_table(repr(self)[1:-1], heads, cells)
 
@@ -798,7 +798,7 @@ class Consumer(Generic[K_co, V_co]):
         yield from counts.poll_samples()
         if self.config.group_id is not None:
             yield from counts.coordinator_samples(len(self._assignment))
-        cursors = list(self._assignment)
+        cursors = self._assignment.snapshot
         yield from counts.fetch_samples({cur.partition: cur.progress() for cur in cursors})
 
     # Closing
@@ -856,5 +856,4 @@ class Consumer(Generic[K_co, V_co]):
 def _cells(cursor: PartitionCursor) -> tuple[object, ...]:
     """Return the row of a partition in the table for notebooks."""
     position, end = cursor.known_position, cursor.log.end_offset()
-    lag = None if position is None else max(end - position, 0)
-    return *cursor.partition, position, end, lag, "paused" if cursor.paused else None
+    return *cursor.partition, position, end, cursor.lag(), "paused" if cursor.paused else None
