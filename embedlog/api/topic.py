@@ -17,6 +17,7 @@ from embedlog.batch import schema as batch_schema
 from embedlog.batch import tables
 from embedlog.batch.arrays import empty
 from embedlog.consumer.deserialize import (
+    NO_HEADERS,
     RAW,
     Deserializers,
     RowLists,
@@ -222,7 +223,7 @@ class TopicView(Generic[K, V]):
                     repeat(int(batch.is_log_append_time)),
                     rows.keys,
                     rows.values,
-                    repeat([]) if rows.headers is None else rows.headers,
+                    repeat(NO_HEADERS) if rows.headers is None else rows.headers,
                     repeat(batch.leader_epoch),
                     strict=False,
                 )
@@ -396,8 +397,9 @@ class TopicView(Generic[K, V]):
     def _key_bytes(self, key: Any) -> bytes:
         serializer, _ = self._serializers()
         if serializer == "bytes":
-            if isinstance(key, str):
-                raise TypeError("key must be bytes, got str; call key.encode()")
+            if not isinstance(key, bytes | bytearray | memoryview):
+                hint = "; call key.encode()" if isinstance(key, str) else ""
+                raise TypeError(f"key must be bytes, got {type(key).__name__}{hint}")
             return bytes(key)
         try:
             data: bytes = adapt(serializer, "serialize", "key", allow_pickle=True).convert(
