@@ -217,7 +217,7 @@ def test_the_index_of_a_row_must_be_an_int(topic):
         topic["k1"]
     with pytest.raises(TypeError, match=r"key must be bytes, got str; call key.encode\(\)"):
         topic.get("k1")
-    with pytest.raises(TypeError, match="key must be bytes, got int$"):
+    with pytest.raises(TypeError, match=r"key must be bytes, got int$"):
         topic.get(2)  # which `bytes` would make two zero bytes of
 
 
