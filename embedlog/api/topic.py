@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 
 from embedlog.api.latest import get, latest
 from embedlog.api.offset_range import OffsetRange
-from embedlog.api.time_ranges import Between, limit
 from embedlog.batch import schema as batch_schema
 from embedlog.batch import tables
 from embedlog.batch.arrays import empty
@@ -32,13 +31,14 @@ from embedlog.progress import format_bytes
 from embedlog.record import K, Record, TopicPartition, V
 from embedlog.root.root import Root, check_root
 from embedlog.serializers import adapt, shortened
-from embedlog.times import When
+from embedlog.times import When, milliseconds
 
 if TYPE_CHECKING:
     import pandas
     import polars
     from matplotlib.axes import Axes
 
+Between = tuple[When, When]
 _READ_BYTES = 4 << 20
 _SHOWN = 5
 
@@ -157,10 +157,34 @@ class TopicView(Generic[K, V]):
         return self._limited(None, (start, end))
 
     def _limited(self, since: When | None, between: Between | None) -> TopicView[K, V]:
+        """Return the records from a time on, or between two; without either, this view.
+
+        Raises:
+            ValueError, TypeError: Both arguments are passed, or one is no time.
+        """
         if since is None and between is None:
             return self
-        ranges = limit(self._root, self.name, self.ranges(), since, between)
-        return self._view(ranges)
+        if since is not None and between is not None:
+            raise ValueError("Pass since or between, not both")
+        if between is not None and (not isinstance(between, tuple | list) or len(between) != 2):
+            raise TypeError(f"between must be a pair of times, got {between!r}")
+        start, end = between if between is not None else (since, None)
+        now_ms = self._root.clock()
+        bounds = [None if when is None else milliseconds(when, now_ms) for when in (start, end)]
+        return self._view([self._range_between(part, *bounds) for part in self.ranges()])
+
+    def _range_between(
+        self, part: OffsetRange, start_ms: int | None, end_ms: int | None
+    ) -> OffsetRange:
+        log = self._log(part.partition)
+
+        def offset(time_ms: int) -> int:
+            record = log.offset_for_timestamp(time_ms)
+            return part.stop if record is None else min(max(record.offset, part.start), part.stop)
+
+        start = part.start if start_ms is None else offset(start_ms)
+        stop = part.stop if end_ms is None else offset(end_ms)
+        return OffsetRange(part.partition, start, max(start, stop))
 
     def at(self, time: When) -> Record[K, V] | None:
         """Return the first record at or after a time, of all partitions; None if there is none.
