@@ -39,7 +39,7 @@ from embedlog.errors import (
     IllegalStateError,
     InvalidConfigError,
     UnknownTopicOrPartitionError,
-    no_attribute,
+    hint_at_missing,
 )
 from embedlog.metrics import Metrics, Sample, nested
 from embedlog.record import (
@@ -140,13 +140,6 @@ class Consumer(Generic[K_co, V_co]):
     def __dir__(self) -> list[str]:
         """Return what completion offers."""
         return public_names(self)
-
-    if not TYPE_CHECKING:
-        # Type checkers must not take every name for an attribute.
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError; for methods of other clients it says what to call."""
-            raise no_attribute(self, name, _HINTS.get(name, ""))
 
     def __repr__(self) -> str:
         what = ", ".join(sorted(self.subscription())) or plural(len(self._assignment), "partition")
@@ -851,6 +844,9 @@ class Consumer(Generic[K_co, V_co]):
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         # After an error the last record may not be processed: do not commit it.
         self.close(autocommit=exc_type is None)
+
+
+hint_at_missing(Consumer, _HINTS)
 
 
 def _cells(cursor: PartitionCursor) -> tuple[object, ...]:

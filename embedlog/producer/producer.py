@@ -22,7 +22,7 @@ from embedlog.errors import (
     RecordTooLargeError,
     SerializationError,
     TimeoutError,  # noqa: A004 - it is one
-    no_attribute,
+    hint_at_missing,
 )
 from embedlog.metrics import PRODUCER_TOPIC, Metrics, Sample, nested
 from embedlog.partition.producer_state import LAST_SEQUENCE
@@ -90,13 +90,6 @@ class Producer(Generic[K, V]):
         self._no_acks = settings.acks == 0
         self._start()
         _producers.add(self)
-
-    if not TYPE_CHECKING:
-        # Type checkers must not take every name for an attribute.
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError; for methods of other clients it says what to call."""
-            raise no_attribute(self, name, _HINTS.get(name, ""))
 
     def _start(self) -> None:
         """Begin without records and identity, at first or in a forked child."""
@@ -579,6 +572,9 @@ class Producer(Generic[K, V]):
             queue.after_fork()
         self._start()
         self._closed = closed
+
+
+hint_at_missing(Producer, _HINTS)
 
 
 # The end of the process, and forks
