@@ -9,7 +9,7 @@
 b'hello'
 >>> log.close()
 
-Importing embedlog loads nothing heavy; opening a log loads pyarrow.
+Importing embedlog loads nothing heavy; the first record that is written or read loads pyarrow.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ KafkaError, TopicPartition = client.KafkaError, client.TopicPartition
 
 
 def shown(partitions):
-    return sorted((p.topic, p.partition, p.offset, p.error) for p in partitions)
+    return sorted((p.topic, p.partition, p.offset, p.error and p.error.name()) for p in partitions)
 
 
 def outcome(call, *arguments, **named):
@@ -226,6 +226,63 @@ def administer(admin):
         print("deleted", name, future.result())
 
 
+def refuse(admin):
+    """Print what is refused, and how."""
+
+    def of(futures):
+        return [outcome(future.result) for _, future in sorted(futures.items())]
+
+    new, more = admin_module.NewTopic, admin_module.NewPartitions
+    print("name", of(admin.create_topics([new("bad name", 1, 1)])))
+    print("none", of(admin.create_topics([new("zero", 0, 1)])))
+    print("setting", of(admin.create_topics([new("wrong", 1, 1, config={"no.such": "1"})])))
+    print("value", of(admin.create_topics([new("wrong", 1, 1, config={"retention.ms": "x"})])))
+    print("only checked", of(admin.create_topics([new("checked", 1, 1)], validate_only=True)))
+    print("fewer", of(admin.create_partitions([more(TOPIC, 2)])))
+    print("unknown", of(admin.create_partitions([more("nothing", 2)])))
+    resource = admin_module.ConfigResource("topic", "nothing")
+    print("config", of(admin.describe_configs([resource])))
+    print("offsets", of(admin.list_offsets({TopicPartition("nothing", 0): LATEST()})))
+    print("past the end", of(admin.delete_records([TopicPartition(TOPIC, 1, 1000)])))
+    print("all", [f.result().low_watermark for f in admin.delete_records(ALL_OF_2).values()])
+    print("topics", of(admin.describe_topics(client.TopicCollection(["nothing"]))))
+    described = admin.describe_consumer_groups(["nobody"])["nobody"].result()
+    print("group", described.state.name, described.members)
+    request = client.ConsumerGroupTopicPartitions("nobody", [TopicPartition(TOPIC, 1)])
+    print(
+        "nobody",
+        shown(admin.list_consumer_group_offsets([request])["nobody"].result().topic_partitions),
+    )
+    consumer = consumer_of("member")
+    unknown = [TopicPartition("nothing", 0)]
+    print("watermarks", outcome(consumer.get_watermark_offsets, unknown[0], timeout=SECONDS))
+    print("committed", [part.offset for part in consumer.committed(unknown, timeout=SECONDS)])
+    print("metadata", consumer.list_topics("nothing", SECONDS).topics["nothing"].error.name())
+    consumer.subscribe(["nothing", TOPIC])
+    print("missing", consumer.poll(SECONDS).error().name())
+    while not consumer.assignment():
+        consumer.poll(0.1)
+    request = client.ConsumerGroupTopicPartitions("member", [TopicPartition(TOPIC, 1, 7)])
+    altered = admin.alter_consumer_group_offsets([request])["member"].result()
+    print("members", shown(altered.topic_partitions))
+    print("members", of(admin.delete_consumer_groups(["member"])))
+    member = admin.describe_consumer_groups(["member"])["member"].result().members[0]
+    print(
+        "member", len(member.assignment.topic_partitions), member.member_id == consumer.memberid()
+    )
+    outside = consumer_of("member")
+    print(
+        "outside",
+        outcome(outside.commit, offsets=[TopicPartition(TOPIC, 1, 7)], asynchronous=False),
+    )
+    outside.close()
+    consumer.close()
+
+
+LATEST = admin_module.OffsetSpec.latest
+ALL_OF_2 = [TopicPartition(TOPIC, 2, client.OFFSET_END)]
+
+
 if __name__ == "__main__":
     admin = admin_module.AdminClient(ADDRESS)
     create(admin)
@@ -233,4 +290,5 @@ if __name__ == "__main__":
     consume()
     consume_on_assignment()
     consume_in_two_sessions()
+    refuse(admin)
     administer(admin)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 from embedlog.catalog import INTERNAL, refuse_internal
 from embedlog.config import TopicConfig
 from embedlog.consumer.group_client import open_group
-from embedlog.errors import EmbedlogError, GroupIdNotFoundError
+from embedlog.errors import EmbedlogError, GroupIdNotFoundError, NonEmptyGroupError
 from embedlog.kafka.confluent import admin_types as kinds
 from embedlog.kafka.confluent import common_types as common
 from embedlog.kafka.confluent.admin_types import *  # noqa: F403 - their names in confluent_kafka
@@ -43,8 +43,11 @@ K = TypeVar("K", bound=Hashable)
 Futures = dict[K, Future[Any]]
 
 
-def _future(call: Callable[[], Any]) -> Future[Any]:
-    """Return a future with the result of a call, or with its error as a `KafkaException`."""
+def _future(call: Callable[[], Any], codes: Mapping[str, str] | None = None) -> Future[Any]:
+    """Return a future with the result of a call, or with its error as a `KafkaException`.
+
+    ``codes`` are those of `error_of`.
+    """
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     try:
@@ -52,16 +55,16 @@ def _future(call: Callable[[], Any]) -> Future[Any]:
     except KafkaException as error:
         future.set_exception(error)
     except EmbedlogError as error:
-        translated = KafkaException(error_of(error))
+        translated = KafkaException(error_of(error, **codes or {}))
         translated.__cause__ = error
         future.set_exception(translated)
     return future
 
 
 def _futures(
-    items: Iterable[Any], key: Callable[[Any], K], call: Callable[[Any], Any]
+    items: Iterable[Any], key: Callable[[Any], K], call: Callable[[Any], Any], **codes: str
 ) -> Futures[K]:
-    return {key(item): _future(partial(call, item)) for item in items}
+    return {key(item): _future(partial(call, item), codes) for item in items}
 
 
 class AdminClient(Client):
@@ -203,7 +206,12 @@ class AdminClient(Client):
             epoch = -1 if record.leader_epoch is None else record.leader_epoch
             return kinds.ListOffsetsResultInfo(record.offset, record.timestamp, epoch)
 
-        return _futures(topic_partition_offsets, lambda partition: partition, offset)
+        return _futures(
+            topic_partition_offsets,
+            lambda partition: partition,
+            offset,
+            UnknownTopicOrPartitionError="_NOENT",
+        )
 
     def delete_records(self, topic_partition_offsets: list[Any], **_: Any) -> Futures[Any]:
         """Delete the records below the offset of each partition; `OFFSET_END` deletes all."""
@@ -313,7 +321,15 @@ class AdminClient(Client):
                 )
                 for item in request.topic_partitions
             }
-            open_group(self._log.root, request.group_id).reset(offsets)
+            try:
+                open_group(self._log.root, request.group_id).reset(offsets)
+            except NonEmptyGroupError as error:
+                # Brokers answer for each partition, and with this code.
+                failure = error_of(error, NonEmptyGroupError="UNKNOWN_MEMBER_ID")
+                failed = [common.PartitionResult(*part, at.offset) for part, at in offsets.items()]
+                for partition in failed:
+                    partition.error = failure
+                return common.ConsumerGroupTopicPartitions(request.group_id, failed)
             return request
 
         return _futures(alter_consumer_group_offsets_request, lambda item: item.group_id, alter)

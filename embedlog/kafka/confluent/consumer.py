@@ -6,15 +6,15 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from functools import wraps
 from itertools import islice
 from math import inf
 from threading import Event
 from time import monotonic
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from embedlog.consumer import ConsumerRebalanceListener
-from embedlog.errors import EmbedlogError, IllegalStateError
+from embedlog.errors import EmbedlogError, IllegalStateError, WakeupError
 from embedlog.kafka.confluent.client import Client
 from embedlog.kafka.confluent.common_types import (
     OFFSET_BEGINNING,
@@ -27,22 +27,41 @@ from embedlog.kafka.confluent.common_types import (
 from embedlog.kafka.confluent.kafka_errors import error_of, exception, kafka_error, translated
 from embedlog.kafka.confluent.message import Message, consumed
 from embedlog.kafka.confluent.settings import Statistics, consumer_config
+from embedlog.kafka.confluent.turns import Turns
 from embedlog.record import OffsetAndMetadata, Record
 from embedlog.record import TopicPartition as Partition
 
 _LOGGER = logging.getLogger("embedlog.kafka")
 
 _MAX_MESSAGES = 1_000_000
+_IDLE_SECONDS = 0.05
+"""How long a consumer without a subscription waits at a time."""
 _REFRESH_SECONDS = 1.0
 """Fetched records are handed out for this long before the consumer follows its group again."""
 _MISSING = "Subscribed topic not available: {}: Broker: Unknown topic or partition"
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Positions = dict[Partition, OffsetAndMetadata]
 RebalanceCallback = Callable[["Consumer", list[Any]], object]
 
 
+def _in_turn(
+    method: Callable[Concatenate[Consumer, P], T],
+) -> Callable[Concatenate[Consumer, P], T]:
+    """Have other threads wait while one is in a method, and refuse all once it is closed."""
+
+    @wraps(method)
+    def call(self: Consumer, /, *args: P.args, **named: P.kwargs) -> T:
+        with self._turns:
+            self._check_open()
+            return method(self, *args, **named)
+
+    return call
+
+
 class Consumer(Client):
-    """Reads a log as a member of a group; one thread at a time may use it.
+    """Reads a log as a member of a group; any thread may use it.
 
     ``Consumer({"bootstrap.servers": "embedlog:///data/log", "group.id": "g"})`` or a directory
     uses the log; with ``host:port`` the constructor returns confluent_kafka's own consumer.
@@ -72,6 +91,7 @@ class Consumer(Client):
         self._commit_reports: deque[tuple[Any, list[Any]]] = deque()
         self._statistics = Statistics(settings, "consumer")
         self._closing = Event()
+        self._turns = Turns(self._inner.wakeup)
         self._subscribed = self._rebalancing = False
         self._records: Iterator[Record] = iter(())
         """What is left of the records of one partition."""
@@ -109,8 +129,8 @@ class Consumer(Client):
             raise ValueError("num_messages must be between 0 and 1000000 (1M)")
         return self._take(num_messages, timeout)
 
+    @_in_turn
     def _take(self, count: int, timeout: float | None) -> list[Message]:
-        self._check_open()
         deadline = inf if timeout is None or timeout < 0 else monotonic() + timeout
         if monotonic() >= self._refresh_at:
             self._give_back()
@@ -136,24 +156,25 @@ class Consumer(Client):
     def _fetch(self, deadline: float) -> bool:
         """Fetch records or events; return False if there are none before the deadline."""
         while True:
+            self._turns.let_others_go_first()
+            self._check_open()
             self._serve()
             self._report_missing_topics()
             remaining = max(deadline - monotonic(), 0.0)
             wait = 0.0 if self._fetched else min(remaining, _REFRESH_SECONDS)
             if not self._subscribed and not self._inner.assignment():
                 # librdkafka waits too, where embedlog's consumer raises.
-                if self._closing.wait(wait) or monotonic() >= deadline:
+                self._closing.wait(min(wait, _IDLE_SECONDS))
+                if self._fetched or monotonic() >= deadline:
                     return bool(self._fetched)
                 continue
             try:
                 # Without waiting first: a partition whose end was reached has an event.
-                records = self._inner.poll(0 if self._reports_eof else wait * 1000)
-                if self._reports_eof:
-                    self._report_ends(records)
-                    if not records and not self._fetched:
-                        records = self._inner.poll(wait * 1000)
-                        self._report_ends(records)
-                self._fetched.extendleft(reversed(records.values()))
+                self._poll_inner(0.0)
+                if not self._fetched and wait and not self._turns.wanted:
+                    self._poll_inner(wait)
+            except WakeupError:
+                continue
             except EmbedlogError as error:
                 self._fetched.append(_event(error_of(error), error.topic, error.partition))
             self._refresh_at = monotonic() + _REFRESH_SECONDS
@@ -162,7 +183,17 @@ class Consumer(Client):
             if monotonic() >= deadline:
                 return False
 
-    def _report_ends(self, records: Collection[Partition]) -> None:
+    def _poll_inner(self, seconds: float) -> None:
+        try:
+            records = self._inner.poll(seconds * 1000)
+        except WakeupError:
+            # By another thread, perhaps each time: this one must get its records too.
+            records = self._inner.poll(0)
+        self._fetched += records.values()
+        if self._reports_eof:
+            self._report_ends()
+
+    def _report_ends(self) -> None:
         """Add an event for each partition whose end is reached, once for each end."""
         for partition in sorted(self._inner.assignment() - self._inner.paused()):
             position = self._inner.position(partition)
@@ -199,19 +230,21 @@ class Consumer(Client):
         """
         self._note_position()
         self._refresh_at = 0.0
-        left = [list(self._records), *self._fetched]
-        self._records, self._fetched = iter(()), deque()
-        for records in left:
-            if isinstance(records, Message):
-                self._fetched.append(records)
-            elif records:
-                first = records[0]
-                # Unless the partition was revoked.
-                with suppress(IllegalStateError):
-                    self._inner.seek(Partition(first.topic, first.partition), first.offset)
+        with translated():
+            assigned = self._inner.assignment()
+            left = [list(self._records), *self._fetched]
+            self._records, self._fetched = iter(()), deque()
+            for records in left:
+                if isinstance(records, Message):
+                    self._fetched.append(records)
+                elif records:
+                    partition = Partition(records[0].topic, records[0].partition)
+                    if partition in assigned:
+                        self._inner.seek(partition, records[0].offset)
 
     # Subscription and assignment
 
+    @_in_turn
     def subscribe(
         self,
         topics: list[str],
@@ -224,7 +257,6 @@ class Consumer(Client):
         The callbacks are called as ``callback(consumer, partitions)`` by a later `poll`.
         ``on_assign`` may call `assign` with other offsets.
         """
-        self._check_open()
         if not isinstance(topics, list):
             raise TypeError("expected list of topic unicode strings")
         callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
@@ -250,9 +282,9 @@ class Consumer(Client):
         self._subscribed = True
         self._missing_topics = {name for name in names if not name.startswith("^")}
 
+    @_in_turn
     def unsubscribe(self) -> None:
         """Leave the group, after committing what is stored, and drop the assignment."""
-        self._check_open()
         self._give_back()
         with translated():
             if self._subscribed:
@@ -267,8 +299,11 @@ class Consumer(Client):
         self._change_assignment(lambda current, named: named, partitions)
 
     def unassign(self) -> None:
-        """Read nothing."""
-        self._change_assignment(lambda current, named: named, [])
+        """Read nothing; in a group, until the next rebalance."""
+        if self._subscribed and not self._rebalancing:
+            self.pause(self.assignment())
+        else:
+            self._change_assignment(lambda current, named: named, [])
 
     def incremental_assign(self, partitions: list[Any]) -> None:
         """Read these partitions too.
@@ -303,23 +338,26 @@ class Consumer(Client):
 
         self._change_assignment(remove, partitions)
 
+    @_in_turn
     def _change_assignment(
         self,
         change: Callable[[set[Partition], set[Partition]], set[Partition]],
         partitions: list[Any],
     ) -> None:
-        self._check_open()
         offsets = _offsets_of(partitions)
         if self._rebalancing:
             # The group assigns; a callback chooses where to begin.
-            self._seek_all(offsets)
+            with translated():
+                self._seek_all(offsets)
             return
+        if self._subscribed:
+            raise exception("_STATE", "The group assigns partitions: call unsubscribe first")
         self._give_back()
         with translated():
             current = self._inner.assignment()
             wanted = change(current, set(offsets))
-            self._drop(current - wanted)
             self._inner.assign(sorted(wanted))
+            self._drop(current - wanted)
             self._seek_all({part: offsets[part] for part in offsets if part in wanted})
 
     def _seek_all(self, offsets: dict[Partition, int]) -> None:
@@ -333,7 +371,7 @@ class Consumer(Client):
             self._positions.pop(partition, None)
             self._reported_ends.pop(partition, None)
 
-    def _drop(self, partitions: Iterable[Partition], *, commit: bool = True) -> None:
+    def _drop(self, partitions: Collection[Partition], *, commit: bool = True) -> None:
         """Forget partitions that are no longer assigned, after committing what is stored."""
         stored = {part: self._stored.pop(part) for part in partitions if part in self._stored}
         if stored and commit and self._auto_commit:
@@ -342,9 +380,9 @@ class Consumer(Client):
             self._positions.pop(partition, None)
             self._reported_ends.pop(partition, None)
 
+    @_in_turn
     def assignment(self) -> list[Any]:
         """Return the assigned partitions; in a group, those as of the last poll."""
-        self._check_open()
         return [TopicPartition(*partition) for partition in sorted(self._inner.assignment())]
 
     def pause(self, partitions: list[Any]) -> None:
@@ -355,20 +393,20 @@ class Consumer(Client):
         """Return records of these partitions again."""
         self._on_assigned(partitions, self._inner.resume)
 
+    @_in_turn
     def _on_assigned(self, partitions: list[Any], call: Callable[..., None]) -> None:
-        self._check_open()
         self._give_back()
         call(*(self._inner.assignment() & _offsets_of(partitions).keys()))
 
     # Positions
 
+    @_in_turn
     def seek(self, partition: Any) -> None:
         """Continue at the offset of a `TopicPartition`.
 
         Raises:
             KafkaException: The partition is not assigned (``_UNKNOWN_PARTITION``).
         """
-        self._check_open()
         self._give_back()
         offsets = _offsets_of([partition])
         try:
@@ -377,22 +415,23 @@ class Consumer(Client):
             text = f"Failed to seek to offset {partition.offset}: Local: Unknown partition"
             raise exception("_UNKNOWN_PARTITION", text) from None
 
+    @_in_turn
     def position(self, partitions: list[Any]) -> list[Any]:
         """Return the offsets after the last records that were returned; -1001 without one."""
-        self._check_open()
         self._note_position()
         return [_result(part, self._positions.get(part)) for part in _offsets_of(partitions)]
 
+    @_in_turn
     def get_watermark_offsets(
         self, partition: Any, timeout: float | None = -1, cached: bool = False
     ) -> tuple[int, int]:
         """Return the log start offset and the log end offset."""
-        self._check_open()
         [part] = _offsets_of([partition])
         with translated(UnknownTopicOrPartitionError="_UNKNOWN_PARTITION"):
             begin = self._inner.beginning_offsets([part])[part]
             return begin, self._inner.end_offsets([part])[part]
 
+    @_in_turn
     def offsets_for_times(self, partitions: list[Any], timeout: float | None = -1) -> list[Any]:
         """Return the offsets of the first records at or after times; -1 if there is none.
 
@@ -400,7 +439,6 @@ class Consumer(Client):
             partitions: With milliseconds since 1970 as their offsets.
             timeout: Without effect.
         """
-        self._check_open()
         results = []
         for part, time in _offsets_of(partitions).items():
             try:
@@ -413,8 +451,10 @@ class Consumer(Client):
 
     # Commits
 
+    @_in_turn
     def commit(
         self,
+        /,
         message: Any = None,
         offsets: list[Any] | None = None,
         asynchronous: bool = True,
@@ -429,14 +469,13 @@ class Consumer(Client):
             KafkaException: Nothing is stored (``_NO_OFFSET``), or the commit failed.
         """
         asynchronous = options.pop("async", asynchronous)
-        self._check_open()
         self._note_position()
         positions = self._positions_of(message, offsets)
         partitions: Iterable[Partition] = positions or ()
         if positions is None:
             positions, partitions = dict(self._stored), sorted(self._inner.assignment())
         if positions:
-            error = self._commit(positions)
+            error = self._commit(positions, log_errors=asynchronous)
         else:
             error = kafka_error("_NO_OFFSET", "Commit failed: Local: No offset stored")
         if asynchronous:
@@ -445,14 +484,14 @@ class Consumer(Client):
             raise KafkaException(error)
         return [_result(partition, positions.get(partition)) for partition in partitions]
 
-    def _commit(self, positions: Positions) -> Any:
+    def _commit(self, positions: Positions, *, log_errors: bool = True) -> Any:
         """Commit; return the error, which ``on_commit`` gets too, or None."""
         error = None
         try:
             self._inner.commit(positions)
         except EmbedlogError as failure:
             error = error_of(failure)
-            if self._on_commit is None:
+            if log_errors and self._on_commit is None:
                 _LOGGER.warning("A commit failed: %s", failure)
         except ValueError as failure:
             error = kafka_error("_INVALID_ARG", str(failure))
@@ -479,6 +518,7 @@ class Consumer(Client):
         while self._commit_reports and self._on_commit is not None:
             self._on_commit(*self._commit_reports.popleft())
 
+    @_in_turn
     def store_offsets(self, message: Any = None, offsets: list[Any] | None = None) -> None:
         """Store offsets, which the next automatic commit, or `commit`, commits.
 
@@ -486,7 +526,6 @@ class Consumer(Client):
             KafkaException: ``enable.auto.offset.store`` is not false, or a partition is not
                 assigned.
         """
-        self._check_open()
         positions = self._positions_of(message, offsets)
         if positions is None:
             raise ValueError("expected either message or offsets")
@@ -520,9 +559,9 @@ class Consumer(Client):
             if item.offset >= 0
         }
 
+    @_in_turn
     def committed(self, partitions: list[Any], timeout: float | None = -1) -> list[Any]:
         """Return the offsets that the group committed; -1001 without a commit."""
-        self._check_open()
         results = []
         for part in _offsets_of(partitions):
             try:
@@ -533,14 +572,14 @@ class Consumer(Client):
 
     # The group
 
+    @_in_turn
     def memberid(self) -> str | None:
         """Return the member id; None before the first poll."""
-        self._check_open()
         return self._inner.group_metadata().member_id or None
 
+    @_in_turn
     def consumer_group_metadata(self) -> Any:
         """Return the identity of this consumer in its group."""
-        self._check_open()
         return self._inner.group_metadata()
 
     # Closing
@@ -551,8 +590,11 @@ class Consumer(Client):
 
     def close(self) -> None:
         """Commit what is stored, leave the group, and close; may be repeated."""
-        if self._closing.is_set():
-            return
+        with self._turns:
+            if not self._closing.is_set():
+                self._close()
+
+    def _close(self) -> None:
         self._give_back()
         try:
             if not self._subscribed:

@@ -31,6 +31,9 @@ from embedlog.record import RecordMetadata
 _IDLE_SECONDS = 0.01
 """How long `Producer.poll` sleeps at a time while there is nothing to report."""
 
+_FULL_SECONDS = 1.0
+"""How long `Producer.poll` writes at most while its queue is half full."""
+
 DeliveryCallback = Callable[[Any, Message], object]
 
 
@@ -212,6 +215,10 @@ class Producer(Client):
         self._check_open()
         if self._statistics.enabled:
             self._statistics.call_if_due(msg_cnt=len(self._pending))
+        if len(self._pending) > self._capacity / 2:
+            # Rather than have `produce` raise: the thread that writes needs the interpreter too.
+            with suppress(TimeoutError):
+                self._inner.flush(_FULL_SECONDS)
         served = self._serve()
         if served or timeout == 0:
             return served
