@@ -197,6 +197,17 @@ def test_a_notebook_shows_a_consumer_with_its_partitions(log, topic):
     assert "closed" in consumer._repr_html_()
 
 
+def test_a_view_that_cannot_be_read_is_shown(log, topic):
+    """After its topic was deleted, or the log was closed, as for a debugger."""
+    view = topic[:1]
+    log.delete_topic("t")
+    assert repr(topic) == "<Topic t: There is no such topic>"
+    assert "<b>TopicView t: There is no such topic</b>" in view._repr_html_()
+    log.close()
+    assert repr(view) == "<TopicView t: The log was closed>"
+    assert "<b>Topic t: The log was closed</b>" in topic._repr_html_()
+
+
 def test_a_notebook_shows_a_producer_with_its_topics(log):
     """Records, bytes, errors and unsent records of each; a closed one says so."""
     producer = log.producer(linger_ms=60_000, client_id="<web>")

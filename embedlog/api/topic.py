@@ -24,7 +24,7 @@ from embedlog.consumer.deserialize import (
     topic_deserializers,
 )
 from embedlog.display import html_table, moment, need, plural, public_names, short
-from embedlog.errors import InvalidConfigError, SerializationError, no_attribute
+from embedlog.errors import EmbedlogError, InvalidConfigError, SerializationError, no_attribute
 from embedlog.lazy import pa
 from embedlog.partition import PartitionLog
 from embedlog.progress import format_bytes
@@ -466,7 +466,11 @@ class TopicView(Generic[K, V]):
         return public_names(self, "name", "raw")
 
     def __repr__(self) -> str:
-        return f"<{self._title()}>"
+        try:
+            return f"<{self._title()}>"
+        except EmbedlogError as error:
+            # Debuggers and loggers show views of deleted topics and closed logs, too.
+            return f"<{type(self).__name__} {self.name}: {error.what}>"
 
     def _title(self) -> str:
         parts = ", ".join(f"{part.partition}[{part.start}:{part.stop}]" for part in self.ranges())
@@ -475,10 +479,13 @@ class TopicView(Generic[K, V]):
     def _repr_html_(self) -> str:
         """For notebooks: the title and the records; of many only the first and the last ones."""
         heads = ("partition", "offset", "timestamp", "key", "value")
-        if len(self) <= 2 * _SHOWN:
-            return html_table(self._title(), heads, self._cells())
-        first, last = self[:_SHOWN]._cells(), self[-_SHOWN:]._cells()
-        return html_table(self._title(), heads, (*first, ("…",) * len(heads), *last))
+        try:
+            if len(self) <= 2 * _SHOWN:
+                return html_table(self._title(), heads, self._cells())
+            first, last = self[:_SHOWN]._cells(), self[-_SHOWN:]._cells()
+            return html_table(self._title(), heads, (*first, ("…",) * len(heads), *last))
+        except EmbedlogError:
+            return html_table(repr(self)[1:-1], (), ())
 
     def _cells(self) -> Iterator[tuple[object, ...]]:
         """Yield the cells of each record; what cannot be decoded is shown as stored."""
