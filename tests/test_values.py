@@ -10,6 +10,7 @@ import pickle
 import sys
 import uuid
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -377,6 +378,21 @@ def test_own_serializers_are_used_in_place_of_the_topics(log, orders):
     ):
         assert [(each.key, each.value) for each in typed] == [("k", {"a": 1}), ("raw", [2])]
         assert [(each.key, each.value) for each in own] == [(b"k", 8), (b"raw", 3)]
+
+
+def test_a_serializer_may_take_arrays(log):
+    """Of which a comparison with None is an array, too."""
+    arrays = [np.array([1, 2]), None, np.array([3, 4])]
+    with log.producer(value_serializer=lambda array: array.tobytes()) as producer:
+        producer.send_batch("t", arrays)
+        producer.send_batch("t", arrays[:1])
+        producer.send("t", arrays[0])
+
+    first = arrays[0].tobytes()
+    assert [record.value for record in log.topic("t")] == [
+        *(first, None, arrays[2].tobytes()),
+        *(first, first),
+    ]
 
 
 def test_a_serializer_may_add_headers(log):
