@@ -322,6 +322,23 @@ def test_a_log_names_the_clients_of_its_handle(log):
         ]
 
 
+def test_a_log_has_the_metrics_of_streams(log):
+    """Each has its own, until it is closed."""
+    with log.producer() as producer:
+        producer.send("orders", b"v").result()
+    consumer = log.consumer(group_id="g", auto_offset_reset="earliest")
+    first, second = consumer.create_message_streams({"orders": 2})["orders"]
+    records = sum(len(part) for stream in (first, second) for part in stream.poll(0).values())
+    metrics = log.metrics()
+    key = "consumer-2-stream-{}.consumer-fetch-manager-metrics"
+    counts = [metrics[key.format(number)]["records-consumed-total"] for number in (1, 2)]
+    assert sum(counts) == records == 1
+    first.close()
+    assert key.format(1) not in log.metrics() and key.format(2) in log.metrics()
+    consumer.close()
+    assert not any("stream" in name for name in log.metrics())
+
+
 def test_two_keys_that_are_equal_lose_nothing(log):
     """Partition 0 of topic "a", and topic "a-0", have one key, but no metric in common."""
     for name in ("a", "a-0"):
