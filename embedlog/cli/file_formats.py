@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from embedlog.config import TopicConfig
 from embedlog.errors import InvalidConfigError
 
 JSONL: Final = "jsonl"
@@ -18,6 +19,16 @@ _SUFFIXES = {
     ".csv": CSV,
     **dict.fromkeys((".parquet", ".pq"), PARQUET),
 }
+
+RAW = ("bytes", "bytes")
+"""The names of serializers that leave keys and values as they are stored."""
+NOT_TEXT = ("bytes", "pickle")
+"""Serializers whose keys and values files have as they are stored."""
+
+
+def serializers_of(config: TopicConfig, *, raw: bool) -> tuple[str, str]:
+    """Return the names of the serializers of the keys and values in a file."""
+    return RAW if raw else (config.key_serializer, config.value_serializer)
 
 
 def format_of(file: str, name: str | None) -> str:

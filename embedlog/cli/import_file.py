@@ -4,34 +4,49 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import stat
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
 from embedlog.api import Log
+from embedlog.api.frames import FIELDS as STORED_FIELDS
 from embedlog.batch import from_lists
-from embedlog.cli.file_formats import CSV, PARQUET, STANDARD_STREAM, format_of
+from embedlog.cli.file_formats import (
+    CSV,
+    NOT_TEXT,
+    PARQUET,
+    STANDARD_STREAM,
+    format_of,
+    serializers_of,
+)
 from embedlog.cli.open_log import to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json
-from embedlog.cli.produce import input_lines, parse_headers, parse_record
+from embedlog.cli.produce import (
+    FIELDS,
+    FROM_TEXT,
+    IGNORED,
+    InputRecord,
+    file_size,
+    input_lines,
+    parse_headers,
+    parse_record,
+)
 from embedlog.display import plural
 from embedlog.errors import InvalidRecordError, UnknownTopicOrPartitionError
 from embedlog.lazy import np, pa
+from embedlog.producer import Producer
 from embedlog.progress import ProgressBar
+from embedlog.serializers import Adapter, adapt
 
 _BLOCK_BYTES = 4 << 20
 _ROWS = 1 << 17
-_RAW = ("bytes", "bytes")
-"""Files have keys and values as they are stored, whatever the serializers of the topic."""
+_TEXT = re.compile(r"^(large_)?(string|binary)")
+"""The types of columns that hold text, or may do so."""
 _NONE = -(1 << 63)
 """The partition of a record that has none: its key chooses one."""
-_FIELDS = {"partition", "timestamp", "key", "value", "headers"}
-_IGNORED = {"topic", "offset", "timestamp_type", "leader_epoch"}
-"""Columns of an export that have no meaning here."""
 
 
 class Chunk(NamedTuple):
@@ -54,13 +69,13 @@ def import_file(args: argparse.Namespace) -> int:
     """Append the records, and print how many, and where; also if the import fails."""
     file_format = format_of(args.file, args.format)
     with _source(args.file) as file, ProgressBar(f"import {args.topic}") as bar:
-        size = _size(file)
+        size = file_size(file)
         read = {PARQUET: _parquet, CSV: _csv}.get(file_format, _json_lines)
         with to_write(args, create=True, durability="fsync" if args.sync else "os") as log:
-            target = ImportTarget(log, args.topic, repartition=args.repartition)
+            target = ImportTarget(log, args.topic, repartition=args.repartition, raw=args.raw)
             skip = args.skip
             try:
-                for chunk in read(file, log.root.clock):
+                for chunk in read(file, target.serializers, log.root.clock):
                     rows = min(skip, chunk.table.num_rows)
                     skip -= rows
                     target.append(chunk.skip(rows) if rows else chunk)
@@ -80,14 +95,6 @@ def _source(path: str) -> Iterator[IO[bytes]]:
     else:
         with open(path, "rb") as file:
             yield file
-
-
-def _size(file: IO[bytes]) -> int:
-    try:
-        status = os.fstat(file.fileno())
-    except (OSError, ValueError):
-        return 0
-    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _note_failure(target: ImportTarget, skipped: int) -> None:
@@ -120,12 +127,13 @@ def _report(args: argparse.Namespace, file_format: str, target: ImportTarget) ->
 class ImportTarget:
     """Appends chunks to a topic, and counts what was appended."""
 
-    def __init__(self, log: Log, topic: str, *, repartition: bool) -> None:
+    def __init__(self, log: Log, topic: str, *, repartition: bool, raw: bool) -> None:
         self._log, self._topic, self._repartition = log, topic, repartition
         self.is_new = topic not in log
         """Whether the import has created the topic; it then gets as many partitions as it needs."""
-        log.root.ensure_topic(topic)
-        self._producer = log.producer()
+        self.serializers = serializers_of(log.root.ensure_topic(topic).config, raw=raw)
+        """The names of the serializers of the keys and values in the file."""
+        self._producer = self._new_producer()
         self.records = 0
         """How many records of the file were appended, from the first one on."""
         self.uncertain = 0
@@ -149,7 +157,9 @@ class ImportTarget:
             self._check(int(partitions.max()))
         self.uncertain = rows
         for partition, table in _by_partition(chunk.table, partitions):
-            future = self._producer.append_table(self._topic, table, partition=partition)
+            future = self._producer.append_table(
+                self._topic, table, value="value", partition=partition
+            )
             for written in future.result():
                 # Unknown only for what was written before, by a producer with a name.
                 assert written.base_offset is not None
@@ -171,7 +181,16 @@ class ImportTarget:
         self._log.create_partitions(self._topic, highest + 1)
         # A producer warns of new partitions, because keys then go to other ones.
         self._producer.close()
-        self._producer = self._log.producer()
+        self._producer = self._new_producer()
+
+    def _new_producer(self) -> Producer[Any, Any]:
+        # Columns of other types than bytes and text are left to the serializers of the topic.
+        settings: dict[str, Any] = {
+            f"{field}_serializer": "bytes"
+            for field, name in zip(STORED_FIELDS, self.serializers, strict=True)
+            if name in NOT_TEXT
+        }
+        return self._log.producer(**settings)
 
     def _count(self, partition: int, base_offset: int, count: int) -> None:
         first, _, records = self.appended.get(partition, (base_offset, 0, 0))
@@ -203,26 +222,27 @@ def _by_partition(table: Any, partitions: Any) -> Iterator[tuple[int | None, Any
 # Formats
 
 
-def _parquet(file: IO[bytes], clock: Any) -> Iterator[Chunk]:
+def _parquet(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> Iterator[Chunk]:
     """Yield the rows of a Parquet file."""
     from pyarrow import parquet
 
     try:
         source = parquet.ParquetFile(file)
         _check_columns(source.schema_arrow.names)
-        names = [name for name in source.schema_arrow.names if name in _FIELDS]
-        facts, size, done = source.metadata, _size(file), 0
+        names = [name for name in source.schema_arrow.names if name in FIELDS]
+        facts, size, done = source.metadata, file_size(file), 0
         groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
         bytes_per_row = sum(group.total_byte_size for group in groups) // (facts.num_rows or 1)
         rows = max(1, min(_ROWS, 8 * _BLOCK_BYTES // (bytes_per_row or 1)))
         for batch in source.iter_batches(rows, columns=names):
+            columns = _stored(batch, serializers, done)
             done += batch.num_rows
-            yield _chunk(batch, size * done // facts.num_rows)
+            yield _chunk(columns, size * done // facts.num_rows)
     except (pa.ArrowException, OSError) as error:
         raise InvalidRecordError(f"The file is not Parquet, or damaged: {error}") from error
 
 
-def _csv(file: IO[bytes], clock: Any) -> Iterator[Chunk]:
+def _csv(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> Iterator[Chunk]:
     """Yield the rows of a CSV file, whose first line has the names of the columns."""
     from pyarrow import csv
 
@@ -241,9 +261,11 @@ def _csv(file: IO[bytes], clock: Any) -> Iterator[Chunk]:
             convert,
         )
         _check_columns(reader.schema.names)
-        names = [name for name in reader.schema.names if name in _FIELDS]
+        names = [name for name in reader.schema.names if name in FIELDS]
+        rows = 0
         for batch in reader:
-            columns = batch.select(names)
+            columns = _stored(batch.select(names), serializers, rows)
+            rows += batch.num_rows
             done = file.tell() if file.seekable() else 0
             if "headers" in names:
                 yield _with_headers(columns, done, clock())
@@ -269,12 +291,21 @@ def _with_headers(columns: Any, done: int, now_ms: int) -> Chunk:
     return Chunk(table, _partitions(columns), done)
 
 
-def _json_lines(file: IO[bytes], clock: Any) -> Iterator[Chunk]:
+def _json_lines(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> Iterator[Chunk]:
     """Yield the records of JSON lines, as those of `embedlog produce --json`."""
     done = before = 0
+    key, value = ("bytes" if name in NOT_TEXT else name for name in serializers)
+    names = key, value
+    adapters = [
+        adapt(name, "serialize", field) for name, field in zip(names, STORED_FIELDS, strict=True)
+    ]
     for lines in input_lines(file):
         numbered = enumerate(lines, before + 1)
-        records = [parse_record(line, number, _RAW) for number, line in numbered if line.strip()]
+        records = [
+            _serialized(parse_record(line, number, names), adapters, number)
+            for number, line in numbered
+            if line.strip()
+        ]
         before += len(lines)
         done += sum(map(len, lines)) + len(lines)
         if not records:
@@ -289,10 +320,53 @@ def _json_lines(file: IO[bytes], clock: Any) -> Iterator[Chunk]:
         yield Chunk(table, numbers, done)
 
 
+def _serialized(record: InputRecord, adapters: list[Adapter], number: int) -> InputRecord:
+    """Return a record with the bytes of its key and value."""
+    try:
+        key, value = (
+            adapter.convert("", [], item)
+            for adapter, item in zip(adapters, (record.key, record.value), strict=True)
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidRecordError(
+            f"Line {number} does not fit the serializers of the topic: {error}",
+            todo="If the file was exported with --raw, use --raw.",
+        ) from None
+    return record._replace(key=key, value=value)
+
+
+def _stored(batch: Any, serializers: tuple[str, str], before: int) -> Any:
+    """Return rows in which text of keys and values became the bytes that serializers write.
+
+    Args:
+        batch: The rows.
+        serializers: The names of the serializers of keys and values.
+        before: How many rows of the file precede these, for the error.
+    """
+    for field, name in zip(STORED_FIELDS, serializers, strict=True):
+        index = batch.schema.get_field_index(field)
+        if name in NOT_TEXT or index < 0 or not _TEXT.search(str(batch.schema.types[index])):
+            continue
+        adapter, parse, items = adapt(name, "serialize", field), FROM_TEXT[name], []
+        for row, item in enumerate(batch.column(index).to_pylist(), before + 1):
+            try:
+                text = item.decode() if isinstance(item, bytes) else item
+                parsed = None if text is None else parse(text)
+                # JSON stays as it is written.
+                items.append(item if name == "json" else adapter.convert("", [], parsed))
+            except (TypeError, ValueError) as error:
+                raise InvalidRecordError(
+                    f"Row {row} has a {field} that is not of the type {name!r}: {error}",
+                    todo="If the file was exported with --raw, use --raw.",
+                ) from None
+        batch = batch.set_column(index, field, pa.array(items, pa.binary()))
+    return batch
+
+
 def _check_columns(names: list[str]) -> None:
-    unknown = [name for name in names if name not in _FIELDS | _IGNORED]
+    unknown = [name for name in names if name not in FIELDS | IGNORED]
     if unknown or "value" not in names:
-        others = ", ".join(sorted(_FIELDS - {"value"}))
+        others = ", ".join(sorted(FIELDS - {"value"}))
         raise InvalidRecordError(
             f"The file has a column {unknown[0]!r}" if unknown else "The file has no column value",
             todo=f"The columns are value and, if needed, {others}.",

@@ -54,6 +54,16 @@ The suffixes are .jsonl, .ndjson and .json, .csv, .parquet and .pq.  Key, value,
 timestamp and partition come back as they were from JSON lines and Parquet; offsets do not: the
 records get those of the topic.  CSV holds UTF-8 only; its timestamps are milliseconds, a missing
 key or value is an empty field without quotes, and headers are JSON.
+
+If the topic has serializers, keys and values are JSON values in JSON lines, text in CSV, and in
+Parquet numbers or text (also of JSON and UUIDs).  So the topic of an import needs the same
+serializers; with --raw for both, none matter, and every byte comes back.  Pickled ones are
+always as they are stored.
+
+examples:
+  embedlog export flights flights.parquet --from 2026-01-31 --until 2026-02-01T12:00:00Z
+  embedlog export flights:0,1 - | jq .value
+  embedlog import flights flights.parquet
 """
 
 COMPLETION = """\
@@ -337,6 +347,7 @@ def _files(commands: _Parser) -> None:
     export.add_argument("topic", metavar="TOPIC[:N,N]", type=topic)
     export.add_argument("file", metavar="FILE", help="- is stdout")
     _file_format(export)
+    _flag(export, "--raw", "write keys and values as they are stored, not as those of serializers")
     _option(export, "--from", "N|ISO", "from this offset or time on", dest="first", type=point)
     about = "up to this offset or time, without the record at it"
     _option(export, "--until", "N|ISO", about, dest="stop", type=point)
@@ -346,6 +357,7 @@ def _files(commands: _Parser) -> None:
     load.add_argument("topic", metavar="TOPIC")
     load.add_argument("file", metavar="FILE", help="- is stdin")
     _file_format(load)
+    _flag(load, "--raw", "keys and values are as they are to be stored: of export --raw")
     _option(load, "--skip", "N", "skip the first N records", type=count, default=0)
     about = "choose partitions by key, as for new records, not those in the file"
     _flag(load, "--repartition", about)
