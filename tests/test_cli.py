@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -19,21 +18,19 @@ from support.patience import patient
 from support.roots import encoded, segment_files, values
 
 import embedlog
-from embedlog.cli import main
 from embedlog.keyspace import FORMAT_VERSION
 
 COMMANDS = (
-    *("topics", "produce", "consume", "tail", "groups", "activity"),
+    *("topics", "produce", "consume", "tail", "groups", "offsets", "delete-records", "du"),
+    *("export", "import", "activity", "metrics", "completion"),
     *("compact", "maintain", "explain", "dump", "verify", "repair", "doctor"),
 )
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(log_path):
     """The path of the log, which commands take from the environment."""
-    path = tmp_path / "log"
-    monkeypatch.setenv("EMBEDLOG_ROOT", str(path))
-    return path
+    return log_path
 
 
 @pytest.fixture
@@ -56,16 +53,9 @@ def segment_file(filled):
 
 
 @pytest.fixture
-def run(capfdbinary, monkeypatch):
+def run(command_line):
     """Run a command in this process; return its code, and stdout and stderr as text."""
-
-    def command(*arguments, stdin=b""):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = main(list(arguments))
-        out, err = capfdbinary.readouterr()
-        return code, out.decode("utf-8", "backslashreplace"), err.decode()
-
-    return command
+    return command_line
 
 
 def command(*arguments):

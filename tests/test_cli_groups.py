@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import subprocess
 import sys
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from support.clock import START
@@ -15,20 +15,17 @@ from support.patience import patient
 from support.roots import encoded
 
 import embedlog
-from embedlog.cli import main
 from embedlog.cli.parser import parser
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
-VERBS = ("list", "describe", "lag", "reset", "delete")
+VERBS = ("list", "describe", "lag", "reset", "delete", "delete-offsets")
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(log_path):
     """Topics t (5 and 2 records) and u (1); group g is at 2 of 5 and 2 of 2, h is at 0 of u."""
-    path = tmp_path / "log"
-    monkeypatch.setenv("EMBEDLOG_ROOT", str(path))
-    with embedlog.open(path) as log:
+    with embedlog.open(log_path) as log:
         log.create_topic("t", partitions=2)
         log.create_topic("u")
         for tp, count in ((T0, 5), (T1, 2), (U0, 1)):
@@ -36,7 +33,7 @@ def root(tmp_path, monkeypatch):
                 log.partition(*tp).append([encoded(b"v", at=START + number)])
         commit(log, "g", {T0: OffsetAndMetadata(2, "a note"), T1: OffsetAndMetadata(2)})
         commit(log, "h", {U0: OffsetAndMetadata(0)})
-    return path
+    return log_path
 
 
 def commit(log, group, positions):
@@ -45,16 +42,9 @@ def commit(log, group, positions):
 
 
 @pytest.fixture
-def run(capfdbinary, monkeypatch):
-    """Run a command in this process; return its code, stdout and stderr."""
-
-    def command(*arguments):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        code = main(["groups", *arguments])
-        out, err = capfdbinary.readouterr()
-        return code, out.decode(), err.decode()
-
-    return command
+def run(command_line):
+    """Run a verb of `embedlog groups` in this process; return its code, stdout and stderr."""
+    return partial(command_line, "groups")
 
 
 def table(text):

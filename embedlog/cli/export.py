@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from typing import IO, Any
@@ -22,6 +22,7 @@ from embedlog.cli.file_formats import (
     STANDARD_STREAM,
     format_of,
     serializers_of,
+    tables_of,
 )
 from embedlog.cli.open_log import to_read
 from embedlog.cli.parser import OK
@@ -32,11 +33,7 @@ from embedlog.errors import InvalidConfigError, InvalidRecordError
 from embedlog.lazy import pa, pc
 from embedlog.progress import ProgressBar, format_bytes
 from embedlog.record import Record
-from embedlog.serializers import json_text
-
-_MAX_ROWS = 1 << 17
-_MAX_BYTES = 16 << 20
-"""Records are written in chunks of at most these rows, and about these bytes."""
+from embedlog.serializers import encode_json, json_text
 
 
 def export(args: argparse.Namespace) -> int:
@@ -52,32 +49,21 @@ def export(args: argparse.Namespace) -> int:
         schema = decoded_items(view.schema().empty_table(), name, serializers).schema
         with _destination(args.file, force=args.force) as file:
             writer = _writer(file_format, file, name, schema, serializers)
-            for table in _chunks(view.batches()):
-                writer.write(decoded_items(table, name, serializers))
-                for entry in pc.value_counts(table["partition"]).to_pylist():
-                    counts[entry["values"]] += entry["counts"]
-                bar(sum(counts.values()), total)
-            writer.close()
+            try:
+                for table in tables_of(view.batches()):
+                    writer.write(decoded_items(table, name, serializers))
+                    for entry in pc.value_counts(table["partition"]).to_pylist():
+                        counts[entry["values"]] += entry["counts"]
+                    bar(sum(counts.values()), total)
+            finally:
+                # Also after an error: a writer of Parquet would do it later, in a closed file.
+                writer.close()
     _report(args, file_format, ranges, counts)
     return OK
 
 
 def _count(records: float) -> str:
     return plural(int(records), "record")
-
-
-def _chunks(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield tables of many rows: topics often consist of small batches."""
-    chunk: list[Any] = []
-    rows = size = 0
-    for batch in batches:
-        chunk.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= _MAX_ROWS or size >= _MAX_BYTES:
-            yield pa.Table.from_batches(chunk)
-            chunk, rows, size = [], 0, 0
-    if chunk:
-        yield pa.Table.from_batches(chunk)
 
 
 @contextmanager
@@ -264,7 +250,7 @@ def _one_line(text: str) -> str:
     item = json.loads(text)
     if item is None:
         raise ValueError("null is what a record without it has")
-    strict = json_text(item)
+    strict = encode_json(item).decode()
     return strict if "\n" in text or "\r" in text else text
 
 

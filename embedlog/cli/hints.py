@@ -44,6 +44,10 @@ _TRANSLATIONS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         "Seek past the record, correct the deserializer, or read the record as bytes",
         "Use --raw to export the stored bytes",
     ),
+    (
+        "Set allow_pickle=True if you trust everybody who writes to the topic",
+        "Write to it with a Python program",
+    ),
     (r"\. (run|the) ", lambda match: f". {match[1].capitalize()} "),
 ]
 

@@ -20,6 +20,7 @@ from embedlog.cli.file_formats import (
     STANDARD_STREAM,
     format_of,
     serializers_of,
+    tables_of,
 )
 from embedlog.cli.open_log import to_write
 from embedlog.cli.parser import OK
@@ -34,6 +35,7 @@ from embedlog.cli.produce import (
     parse_headers,
     parse_record,
 )
+from embedlog.config import INT_MAX
 from embedlog.display import plural
 from embedlog.errors import InvalidRecordError, UnknownTopicOrPartitionError
 from embedlog.lazy import np, pa
@@ -42,7 +44,12 @@ from embedlog.progress import ProgressBar
 from embedlog.serializers import Adapter, adapt
 
 _BLOCK_BYTES = 4 << 20
-_ROWS = 1 << 17
+_CSV_BLOCK_BYTES = 1 << 20
+"""pyarrow reads 32 blocks ahead, and refuses a row that is longer than a block."""
+_LONG_ROW = "straddling object"
+"""In pyarrow's error about such a row."""
+_BATCH_ROWS = 1 << 12
+"""How many rows of Parquet are decoded at once; a small file may hold large rows often."""
 _TEXT = re.compile(r"^(large_)?(string|binary)")
 """The types of columns that hold text, or may do so."""
 _NONE = -(1 << 63)
@@ -100,7 +107,8 @@ def _source(path: str) -> Iterator[IO[bytes]]:
 def _note_failure(target: ImportTarget, skipped: int) -> None:
     done = target.records
     if not done and not target.uncertain:
-        note("Nothing was imported")
+        new = f"; the topic {target.topic} was created" if target.is_new else ""
+        note(f"Nothing was imported{new}")
         return
     text = f"Imported {plural(done, 'record')} before the import ended"
     if target.uncertain:
@@ -128,7 +136,7 @@ class ImportTarget:
     """Appends chunks to a topic, and counts what was appended."""
 
     def __init__(self, log: Log, topic: str, *, repartition: bool, raw: bool) -> None:
-        self._log, self._topic, self._repartition = log, topic, repartition
+        self._log, self.topic, self._repartition = log, topic, repartition
         self.is_new = topic not in log
         """Whether the import has created the topic; it then gets as many partitions as it needs."""
         self.serializers = serializers_of(log.root.ensure_topic(topic).config, raw=raw)
@@ -153,12 +161,12 @@ class ImportTarget:
         partitions = None if self._repartition else chunk.partitions
         if partitions is not None and rows:
             if ((partitions < 0) & (partitions != _NONE)).any():
-                raise InvalidRecordError("partition must not be negative", topic=self._topic)
+                raise InvalidRecordError("partition must not be negative", topic=self.topic)
             self._check(int(partitions.max()))
         self.uncertain = rows
         for partition, table in _by_partition(chunk.table, partitions):
             future = self._producer.append_table(
-                self._topic, table, value="value", partition=partition
+                self.topic, table, value="value", partition=partition
             )
             for written in future.result():
                 # Unknown only for what was written before, by a producer with a name.
@@ -167,18 +175,18 @@ class ImportTarget:
         self.records, self.uncertain = self.records + rows, 0
 
     def _check(self, highest: int) -> None:
-        count = self._log.root.partitions(self._topic)
+        count = self._log.root.partitions(self.topic)
         if highest < count:
             return
         if not self.is_new:
             raise UnknownTopicOrPartitionError(
                 f"The file has records of partition {highest}, "
                 f"the topic has {plural(count, 'partition')}",
-                topic=self._topic,
-                todo=f"Run `embedlog topics alter {self._topic} -p {highest + 1}`, or use "
+                topic=self.topic,
+                todo=f"Run `embedlog topics alter {self.topic} -p {highest + 1}`, or use "
                 "--repartition.",
             )
-        self._log.create_partitions(self._topic, highest + 1)
+        self._log.create_partitions(self.topic, highest + 1)
         # A producer warns of new partitions, because keys then go to other ones.
         self._producer.close()
         self._producer = self._new_producer()
@@ -190,7 +198,7 @@ class ImportTarget:
             for field, name in zip(STORED_FIELDS, self.serializers, strict=True)
             if name in NOT_TEXT
         }
-        return self._log.producer(**settings)
+        return self._log.producer(max_request_size=INT_MAX, **settings)
 
     def _count(self, partition: int, base_offset: int, count: int) -> None:
         first, _, records = self.appended.get(partition, (base_offset, 0, 0))
@@ -233,19 +241,34 @@ def _parquet(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> Itera
         facts, size, done = source.metadata, file_size(file), 0
         groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
         bytes_per_row = sum(group.total_byte_size for group in groups) // (facts.num_rows or 1)
-        rows = max(1, min(_ROWS, 8 * _BLOCK_BYTES // (bytes_per_row or 1)))
-        for batch in source.iter_batches(rows, columns=names):
-            columns = _stored(batch, serializers, done)
-            done += batch.num_rows
+        rows = max(1, min(_BATCH_ROWS, _BLOCK_BYTES // (bytes_per_row or 1)))
+        for table in tables_of(source.iter_batches(rows, columns=names)):
+            columns = _stored(table, serializers, done)
+            done += table.num_rows
             yield _chunk(columns, size * done // facts.num_rows)
     except (pa.ArrowException, OSError) as error:
         raise InvalidRecordError(f"The file is not Parquet, or damaged: {error}") from error
 
 
-def _csv(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> Iterator[Chunk]:
-    """Yield the rows of a CSV file, whose first line has the names of the columns."""
+def _csv(
+    file: IO[bytes],
+    serializers: tuple[str, str],
+    clock: Any,
+    block_bytes: int | None = None,
+    skip: int = 0,
+) -> Iterator[Chunk]:
+    """Yield the rows of a CSV file, whose first line has the names of the columns.
+
+    Args:
+        file: The file.
+        serializers: The names of the serializers of keys and values.
+        clock: Returns the timestamp of rows without one.
+        block_bytes: How many bytes are parsed at once.
+        skip: How many rows to leave out.
+    """
     from pyarrow import csv
 
+    block_bytes = block_bytes or _CSV_BLOCK_BYTES
     types = {"partition": pa.int32(), "timestamp": pa.int64()}
     convert = csv.ConvertOptions(
         column_types={**types, **dict.fromkeys(("key", "value", "headers"), pa.binary())},
@@ -253,18 +276,19 @@ def _csv(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> Iterator[
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
+    rows = 0
     try:
         reader = csv.open_csv(
             file,
-            csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
+            csv.ReadOptions(block_size=block_bytes, use_threads=False),
             csv.ParseOptions(newlines_in_values=True),
             convert,
         )
         _check_columns(reader.schema.names)
         names = [name for name in reader.schema.names if name in FIELDS]
-        rows = 0
         for batch in reader:
-            columns = _stored(batch.select(names), serializers, rows)
+            table = pa.Table.from_batches([batch.select(names)]).slice(max(skip - rows, 0))
+            columns = _stored(table, serializers, max(skip, rows))
             rows += batch.num_rows
             done = file.tell() if file.seekable() else 0
             if "headers" in names:
@@ -272,6 +296,10 @@ def _csv(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> Iterator[
             else:
                 yield _chunk(columns, done)
     except pa.ArrowException as error:
+        if _LONG_ROW in str(error) and block_bytes < file_size(file):
+            with open(file.name, "rb") as again:
+                yield from _csv(again, serializers, clock, block_bytes * 8, max(skip, rows))
+            return
         raise InvalidRecordError(
             f"The file is not CSV with these columns: {error}",
             todo="See the reference of `embedlog import`.",
@@ -335,20 +363,20 @@ def _serialized(record: InputRecord, adapters: list[Adapter], number: int) -> In
     return record._replace(key=key, value=value)
 
 
-def _stored(batch: Any, serializers: tuple[str, str], before: int) -> Any:
+def _stored(table: Any, serializers: tuple[str, str], before: int) -> Any:
     """Return rows in which text of keys and values became the bytes that serializers write.
 
     Args:
-        batch: The rows.
+        table: The rows.
         serializers: The names of the serializers of keys and values.
         before: How many rows of the file precede these, for the error.
     """
     for field, name in zip(STORED_FIELDS, serializers, strict=True):
-        index = batch.schema.get_field_index(field)
-        if name in NOT_TEXT or index < 0 or not _TEXT.search(str(batch.schema.types[index])):
+        index = table.schema.get_field_index(field)
+        if name in NOT_TEXT or index < 0 or not _TEXT.search(str(table.schema.types[index])):
             continue
         adapter, parse, items = adapt(name, "serialize", field), FROM_TEXT[name], []
-        for row, item in enumerate(batch.column(index).to_pylist(), before + 1):
+        for row, item in enumerate(table.column(index).to_pylist(), before + 1):
             try:
                 text = item.decode() if isinstance(item, bytes) else item
                 parsed = None if text is None else parse(text)
@@ -359,8 +387,8 @@ def _stored(batch: Any, serializers: tuple[str, str], before: int) -> Any:
                     f"Row {row} has a {field} that is not of the type {name!r}: {error}",
                     todo="If the file was exported with --raw, use --raw.",
                 ) from None
-        batch = batch.set_column(index, field, pa.array(items, pa.binary()))
-    return batch
+        table = table.set_column(index, field, pa.array(items, pa.binary()))
+    return table
 
 
 def _check_columns(names: list[str]) -> None:
@@ -373,15 +401,15 @@ def _check_columns(names: list[str]) -> None:
         )
 
 
-def _chunk(batch: Any, done: int) -> Chunk:
-    names = [name for name in batch.schema.names if name != "partition"]
-    return Chunk(pa.Table.from_batches([batch.select(names)]), _partitions(batch), done)
+def _chunk(table: Any, done: int) -> Chunk:
+    names = [name for name in table.column_names if name != "partition"]
+    return Chunk(table.select(names), _partitions(table), done)
 
 
-def _partitions(batch: Any) -> Any:
-    if "partition" not in batch.schema.names:
+def _partitions(table: Any) -> Any:
+    if "partition" not in table.column_names:
         return None
-    column = batch.column(batch.schema.names.index("partition"))
+    column = table["partition"]
     if column.null_count == len(column):
         return None
-    return column.cast(pa.int64()).fill_null(_NONE).to_numpy(zero_copy_only=False)
+    return column.cast(pa.int64()).fill_null(_NONE).to_numpy()

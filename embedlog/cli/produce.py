@@ -16,6 +16,7 @@ from uuid import UUID
 from embedlog.cli.open_log import to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say_json
+from embedlog.config import INT_MAX
 from embedlog.display import plural
 from embedlog.errors import InvalidRecordError
 from embedlog.progress import ProgressBar
@@ -56,7 +57,9 @@ def produce(args: argparse.Namespace) -> int:
     with to_write(args, create=True, durability=durability) as log, ProgressBar("produce") as bar:
         config = log.root.ensure_topic(args.topic).config
         serializers = config.key_serializer, config.value_serializer
-        with log.producer(compression_type=args.compression) as producer:
+        codec = args.compression
+        # The setting max.message.bytes of the topic is the only limit of a record's size.
+        with log.producer(compression_type=codec, max_request_size=INT_MAX) as producer:
             for lines in input_lines(sys.stdin.buffer):
                 # A list, so that the last line is parsed before the first is sent.
                 batches = list(_batches(args, serializers, lines, lines_before))
