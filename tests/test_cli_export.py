@@ -661,7 +661,7 @@ def test_memory_does_not_grow_with_the_file(log_path, tmp_path):
         for size, options in (("small", "--until 1600"), ("large", ""))
     )
 
-    assert large - small < 48 << 10
+    assert large - small < 64 << 10
 
 
 def test_exports_are_made_of_chunks(run, log_path, tmp_path, monkeypatch):

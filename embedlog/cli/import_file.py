@@ -48,7 +48,7 @@ _CSV_BLOCK_BYTES = 1 << 20
 """pyarrow reads 32 blocks ahead, and refuses a row that is longer than a block."""
 _LONG_ROW = "straddling object"
 """In pyarrow's error about such a row."""
-_BATCH_ROWS = 1 << 12
+_BATCH_ROWS = 1 << 10
 """How many rows of Parquet are decoded at once; a small file may hold large rows often."""
 _TEXT = re.compile(r"^(large_)?(string|binary)")
 """The types of columns that hold text, or may do so."""
@@ -288,8 +288,10 @@ def _csv(
         names = [name for name in reader.schema.names if name in FIELDS]
         for batch in reader:
             table = pa.Table.from_batches([batch.select(names)]).slice(max(skip - rows, 0))
-            columns = _stored(table, serializers, max(skip, rows))
             rows += batch.num_rows
+            if not table.num_rows:
+                continue
+            columns = _stored(table, serializers, rows - table.num_rows)
             done = file.tell() if file.seekable() else 0
             if "headers" in names:
                 yield _with_headers(columns, done, clock())
