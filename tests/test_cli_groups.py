@@ -218,6 +218,18 @@ def test_groups_are_deleted_all_or_none(run, root):
     assert run("list")[1] == ""
 
 
+def test_offsets_of_topics_and_partitions_are_deleted(run, root):
+    """Others stay; an active group, and one that does not exist, keep theirs."""
+    assert run("delete-offsets", "g", "t:0", "--json") == (
+        0,
+        '{"group": "g", "topics": [], "partitions": ["t-0"]}\n',
+        "Deleted offsets of g: t-0\n",
+    )
+    assert [row[2] for row in table(run("lag", "g")[1])] == ["1"]
+    assert run("delete-offsets", "g", "t") == (0, "", "Deleted offsets of g: t\n")
+    assert table(run("lag", "g")[1]) == []
+
+
 def test_an_active_group_is_not_changed(run, root):
     """The code is 1, and the message names the active members or their topics."""
     with embedlog.open(root) as log, log.consumer("u", group_id="h", client_id="me") as consumer:
@@ -227,6 +239,7 @@ def test_an_active_group_is_not_changed(run, root):
             ("reset", "h", "--to-latest", "--execute"),
             ("delete", "h"),
             ("delete", "h", "--topic", "u"),
+            ("delete-offsets", "h", "u"),
         ):
             code, out, err = run(*arguments)
             assert (code, out) == (1, "")
@@ -248,6 +261,8 @@ def test_an_active_group_is_not_changed(run, root):
         ("reset", "g", "--to-latest", "--topic", "t:-1"),
         ("reset", "", "--to-latest", "--topic", "t"),
         ("delete",),
+        ("delete-offsets", "g"),
+        ("delete-offsets", "g", "t:x"),
         ("lag", "--watch", "g"),
         ("lag", "--watch", "0"),
         ("lag", "--watch", "nan"),
@@ -268,6 +283,7 @@ def test_a_wrong_command_is_2_and_one_message(run, root, arguments):
         ("describe", "nobody"),
         ("lag", "g", "nobody"),
         ("delete", "nobody"),
+        ("delete-offsets", "nobody", "t"),
         ("reset", "nobody", "--to-latest"),
         ("reset", "g", "--to-latest", "--topic", "nothing"),
         ("reset", "g", "--to-latest", "--topic", "t:7"),

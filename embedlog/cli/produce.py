@@ -20,6 +20,7 @@ from embedlog.config import INT_MAX
 from embedlog.display import plural
 from embedlog.errors import InvalidRecordError
 from embedlog.progress import ProgressBar
+from embedlog.serializers import shortened
 
 if TYPE_CHECKING:
     from embedlog.partition import Durability
@@ -124,9 +125,16 @@ def _batches(
     ]
 
 
+def _integer_from(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{shortened(text)} is no whole number") from None
+
+
 FROM_TEXT: dict[str, Callable[[str], Any]] = {
     "str": str,
-    "int": int,
+    "int": _integer_from,
     "float": float,
     "uuid": UUID,
     "json": json.loads,
