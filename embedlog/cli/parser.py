@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from embedlog.cli.argument_types import count, duration, moment, point, seconds, topic
-from embedlog.serializers import NAMES
 from embedlog.version import __version__
 
 OK: Final = 0
@@ -213,8 +212,9 @@ def _topics(commands: _Parser) -> None:
     create.add_argument("topic", metavar="TOPIC")
     about = "the number of partitions, by default 1"
     _option(create, "--partitions -p", "N", about, type=int)
-    _option(create, "--key", "NAME", f"how keys are stored: {', '.join(NAMES)}")
-    _option(create, "--value", "NAME", "how values are stored, such as json")
+    about = "how keys are stored: bytes, str, int, float, uuid, json or pickle"
+    _option(create, "--key", "NAME", about)
+    _option(create, "--value", "NAME", "how values are stored, likewise")
     _flag(create, "--if-not-exists", "succeed if the topic exists with these settings")
     _settings(create)
     names = _command(verbs, "list", "topics:show_names", "print the names of all topics")
