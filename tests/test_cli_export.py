@@ -294,6 +294,8 @@ def test_a_row_of_csv_may_be_longer_than_a_block(run, log_path, tmp_path, monkey
         (("--from", "1970-01-01T00:00:00.002Z"), [(0, 2), (0, 3), (1, 0), (1, 1)]),
         (("--until", "1970-01-01T00:00:00.002"), [(0, 0), (0, 1)]),
         (("--from", "2100-01-01"), []),
+        (("--from", "1d"), []),
+        (("--until", "1d"), [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]),
     ],
 )
 def test_a_range_of_offsets_or_times_is_exported(run, log_path, options, offsets):
