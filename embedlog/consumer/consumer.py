@@ -162,7 +162,8 @@ class Consumer(Generic[K_co, V_co]):
         except (ClosedError, IllegalStateError):
             # Closed, or another thread is polling.
             return html_table(repr(self)[1:-1], (), ())
-        return html_table(repr(self)[1:-1], heads, cells)
+        title = repr(self)[1:-1] if cells else f"{repr(self)[1:-1]}, no partitions assigned yet"
+        return html_table(title, heads if cells else (), cells)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments of the constructor, not the positions."""
