@@ -22,7 +22,7 @@ def run(code: str, directory: Path) -> str:
 
 def test_the_session_in_the_readme_runs_as_it_stands(tmp_path):
     """It prints an offset, the record, and a table with one row."""
-    session, _ = BLOCK.findall((REPOSITORY / "README.md").read_text())
+    session, _, _ = BLOCK.findall((REPOSITORY / "README.md").read_text())
 
     printed = run(session, tmp_path).splitlines()
 
@@ -34,7 +34,7 @@ def test_the_session_in_the_readme_runs_as_it_stands(tmp_path):
 @pytest.mark.tier("test")
 def test_the_session_in_the_readme_runs_a_second_time(tmp_path):
     """The topic exists already, and the record gets the second offset."""
-    session, _ = BLOCK.findall((REPOSITORY / "README.md").read_text())
+    session, _, _ = BLOCK.findall((REPOSITORY / "README.md").read_text())
 
     run(session, tmp_path)
 
@@ -44,7 +44,7 @@ def test_the_session_in_the_readme_runs_a_second_time(tmp_path):
 @pytest.mark.tier("test")
 def test_the_group_in_the_readme_handles_each_record_once(tmp_path):
     """A second run of the group does not handle committed records again."""
-    session, shared = BLOCK.findall((REPOSITORY / "README.md").read_text())
+    session, shared, _ = BLOCK.findall((REPOSITORY / "README.md").read_text())
     run(session, tmp_path)
 
     first, second = (run(shared, tmp_path).splitlines() for _ in range(2))
@@ -52,6 +52,18 @@ def test_the_group_in_the_readme_handles_each_record_once(tmp_path):
     handled = ["""handled b'{"dest": "IAH"}'""", """handled b'{"dest": "MIA"}'"""]
     assert sorted(first) == [*handled, "left: 0"]
     assert second == [handled[1], "left: 0"]
+
+
+@pytest.mark.tier("test")
+def test_the_values_in_the_readme_come_back(tmp_path):
+    """A field of the last order, and a frame with a column for each field."""
+    *_, values = BLOCK.findall((REPOSITORY / "README.md").read_text())
+
+    item, heads, row = run(values, tmp_path).splitlines()
+
+    assert item == "coffee"
+    assert heads.split() == ["offset", "partition", "timestamp", "key", "item", "price"]
+    assert row.split()[-3:] == ["table-7", "coffee", "2.5"]
 
 
 @pytest.mark.parametrize(
