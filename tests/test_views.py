@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from datetime import UTC, date, datetime, timedelta
 
@@ -238,6 +239,21 @@ def test_what_a_frame_has_leads_to_a_frame(topic):
     """Programs look for the methods of a frame in a view."""
     with pytest.raises(AttributeError, match="call to_pandas"):
         topic.describe()
+
+
+def test_a_notebook_shows_the_partitions_of_a_consumer_in_order(log):
+    """A consumer polls them in another order, which changes."""
+    topic = log.create_topic("many", partitions=9)
+    consumer = log.consumer("many", auto_offset_reset="earliest")
+    consumer.poll(0)
+    shown = re.findall(r"<td>many</td><td>(\d)</td>", consumer._repr_html_())
+    assert shown == [str(number) for number in range(topic.partitions)]
+
+
+def test_a_log_without_topics_says_so(log):
+    """An empty table looks as if something was missing."""
+    assert "no topics" in log._repr_html_()
+    assert "<th>" not in log._repr_html_()
 
 
 def test_a_consumer_without_partitions_says_so(log, topic):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _READ_BYTES, _LEAST_READ_BYTES = 4 << 20, 64 << 10
 _ROW_BYTES = 1 << 10
 """How many bytes to read for each row of a short range."""
-_SHOWN, _SHOWN_RANGES, _KEY_WIDTH = 5, 3, 30
+_SHOWN, _SHOWN_RANGES, _KEY_WIDTH = 5, 4, 30
 """What a display shows: records from each end, ranges of offsets, and characters of a key."""
 _FRAME_NAMES = frozenset("columns describe df dtypes groupby iloc info loc query shape".split())
 """What programs look for that take a view for a frame."""
