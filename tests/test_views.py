@@ -88,6 +88,12 @@ def test_frames_take_the_same_times(topic):
     assert sum(batch.num_rows for batch in topic.batches(since="1m")) == 60
 
 
+def test_a_name_is_not_a_list_of_columns(topic):
+    """Its letters would be taken for columns."""
+    with pytest.raises(TypeError, match="columns must be a list of names, got 'key'"):
+        topic.to_pandas("key")
+
+
 def test_a_start_and_a_pair_exclude_each_other(topic):
     """And what is no time is refused with an example of one."""
     with pytest.raises(ValueError, match="since or between, not both"):
@@ -248,6 +254,15 @@ def test_a_notebook_shows_the_partitions_of_a_consumer_in_order(log):
     consumer.poll(0)
     shown = re.findall(r"<td>many</td><td>(\d)</td>", consumer._repr_html_())
     assert shown == [str(number) for number in range(topic.partitions)]
+
+
+def test_a_notebook_shows_what_a_producer_wrote(log, topic):
+    """Per topic; also when it is closed."""
+    with log.producer() as producer:
+        producer.send_batch("t", [b"x"] * 1200)
+        producer.flush()
+        assert "<td>t</td><td>1,200</td><td>0</td>" in producer._repr_html_()
+    assert "<td>1,200</td>" in producer._repr_html_()
 
 
 def test_a_log_without_topics_says_so(log):

@@ -316,6 +316,8 @@ class TopicView(Generic[K, V]):
             KeyError: There is no such column.
             RecordDeserializationError: A record is not what the topic's serializers write.
         """
+        if isinstance(columns, str):
+            raise TypeError(f"columns must be a list of names, got {columns!r}")
         view = self._limited(since, between)
         serializers = ("bytes", "bytes") if raw else self._serializers()
         if serializers == ("bytes", "bytes"):

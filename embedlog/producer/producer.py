@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
 from embedlog.catalog import refuse_internal
 from embedlog.config import describe_network_settings
-from embedlog.display import plural, public_names
+from embedlog.display import html_table, plural, public_names
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -48,6 +48,7 @@ from embedlog.producer.validation import (
     serialize_all,
     to_bytes,
 )
+from embedlog.progress import format_bytes
 from embedlog.record import K, RecordMetadata, V
 from embedlog.root.root import Root, check_root
 
@@ -113,6 +114,18 @@ class Producer(Generic[K, V]):
     def __repr__(self) -> str:
         name = self.config.producer_name or self.config.client_id
         return f"<Producer {f'{name!r} ' if name else ''}of {self.root.path}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what was written to each topic, and how many records failed."""
+        rows = []
+        for name, counts in self.metrics().items():
+            group, _, topic = name.partition(".")
+            if group == "producer-topic-metrics":
+                written, failed = counts["record-send-total"], counts["record-error-total"]
+                rows.append(
+                    (topic, f"{written:,}", f"{failed:,}", format_bytes(counts["byte-total"]))
+                )
+        return html_table(repr(self)[1:-1], ("topic", "written", "failed", "size"), rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Producer, self.root, **self._options), ()
