@@ -280,8 +280,9 @@ class ConsumerGroup:
 
         Args:
             to: ``"earliest"``, ``"latest"``, ``"current"`` (the log end, without a commit), an
-                offset, a `datetime` (the first record at or after it, or the log end; UTC
-                without a zone), or a `timedelta` (the same for the time that long ago).
+                offset, or a time: the first record at or after it, or the log end.  A time is
+                a `datetime`, `date` or ISO 8601 text (UTC without a zone), or how long ago: a
+                `timedelta` or a text such as ``"90m"``.
             shift: Instead of ``to``: how far to move from the committed offset, back if
                 negative.
             topics: Reset all partitions of these topics, and no others.

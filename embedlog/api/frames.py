@@ -76,7 +76,9 @@ def decoded(
             columns["value"] = table["value"].cast(pa.string())
         for name in names:
             if name not in columns:
-                raise KeyError(f"There is no column {name!r}, only {', '.join(columns)}")
+                # Those that were not read exist as well.
+                known = dict.fromkeys((*STORED[: STORED.index("headers")], *columns))
+                raise KeyError(f"There is no column {name!r}, only {', '.join(known)}")
         columns = {name: columns[name] for name in names}
     return pa.table(columns)
 

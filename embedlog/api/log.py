@@ -659,7 +659,9 @@ class Log:
         if self.root.closed:
             return html_table(f"Log {self.path}: closed", (), ())
         topics, groups = map(self.topic, self.topics()), map(self.group, self.groups())
-        tables = html_table(f"Log {self.path}", _TOPIC_HEADS, map(_topic_cells, topics))
+        cells = list(map(_topic_cells, topics))
+        title = f"Log {self.path}{'' if cells else ': no topics'}"
+        tables = html_table(title, _TOPIC_HEADS, cells)
         rows = list(map(_group_cells, groups))
         return tables + (html_table("Consumer groups", _GROUP_HEADS, rows) if rows else "")
 

@@ -151,11 +151,13 @@ class Consumer(Generic[K_co, V_co]):
         heads = ("topic", "partition", "position", "log end", "lag", "state")
         try:
             with self._guard:
-                cells = list(map(_cells, self._assignment))
+                cursors = sorted(self._assignment, key=lambda cursor: cursor.partition)
+                cells = list(map(_cells, cursors))
         except EmbedlogError:
             # Closed, or another thread is polling, or a topic was deleted.
             return html_table(repr(self)[1:-1], (), ())
-        return html_table(repr(self)[1:-1], heads, cells)
+        title = repr(self)[1:-1] if cells else f"{repr(self)[1:-1]}, no partitions assigned yet"
+        return html_table(title, heads, cells)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments of the constructor, not the positions."""

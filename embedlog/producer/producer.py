@@ -35,6 +35,7 @@ from embedlog.producer.row_batches import (
     ArrowStream,
     Rows,
     arrow_table,
+    check_columns,
     size_of,
     table_rows,
 )
@@ -375,6 +376,7 @@ class Producer(Generic[K, V]):
         """
         queue = self._queue_for(topic, partition)
         table, settings = arrow_table(table), queue.settings
+        check_columns(table, key, value, timestamp)
         if settings.serializes:
             from embedlog.producer.serialize_table import serialize_table
 
