@@ -22,7 +22,7 @@ def run(code: str, directory: Path) -> str:
 
 def test_the_session_in_the_readme_runs_as_it_stands(tmp_path):
     """It prints an offset, the record, and a table with one row."""
-    session, _ = BLOCK.findall((REPOSITORY / "README.md").read_text())
+    session, _, _ = BLOCK.findall((REPOSITORY / "README.md").read_text())
 
     printed = run(session, tmp_path).splitlines()
 
@@ -34,7 +34,7 @@ def test_the_session_in_the_readme_runs_as_it_stands(tmp_path):
 @pytest.mark.tier("test")
 def test_the_session_in_the_readme_runs_a_second_time(tmp_path):
     """The topic exists already, and the record gets the second offset."""
-    session, _ = BLOCK.findall((REPOSITORY / "README.md").read_text())
+    session, _, _ = BLOCK.findall((REPOSITORY / "README.md").read_text())
 
     run(session, tmp_path)
 
@@ -44,7 +44,7 @@ def test_the_session_in_the_readme_runs_a_second_time(tmp_path):
 @pytest.mark.tier("test")
 def test_the_group_in_the_readme_handles_each_record_once(tmp_path):
     """A second run of the group does not handle committed records again."""
-    session, shared = BLOCK.findall((REPOSITORY / "README.md").read_text())
+    session, shared, _ = BLOCK.findall((REPOSITORY / "README.md").read_text())
     run(session, tmp_path)
 
     first, second = (run(shared, tmp_path).splitlines() for _ in range(2))
@@ -52,6 +52,18 @@ def test_the_group_in_the_readme_handles_each_record_once(tmp_path):
     handled = ["""handled b'{"dest": "IAH"}'""", """handled b'{"dest": "MIA"}'"""]
     assert sorted(first) == [*handled, "left: 0"]
     assert second == [handled[1], "left: 0"]
+
+
+@pytest.mark.tier("test")
+def test_the_values_in_the_readme_come_back(tmp_path):
+    """A field of the last order, and a frame with a column for each field."""
+    *_, values = BLOCK.findall((REPOSITORY / "README.md").read_text())
+
+    item, heads, row = run(values, tmp_path).splitlines()
+
+    assert item == "coffee"
+    assert heads.split() == ["offset", "partition", "timestamp", "key", "item", "price"]
+    assert row.split()[-3:] == ["table-7", "coffee", "2.5"]
 
 
 @pytest.mark.parametrize(
@@ -75,23 +87,10 @@ def test_what_is_shown_can_be_typed_line_by_line(page):
 
 @pytest.mark.tier("test")
 def test_the_guide_runs_from_top_to_bottom(tmp_path):
-    """Its blocks run in one session; only the loop that never ends is left out."""
+    """Its blocks can be pasted into one session, in an empty directory, as they are."""
     blocks = BLOCK.findall((REPOSITORY / "docs" / "index.md").read_text())
-    setup = """
-        import duckdb, pandas
-        values, keys = [b"one", b"two"], [b"a", b"b"]
-        frame = pandas.DataFrame({"tailnum": ["N1"], "json": ["{}"]})
-    """
-    code = "\n".join([*setup.replace("        ", "").splitlines(), *blocks])
-    code = code.replace(
-        """for record in consumer:                       # waits for more, without using the CPU
-    ...
-""",
-        "",
-    )
-    code = code.replace('log.delete_topic("flights")\n', "")
 
-    run(code + "\nlog.close()\n", tmp_path)
+    run("\n".join([*blocks, "log.close()"]), tmp_path)
 
 
 @pytest.mark.tier("test")

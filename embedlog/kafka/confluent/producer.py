@@ -170,6 +170,8 @@ class Producer(LogClient):
             raise BufferError("Local: Queue full") from error
         if isinstance(error, ClosedError):
             self._check_open()
+            if self._log.root.closed:
+                raise RuntimeError(f"The log of the producer was closed: {self._log.path}")
         if isinstance(error, SerializationError):
             raise TypeError(str(error)) from error
         if self._transactions is not None:
