@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from embedlog.kafka import bootstrap
 from embedlog.kafka.client_type import rebased
-from embedlog.kafka.installed import installed, original_class
+from embedlog.kafka.installed import find_original, installed, original_class
 
 _CLIENTS = {
     "KafkaAdminClient": ("kafka", "kafka.admin", "kafka.admin.client"),
@@ -118,17 +118,21 @@ def _replace() -> None:
         else:
             for name, places in _CLIENTS.items():
                 _replace_client(undo, name, places, getattr(ours, name))
-        _replace_modules(undo, "confluent_kafka", confluent.modules())
+        replacements = confluent.modules()
+        for module, names in confluent.CLIENTS.items():
+            for name in names:
+                # For programs that have imported the module already.
+                client = getattr(replacements[module], name)
+                _replace_name(undo, module, name, find_original(module, name), client)
+        _replace_modules(undo, "confluent_kafka", replacements)
         _replaced.push(undo.pop_all())
 
 
 def _replace_client(undo: ExitStack, name: str, places: tuple[str, ...], client: Any) -> None:
     """Have a class of kafka-python make clients of a log."""
     original = original_class("kafka", name)
-    for place in map(installed, places):
-        if getattr(place, name, None) is original:
-            undo.callback(setattr, place, name, original)
-            setattr(place, name, client)
+    for place in places:
+        _replace_name(undo, place, name, original, client)
 
     def new(cls: Any, *args: Any, **configs: Any) -> Any:
         if bootstrap.log_address(configs.get("bootstrap_servers")) is None:
@@ -142,6 +146,14 @@ def _replace_client(undo: ExitStack, name: str, places: tuple[str, ...], client:
     # For programs that have imported the class already, or derived classes from it.
     undo.callback(delattr, original, "__new__")
     original.__new__ = staticmethod(new)
+
+
+def _replace_name(undo: ExitStack, module: str, name: str, original: Any, client: Any) -> None:
+    """Replace a class in the library's own module, if it has it."""
+    place = installed(module)
+    if original is not None and getattr(place, name, None) is original:
+        undo.callback(setattr, place, name, original)
+        setattr(place, name, client)
 
 
 def _kafka_modules(ours: ModuleType) -> dict[str, ModuleType]:
