@@ -835,6 +835,7 @@ def test_patch_reaches_classes_that_were_imported_before(tmp_path):
     """And `unpatch` takes everything back."""
     kafka = pytest.importorskip("kafka")
     before = kafka.KafkaProducer
+    attributes = dict(vars(before))
 
     class Mine(before):
         """A subclass of a program, which was defined before."""
@@ -856,7 +857,9 @@ def test_patch_reaches_classes_that_were_imported_before(tmp_path):
             assert consumer.end_offsets([kafka.TopicPartition("t", 0)]) == {T0: 3}
 
     assert kafka.KafkaProducer is before
-    assert "__new__" not in vars(before)
+    assert dict(vars(before)) == attributes
+    with pytest.raises(ZeroDivisionError):
+        before(bootstrap_servers="127.0.0.1:1", kafka_client=lambda **_: 1 / 0)
     assert bootstrap.log_address("localhost:9092") is None
     with pytest.raises(errors.KafkaConfigurationError, match="does not name a log"):
         embedlog.kafka.patch("localhost:9092")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import threading
@@ -134,18 +135,21 @@ def _replace_client(undo: ExitStack, name: str, places: tuple[str, ...], client:
     for place in places:
         _replace_name(undo, place, name, original, client)
 
-    def new(cls: Any, *args: Any, **configs: Any) -> Any:
-        if bootstrap.log_address(configs.get("bootstrap_servers")) is None:
-            return object.__new__(cls)
-        return (
-            client(*args, **configs)
-            if cls is original
-            else object.__new__(rebased(cls, original, client))
-        )
+    original_init = original.__init__
 
-    # For programs that have imported the class already, or derived classes from it.
-    undo.callback(delattr, original, "__new__")
-    original.__new__ = staticmethod(new)
+    @functools.wraps(original_init)
+    def __init__(self: Any, *args: Any, **configs: Any) -> None:  # noqa: N807
+        if bootstrap.log_address(configs.get("bootstrap_servers")) is None:
+            original_init(self, *args, **configs)
+        else:
+            kind: Any = type(self)
+            self.__class__ = client if kind is original else rebased(kind, original, client)
+            client.__init__(self, *args, **configs)
+
+    # For programs that have imported the class already, or derived classes from it.  Not __new__:
+    # after that was set and deleted, Python refuses the arguments of the constructor.
+    undo.callback(setattr, original, "__init__", original_init)
+    original.__init__ = __init__
 
 
 def _replace_name(undo: ExitStack, module: str, name: str, original: Any, client: Any) -> None:
