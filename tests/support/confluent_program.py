@@ -279,6 +279,53 @@ def refuse(admin):
     consumer.close()
 
 
+def transact(admin):
+    """Commit a transaction, abort one, and call in the wrong order."""
+    admin.create_topics([admin_module.NewTopic("bookings", 1, 1)])["bookings"].result()
+    time.sleep(0.5)  # brokers tell each other
+    reports = []
+
+    def delivered(error, message):
+        reports.append((message.value(), error and error.name()))
+
+    def producer_of(name):
+        return client.Producer({**ADDRESS, "transactional.id": name})
+
+    producer = producer_of("booking")
+    print("before init", outcome(producer.begin_transaction))
+    print("init", producer.init_transactions(SECONDS))
+    print("without begin", outcome(producer.commit_transaction, SECONDS))
+    print("without begin", outcome(producer.produce, "bookings", "lost"))
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        print("begin", producer.begin_transaction(), outcome(producer.begin_transaction))
+        for number in range(4):
+            value = f"{end.__name__} {number}"
+            producer.produce("bookings", value, callback=delivered)
+        print("flush", producer.flush(SECONDS), end(SECONDS), len(producer))
+    print("reports", sorted(reports))
+    producer.begin_transaction()
+    producer.produce("bookings", "fenced")
+    producer.flush(SECONDS)
+    newer = producer_of("booking")
+    newer.init_transactions(SECONDS)
+    try:
+        producer.commit_transaction(SECONDS)
+    except client.KafkaException as error:
+        print("fenced", error.args[0].name(), error.args[0].fatal())
+    newer.begin_transaction()
+    newer.produce("bookings", "last")
+    newer.commit_transaction(SECONDS)
+    consumer = consumer_of("transactions", isolation_level="read_committed")
+    consumer.subscribe(["bookings"])
+    values = []
+    while b"last" not in values:
+        message = consumer.poll(SECONDS)
+        values.append(message.value())
+    print("visible", values)
+    consumer.close()
+    admin.delete_topics(["bookings"])["bookings"].result()
+
+
 LATEST = admin_module.OffsetSpec.latest
 ALL_OF_2 = [TopicPartition(TOPIC, 2, client.OFFSET_END)]
 
@@ -291,4 +338,5 @@ if __name__ == "__main__":
     consume_on_assignment()
     consume_in_two_sessions()
     refuse(admin)
+    transact(admin)
     administer(admin)
