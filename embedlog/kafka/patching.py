@@ -117,8 +117,8 @@ def _replace() -> None:
         if installed("kafka") is None:
             _replace_modules(undo, "kafka", _kafka_modules(ours))
         else:
-            for name, places in _CLIENTS.items():
-                _replace_client(undo, name, places, getattr(ours, name))
+            for name, modules in _CLIENTS.items():
+                _replace_client(undo, name, modules, getattr(ours, name))
         replacements = confluent.modules()
         for module, names in confluent.CLIENTS.items():
             for name in names:
@@ -129,11 +129,11 @@ def _replace() -> None:
         _replaced.push(undo.pop_all())
 
 
-def _replace_client(undo: ExitStack, name: str, places: tuple[str, ...], client: Any) -> None:
+def _replace_client(undo: ExitStack, name: str, modules: tuple[str, ...], client: Any) -> None:
     """Have a class of kafka-python make clients of a log."""
     original = original_class("kafka", name)
-    for place in places:
-        _replace_name(undo, place, name, original, client)
+    for module in modules:
+        _replace_name(undo, module, name, original, client)
 
     original_init = original.__init__
 
@@ -154,10 +154,10 @@ def _replace_client(undo: ExitStack, name: str, places: tuple[str, ...], client:
 
 def _replace_name(undo: ExitStack, module: str, name: str, original: Any, client: Any) -> None:
     """Replace a class in the library's own module, if it has it."""
-    place = installed(module)
-    if original is not None and getattr(place, name, None) is original:
-        undo.callback(setattr, place, name, original)
-        setattr(place, name, client)
+    library = installed(module)
+    if original is not None and getattr(library, name, None) is original:
+        undo.callback(setattr, library, name, original)
+        setattr(library, name, client)
 
 
 def _kafka_modules(ours: ModuleType) -> dict[str, ModuleType]:

@@ -31,7 +31,7 @@ class LogClient(Client):
             """
             if "_original" not in vars(cls):
                 dicts = [argument for argument in args if isinstance(argument, Mapping)]
-                settings = [each for each in (*dicts, configs) if names_servers(each)]
+                settings = [options for options in (*dicts, configs) if names_servers(options)]
                 if settings and address_of(settings[:1], {}) is None:
                     kind = cls._with_base_for_brokers()
                     # Python calls its __init__, since it is an instance of ``cls``.
