@@ -13,6 +13,7 @@ from support.tiers import choose
 
 import embedlog
 from embedlog import catalog
+from embedlog.display import plural
 from embedlog.partition.record_counts import RecordCounts, SegmentCounts
 from embedlog.record import TopicPartition
 from embedlog.segment import SegmentFile
@@ -120,7 +121,7 @@ def check(topic, rng):
             view = topic[start:stop]
             assert list(view) == records[start:stop], (start, stop)
             assert len(view) == len(records[start:stop])
-            assert f": {len(view):,} records" in repr(view)
+            assert f": {plural(len(view), 'record')}, " in repr(view)
             inner = slice(rng.randint(-9, 9), rng.randint(-9, 9))
             assert list(view[inner]) == records[start:stop][inner]
     for row in range(-len(records), len(records)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
@@ -194,6 +195,34 @@ def test_a_notebook_shows_a_consumer_with_its_partitions(log, topic):
     assert "paused" in shown
     consumer.close()
     assert "closed" in consumer._repr_html_()
+
+
+def test_a_view_that_cannot_be_read_is_shown(log, topic):
+    """After its topic was deleted, or the log was closed, as for a debugger."""
+    view = topic[:1]
+    log.delete_topic("t")
+    assert repr(topic) == "<Topic t: There is no such topic>"
+    assert "<b>TopicView t: There is no such topic</b>" in view._repr_html_()
+    log.close()
+    assert repr(view) == "<TopicView t: The log was closed>"
+    assert "<b>Topic t: The log was closed</b>" in topic._repr_html_()
+
+
+def test_a_notebook_shows_a_producer_with_its_topics(log):
+    """Records, bytes, errors and unsent records of each; a closed one says so."""
+    producer = log.producer(linger_ms=60_000, client_id="<web>")
+    assert "<td>" not in producer._repr_html_()
+    producer.send_batch("orders", [b"v"] * 1200)
+    producer.send("refunds", b"v")
+    producer.send("refunds", bytes(2 << 20)).exception  # noqa: B018 - noted as looked at
+    shown = producer._repr_html_()
+    assert re.search(r"<td>orders</td><td>1,200</td><td>\S+ \w+</td><td>0</td><td>0</td>", shown)
+    assert re.search(r"<td>refunds</td><td>0</td><td>0 \w+</td><td>1</td><td>1</td>", shown)
+    assert f"<b>Producer &#x27;&lt;web&gt;&#x27; of {log.path}</b>" in shown
+    producer.close()
+    shown = producer._repr_html_()
+    assert re.search(r"<td>refunds</td><td>1</td><td>\d+ \w+</td><td>1</td><td>0</td>", shown)
+    assert f"of {log.path}, closed</b>" in shown
 
 
 def test_long_values_are_cut_in_the_middle(log):
