@@ -378,13 +378,20 @@ def test_a_failed_delivery_is_reported_with_the_code_of_kafka(tmp_path):
     assert errors == ["INVALID_RECORD", "_UNKNOWN_TOPIC"]
 
 
-def test_a_producer_says_that_its_log_was_closed(tmp_path):
-    """One that a program keeps after the log was closed would lose records without a word."""
+def test_a_client_says_that_its_log_was_closed(tmp_path):
+    """A program may keep it: records would be lost, and a loop would poll without waiting."""
+    address = {"bootstrap.servers": f"embedlog://{tmp_path}/log"}
     with embedlog.open(tmp_path / "log"):
-        producer = Producer({"bootstrap.servers": f"embedlog://{tmp_path}/log"})
+        producer, consumer = Producer(address), consumer_of(address)
+        consumer.subscribe(["t"])
     with pytest.raises(RuntimeError, match=f"log of the producer was closed: {tmp_path}"):
         producer.produce("t", b"x")
     assert producer.flush() == 0
+    with pytest.raises(RuntimeError, match=f"log of the consumer was closed: {tmp_path}"):
+        consumer.poll(1)
+    for client in (producer, consumer):
+        client.close()
+        client.close()
 
 
 def test_an_exception_of_a_delivery_callback_is_raised_by_poll(address):
