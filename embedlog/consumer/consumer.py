@@ -88,8 +88,8 @@ class Consumer(Generic[K_co, V_co]):
     While there are no new records it sleeps in the kernel, on the wake page that every
     append of every process advances: it uses no CPU and sees a record within microseconds.
 
-    A consumer must be used by one thread at a time (E13); only `wakeup`, `assignment` and
-    `close` may be called from others.
+    A consumer must be used by one thread at a time (E13); only `wakeup`, `assignment`, `metrics`
+    and `close` may be called from others.
 
     Args:
         root: The log to read.
