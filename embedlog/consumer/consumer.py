@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from time import monotonic
@@ -817,10 +818,11 @@ class Consumer(Generic[K_co, V_co]):
         self._group.notifier.check_not_in_callback("close")
         seconds = _CLOSE_SECONDS if timeout_ms is None else timeout_ms / 1000
         # All at once: no stream may acquire partitions that another one releases.
-        for consumer in (consumers := [*self._streams, self]):
-            consumer._guard.closed = True
-        for consumer in consumers:
-            consumer._close(autocommit, seconds)
+        with ExitStack() as closing:
+            # All callbacks run, the last one first, even if some raise.
+            for consumer in (self, *reversed(self._streams)):
+                consumer._guard.closed = True
+                closing.callback(consumer._close, autocommit, seconds)
 
     def _close(self, autocommit: bool, seconds: float) -> None:
         if not self._guard.acquire_to_close(0):
