@@ -24,6 +24,8 @@ MAX_FIELDS = 1000
 """Objects with more different fields than this, as with data in place of names, stay JSON text."""
 STORED = ("offset", "partition", "timestamp", "key", "value", "headers")
 """The columns that every topic has; a field of this name gets a prefix."""
+FIELDS: tuple[Field, Field] = ("key", "value")
+"""The columns that serializers are for."""
 _PREFIX = "value."
 _FIRST_ROWS, _SLICE_BYTES = 1000, 64 << 20
 _EXACT = float(1 << 53)
@@ -74,9 +76,34 @@ def decoded(
             columns["value"] = table["value"].cast(pa.string())
         for name in names:
             if name not in columns:
-                raise KeyError(f"There is no column {name!r}, only {', '.join(columns)}")
+                # Those that were not read exist as well.
+                known = dict.fromkeys((*STORED[: STORED.index("headers")], *columns))
+                raise KeyError(f"There is no column {name!r}, only {', '.join(known)}")
         columns = {name: columns[name] for name in names}
     return pa.table(columns)
+
+
+def decoded_items(table: pa.Table, topic: str, serializers: tuple[str, str]) -> pa.Table:
+    """Return a table of stored records with decoded keys and values; JSON is its text.
+
+    So the types of the columns depend on the serializers alone, not on the records.
+
+    Args:
+        table: The stored columns.
+        topic: The topic.
+        serializers: The names of those of keys and values.
+
+    Raises:
+        RecordDeserializationError: A key or value is not what its serializer writes.
+    """
+    for field, serializer in zip(FIELDS, serializers, strict=True):
+        if serializer == "json":
+            _objects(table, topic, field, serializer)  # Raises if one is not JSON.
+            column = table[field].cast(pa.string())
+        else:
+            column = _column(table, topic, field, serializer)
+        table = table.set_column(table.column_names.index(field), field, column)
+    return table
 
 
 def _column(table: pa.Table, topic: str, field: Field, serializer: str) -> Any:

@@ -37,7 +37,7 @@ from embedlog.errors import (
     no_attribute,
 )
 from embedlog.files import Files
-from embedlog.metrics import Metrics, Sample, nested
+from embedlog.metrics import Metrics, Sample, nested, prometheus_text
 from embedlog.partition import (
     DURABILITIES,
     VISIBILITIES,
@@ -357,7 +357,7 @@ class Log:
     # Writing and reading
 
     def producer(self, *refused: Never, **config: Unpack[ProducerOptions[K, V]]) -> Producer[K, V]:
-        """Return a producer; see `embedlog.Producer` for its settings (kafka-python's names).
+        """Return a producer; `embedlog.config.ProducerConfig` has its settings (kafka-python's).
 
         Raises:
             InvalidConfigError: There is no such setting, or it has no such value.
@@ -373,7 +373,7 @@ class Log:
         return self._adopt(Producer(self.root, **config), "producer")
 
     def consumer(self, *topics: str, **config: Unpack[ConsumerOptions[K, V]]) -> Consumer[K, V]:
-        """Return a consumer; see `embedlog.Consumer` for its settings (kafka-python's names)."""
+        """Return a consumer; `embedlog.config.ConsumerConfig` has its settings (kafka-python's)."""
         from embedlog.consumer import Consumer
 
         return self._adopt(Consumer(self.root, *topics, **config), "consumer")
@@ -518,8 +518,23 @@ class Log:
         and consumers that this handle created follow, with their client ids before the group
         (``"producer-1.producer-metrics"``); streams of a consumer are numbered
         (``"consumer-2-stream-1.consumer-metrics"``).  The page on monitoring lists all names.
+
+        Raises:
+            LogDeletedError: The log was deleted while it was open, so its numbers stay as they are.
         """
         return nested(self._samples())
+
+    def prometheus(self, labels: Mapping[str, str] | None = None) -> str:
+        """Return the same metrics in Prometheus' text format, for an HTTP endpoint or a file.
+
+        Args:
+            labels: Labels to add to each sample, such as ``{"log": "orders"}``.
+
+        Raises:
+            InvalidConfigError: A label's name is not valid.
+            LogDeletedError: As `metrics`.
+        """
+        return prometheus_text(self._samples(), labels or {})
 
     def _samples(self) -> Iterator[Sample]:
         from embedlog.api.metrics import log_samples
@@ -598,6 +613,9 @@ class Log:
 
     def close(self) -> None:
         """Flush and close producers, consumers and the log; later calls raise `ClosedError`."""
+        self._close(autocommit=True)
+
+    def _close(self, autocommit: bool) -> None:
         if self.root.closed:
             return
         # All callbacks run, the last one first, even if some raise.
@@ -605,15 +623,17 @@ class Log:
             closing.callback(_open_logs.discard, self)
             closing.callback(self.root.close)
             for child in list(self._children):
-                closing.callback(child.close)
+                is_consumer = hasattr(child, "poll")
+                closing.callback(child.close, **({"autocommit": autocommit} if is_consumer else {}))
             if self._maintenance is not None:
                 closing.callback(self._maintenance.close)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        # As of a consumer: after an error its last record may not be processed.
+        self._close(autocommit=exc_type is None)
 
     def __reduce__(
         self,
@@ -639,7 +659,9 @@ class Log:
         if self.root.closed:
             return html_table(f"Log {self.path}: closed", (), ())
         topics, groups = map(self.topic, self.topics()), map(self.group, self.groups())
-        tables = html_table(f"Log {self.path}", _TOPIC_HEADS, map(_topic_cells, topics))
+        cells = list(map(_topic_cells, topics))
+        title = f"Log {self.path}{'' if cells else ': no topics'}"
+        tables = html_table(title, _TOPIC_HEADS, cells)
         rows = list(map(_group_cells, groups))
         return tables + (html_table("Consumer groups", _GROUP_HEADS, rows) if rows else "")
 
@@ -761,7 +783,8 @@ def open_logs() -> list[Log]:
 def _close_all() -> None:
     for log in open_logs():
         try:
-            log.close()
+            # An error, Ctrl-C or `sys.exit` may have ended the program amid a record.
+            log._close(autocommit=False)
         except EmbedlogError as error:
             # At the exit of the interpreter there is no caller to raise it to.
             _logger.error("Cannot close %s: %s", log.path, error)

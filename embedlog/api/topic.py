@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 
 from embedlog.api.latest import get, latest
 from embedlog.api.offset_range import OffsetRange
+from embedlog.batch import Batch, tables
 from embedlog.batch import schema as batch_schema
-from embedlog.batch import tables
 from embedlog.batch.arrays import empty
 from embedlog.consumer.deserialize import (
     NO_HEADERS,
@@ -23,7 +24,7 @@ from embedlog.consumer.deserialize import (
     convert,
     topic_deserializers,
 )
-from embedlog.display import html_table, moment, need, plural, public_names, short
+from embedlog.display import cut, html_table, moment, need, plural, public_names, short
 from embedlog.errors import EmbedlogError, InvalidConfigError, SerializationError, no_attribute
 from embedlog.lazy import pa
 from embedlog.partition import PartitionLog
@@ -39,8 +40,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Between = tuple[When, When]
-_READ_BYTES = 4 << 20
-_SHOWN = 5
+_READ_BYTES, _LEAST_READ_BYTES = 4 << 20, 64 << 10
+_ROW_BYTES = 1 << 10
+"""How many bytes to read for each row of a short range."""
+_SHOWN, _SHOWN_RANGES, _KEY_WIDTH = 5, 4, 30
+"""What a display shows: records from each end, ranges of offsets, and characters of a key."""
+_FRAME_NAMES = frozenset("columns describe df dtypes groupby iloc info loc query shape".split())
+"""What programs look for that take a view for a frame."""
 
 
 class TopicView(Generic[K, V]):
@@ -93,6 +99,8 @@ class TopicView(Generic[K, V]):
                     f"call to_pandas()[{column!r}], or iterate over the records: "
                     f"[record.{column} for record in topic]"
                 )
+            elif name in _FRAME_NAMES:
+                hint = "call to_pandas(), to_polars() or to_arrow() for a frame"
             raise no_attribute(self, name, hint)
 
     def __contains__(self, item: object) -> bool:
@@ -150,8 +158,8 @@ class TopicView(Generic[K, V]):
         the first one at or after ``end``, as Kafka looks up offsets by time.
 
         Args:
-            start: A `datetime` or ISO 8601 text (UTC without a zone), milliseconds since 1970,
-                or how long ago: a `timedelta` or a text such as ``"90m"`` or ``"2d"``.
+            start: A `datetime`, `date` or ISO 8601 text (UTC without a zone), milliseconds since
+                1970, or how long ago: a `timedelta` or a text such as ``"90m"`` or ``"2d"``.
             end: Likewise.
         """
         return self._limited(None, (start, end))
@@ -205,9 +213,20 @@ class TopicView(Generic[K, V]):
             count: How many; fewer if the view has fewer.
             seed: The same seed chooses the same rows of the same records.
         """
-        rows = len(self)
+        _check_count(count)
+        parts = [(part, self._count(part)) for part in self.ranges()]
+        rows = sum(count for _, count in parts)
         chosen = sorted(Random(seed).sample(range(rows), min(count, rows)))
-        ranges = [part for row in chosen for part in self._cut(row, row + 1)]
+        ranges, before = [], 0
+        for part, part_rows in parts:
+            offset_after = self._log(part.partition).record_counts.after
+            for row in chosen[
+                bisect_left(chosen, before) : bisect_left(chosen, before + part_rows)
+            ]:
+                start = offset_after(part.start, part.stop, row - before)
+                stop = offset_after(part.start, part.stop, row - before + 1)
+                ranges.append(OffsetRange(part.partition, start, stop))
+            before += part_rows
         return self._view(ranges)
 
     def _cut(self, start: int, stop: int) -> list[OffsetRange]:
@@ -322,6 +341,8 @@ class TopicView(Generic[K, V]):
             KeyError: There is no such column.
             RecordDeserializationError: A record is not what the topic's serializers write.
         """
+        if isinstance(columns, str):
+            raise TypeError(f"columns must be a list of names, got {columns!r}")
         view = self._limited(since, between)
         serializers = ("bytes", "bytes") if raw else self._serializers()
         if serializers == ("bytes", "bytes"):
@@ -473,8 +494,12 @@ class TopicView(Generic[K, V]):
             return f"<{type(self).__name__} {self.name}: {error.what}>"
 
     def _title(self) -> str:
-        parts = ", ".join(f"{part.partition}[{part.start}:{part.stop}]" for part in self.ranges())
-        return f"View of {self.name}: {plural(len(self), 'record')}, {parts or 'nothing'}"
+        ranges = [part for part in self.ranges() if part.start < part.stop]
+        texts = [f"{part.partition}[{part.start}:{part.stop}]" for part in ranges[:_SHOWN_RANGES]]
+        if len(ranges) > _SHOWN_RANGES:
+            texts.append(f"and {len(ranges) - _SHOWN_RANGES:,} more")
+        records = plural(len(self), "record")
+        return f"View of {self.name}: {records}, {', '.join(texts) or 'nothing'}"
 
     def _repr_html_(self) -> str:
         """For notebooks: the title and the records; of many only the first and the last ones."""
@@ -498,6 +523,7 @@ class TopicView(Generic[K, V]):
             for deserializer, data in zip(deserializers, (record.key, record.value), strict=True):
                 item, _ = convert(deserializer, self.name, None, [data])
                 texts.append(short(*item or [data]))
+            texts[0] = cut(texts[0], _KEY_WIDTH)
             yield record.partition, record.offset, moment(record.timestamp), *texts
 
     # Reading
@@ -516,19 +542,32 @@ class TopicView(Generic[K, V]):
 
     def _reads(self) -> Iterator[tuple[OffsetRange, list[tables.BatchRows]]]:
         """Yield the batches of each read, with the rows of them that the view covers."""
+        read = OffsetRange(-1, 0, 0)
+        batches: list[Batch] = []
         for part in self.ranges():
-            if part.start >= part.stop:
-                continue
-            reader = self._log(part.partition).reader(part.start)
-            while reader.offset < part.stop:
+            start, reader = part.start, None
+            while start < part.stop:
+                # The rows of a sample are many short ranges: some are in the batches of the last.
+                if read.partition != part.partition or not read.start <= start < read.stop:
+                    if reader is None:
+                        reader = self._log(part.partition).reader(start)
+                    size = max((part.stop - start) * _ROW_BYTES, _LEAST_READ_BYTES)
+                    batches = reader.read(min(size, _READ_BYTES))
+                    if not batches:
+                        break
+                    read = OffsetRange(part.partition, start, reader.offset)
                 # A batch may begin below this offset if compaction has merged it meanwhile.
-                start = reader.offset
-                batches = reader.read(_READ_BYTES)
-                if not batches:
-                    break
                 rows = tables.rows_in_range(batches, start, part.stop)
+                start = read.stop
                 if rows:
                     yield part, rows
+
+
+def _check_count(count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"count must be an int, got {count!r}")
+    if count < 0:
+        raise ValueError(f"count must be at least 0, got {count}")
 
 
 class Topic(TopicView[K, V]):
@@ -563,8 +602,7 @@ class Topic(TopicView[K, V]):
         return self._count_ends(count, first=False)
 
     def _count_ends(self, count: int, first: bool) -> TopicView[K, V]:
-        if count < 0:
-            raise ValueError(f"count must be at least 0, got {count}")
+        _check_count(count)
         ranges = []
         for part in self.ranges():
             records = self._log(part.partition).record_counts

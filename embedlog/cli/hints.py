@@ -39,7 +39,16 @@ _TRANSLATIONS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\bRun verify, then repair, on the log", "Run `embedlog verify`, then `embedlog repair`"),
     (r", or pass unsafe_filesystem=True", ""),
     (r"is an argument of embedlog\.open", "is --root"),
+    (r"\bpass exist_ok=True", "add --if-not-exists"),
     (r"\bdelete_records\b", "`embedlog delete-records`"),
+    (
+        "Seek past the record, correct the deserializer, or read the record as bytes",
+        "Use --raw to export the stored bytes",
+    ),
+    (
+        "Set allow_pickle=True if you trust everybody who writes to the topic",
+        "Write to it with a Python program",
+    ),
     (r"\. (run|the) ", lambda match: f". {match[1].capitalize()} "),
 ]
 

@@ -29,6 +29,7 @@ from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS, HeartbeatThread
 from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.consumer.missing_topics import MissingTopics
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener, RebalanceNotifier
+from embedlog.display import plural
 from embedlog.errors import (
     ClosedError,
     CommitFailedError,
@@ -310,9 +311,9 @@ class GroupClient:
             partitions = sum(count for _, count in current.topics.values())
             if 0 < partitions < len(current.members):
                 _log.warning(
-                    "Group %s has %d members for %d partitions, so member %s gets no records; run "
+                    "Group %s has %d members for %s, so member %s gets no records; run "
                     "fewer members, or add partitions with create_partitions",
-                    *(group.name, len(current.members), partitions, member.id),
+                    *(group.name, len(current.members), plural(partitions, "partition"), member.id),
                 )
 
     def _acquire(
@@ -340,7 +341,7 @@ class GroupClient:
     def _lose_membership(self, error: EmbedlogError) -> None:
         """Drop all partitions: other members may own them already (M21)."""
         lost = self._assignment.partitions()
-        _log.warning("%s; %d partitions are lost", error, len(lost))
+        _log.warning("%s; %s lost", error, plural(len(lost), "partition"))
         self.notifier.lost(lost)
         self._assignment.clear()
         self._stop()

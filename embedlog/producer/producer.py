@@ -35,6 +35,7 @@ from embedlog.producer.row_batches import (
     ArrowStream,
     Rows,
     arrow_table,
+    check_columns,
     size_of,
     table_rows,
 )
@@ -68,9 +69,10 @@ _HINTS = {
 class Producer(Generic[K, V]):
     """Sends records to topics of one log; any thread may call any method.
 
-    Settings are kafka-python's (see `ProducerConfig`).  Batches are numbered (idempotent): a
-    retry is not written twice.  With a ``producer_name`` the numbers outlive the process, and
-    an older producer of that name is fenced in a partition once this one appends there.
+    Settings are kafka-python's (see `embedlog.config.ProducerConfig`).  Batches are numbered
+    (idempotent): a retry is not written twice.  With a ``producer_name`` the numbers outlive the
+    process, and an older producer of that name is fenced in a partition once this one appends
+    there.
 
     The calling thread writes in `flush`, in `send_batch`, in ``result`` of a future, and
     whenever a batch is full.  Otherwise a background thread writes once ``linger_ms``, and at
@@ -374,6 +376,7 @@ class Producer(Generic[K, V]):
         """
         queue = self._queue_for(topic, partition)
         table, settings = arrow_table(table), queue.settings
+        check_columns(table, key, value, timestamp)
         if settings.serializes:
             from embedlog.producer.serialize_table import serialize_table
 
@@ -400,6 +403,14 @@ class Producer(Generic[K, V]):
     def _rows(
         self, queue: TopicQueue, values: Any, keys: Any, headers: Any, timestamps: Any
     ) -> Rows:
+        for name, column in (("values", values), ("keys", keys)):
+            if isinstance(column, str | bytes | dict | set):
+                # Their characters, numbers or keys would become records.
+                raise InvalidRecordError(
+                    f"{name} must be a list with one item per record, got {type(column).__name__}",
+                    topic=queue.topic,
+                    todo="To write one record, call send.",
+                )
         topic, items, settings = queue.topic, keys, queue.settings
         serializers = settings.key_serializer, settings.value_serializer
         if any(serializer is not None and serializer.uses_headers for serializer in serializers):
