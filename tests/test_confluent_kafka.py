@@ -1,5 +1,6 @@
 """confluent_kafka's clients on a log: what programs written for it see."""
 
+import gc
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ from support.children import in_threads, run_python
 from support.patience import patient
 
 import embedlog
-from embedlog.kafka import confluent
+from embedlog.kafka import bootstrap, confluent
 from embedlog.kafka.confluent import (
     OFFSET_BEGINNING,
     Consumer,
@@ -23,7 +24,7 @@ from embedlog.kafka.confluent import (
     SerializingProducer,
     TopicPartition,
 )
-from embedlog.kafka.confluent.admin import AdminClient, NewTopic
+from embedlog.kafka.confluent.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 from embedlog.kafka.confluent.error import KeySerializationError, ValueDeserializationError
 from embedlog.kafka.confluent.serialization import (
     DoubleDeserializer,
@@ -35,6 +36,7 @@ from embedlog.kafka.confluent.serialization import (
     StringSerializer,
 )
 
+PARTITION = TopicPartition("t", 0, 0)
 PROGRAM = Path(__file__).parent / "support" / "confluent_program.py"
 HIDE = "import sys; sys.modules['confluent_kafka'] = None\n"
 """As if confluent_kafka were not installed."""
@@ -136,6 +138,7 @@ def test_a_program_prints_the_same_without_confluent_kafka(tmp_path):
     assert without == printed
 
 
+@pytest.mark.tier("test")
 def test_types_have_the_same_texts_and_orders_without_confluent_kafka():
     """`repr`, `str`, comparison and hash of errors and partitions, and the converters' bytes."""
     pytest.importorskip("confluent_kafka")
@@ -195,16 +198,52 @@ def test_without_confluent_kafka_brokers_are_refused_with_what_to_do():
     assert "pip install confluent-kafka" in run_python("-c", program)
 
 
-def test_a_derived_class_is_refused_for_brokers(address):
-    """The client that the constructor would return does not have its methods."""
+@pytest.mark.parametrize("kind", [Producer, SerializingProducer])
+def test_a_derived_class_uses_a_log_or_brokers(address, kind):
+    """The address decides which client its base is."""
+    original = pytest.importorskip("confluent_kafka")
 
-    class Mine(Producer):
-        pass
+    class Mine(kind):
+        def __init__(self, settings, name):
+            super().__init__(settings)
+            self.name = name
 
-    with Mine(address) as producer:
+        def __bool__(self):
+            return not super().__bool__()
+
+    with Mine(address, "x") as producer:
         assert type(producer) is Mine
-    with pytest.raises(TypeError, match="derive it from confluent_kafka's class"):
-        Mine({"bootstrap.servers": "127.0.0.1:1"})
+        assert (producer.name, bool(producer)) == ("x", False)
+    producer = Mine({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "y")
+    assert (producer.name, bool(producer)) == ("y", False)
+    assert isinstance(producer, Mine)
+    assert isinstance(producer, kind)
+    assert isinstance(producer, original.Producer)
+
+    class Late(kind):
+        def __init__(self):
+            super().__init__({"bootstrap.servers": "127.0.0.1:1"})
+
+    with pytest.raises(TypeError, match="add it there"):
+        Late()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (Consumer, {}),
+        (Consumer, {"group.id": "g", "auto.offset.reset": "soon"}),
+        (Producer, {"partitioner": "mine"}),
+        (Producer, {"acks": "some"}),
+    ],
+)
+def test_a_constructor_that_raises_gives_the_log_back(tmp_path, kind, settings):
+    """At once, although the error refers to the client."""
+    with pytest.raises((KafkaException, ValueError)) as caught:
+        kind({"bootstrap.servers": str(tmp_path / "log"), **settings})
+
+    assert str(tmp_path / "log") not in bootstrap._shared
+    del caught
 
 
 def test_values_are_bytes_also_in_a_topic_with_serializers(log, address):
@@ -250,15 +289,6 @@ def test_a_setting_that_librdkafka_refuses_is_refused(address, settings, text):
 
     assert caught.value.args[0].code() == KafkaError._INVALID_ARG
     assert text in caught.value.args[0].str()
-
-
-def test_transactions_are_refused_with_what_to_do(address):
-    """A log has none: a program must not believe that it has."""
-    with pytest.raises(KafkaException, match=r"leave out transactional\.id"):
-        Producer({**address, "transactional.id": "x"})
-    with Producer(address) as producer:
-        assert code_of(producer.init_transactions) == "_NOT_CONFIGURED"
-        assert code_of(producer.begin_transaction) == "_NOT_CONFIGURED"
 
 
 def test_share_groups_are_refused(address):
@@ -441,6 +471,16 @@ def test_purged_records_are_reported_as_purged(log, address):
     assert [record.value for record in log.topic("t")] == [b"w"]
 
 
+def test_a_producer_that_is_collected_writes_what_was_produced(log, address):
+    """A program need not close its clients."""
+    producer = Producer({**address, "linger.ms": 60_000})
+    producer.produce("t", "v")
+    del producer
+    gc.collect()
+
+    assert len(log.topic("t")) == 1
+
+
 def test_a_batch_says_which_records_were_refused(address):
     """`produce_batch` returns how many were accepted, and notes the errors of the others."""
     messages = [{"value": "a", "key": "k"}, {"value": bytes(2_000_000)}, {"value": "c"}]
@@ -459,6 +499,111 @@ def test_statistics_are_json(address):
         producer.poll(0)
 
     assert json.loads(statistics[0])["client_id"] == "me"
+
+
+# Transactions
+
+
+@pytest.fixture
+def transactional(address):
+    """Makes producers with a ``transactional.id``, and closes them."""
+    producers = []
+
+    def make(name="name", **settings):
+        dotted = {name.replace("_", "."): value for name, value in settings.items()}
+        producers.append(Producer({**address, "transactional.id": name, **dotted}))
+        return producers[-1]
+
+    yield make
+    for producer in producers:
+        producer.close()
+
+
+def test_the_records_of_a_transaction_become_visible_together(log, transactional):
+    """With its commit; those of an aborted one never.  Deliveries have no offset before."""
+    reports = []
+    producer = transactional()
+    producer.init_transactions()
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        for partition in (0, 1):
+            producer.produce(
+                "t", "v", partition=partition, callback=lambda *report: reports.append(report)
+            )
+        producer.produce("u", "v", key="k", headers={"a": "b"})
+        assert producer.flush() == 0
+        assert sum(map(len, map(log.topic, ("t", "u")))) in (0, 3)
+        end(patient(10))
+        assert len(producer) == 0
+    assert [len(log.topic(topic)) for topic in ("t", "u")] == [2, 1]
+    assert [(error, message.offset()) for error, message in reports[:2]] == [(None, None)] * 2
+    producer.begin_transaction()
+    producer.commit_transaction()
+
+
+def test_calls_of_transactions_in_the_wrong_order_are_refused(address, transactional):
+    """And offsets, which a log cannot commit together with the records."""
+    with Producer(address) as plain:
+        for call in (plain.init_transactions, plain.begin_transaction, plain.commit_transaction):
+            assert code_of(call) == "_NOT_CONFIGURED"
+    producer = transactional()
+    for call in (producer.begin_transaction, producer.commit_transaction):
+        assert code_of(call) == "_STATE"
+    producer.init_transactions()
+    assert code_of(producer.produce, "t", "v") == "_STATE"
+    producer.begin_transaction()
+    assert code_of(producer.begin_transaction) == "_STATE"
+    with pytest.raises(KafkaException, match="after commit_transaction") as caught:
+        producer.send_offsets_to_transaction([TopicPartition("t", 0, 1)], None)
+    assert caught.value.args[0].txn_requires_abort()
+    producer.abort_transaction()
+
+
+def test_a_newer_producer_fences_an_older_one(log, transactional):
+    """Its commit fails for good (``fatal``)."""
+    older, newer = transactional(), transactional()
+    older.init_transactions()
+    older.begin_transaction()
+    older.produce("t", "late")
+    newer.init_transactions()
+
+    with pytest.raises(KafkaException) as caught:
+        older.commit_transaction()
+    assert (caught.value.args[0].name(), caught.value.args[0].fatal()) == ("_FENCED", True)
+    assert len(log.topic("t")) == 0
+
+
+def test_a_transaction_that_cannot_be_committed_must_be_aborted(log, transactional):
+    """The error says so; the next transaction works."""
+    log.create_topic("compacted", 1, {"cleanup.policy": "compact"})
+    producer = transactional()
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("t", "v")
+    producer.produce("compacted", "without a key")
+    with pytest.raises(KafkaException) as caught:
+        producer.commit_transaction()
+    assert caught.value.args[0].name() == "INVALID_RECORD"
+    assert caught.value.args[0].txn_requires_abort()
+    producer.abort_transaction()
+    assert len(log.topic("t")) == 0
+    producer.begin_transaction()
+    producer.produce("t", "v")
+    producer.commit_transaction()
+    assert len(log.topic("t")) == 1
+
+
+def test_the_memory_of_a_transaction_is_limited(log, transactional):
+    """By ``queue.buffering.max.kbytes``; the records before can be committed."""
+    producer = transactional(queue_buffering_max_kbytes=1)
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("t", bytes(600))
+    with pytest.raises(KafkaException, match="Commit more often") as caught:
+        producer.produce("t", bytes(600))
+    assert caught.value.args[0].name() == "RECORD_LIST_TOO_LARGE"
+    producer.commit_transaction()
+    assert len(log.topic("t")) == 1
 
 
 # The consumer
@@ -551,12 +696,18 @@ def test_a_callback_of_an_assignment_chooses_where_to_begin(address):
 
 
 def test_a_member_of_a_group_does_not_assign_by_itself(address):
-    """Outside of a callback it is refused; `unassign` stops the reading."""
+    """It may set the offsets of what the group assigned; `unassign` stops the reading."""
     produce(address, *"abc")
     with consumer_of(address) as consumer:
         consumer.subscribe(["t"])
         take(consumer, 1)
-        assert code_of(consumer.assign, [TopicPartition("t", 0)]) == "_STATE"
+        for partitions in ([TopicPartition("t", 0)], [TopicPartition("t", n) for n in range(3)]):
+            assert code_of(consumer.assign, partitions) == "_STATE"
+        assert code_of(consumer.incremental_assign, [TopicPartition("t", 0)]) == "_CONFLICT"
+        consumer.assign([TopicPartition("t", 0, 2), TopicPartition("t", 1)])
+        assert take(consumer, 1)[0].offset() == 2
+        consumer.assign([TopicPartition("t", 0, 0), TopicPartition("t", 1)])
+        assert take(consumer, 1)[0].offset() == 0
         consumer.unassign()
         assert consumer.poll(0) is None
         consumer.unsubscribe()
@@ -710,6 +861,27 @@ def test_a_consumer_needs_a_group_and_ends_with_close(address):
             call()
 
 
+def test_clients_of_a_log_that_was_closed_raise_its_errors(tmp_path):
+    """Of confluent_kafka's type; they can be closed."""
+    log = embedlog.open(tmp_path / "log")
+    log.create_topic("t")
+    address = {"bootstrap.servers": log.path}
+    consumer, producer, admin = consumer_of(address), Producer(address), AdminClient(address)
+    consumer.subscribe(["t"])
+    consumer.poll(0)
+    log.close()
+
+    for call in (
+        consumer.assignment,
+        *(consumer.unsubscribe, consumer.list_topics, consumer.cluster_id, admin.list_groups),
+        *(lambda: consumer.commit(asynchronous=False), lambda: consumer.seek(PARTITION)),
+    ):
+        assert code_of(call) == "_DESTROY"
+    assert code_of(consumer.poll, 0) == code_of(consumer.close) == "_DESTROY"
+    consumer.close()
+    producer.close()
+
+
 # Converters
 
 
@@ -773,6 +945,43 @@ def test_results_of_the_admin_client_are_futures_that_are_done(log, address):
     assert code_of(admin.create_acls, []) == "_NOT_IMPLEMENTED"
 
 
+def test_changes_can_be_validated_only(log, address):
+    """With the errors of the change itself."""
+    admin = AdminClient(address)
+
+    def errors(futures):
+        failures = [future.exception() for future in futures.values()]
+        return [failure and failure.args[0].name() for failure in failures]
+
+    topics = [NewTopic(name, 1) for name in ("new", "t", "bad name")]
+    assert errors(admin.create_topics(topics, validate_only=True)) == [
+        *(None, "TOPIC_ALREADY_EXISTS", "TOPIC_EXCEPTION")
+    ]
+    for total, error in ((2, "INVALID_PARTITIONS"), (3, None)):
+        partitions = [NewPartitions("t", total)]
+        assert errors(admin.create_partitions(partitions, validate_only=True)) == [error]
+    assert log.topics() == ["t"]
+    assert len(log.describe_topic("t")["partitions"]) == 2
+
+
+def test_offsets_are_looked_up(address):
+    """The ends, the record with the latest timestamp, and the first one after a time."""
+    with Producer(address) as producer:
+        for time in (10, 30, 20):
+            producer.produce("t", "v", partition=0, timestamp=time)
+    admin, partition = AdminClient(address), TopicPartition("t", 0)
+
+    def lookup(spec):
+        result = admin.list_offsets({partition: spec})[partition].result()
+        return result.offset, result.timestamp
+
+    assert lookup(OffsetSpec.earliest()) == (0, -1)
+    assert lookup(OffsetSpec.latest()) == (3, -1)
+    assert lookup(OffsetSpec.max_timestamp()) == (1, 30)
+    assert lookup(OffsetSpec.for_timestamp(15)) == (1, 30)
+    assert lookup(OffsetSpec.for_timestamp(31)) == (-1, -1)
+
+
 def test_metadata_show_one_broker(address):
     """Programs look for the leader of a partition among the brokers."""
     with consumer_of(address) as consumer:
@@ -817,6 +1026,7 @@ asyncio.run(run())
 """
 
 
+@pytest.mark.tier("test")
 def test_a_patched_program_that_imports_confluent_kafka_runs_on_a_log(tmp_path):
     """With its imports and addresses unchanged.
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pickle
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.children import run_python
+from support.children import in_threads, run_python
 from support.clock import ManualClock
 
 import embedlog
@@ -101,11 +103,13 @@ def test_an_address_has_the_options_of_open(tmp_path):
     address = bootstrap.log_address(f"embedlog://{tmp_path}/a%20b?durability=fsync&lock_timeout=3")
 
     assert address == (f"{tmp_path}/a b", (("durability", "fsync"), ("lock_timeout", 3.0)))
-    handle = bootstrap.attach(address)
+    client = threading.Event()
+    handle = bootstrap.attach(address, client)
     assert (handle.log.durability, handle.log.root.lock_timeout) == ("fsync", 3.0)
     with pytest.raises(InvalidConfigError, match="durability=fsync, not os"):
-        bootstrap.attach(address._replace(options=(("durability", "os"),)))
+        bootstrap.attach(address._replace(options=(("durability", "os"),)), client)
     handle.close()
+    assert handle.log.root.closed
 
 
 @pytest.mark.parametrize(
@@ -150,7 +154,7 @@ def test_a_log_that_the_program_opened_is_used_with_its_clock(tmp_path, consume)
 
 
 def test_brokers_lead_to_the_client_of_kafka_python():
-    """The very class, which counts as an instance of ours."""
+    """The very class, which counts as an instance of ours, and is the base of a subclass."""
     kafka = pytest.importorskip("kafka")
 
     class UnreachableError(Exception):
@@ -168,8 +172,18 @@ def test_brokers_lead_to_the_client_of_kafka_python():
     class Mine(KafkaConsumer):
         """A subclass of a program."""
 
-    with pytest.raises(TypeError, match=r"extend kafka\.KafkaConsumer"):
-        Mine(bootstrap_servers="127.0.0.1:1")
+        def __init__(self, name, topic):
+            clients.append(self)
+            super().__init__(topic, bootstrap_servers=name, kafka_client=refuse)
+
+    class Derived(Mine):
+        """A subclass of that."""
+
+    clients = []
+    with pytest.raises(UnreachableError):
+        Derived("127.0.0.1:1", "t")
+    assert isinstance(clients[0], KafkaConsumer)
+    assert type(clients[0]).__mro__[1:] == (Derived, Mine, kafka.KafkaConsumer, object)
     assert not isinstance(client, Mine)
 
 
@@ -179,8 +193,51 @@ def test_a_subclass_is_a_client_of_a_log(servers):
     class Mine(KafkaProducer):
         """A subclass of a program."""
 
-    with Mine(bootstrap_servers=servers) as producer:
+        def __init__(self, name, **configs):
+            super().__init__(**configs)
+            self.name = name
+
+        def send(self, topic, value=None, **options):
+            return super().send(topic, value and value.upper(), **options)
+
+    with Mine("x", bootstrap_servers=servers) as producer:
         assert isinstance(producer, Mine)
+        assert isinstance(producer, KafkaProducer)
+        assert producer.send("t", b"x").get(10).offset == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "configs"),
+    [
+        (KafkaProducer, {"value_serializer": 5}),
+        (KafkaProducer, {"acks": "some"}),
+        (KafkaConsumer, {"value_deserializer": 5}),
+        (KafkaConsumer, {"partition_assignment_strategy": "mine"}),
+        (KafkaConsumer, {"fetch_min_bytes": "x"}),
+    ],
+)
+def test_a_constructor_that_raises_gives_the_log_back(servers, kind, configs):
+    """At once, although the error refers to the client."""
+    with pytest.raises((TypeError, ValueError, errors.KafkaError)) as caught:
+        kind(bootstrap_servers=servers, **configs)
+
+    assert servers.removeprefix("embedlog://") not in bootstrap._shared
+    del caught
+
+
+def test_a_client_that_is_collected_gives_the_log_back(servers):
+    """As kafka-python's closes itself then; what was sent is written."""
+    producer = KafkaProducer(bootstrap_servers=servers, linger_ms=60_000)
+    log = producer._log
+    consumer = KafkaConsumer("t", bootstrap_servers=servers, group_id="g")
+    consumer.poll(0)
+    producer.send("t", b"x")
+    del producer, consumer
+    gc.collect()
+
+    assert log.root.closed
+    with embedlog.open(log.path, mode="r") as log:
+        assert [record.value for record in log.topic("t")] == [b"x"]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +257,7 @@ def test_unknown_settings_are_refused_as_kafka_python_does(servers, kind, error,
         assert client.config["ssl_cafile"] == "x"
         assert client.config["request_timeout_ms"] == 30_000
     assert [line for line in caplog.messages if "security_protocol" in line] == [
-        "A log has no connections, so these are ignored: security_protocol, ssl_cafile"
+        "Settings without effect on a log are ignored: security_protocol, ssl_cafile"
     ]
 
 
@@ -501,6 +558,12 @@ def test_topics(client):
     assert failed["error_code"] == errors.TopicAlreadyExistsError.errno
     with pytest.raises(errors.InvalidConfigurationError):
         admin.create_topics({"u": {"configs": {"nonsense": "1"}}}, validate_only=True)
+    with pytest.raises(errors.TopicAlreadyExistsError):
+        admin.create_topics(["t"], validate_only=True)
+    with pytest.raises(errors.InvalidTopicError):
+        admin.create_topics(["bad name"], validate_only=True)
+    admin.create_topics(["u"], validate_only=True)
+    admin.create_partitions({"t": 3}, validate_only=True)
     assert admin.create_partitions({"t": NewPartitions(3)}).results == [("t", 0, None)]
     with pytest.raises(errors.InvalidPartitionsError):
         admin.create_partitions({"t": 2})
@@ -608,6 +671,29 @@ def test_the_log_is_a_cluster_of_one_broker(client, tmp_path):
         admin.nonsense()
 
 
+def test_clients_of_a_log_that_was_closed_raise_its_errors(tmp_path):
+    """As kafka-python's IllegalStateError; they can be closed."""
+    log = embedlog.open(tmp_path / "log")
+    log.create_topic("t")
+    kinds = (KafkaProducer, KafkaConsumer, KafkaAdminClient)
+    producer, consumer, admin = (kind(bootstrap_servers=log.path) for kind in kinds)
+    consumer.assign([T0])
+    log.close()
+
+    for call in (
+        lambda: producer.send("t", b"x"),
+        *(lambda: consumer.poll(0), lambda: next(consumer), lambda: list(consumer)),
+        *(lambda: consumer.seek(T0, 0), lambda: consumer.end_offsets([T0]), consumer.topics),
+        *(admin.describe_cluster, admin.list_topics, admin.list_config_resources),
+        lambda: admin.wait_for_topics(["t"]),
+    ):
+        with pytest.raises(errors.IllegalStateError):
+            call()
+    for client in (producer, consumer, admin):
+        assert not client.bootstrap_connected()
+        client.close()
+
+
 # Patched programs
 
 PROGRAM = """
@@ -643,7 +729,7 @@ sys.meta_path.insert(0, type("Absent", (), {"find_spec": staticmethod(
 """
 
 
-@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("installed", [pytest.param(True, marks=pytest.mark.tier("test")), False])
 def test_an_unchanged_program_runs_on_a_log(tmp_path, installed):
     """With ``python -m embedlog.kafka``, whether or not kafka-python is installed."""
     if installed:
@@ -750,13 +836,23 @@ def test_patch_reaches_classes_that_were_imported_before(tmp_path):
     kafka = pytest.importorskip("kafka")
     before = kafka.KafkaProducer
 
+    class Mine(before):
+        """A subclass of a program, which was defined before."""
+
+        def __init__(self, servers):
+            super().__init__(bootstrap_servers=servers)
+
     with embedlog.kafka.patch(tmp_path / "log"):
+        with Mine("localhost:9092") as producer:
+            assert isinstance(producer, Mine)
+            assert isinstance(producer, KafkaProducer)
+            assert producer.send("t", b"x").get(10).offset == 0
         assert kafka.KafkaProducer is KafkaProducer
         for kind in (before, kafka.KafkaProducer):
             with kind(bootstrap_servers="localhost:9092") as producer:
                 producer.send("t", b"x").get(10)
         with kafka.KafkaConsumer() as consumer:
-            assert consumer.end_offsets([kafka.TopicPartition("t", 0)]) == {T0: 2}
+            assert consumer.end_offsets([kafka.TopicPartition("t", 0)]) == {T0: 3}
 
     assert kafka.KafkaProducer is before
     assert "__new__" not in vars(before)
@@ -766,6 +862,80 @@ def test_patch_reaches_classes_that_were_imported_before(tmp_path):
     embedlog.kafka.patch()
     embedlog.kafka.unpatch()
     assert kafka.KafkaProducer is before
+
+
+def test_patches_may_end_in_any_order(tmp_path):
+    """The last one that is in force decides; afterwards everything is as before."""
+    kafka = pytest.importorskip("kafka")
+    before = kafka.KafkaProducer
+
+    def path():
+        return bootstrap.log_address("localhost:9092").path
+
+    first = embedlog.kafka.patch(tmp_path / "first")
+    second = embedlog.kafka.patch(tmp_path / "second")
+    third = embedlog.kafka.patch()
+    assert path() == str(tmp_path / "second")
+    first.undo()
+    assert path() == str(tmp_path / "second")
+    assert kafka.KafkaProducer is KafkaProducer
+    second.undo()
+    second.undo()
+    assert bootstrap.log_address("localhost:9092") is None
+    third.undo()
+    assert kafka.KafkaProducer is before
+
+
+PACKAGES = """
+import sys
+def modules():
+    return {name: module for name, module in sys.modules.items()
+            if name.partition(".")[0] in ("kafka", "confluent_kafka")}
+"""
+
+
+@pytest.mark.tier("test")
+def test_patch_leaves_the_modules_as_they_were(tmp_path):
+    """Also those that a program imports meanwhile, such as confluent_kafka's asyncio clients."""
+    pytest.importorskip("confluent_kafka.aio")
+    code = f"""{PACKAGES}
+import confluent_kafka.aio, embedlog.kafka
+embedlog.kafka.patch(sys.argv[1]).undo()
+before, producer = modules(), confluent_kafka.Producer
+with embedlog.kafka.patch(sys.argv[1]):
+    import confluent_kafka
+    from confluent_kafka import aio
+    from confluent_kafka.serializing_producer import SerializingProducer
+    assert aio.__spec__ is not before["confluent_kafka.aio"].__spec__
+    with SerializingProducer({{"bootstrap.servers": "broker:9092"}}) as made:
+        print(isinstance(made, confluent_kafka.Producer), made.produce("t", value=b"x"))
+assert modules() == before
+import confluent_kafka
+assert confluent_kafka.Producer is producer
+assert confluent_kafka.aio is before["confluent_kafka.aio"]
+"""
+
+    assert run_python("-c", code, tmp_path / "log").split() == ["True", "None"]
+
+
+def test_without_kafka_python_patch_leaves_no_module(tmp_path):
+    """And what kafka-python has besides is missing, rather than a module of embedlog."""
+    code = f"""{WITHOUT_KAFKA}{PACKAGES}
+import embedlog.kafka
+with embedlog.kafka.patch(sys.argv[1]):
+    import kafka.errors
+    from kafka import KafkaProducer, TopicPartition
+    print(kafka.errors.KafkaTimeoutError.__name__, kafka.KafkaProducer is KafkaProducer)
+    try:
+        import kafka.bootstrap
+    except ImportError as error:
+        print(error.name)
+print([name for name in modules() if name.startswith("kafka")])
+"""
+
+    assert run_python("-c", code, tmp_path / "log").splitlines() == [
+        *("KafkaTimeoutError True", "kafka.bootstrap", "[]")
+    ]
 
 
 def test_patch_replaces_confluent_kafka_too(tmp_path):
@@ -915,6 +1085,42 @@ def test_calls_in_the_wrong_order_are_refused(client, values):
     with pytest.raises(ValueError, match="partitions 0 to 0"):
         producer.send("t", b"x", partition=1)
     assert values() == []
+
+
+def test_the_memory_of_a_transaction_is_limited(client, values, monkeypatch, caplog):
+    """By the memory of a producer of the log; and a record by ``max_request_size``."""
+    producer = client(KafkaProducer, transactional_id="name")
+    producer.init_transactions()
+    producer.begin_transaction()
+    with pytest.raises(errors.MessageSizeTooLargeError):
+        producer.send("t", bytes(1 << 20))
+    for _ in range(33):
+        producer.send("t", bytes(1_000_000))
+    with pytest.raises(errors.RecordListTooLargeError, match="Commit more often"):
+        producer.send("t", bytes(1_000_000))
+    producer.abort_transaction()
+    producer.begin_transaction()
+    producer.send("t", b"x")
+    producer.close()
+    assert "transactional.id name that are dropped: 1" in caplog.text
+    assert values() == []
+
+
+def test_threads_send_in_a_transaction(client, values):
+    """Each record is in the transaction during which it was sent, or refused."""
+    producer = client(KafkaProducer, transactional_id="name")
+    producer.init_transactions()
+    sent = []
+
+    def send():
+        for number in range(200):
+            with suppress(errors.IllegalStateError):
+                sent.append(producer.send("t", b"%d" % number, partition=0))
+
+    producer.begin_transaction()
+    with in_threads(send, send):
+        producer.commit_transaction()
+    assert len(values()) <= len(sent) <= 400
 
 
 def test_a_transaction_that_cannot_be_published_publishes_nothing(client, values):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import tomllib
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, NoReturn
@@ -12,6 +11,7 @@ from embedlog import errors as log_errors
 from embedlog.catalog import INTERNAL
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.consumer.group_client import open_group
+from embedlog.kafka import admin_operations as operations
 from embedlog.kafka import admin_types, errors
 from embedlog.kafka.admin_types import (
     AlterConfigOp,
@@ -20,11 +20,10 @@ from embedlog.kafka.admin_types import (
     OffsetSpec,
     OffsetTimestamp,
 )
-from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient
-from embedlog.kafka.cluster import HOST, NODE, PORT
+from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, or_uses_brokers
+from embedlog.kafka.cluster import HOST, NODE, PORT, cluster_id
 from embedlog.kafka.errors import raises_kafka_errors, translated
 from embedlog.kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
-from embedlog.keyspace import FORMAT_FILE
 from embedlog.record import OffsetAndMetadata as LogPosition
 from embedlog.record import TopicPartition as LogPartition
 
@@ -57,8 +56,11 @@ class KafkaAdminClient(LogClient):
     replicas, users, quotas and access is refused with `UnsupportedVersionError`.
     """
 
+    _original = ("kafka", "KafkaAdminClient")
+
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = _DEFAULTS
 
+    @or_uses_brokers
     def __init__(self, **configs: Any) -> None:
         if unknown := configs.keys() - _DEFAULTS.keys():
             raise errors.KafkaConfigurationError(f"Unrecognized configs: {unknown}")
@@ -152,17 +154,16 @@ class KafkaAdminClient(LogClient):
 
         def create(topic: tuple[str, int, Mapping[str, Any]]) -> dict[str, Any]:
             name, partitions, configs = topic
-            count = 1 if partitions == -1 else partitions
-            if validate_only:
-                TopicConfig.parse(configs)
-            else:
-                self._log.create_topic(name, count, configs)
+            count = operations.create_topic(
+                self._log, name, partitions, configs, validate_only=validate_only
+            )
             topic_id = uuid.UUID(int=0 if validate_only else self._log.root.topic(name).id)
             return {"topic_id": topic_id, "num_partitions": count, "replication_factor": 1}
 
         topics = {topic[0]: topic for topic in _new_topics(new_topics)}
         return {"topics": _result_list(topics, "name", create, raise_errors)}
 
+    @raises_kafka_errors
     def wait_for_topics(self, topic_names: Iterable[str], timeout_ms: float = 10_000) -> None:
         """Return at once if the topics exist.
 
@@ -203,13 +204,7 @@ class KafkaAdminClient(LogClient):
             if isinstance(count, Mapping):
                 count = count["count"]
             total = getattr(count, "total_count", count)
-            current = self._log.root.partitions(name)
-            if total <= current:
-                raise log_errors.InvalidPartitionsError(
-                    f"The topic has {current} partitions already", topic=name
-                )
-            if not validate_only:
-                self._log.create_partitions(name, total)
+            operations.create_partitions(self._log, name, total, validate_only=validate_only)
             return {}
 
         items = {name: (name, count) for name, count in topic_partitions.items()}
@@ -267,20 +262,8 @@ class KafkaAdminClient(LogClient):
         }
 
     def _offset(self, partition: Any, spec: int) -> Any:
-        log = self._log.root.partition(*partition)
-        log.refresh()
-        tail = log.tail()
-        if spec == OffsetSpec.LATEST:
-            return OffsetAndTimestamp(log.end_offset(), -1, tail.leader_epoch)
-        if spec in (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL):
-            return OffsetAndTimestamp(log.start_offset(), -1, tail.leader_epoch)
-        if spec == OffsetSpec.MAX_TIMESTAMP:
-            sealed = (info.max_timestamp or 0 for info in log.segments.values())
-            spec = max(tail.max_timestamp, *sealed, 0)
-        if spec < 0:
-            return OffsetAndTimestamp(-1, -1, None)
-        record = log.offset_for_timestamp(spec)
-        return OffsetAndTimestamp(-1, -1, None) if record is None else OffsetAndTimestamp(*record)
+        topic, number = partition
+        return OffsetAndTimestamp(*operations.lookup_offset(self._log, topic, number, spec))
 
     # Settings
 
@@ -323,6 +306,7 @@ class KafkaAdminClient(LogClient):
         }
         return _entries(values, values, "STATIC_BROKER_CONFIG", read_only=True)
 
+    @raises_kafka_errors
     def list_config_resources(self, resource_types: Any = None) -> dict[str, list[str]]:
         """Return the names of everything that has settings."""
         resources = {"topic": self._log.topics(), "broker": [str(NODE)]}
@@ -378,10 +362,9 @@ class KafkaAdminClient(LogClient):
             try:
                 config = self._log.root.topic(resource.name).config
                 changes = changes_of(config, resource)
-                if validate_only:
-                    config.changed(changes)
-                else:
-                    self._log.alter_topic(resource.name, changes)
+                operations.alter_topic(
+                    self._log, resource.name, changes, validate_only=validate_only
+                )
                 result = "OK"
             except log_errors.InvalidConfigError as error:
                 result = str(errors.InvalidConfigurationError(str(error)))
@@ -557,12 +540,12 @@ class KafkaAdminClient(LogClient):
 
     # The cluster
 
+    @raises_kafka_errors
     def describe_cluster(self) -> dict[str, Any]:
         """Return the log as a cluster of one broker."""
-        text = self._log.root.context.files.read_file(FORMAT_FILE).decode()
         broker = {"broker_id": NODE, "host": HOST, "port": PORT, "rack": None, "is_fenced": False}
         return {
-            "cluster_id": tomllib.loads(text)["id"],
+            "cluster_id": cluster_id(self._log),
             "controller_id": NODE,
             "brokers": [broker],
             "cluster_authorized_operations": set(),
@@ -768,7 +751,7 @@ def _entries(
 ) -> dict[str, dict[str, Any]]:
     return {
         name: {
-            "value": str(value).lower() if isinstance(value, bool) else str(value),
+            "value": operations.setting_text(value),
             "read_only": read_only,
             "config_source": source if read_only or value != defaults[name] else "DEFAULT_CONFIG",
             "is_sensitive": False,
@@ -798,15 +781,8 @@ def _changes(config: TopicConfig, resource: Any) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for name, item in (resource.configs or {}).items():
         operation, value = item if isinstance(item, tuple) else (AlterConfigOp.SET, item)
-        operation = AlterConfigOp.build_from(operation)
-        words = str(config.to_dict().get(name, "")).split(",")
-        if operation == AlterConfigOp.DELETE:
-            value = None
-        elif operation == AlterConfigOp.APPEND:
-            value = ",".join(dict.fromkeys([*words, *str(value).split(",")]))
-        elif operation == AlterConfigOp.SUBTRACT:
-            value = ",".join(word for word in words if word not in str(value).split(","))
-        changes[name] = value
+        operation = AlterConfigOp.build_from(operation).name
+        changes[name] = operations.changed_setting(config, name, operation, value)
     return changes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 from typing import Any, Self
 
-from embedlog.kafka.installed import kafka_python, pick
+from embedlog.kafka.installed import installed, pick
 
 
 class _Named:
@@ -150,7 +150,7 @@ GroupType: Any = _admin(
 
 def __getattr__(name: str) -> Any:
     """Return the other classes of ``kafka.admin``, such as those of ACLs, if it is installed."""
-    module = kafka_python("kafka.admin")
+    module = installed("kafka.admin")
     if module is None or name.startswith("_") or not hasattr(module, name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(module, name)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from embedlog.errors import InvalidConfigError
+from embedlog.errors import EmbedlogError, InvalidConfigError
 
 if TYPE_CHECKING:
     from embedlog.api import Log
+    from embedlog.producer import Producer
+
+_LOGGER = logging.getLogger("embedlog.kafka")
 
 SCHEME = "embedlog"
 
@@ -54,11 +60,14 @@ def log_address(servers: Any) -> LogAddress | None:
     LogAddress(path='/data/log', options=(('durability', 'fsync'),))
     >>> log_address("localhost:9092,localhost:9093")
     """
-    if _redirect is not None:
-        return _redirect
-    is_list = isinstance(servers, Iterable) and not isinstance(servers, str | os.PathLike)
+    return parse(servers) if _redirect is None else _redirect
+
+
+def parse(servers: Any) -> LogAddress | None:
+    """Return the log that an address names itself, also while `patch` redirects all of them."""
+    is_list = isinstance(servers, Collection) and not isinstance(servers, str | os.PathLike)
     items = list(servers) if is_list else [servers]
-    addresses = [_parse(item) for item in items]
+    addresses = [_parse_one(item) for item in items]
     if len(addresses) > 1 and any(addresses):
         raise InvalidConfigError(
             f"bootstrap_servers names a log and something else: {items!r}",
@@ -67,7 +76,7 @@ def log_address(servers: Any) -> LogAddress | None:
     return addresses[0] if addresses else None
 
 
-def _parse(server: Any) -> LogAddress | None:
+def _parse_one(server: Any) -> LogAddress | None:
     if isinstance(server, os.PathLike):
         return LogAddress(_absolute(os.fspath(server)))
     if not isinstance(server, str):
@@ -114,11 +123,6 @@ def _option(name: str, text: str) -> tuple[str, Any]:
 _redirect: LogAddress | None = None
 
 
-def redirection() -> LogAddress | None:
-    """Return the log that every address names; None if they name their own."""
-    return _redirect
-
-
 def redirect(address: LogAddress | None) -> None:
     """Have every address name this log; None ends that."""
     global _redirect
@@ -143,31 +147,55 @@ _lock = threading.RLock()
 
 
 class LogHandle:
-    """One client's hold on a shared log; the log is closed with its last handle."""
+    """One client's hold on a shared log, which is closed with its last handle.
 
-    def __init__(self, path: str, log: Log) -> None:
+    A client that is collected without being closed gives the log back too.
+    """
+
+    def __init__(self, path: str, log: Log, client: object) -> None:
         self.log = log
-        self._path = path
-        self._closed = False
+        self._closing = ExitStack()
+        self.close = weakref.finalize(client, _release, path, log, self._closing)
+        """Gives the log back; may be repeated."""
+        # At the exit of the interpreter logs are closed anyway.
+        self.close.atexit = False
 
-    def close(self) -> None:
-        """Give the log back; may be repeated."""
+    def producer(self, **config: Any) -> Producer:
+        """Make a producer of the log, which is closed before the log is given back.
+
+        If the client is collected, the producer writes for a second, as kafka-python's does.
+        """
+        producer: Producer = self.log.producer(**config)
+        self._closing.callback(producer.close, 1.0)
+        return producer
+
+    @contextmanager
+    def closed_after_error(self) -> Iterator[None]:
+        """Give the log back if the block, which makes the client, raises."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+def _release(path: str, log: Log, closing: ExitStack) -> None:
+    try:
+        closing.close()
+    except EmbedlogError as error:
+        _LOGGER.warning("A producer that was not closed lost records: %s", error)
+    finally:
         with _lock:
-            if self._closed:
-                return
-            self._closed = True
-            shared = _shared.get(self._path)
-            if shared is None or shared.log is not self.log:
-                return
-            shared.clients -= 1
-            if shared.clients:
-                return
-            del _shared[self._path]
-            if shared.owned:
-                self.log.close()
+            shared = _shared.get(path)
+            if shared is not None and shared.log is log:
+                shared.clients -= 1
+                if not shared.clients:
+                    del _shared[path]
+                    if shared.owned:
+                        log.close()
 
 
-def attach(address: LogAddress) -> LogHandle:
+def attach(address: LogAddress, client: object) -> LogHandle:
     """Open the log of an address, or share it if this process has it open already.
 
     If the program itself opened it (`embedlog.open`), that log is used, with its clock, and
@@ -177,21 +205,26 @@ def attach(address: LogAddress) -> LogHandle:
         InvalidConfigError: The log is open in this process with other options.
         EmbedlogError: As `embedlog.open`.
     """
-    from embedlog.api.log import open as open_log
-    from embedlog.api.log import open_logs
-
     with _lock:
         shared = _shared.get(address.path)
         if shared is None or shared.log.root.closed:
-            mine = [log for log in open_logs() if _can_share(log, address.path)]
-            if mine:
-                shared = _SharedLog(mine[0], owned=False)
-            else:
-                shared = _SharedLog(open_log(address.path, **dict(address.options)), owned=True)
-            _shared[address.path] = shared
-        _check_options(shared.log, address)
+            shared = _shared[address.path] = _open(address)
+        # Before anything else: the last of the other clients may be collected at any time.
         shared.clients += 1
-        return LogHandle(address.path, shared.log)
+        handle = LogHandle(address.path, shared.log, client)
+        with handle.closed_after_error():
+            _check_options(shared.log, address)
+        return handle
+
+
+def _open(address: LogAddress) -> _SharedLog:
+    from embedlog.api.log import open as open_log
+    from embedlog.api.log import open_logs
+
+    for log in open_logs():
+        if _can_share(log, address.path):
+            return _SharedLog(log, owned=False)
+    return _SharedLog(open_log(address.path, **dict(address.options)), owned=True)
 
 
 def _can_share(log: Log, path: str) -> bool:

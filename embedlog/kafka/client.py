@@ -1,19 +1,17 @@
-"""What the three clients share: where they go, their settings, and the log that they hold."""
+"""What the three clients of kafka-python share: their settings, and the log that they hold."""
 
 from __future__ import annotations
 
-import logging
-from abc import ABCMeta
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
-from embedlog.kafka.bootstrap import attach, log_address
+from embedlog.kafka.bootstrap import LogAddress, attach, log_address
+from embedlog.kafka.client_type import Client, log_ignored
 from embedlog.kafka.cluster import LogCluster
 from embedlog.kafka.errors import kafka_errors
-from embedlog.kafka.installed import broker_client, kafka_python
+from embedlog.kafka.installed import original_class
 from embedlog.serializers import Action, Adapter, Field, adapt
-
-LOGGER = logging.getLogger("embedlog.kafka")
 
 BROKER_VERSION = (4, 1)
 """The release of Kafka whose behavior clients can expect; in ``config["api_version"]``."""
@@ -70,45 +68,25 @@ def adapted(serializer: Any, action: Action, field: Field) -> Adapter | None:
         raise TypeError(f"{field}_{action}r: {error}") from None
 
 
-class ClientType(ABCMeta):
-    """Makes a client of a log, or kafka-python's own client, depending on the address.
+def or_uses_brokers(init: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a constructor: a program's subclass becomes one of kafka-python's, for brokers.
 
-    Both count as instances of the class in `embedlog.kafka`.
+    Only here the settings are known: the constructor of the subclass may have other arguments.
     """
 
-    if not TYPE_CHECKING:  # kafka-python's clients have no types, and the same methods
+    @functools.wraps(init)
+    def __init__(self: LogClient, *args: Any, **configs: Any) -> None:  # noqa: N807
+        if self._address_of(args, configs) is None:
+            original = original_class(*self._original)
+            self.__class__ = self._with_base_for_brokers()
+            original.__init__(self, *args, **configs)
+        else:
+            init(self, *args, **configs)
 
-        def __call__(cls, *args: Any, **configs: Any) -> Any:
-            """Make a client."""
-            with kafka_errors():
-                address = log_address(configs.get("bootstrap_servers"))
-            if address is not None:
-                return super().__call__(*args, **configs)
-            client = broker_client(_client_name(cls))
-            if cls.__bases__ != (LogClient,):
-                raise TypeError(
-                    f"{cls.__name__} extends a client of a log, but bootstrap_servers is brokers; "
-                    f"extend kafka.{_client_name(cls)} for these"
-                )
-            # Not by calling it: `patch` makes the class lead here.
-            instance = object.__new__(client)
-            instance.__init__(*args, **configs)
-            return instance
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        """Return whether an object is a client of this kind, of a log or of brokers."""
-        if super().__instancecheck__(instance):
-            return True
-        kafka = kafka_python() if cls.__bases__ == (LogClient,) else None
-        return kafka is not None and isinstance(instance, broker_client(_client_name(cls)))
+    return __init__
 
 
-def _client_name(cls: type) -> str:
-    """Return the name of the class of kafka-python that a class stands for."""
-    return next(kind.__name__ for kind in cls.__mro__ if kind.__bases__ == (LogClient,))
-
-
-class LogClient(metaclass=ClientType):
+class LogClient(Client):
     """A client of kafka-python on a log."""
 
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = {}
@@ -116,17 +94,20 @@ class LogClient(metaclass=ClientType):
     config: dict[str, Any]
     """All settings, as in kafka-python."""
 
+    @classmethod
+    def _address_of(cls, args: tuple[Any, ...], configs: Mapping[str, Any]) -> LogAddress | None:
+        with kafka_errors():
+            return log_address(configs.get("bootstrap_servers"))
+
     def _open(self, configs: Mapping[str, Any]) -> None:
         """Set `config` and attach to the log."""
         self.config = {**self.DEFAULT_CONFIG, **configs}
         self.config["api_version"] = self.config["api_version"] or BROKER_VERSION
-        address = log_address(configs.get("bootstrap_servers"))
-        assert address is not None
-        ignored = sorted(configs.keys() & NETWORK_DEFAULTS.keys())
-        if ignored:
-            LOGGER.info("A log has no connections, so these are ignored: %s", ", ".join(ignored))
+        address = self._address_of((), configs)
+        assert address is not None, "the constructor returned a client of brokers"
+        log_ignored(configs.keys() & NETWORK_DEFAULTS.keys())
         with kafka_errors():
-            self._handle = attach(address)
+            self._handle = attach(address, self)
         self._log = self._handle.log
         self._client = self._manager = LogCluster(self._log)
         self._closed = False
@@ -140,6 +121,3 @@ class LogClient(metaclass=ClientType):
             close = getattr(self.config[name], "close", None)
             if callable(close):
                 close()
-
-    def __enter__(self) -> Self:
-        return self

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import tomllib
 from typing import TYPE_CHECKING, Any
 
 from embedlog.errors import UnknownTopicOrPartitionError
 from embedlog.kafka.installed import pick
+from embedlog.keyspace import FORMAT_FILE
 
 if TYPE_CHECKING:
     from embedlog.api import Log
@@ -20,6 +22,12 @@ _Broker: Any = pick(
     "BrokerMetadata",
     collections.namedtuple("BrokerMetadata", "node_id host port rack"),
 )
+
+
+def cluster_id(log: Log) -> str:
+    """Return the id of a log."""
+    text = log.root.context.files.read_file(FORMAT_FILE).decode()
+    return str(tomllib.loads(text)["id"])
 
 
 class LogCluster:

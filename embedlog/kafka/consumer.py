@@ -12,7 +12,7 @@ from embedlog import errors as log_errors
 from embedlog.config import ConsumerConfig
 from embedlog.consumer import Consumer, ConsumerRebalanceListener
 from embedlog.kafka import errors
-from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, adapted
+from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, adapted, or_uses_brokers
 from embedlog.kafka.errors import kafka_errors, raises_kafka_errors, translated
 from embedlog.kafka.record_decoder import ConsumerRecordDecoder
 from embedlog.kafka.structs import (
@@ -81,25 +81,23 @@ class KafkaConsumer(LogClient):
     Settings are those of kafka-python 3.
     """
 
+    _original = ("kafka", "KafkaConsumer")
+
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = _DEFAULTS
 
+    @or_uses_brokers
     def __init__(self, *topics: str, **configs: Any) -> None:
         if unknown := configs.keys() - _DEFAULTS.keys():
             raise errors.KafkaConfigurationError(f"Unrecognized configs: {unknown}")
         self._open(configs)
         self._subscribed = bool(topics)
         self._iterator: Iterator[Any] | None = None
-        try:
-            self.config["auto_offset_reset"] = _RESETS.get(
-                self.config["auto_offset_reset"], self.config["auto_offset_reset"]
-            )
-            with kafka_errors():
-                consumer = _LogConsumer(self._log.root, *topics, **self._settings(configs))
-                self._consumer: _LogConsumer = self._log._adopt(consumer, "consumer")
-        except BaseException:
-            self._closed = True
-            self._handle.close()
-            raise
+        self.config["auto_offset_reset"] = _RESETS.get(
+            self.config["auto_offset_reset"], self.config["auto_offset_reset"]
+        )
+        with self._handle.closed_after_error(), kafka_errors():
+            consumer = _LogConsumer(self._log.root, *topics, **self._settings(configs))
+            self._consumer: _LogConsumer = self._log._adopt(consumer, "consumer")
 
     def _settings(self, configs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings for the log's own consumer."""
@@ -211,13 +209,14 @@ class KafkaConsumer(LogClient):
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over records until none came for ``consumer_timeout_ms``."""
-        return iter(()) if self._closed else self._consumer.iter_records()
+        with kafka_errors():
+            return iter(()) if self._closed else self._consumer.iter_records()
 
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
         if self._iterator is None:
-            self._iterator = self._consumer.iter_records()
+            self._iterator = iter(self)
         try:
             return next(self._iterator)
         except BaseException:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from embedlog import errors as log_errors
-from embedlog.kafka.installed import kafka_python
+from embedlog.kafka.installed import installed
 from embedlog.kafka.structs import OffsetAndMetadata, TopicPartition
 
 P = ParamSpec("P")
@@ -88,13 +88,13 @@ def _is_equal(error: Exception, other: object) -> bool:
     return type(error) is type(other) and error.args == getattr(other, "args", None)
 
 
-def error_classes(installed: ModuleType | None) -> dict[str, type[Exception]]:
+def error_classes(library: ModuleType | None) -> dict[str, type[Exception]]:
     """Return kafka-python's classes, and make those that it does not have."""
     classes: dict[str, type[Exception]] = {}
 
     def define(name: str, *bases: str, **fields: Any) -> None:
         parents = tuple(classes[base] for base in bases) or (Exception,)
-        own = getattr(installed, name, None)
+        own = getattr(library, name, None)
         classes[name] = own or type(name, parents, {"__module__": __name__, **fields})
 
     define("KafkaError", retriable=False, invalid_metadata=False, __str__=_text, __eq__=_is_equal)
@@ -116,7 +116,7 @@ def error_classes(installed: ModuleType | None) -> dict[str, type[Exception]]:
     return classes
 
 
-_installed = kafka_python("kafka.errors")
+_installed = installed("kafka.errors")
 _classes: dict[str, Any] = dict(error_classes(_installed))
 globals().update(_classes)
 
@@ -147,6 +147,7 @@ _NAMES = {
     "ClosedError": "IllegalStateError",
     "CorruptionError": "CorruptRecordError",
     "InvalidConfigError": "KafkaConfigurationError",
+    "InvalidProducerEpochError": "ProducerFencedError",
     "LogTruncatedError": "LogTruncationError",
     "NotALogError": "KafkaConfigurationError",
     "OutOfOrderSequenceError": "OutOfOrderSequenceNumberError",

@@ -1,24 +1,28 @@
-"""Modules of kafka-python, if it is installed."""
+"""kafka-python and confluent_kafka themselves, if they are installed."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import warnings
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 from embedlog.kafka.bootstrap import SCHEME
 
+_PROJECTS = {"kafka": "kafka-python", "confluent_kafka": "confluent-kafka"}
+"""What pip calls the packages."""
+
 
 @functools.cache
-def kafka_python(name: str = "kafka") -> ModuleType | None:
-    """Return a module of kafka-python; None if it is not installed, or has no such module.
+def installed(name: str) -> ModuleType | None:
+    """Return a module of the libraries; None if they are not installed, or have no such module.
 
     The answer is kept: later, `patch` may have put other modules under these names.
     """
     try:
-        # Its import uses what Python deprecates, which would end programs run with -W error.
+        # kafka-python uses what Python deprecates, which would end programs run with -W error.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             module = importlib.import_module(name)
@@ -28,22 +32,31 @@ def kafka_python(name: str = "kafka") -> ModuleType | None:
 
 
 def pick(module: str, name: str, default: Any) -> Any:
-    """Return kafka-python's class of that name; ``default`` if it has none."""
-    return getattr(kafka_python(module), name, default)
+    """Return the class of that name in an installed module; ``default`` if there is none."""
+    return getattr(installed(module), name, default)
+
+
+def use_installed(namespace: dict[str, Any], module: str, names: Iterable[str]) -> None:
+    """Replace names of a module by those of an installed one, as far as it has them."""
+    for name in names:
+        namespace[name] = pick(module, name, namespace[name])
 
 
 @functools.cache
-def broker_client(name: str) -> Any:
-    """Return kafka-python's own client, for brokers.
+def original_class(module: str, name: str) -> Any:
+    """Return the library's own client, for brokers.
 
     Raises:
-        ImportError: kafka-python is not installed.
+        ImportError: The library is not installed.
     """
-    client = getattr(kafka_python(), name, None)
+    client = pick(module, name, None)
     if client is None:
+        package = module.partition(".")[0]
+        setting = "bootstrap_servers=" if package == "kafka" else '"bootstrap.servers": '
+        project = _PROJECTS[package]
         raise ImportError(
-            f"A {name} for brokers needs kafka-python: pip install kafka-python. For a log, set "
-            f'bootstrap_servers="{SCHEME}:///path/of/the/log".',
-            name="kafka",
+            f"A {name} for brokers needs {project}: pip install {project}. For a log, set "
+            f'{setting}"{SCHEME}:///path/of/the/log".',
+            name=package,
         )
     return client

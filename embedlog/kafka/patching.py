@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import ModuleType
 from typing import Any, Self
 
 from embedlog.kafka import bootstrap
-from embedlog.kafka.installed import broker_client, kafka_python
+from embedlog.kafka.client_type import rebased
+from embedlog.kafka.installed import installed, original_class
 
 _CLIENTS = {
     "KafkaAdminClient": ("kafka", "kafka.admin", "kafka.admin.client"),
@@ -20,7 +22,6 @@ _CLIENTS = {
 """Where kafka-python has its clients."""
 
 _MODULES = {
-    "kafka": "embedlog.kafka",
     "kafka.admin": "embedlog.kafka.admin",
     "kafka.admin.client": "embedlog.kafka.admin",
     "kafka.consumer": "embedlog.kafka.consumer",
@@ -34,16 +35,20 @@ _MODULES = {
     "kafka.serializer": "embedlog.kafka.serializer",
     "kafka.structs": "embedlog.kafka.structs",
 }
-"""What stands for kafka-python where it is not installed."""
+"""What stands for the modules of kafka-python where it is not installed."""
 
-_CONFLUENT = "embedlog.kafka.confluent"
+_patches: list[Patch] = []
+"""Those in force; the last one with an address decides where clients go."""
+_replaced = ExitStack()
+"""Takes back what was replaced, once none is in force."""
+_lock = threading.RLock()
 
 
 class Patch:
     """The effect of a call of `patch`, until `unpatch` or the end of a ``with`` block."""
 
-    def __init__(self) -> None:
-        self._undo = ExitStack()
+    def __init__(self, address: bootstrap.LogAddress | None) -> None:
+        self.address = address
 
     def __enter__(self) -> Self:
         return self
@@ -52,51 +57,18 @@ class Patch:
         self.undo()
 
     def undo(self) -> None:
-        """Take back what was replaced; may be repeated."""
-        if self in _patches:
-            _patches.remove(self)
-        self._undo.close()
-
-    def redirect(self, address: bootstrap.LogAddress) -> None:
-        """Have every address name one log."""
-        self._undo.callback(bootstrap.redirect, bootstrap.redirection())
-        bootstrap.redirect(address)
-
-    def replace_clients(self, module: ModuleType) -> None:
-        """Have the client classes of kafka-python make clients of a log."""
-        for name, places in _CLIENTS.items():
-            original, client = broker_client(name), getattr(module, name)
-            for place in map(kafka_python, places):
-                if getattr(place, name, None) is original:
-                    self._undo.callback(setattr, place, name, original)
-                    setattr(place, name, client)
-            # For programs that have imported the class already.
-            self._undo.callback(delattr, original, "__new__")
-            original.__new__ = _leads_to(original, client)
-
-    def replace_modules(self, modules: Mapping[str, ModuleType]) -> None:
-        """Have modules imported in place of others."""
-        for name, module in modules.items():
-            before = sys.modules.get(name)
-            if before is None:
-                self._undo.callback(sys.modules.pop, name, None)
-            else:
-                self._undo.callback(sys.modules.__setitem__, name, before)
-            sys.modules[name] = module
+        """Take back what was replaced; may be repeated, and patches may end in any order."""
+        with _lock:
+            if self in _patches:
+                _patches.remove(self)
+            _redirect()
+            if not _patches:
+                _replaced.close()
 
 
-_patches: list[Patch] = []
-
-
-def _leads_to(original: Any, client: Any) -> Any:
-    """Return a ``__new__`` of kafka-python's class that makes clients of a log."""
-
-    def new(cls: Any, *args: Any, **configs: Any) -> Any:
-        if cls is original and bootstrap.log_address(configs.get("bootstrap_servers")) is not None:
-            return client(*args, **configs)
-        return object.__new__(cls)
-
-    return staticmethod(new)
+def _redirect() -> None:
+    addresses = [patch.address for patch in _patches if patch.address is not None]
+    bootstrap.redirect(addresses[-1] if addresses else None)
 
 
 def patch(servers: Any = None) -> Patch:
@@ -117,29 +89,79 @@ def patch(servers: Any = None) -> Patch:
     address = None
     if servers is not None:
         with errors.kafka_errors():
-            address = bootstrap.log_address(servers)
+            address = bootstrap.parse(servers)
         if address is None:
             raise errors.KafkaConfigurationError(f"{servers!r} does not name a log")
-    kafka = importlib.import_module("embedlog.kafka")
-    applied = Patch()
-    try:
-        if address is not None:
-            applied.redirect(address)
-        if kafka_python() is not None:
-            if not _patches:
-                applied.replace_clients(kafka)
-        else:
-            modules = {name: importlib.import_module(path) for name, path in _MODULES.items()}
-            applied.replace_modules(modules)
-        applied.replace_modules(importlib.import_module(_CONFLUENT).MODULES)
-    except BaseException:
-        applied.undo()
-        raise
-    _patches.append(applied)
+    with _lock:
+        if not _patches:
+            _replace()
+        applied = Patch(address)
+        _patches.append(applied)
+        _redirect()
     return applied
 
 
 def unpatch() -> None:
     """Take back what `patch` did."""
-    while _patches:
-        _patches[-1].undo()
+    with _lock:
+        while _patches:
+            _patches[-1].undo()
+
+
+def _replace() -> None:
+    """Replace the clients of both libraries."""
+    ours = importlib.import_module("embedlog.kafka")
+    confluent = importlib.import_module("embedlog.kafka.confluent")
+    with ExitStack() as undo:
+        if installed("kafka") is None:
+            _replace_modules(undo, "kafka", _kafka_modules(ours))
+        else:
+            for name, places in _CLIENTS.items():
+                _replace_client(undo, name, places, getattr(ours, name))
+        _replace_modules(undo, "confluent_kafka", confluent.modules())
+        _replaced.push(undo.pop_all())
+
+
+def _replace_client(undo: ExitStack, name: str, places: tuple[str, ...], client: Any) -> None:
+    """Have a class of kafka-python make clients of a log."""
+    original = original_class("kafka", name)
+    for place in map(installed, places):
+        if getattr(place, name, None) is original:
+            undo.callback(setattr, place, name, original)
+            setattr(place, name, client)
+
+    def new(cls: Any, *args: Any, **configs: Any) -> Any:
+        if bootstrap.log_address(configs.get("bootstrap_servers")) is None:
+            return object.__new__(cls)
+        return (
+            client(*args, **configs)
+            if cls is original
+            else object.__new__(rebased(cls, original, client))
+        )
+
+    # For programs that have imported the class already, or derived classes from it.
+    undo.callback(delattr, original, "__new__")
+    original.__new__ = staticmethod(new)
+
+
+def _kafka_modules(ours: ModuleType) -> dict[str, ModuleType]:
+    package = ModuleType("kafka", ours.__doc__)
+    for name in ("__all__", "__dir__", "__getattr__", "__version__"):
+        setattr(package, name, getattr(ours, name))
+    # It has no other modules: those of embedlog must not be imported a second time.
+    package.__path__ = []
+    modules = {name: importlib.import_module(path) for name, path in _MODULES.items()}
+    return {"kafka": package, **modules}
+
+
+def _replace_modules(undo: ExitStack, package: str, modules: Mapping[str, ModuleType]) -> None:
+    """Have a package consist of these modules; others are imported when they are needed."""
+    undo.callback(_set_modules, package, _set_modules(package, modules))
+
+
+def _set_modules(package: str, modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
+    """Replace the modules of a package; return those that were imported before."""
+    names = [name for name in list(sys.modules) if name.partition(".")[0] == package]
+    before = {name: sys.modules.pop(name) for name in names}
+    sys.modules.update(modules)
+    return before

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Self
 from embedlog import errors as log_errors
 from embedlog.config import ProducerConfig
 from embedlog.kafka import errors
-from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, adapted
+from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, adapted, or_uses_brokers
 from embedlog.kafka.errors import kafka_errors, raises_kafka_errors, translated
 from embedlog.kafka.structs import RecordMetadata, TopicPartition
-from embedlog.kafka.transactions import Transactions
+from embedlog.kafka.transactions import NO_OFFSETS, Transactions
 from embedlog.producer.future import RecordFuture
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -125,8 +125,11 @@ class KafkaProducer(LogClient):
     ``batch_size`` is set; gzip is stored as zstd, and snappy as lz4.
     """
 
+    _original = ("kafka", "KafkaProducer")
+
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = _DEFAULTS
 
+    @or_uses_brokers
     def __init__(self, **configs: Any) -> None:
         if unknown := {name: configs[name] for name in configs if name not in _DEFAULTS}:
             raise ValueError(f"Unrecognized configs: {unknown}")
@@ -136,17 +139,12 @@ class KafkaProducer(LogClient):
             config["client_id"] = f"kafka-python-producer-{next(_sequence)}"
         if config["acks"] == "all":
             config["acks"] = -1
-        self._serialize_key = adapted(config["key_serializer"], "serialize", "key")
-        self._serialize_value = adapted(config["value_serializer"], "serialize", "value")
-        self._plain = self._serialize_key is None and self._serialize_value is None
-        self._partition: Callable[..., int] | None = None
-        try:
-            with kafka_errors():
-                self._producer = self._log.producer(**self._settings(configs))
-        except BaseException:
-            self._closed = True
-            self._handle.close()
-            raise
+        with self._handle.closed_after_error(), kafka_errors():
+            self._serialize_key = adapted(config["key_serializer"], "serialize", "key")
+            self._serialize_value = adapted(config["value_serializer"], "serialize", "value")
+            self._plain = self._serialize_key is None and self._serialize_value is None
+            self._partition: Callable[..., int] | None = None
+            self._producer = self._handle.producer(**self._settings(configs))
         self._send: Callable[..., Any] = self._producer.send
         self._transactions: Transactions | None = None
         if config["transactional_id"] is not None:
@@ -190,6 +188,7 @@ class KafkaProducer(LogClient):
             ValueError: Neither key nor value is set, or there is no such partition.
             KafkaTimeoutError: The memory for unwritten records stayed full.
             MessageSizeTooLargeError: The record is larger than ``max_request_size``.
+            RecordListTooLargeError: The records of the transaction are too large together.
         """
         if value is None and key is None:
             raise ValueError("Need at least one: key or value")
@@ -257,6 +256,8 @@ class KafkaProducer(LogClient):
             return
         self._closed = True
         try:
+            if self._transactions is not None:
+                self._transactions.close()
             with kafka_errors():
                 self._producer.close(timeout)
         finally:
@@ -292,10 +293,7 @@ class KafkaProducer(LogClient):
     def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> None:
         """Refuse: a log commits offsets and records one after the other."""
         self._in_transactions()
-        raise errors.UnsupportedVersionError(
-            "A log cannot commit offsets in the transaction of the records; commit them with the "
-            "consumer, after commit_transaction"
-        )
+        raise errors.UnsupportedVersionError(NO_OFFSETS)
 
     def _in_transactions(self) -> Transactions:
         if self._transactions is None:

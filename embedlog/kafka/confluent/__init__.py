@@ -35,10 +35,10 @@ from embedlog.kafka.confluent.common_types import (
 )
 from embedlog.kafka.confluent.common_types import __all__ as _types
 from embedlog.kafka.confluent.consumer import Consumer, ShareConsumer
-from embedlog.kafka.confluent.installed import CONFLUENT, installed
 from embedlog.kafka.confluent.message import Message
 from embedlog.kafka.confluent.producer import Producer
 from embedlog.kafka.confluent.serializing import DeserializingConsumer, SerializingProducer
+from embedlog.kafka.installed import installed
 from embedlog.partitioner import partition_for_key
 
 __version__ = "2.16.1"
@@ -47,13 +47,13 @@ __version__ = "2.16.1"
 
 def version() -> Any:
     """Return confluent_kafka's version; newer ones return a str."""
-    package = CONFLUENT["confluent_kafka"]
+    package = installed("confluent_kafka")
     return __version__ if package is None else package.version()
 
 
 def libversion() -> tuple[str, int]:
     """Return librdkafka's version; there is none in use here."""
-    package = CONFLUENT["confluent_kafka"]
+    package = installed("confluent_kafka")
     return ("none", 0) if package is None else package.libversion()
 
 
@@ -92,23 +92,32 @@ __all__ = [
 ]
 
 
-def _replacement(name: str) -> ModuleType:
-    """Return a module of confluent_kafka with the names of this one in the place of its own.
+def modules() -> dict[str, ModuleType]:
+    """Return what `embedlog.kafka.patch` puts in the place of confluent_kafka's modules.
 
-    So a patched program can import `confluent_kafka.schema_registry` and `confluent_kafka.aio`,
-    which use the clients of this package then.
+    A patched program can import others, such as `confluent_kafka.schema_registry` and
+    `confluent_kafka.aio`, which use the clients of this package then.
     """
+    return {
+        "confluent_kafka": _replacement("confluent_kafka"),
+        "confluent_kafka.admin": admin,
+        "confluent_kafka.cimpl": _replacement("confluent_kafka.cimpl"),
+        "confluent_kafka.error": error,
+        "confluent_kafka.serialization": serialization,
+    }
+
+
+def _replacement(name: str) -> ModuleType:
+    """Return a module of confluent_kafka with the names of this one in the place of its own."""
     module, original = ModuleType(name, __doc__), installed(name)
-    module.__dict__.update({} if original is None else vars(original))
-    module.__dict__.update({public: globals()[public] for public in __all__})
+    for attribute, value in ({} if original is None else vars(original)).items():
+        # The package has the modules that were imported from it; those use its own clients.
+        if not isinstance(value, ModuleType):
+            setattr(module, attribute, value)
+    for public in __all__:
+        setattr(module, public, globals()[public])
     return module
 
 
-MODULES: dict[str, ModuleType] = {
-    "confluent_kafka": _replacement("confluent_kafka"),
-    "confluent_kafka.admin": admin,
-    "confluent_kafka.cimpl": _replacement("confluent_kafka.cimpl"),
-    "confluent_kafka.error": error,
-    "confluent_kafka.serialization": serialization,
-}
-"""What `embedlog.kafka.patch` puts in the place of confluent_kafka's modules."""
+# Before `patch` puts other modules under these names.
+installed("confluent_kafka.cimpl")

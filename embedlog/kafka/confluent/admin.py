@@ -12,13 +12,15 @@ from embedlog.catalog import INTERNAL, refuse_internal
 from embedlog.config import TopicConfig
 from embedlog.consumer.group_client import open_group
 from embedlog.errors import EmbedlogError, GroupIdNotFoundError, NonEmptyGroupError
+from embedlog.kafka import admin_operations as operations
+from embedlog.kafka.cluster import HOST, NODE, PORT, cluster_id
 from embedlog.kafka.confluent import admin_types as kinds
 from embedlog.kafka.confluent import common_types as common
 from embedlog.kafka.confluent.admin_types import *  # noqa: F403 - their names in confluent_kafka
-from embedlog.kafka.confluent.client import BROKER, Client
+from embedlog.kafka.confluent.client import LogClient
 from embedlog.kafka.confluent.common_types import KafkaError as KafkaError
 from embedlog.kafka.confluent.common_types import KafkaException, TopicPartition
-from embedlog.kafka.confluent.kafka_errors import error_of, exception
+from embedlog.kafka.confluent.kafka_errors import error_of, exception, translated
 from embedlog.record import OffsetAndMetadata
 from embedlog.record import TopicPartition as Partition
 
@@ -30,7 +32,6 @@ CONFIG_SOURCE_DYNAMIC_BROKER_CONFIG, CONFIG_SOURCE_DYNAMIC_DEFAULT_BROKER_CONFIG
 CONFIG_SOURCE_STATIC_BROKER_CONFIG, CONFIG_SOURCE_DEFAULT_CONFIG = 4, 5
 CONFIG_SOURCE_GROUP_CONFIG = 8
 
-_EARLIEST, _LATEST, _MAX_TIMESTAMP = -2, -1, -3
 _STATES = {
     "PreparingRebalance": common.ConsumerGroupState.PREPARING_REBALANCING,
     "CompletingRebalance": common.ConsumerGroupState.COMPLETING_REBALANCING,
@@ -67,7 +68,7 @@ def _futures(
     return {key(item): _future(partial(call, item), codes) for item in items}
 
 
-class AdminClient(Client):
+class AdminClient(LogClient):
     """Creates and changes topics and groups of a log.
 
     Each call is carried out before it returns; its futures are done.
@@ -83,11 +84,13 @@ class AdminClient(Client):
         """Create topics from `NewTopic`; the number of replicas is ignored."""
 
         def create(topic: Any) -> None:
-            count = 1 if topic.num_partitions < 0 else topic.num_partitions
-            if validate_only:
-                TopicConfig.parse(topic.config or {})
-            else:
-                self._log.create_topic(topic.topic, count, topic.config or {})
+            operations.create_topic(
+                self._log,
+                topic.topic,
+                topic.num_partitions,
+                topic.config or {},
+                validate_only=validate_only,
+            )
 
         return _futures(new_topics, lambda topic: topic.topic, create)
 
@@ -101,8 +104,9 @@ class AdminClient(Client):
         """Add partitions to topics, from `NewPartitions`."""
 
         def grow(item: Any) -> None:
-            if not validate_only:
-                self._log.create_partitions(item.topic, item.new_total_count)
+            operations.create_partitions(
+                self._log, item.topic, item.new_total_count, validate_only=validate_only
+            )
 
         return _futures(new_partitions, lambda item: item.topic, grow)
 
@@ -125,7 +129,7 @@ class AdminClient(Client):
     def describe_cluster(self, **_: Any) -> Future[Any]:
         """Describe the log as a cluster of one broker."""
         node = _node()
-        return _future(lambda: kinds.DescribeClusterResult(node, [node], self._log.path))
+        return _future(lambda: kinds.DescribeClusterResult(node, [node], cluster_id(self._log)))
 
     # Settings
 
@@ -141,7 +145,7 @@ class AdminClient(Client):
         return {
             name: kinds.ConfigEntry(
                 name,
-                _config_text(value),
+                operations.setting_text(value),
                 kinds.ConfigSource.DYNAMIC_TOPIC_CONFIG
                 if name in overrides
                 else kinds.ConfigSource.DEFAULT_CONFIG,
@@ -158,7 +162,7 @@ class AdminClient(Client):
         def alter(resource: Any) -> None:
             overrides = self._topic_config(resource).overrides()
             changes = dict.fromkeys(overrides) | resource.set_config_dict
-            self._alter(resource, changes, validate_only)
+            operations.alter_topic(self._log, resource.name, changes, validate_only=validate_only)
 
         return _futures(resources, lambda resource: resource, alter)
 
@@ -168,11 +172,14 @@ class AdminClient(Client):
         """Change the settings of topics that are named, and no others."""
 
         def alter(resource: Any) -> None:
-            current = self._topic_config(resource).to_dict()
-            changes: dict[str, Any] = {}
-            for entry in resource.incremental_configs:
-                changes[entry.name] = _changed(current.get(entry.name), entry)
-            self._alter(resource, changes, validate_only)
+            config = self._topic_config(resource)
+            changes = {
+                entry.name: operations.changed_setting(
+                    config, entry.name, entry.incremental_operation.name, entry.value
+                )
+                for entry in resource.incremental_configs
+            }
+            operations.alter_topic(self._log, resource.name, changes, validate_only=validate_only)
 
         return _futures(resources, lambda resource: resource, alter)
 
@@ -181,12 +188,6 @@ class AdminClient(Client):
             raise exception("INVALID_REQUEST", f"Only topics have settings, got {resource}")
         return self._log.root.topic(resource.name).config
 
-    def _alter(self, resource: Any, changes: Mapping[str, Any], validate_only: bool) -> None:
-        if validate_only:
-            self._topic_config(resource).changed(changes)
-        else:
-            self._log.alter_topic(resource.name, changes)
-
     # Records
 
     def list_offsets(self, topic_partition_offsets: Mapping[Any, Any], **_: Any) -> Futures[Any]:
@@ -194,17 +195,10 @@ class AdminClient(Client):
 
         def offset(partition: Any) -> Any:
             spec = topic_partition_offsets[partition]._value
-            log = self._log.root.partition(partition.topic, partition.partition)
-            if spec in (_EARLIEST, _LATEST):
-                end = log.start_offset() if spec == _EARLIEST else log.end_offset()
-                return kinds.ListOffsetsResultInfo(end, -1, -1)
-            if spec == _MAX_TIMESTAMP:
-                raise exception("_NOT_IMPLEMENTED", "A log has no index of the latest timestamp")
-            record = log.offset_for_timestamp(spec)
-            if record is None:
-                return kinds.ListOffsetsResultInfo(-1, -1, -1)
-            epoch = -1 if record.leader_epoch is None else record.leader_epoch
-            return kinds.ListOffsetsResultInfo(record.offset, record.timestamp, epoch)
+            offset, timestamp, epoch = operations.lookup_offset(
+                self._log, partition.topic, partition.partition, spec
+            )
+            return kinds.ListOffsetsResultInfo(offset, timestamp, -1 if epoch is None else epoch)
 
         return _futures(
             topic_partition_offsets,
@@ -246,12 +240,13 @@ class AdminClient(Client):
     def list_groups(self, group: str | None = None, timeout: float = -1) -> list[Any]:
         """Return `GroupMetadata` of all groups, or of one."""
         groups = []
-        for name in self._log.groups():
-            if group in (None, name):
-                entry: Any = kinds.GroupMetadata()
-                entry.id, entry.state = name, self._log.group(name).state
-                entry.protocol_type = "consumer"
-                groups.append(entry)
+        with translated():
+            for name in self._log.groups():
+                if group in (None, name):
+                    entry: Any = kinds.GroupMetadata()
+                    entry.id, entry.state = name, self._log.group(name).state
+                    entry.protocol_type = "consumer"
+                    groups.append(entry)
         return groups
 
     def describe_consumer_groups(self, group_ids: list[str], **_: Any) -> Futures[str]:
@@ -348,30 +343,12 @@ class AdminClient(Client):
         return 0
 
     def __exit__(self, *_: object) -> None:
-        self._release_log()
+        self._handle.close()
 
 
 def _node() -> Any:
-    return common.Node(BROKER, "localhost", 0)
+    return common.Node(NODE, HOST, PORT)
 
 
 def _is_topic(resource: Any) -> bool:
     return int(resource.restype.value) == RESOURCE_TOPIC
-
-
-def _config_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _changed(current: object, entry: Any) -> str | None:
-    """Return the new value of a setting; None is its default."""
-    operation = entry.incremental_operation.name
-    if operation == "SET":
-        return str(entry.value)
-    if operation == "DELETE":
-        return None
-    values = [value for value in str(current or "").split(",") if value]
-    named = str(entry.value).split(",")
-    if operation == "APPEND":
-        return ",".join([*values, *(value for value in named if value not in values)])
-    return ",".join(value for value in values if value not in named)

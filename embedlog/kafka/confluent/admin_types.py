@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from embedlog.kafka.confluent.common_types import OrderedEnum
-from embedlog.kafka.confluent.installed import use_installed
+from embedlog.kafka.installed import use_installed
 
 # Arguments
 

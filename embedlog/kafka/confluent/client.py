@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from embedlog.api import Log
 from embedlog.catalog import INTERNAL
-from embedlog.kafka.bootstrap import attach
+from embedlog.kafka.bootstrap import LogAddress, attach
+from embedlog.kafka.client_type import Client
+from embedlog.kafka.cluster import HOST, NODE, PORT, cluster_id
 from embedlog.kafka.confluent import admin_types as kinds
-from embedlog.kafka.confluent.installed import broker_client
 from embedlog.kafka.confluent.kafka_errors import kafka_error, translated
-from embedlog.kafka.confluent.settings import address_of, client_settings
-
-BROKER = 0
-"""The id of the only broker in metadata."""
+from embedlog.kafka.confluent.settings import address_of, client_settings, names_servers
 
 
-class Client:
-    """A client of a log; its constructor returns confluent_kafka's own client for brokers."""
+class LogClient(Client):
+    """A client of confluent_kafka on a log."""
 
-    _original: ClassVar[tuple[str, str]]
-    """The module and name of confluent_kafka's class."""
+    @classmethod
+    def _address_of(cls, args: tuple[Any, ...], configs: Mapping[str, Any]) -> LogAddress | None:
+        return address_of(args, configs)
 
-    def __new__(cls, *args: Any, **config: Any) -> Any:
-        """Return a client of the log, or of the brokers, that ``bootstrap.servers`` names."""
-        if address_of(args, config) is None:
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **configs: Any) -> Any:
+            """Return a client of the log, or of the brokers, that the settings name.
+
+            That of a program's subclass has the settings among its arguments, or uses a log.
+            """
             if "_original" not in vars(cls):
-                raise TypeError(
-                    f"{cls.__name__} derives from embedlog's {cls._original[1]}, so it can only "
-                    "use a log; derive it from confluent_kafka's class to use brokers"
-                )
-            return broker_client(*cls._original, args, config)
-        return super().__new__(cls)
+                dicts = [argument for argument in args if isinstance(argument, Mapping)]
+                settings = [each for each in (*dicts, configs) if names_servers(each)]
+                if settings and address_of(settings[:1], {}) is None:
+                    kind = cls._with_base_for_brokers()
+                    # Python calls its __init__, since it is an instance of ``cls``.
+                    return kind.__new__(kind)
+            return super().__new__(cls, *args, **configs)
 
     def __init__(self, *args: Any, **config: Any) -> None:
         self._settings = client_settings(args, config)
         with translated(InvalidConfigError="_INVALID_ARG"):
-            self._handle = attach(self._settings.address)
-        # A program need not close its clients.
-        self._release_log = weakref.finalize(self, self._handle.close)
+            self._handle = attach(self._settings.address, self)
 
     @property
     def _log(self) -> Log:
@@ -51,25 +53,23 @@ class Client:
             return cluster_metadata(self._log, topic)
 
     def cluster_id(self, timeout: float = -1) -> str:
-        """Return the name of the log: its path."""
-        return self._log.path
+        """Return the id of the log."""
+        with translated():
+            return cluster_id(self._log)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """Do nothing: a log has no connections."""
-
-    def __enter__(self) -> Self:
-        return self
 
 
 def cluster_metadata(log: Log, topic: str | None) -> Any:
     """Return the metadata of the log as those of a cluster with one broker."""
     metadata: Any = kinds.ClusterMetadata()
-    metadata.cluster_id = log.path
-    metadata.controller_id = metadata.orig_broker_id = BROKER
-    metadata.orig_broker_name = f"{log.path}/{BROKER}"
+    metadata.cluster_id = cluster_id(log)
+    metadata.controller_id = metadata.orig_broker_id = NODE
+    metadata.orig_broker_name = f"{log.path}/{NODE}"
     broker: Any = kinds.BrokerMetadata()
-    broker.id, broker.host, broker.port = BROKER, "localhost", 0
-    metadata.brokers[BROKER] = broker
+    broker.id, broker.host, broker.port = NODE, HOST, PORT
+    metadata.brokers[NODE] = broker
     topics = log.root.topics()
     names = [topic] if topic else [name for name in topics if not name.startswith(INTERNAL)]
     for name in names:
@@ -80,8 +80,8 @@ def cluster_metadata(log: Log, topic: str | None) -> Any:
             entry.error = kafka_error("UNKNOWN_TOPIC_OR_PART")
         for number in range(0 if info is None else info.partitions):
             partition: Any = kinds.PartitionMetadata()
-            partition.id, partition.leader = number, BROKER
-            partition.replicas, partition.isrs = [BROKER], [BROKER]
+            partition.id, partition.leader = number, NODE
+            partition.replicas, partition.isrs = [NODE], [NODE]
             entry.partitions[number] = partition
         metadata.topics[name] = entry
     return metadata

@@ -7,7 +7,7 @@ from enum import Enum, IntEnum
 from typing import Any
 
 from embedlog.kafka.confluent.error_codes import CODES, NAMES, text_of
-from embedlog.kafka.confluent.installed import use_installed
+from embedlog.kafka.installed import use_installed
 
 OFFSET_BEGINNING, OFFSET_END = -2, -1
 OFFSET_STORED, OFFSET_INVALID = -1000, -1001

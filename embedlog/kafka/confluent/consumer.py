@@ -6,6 +6,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack
 from functools import wraps
 from itertools import islice
 from math import inf
@@ -15,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from embedlog.consumer import ConsumerRebalanceListener
 from embedlog.errors import EmbedlogError, IllegalStateError, WakeupError
-from embedlog.kafka.confluent.client import Client
+from embedlog.kafka.confluent.client import LogClient
 from embedlog.kafka.confluent.common_types import (
     OFFSET_BEGINNING,
     OFFSET_END,
@@ -26,7 +27,7 @@ from embedlog.kafka.confluent.common_types import (
 )
 from embedlog.kafka.confluent.kafka_errors import error_of, exception, kafka_error, translated
 from embedlog.kafka.confluent.message import Message, consumed
-from embedlog.kafka.confluent.settings import Statistics, consumer_config
+from embedlog.kafka.confluent.settings import ClientSettings, Statistics, consumer_config
 from embedlog.kafka.confluent.turns import Turns
 from embedlog.record import OffsetAndMetadata, Record
 from embedlog.record import TopicPartition as Partition
@@ -49,18 +50,24 @@ RebalanceCallback = Callable[["Consumer", list[Any]], object]
 def _in_turn(
     method: Callable[Concatenate[Consumer, P], T],
 ) -> Callable[Concatenate[Consumer, P], T]:
-    """Have other threads wait while one is in a method, and refuse all once it is closed."""
+    """Have other threads wait while one is in a method, and refuse all once it is closed.
+
+    Errors of embedlog are raised as `KafkaException`.
+    """
 
     @wraps(method)
     def call(self: Consumer, /, *args: P.args, **named: P.kwargs) -> T:
         with self._turns:
             self._check_open()
-            return method(self, *args, **named)
+            try:
+                return method(self, *args, **named)
+            except EmbedlogError as error:
+                raise KafkaException(error_of(error)) from error
 
     return call
 
 
-class Consumer(Client):
+class Consumer(LogClient):
     """Reads a log as a member of a group; any thread may use it.
 
     ``Consumer({"bootstrap.servers": "embedlog:///data/log", "group.id": "g"})`` or a directory
@@ -76,7 +83,10 @@ class Consumer(Client):
 
     def __init__(self, *args: Any, **config: Any) -> None:
         super().__init__(*args, **config)
-        settings = self._settings
+        with self._handle.closed_after_error():
+            self._start(self._settings)
+
+    def _start(self, settings: ClientSettings) -> None:
         if not settings.get("group.id"):
             raise ValueError("Failed to create consumer: group.id must be set")
         with translated(InvalidConfigError="_INVALID_ARG"):
@@ -230,17 +240,16 @@ class Consumer(Client):
         """
         self._note_position()
         self._refresh_at = 0.0
-        with translated():
-            assigned = self._inner.assignment()
-            left = [list(self._records), *self._fetched]
-            self._records, self._fetched = iter(()), deque()
-            for records in left:
-                if isinstance(records, Message):
-                    self._fetched.append(records)
-                elif records:
-                    partition = Partition(records[0].topic, records[0].partition)
-                    if partition in assigned:
-                        self._inner.seek(partition, records[0].offset)
+        assigned = self._inner.assignment()
+        left = [list(self._records), *self._fetched]
+        self._records, self._fetched = iter(()), deque()
+        for records in left:
+            if isinstance(records, Message):
+                self._fetched.append(records)
+            elif records:
+                partition = Partition(records[0].topic, records[0].partition)
+                if partition in assigned:
+                    self._inner.seek(partition, records[0].offset)
 
     # Subscription and assignment
 
@@ -271,14 +280,13 @@ class Consumer(Client):
             )
         self._give_back()
         listener = _Listener(self, on_assign, on_revoke, on_lost)
-        with translated():
-            if not self._subscribed:
-                self._drop(self._inner.assignment())
-                self._inner.assign([])
-            if any(name.startswith("^") for name in names):
-                self._inner.subscribe(pattern=_pattern(names), listener=listener)
-            else:
-                self._inner.subscribe(names, listener=listener)
+        if not self._subscribed:
+            self._drop(self._inner.assignment())
+            self._inner.assign([])
+        if any(name.startswith("^") for name in names):
+            self._inner.subscribe(pattern=_pattern(names), listener=listener)
+        else:
+            self._inner.subscribe(names, listener=listener)
         self._subscribed = True
         self._missing_topics = {name for name in names if not name.startswith("^")}
 
@@ -286,16 +294,19 @@ class Consumer(Client):
     def unsubscribe(self) -> None:
         """Leave the group, after committing what is stored, and drop the assignment."""
         self._give_back()
-        with translated():
-            if self._subscribed:
-                self._subscribed = False
-                self._inner.unsubscribe()
-            else:
-                self._drop(self._inner.assignment())
-                self._inner.assign([])
+        if self._subscribed:
+            self._subscribed = False
+            self._inner.unsubscribe()
+        else:
+            self._drop(self._inner.assignment())
+            self._inner.assign([])
 
     def assign(self, partitions: list[Any]) -> None:
-        """Read exactly these partitions, from their offsets; by default from the commits."""
+        """Read exactly these partitions, from their offsets; by default from the commits.
+
+        Raises:
+            KafkaException: A group assigned others (``_STATE``).
+        """
         self._change_assignment(lambda current, named: named, partitions)
 
     def unassign(self) -> None:
@@ -347,18 +358,17 @@ class Consumer(Client):
         offsets = _offsets_of(partitions)
         if self._rebalancing:
             # The group assigns; a callback chooses where to begin.
-            with translated():
-                self._seek_all(offsets)
+            self._seek_all(offsets)
             return
-        if self._subscribed:
-            raise exception("_STATE", "The group assigns partitions: call unsubscribe first")
         self._give_back()
-        with translated():
-            current = self._inner.assignment()
-            wanted = change(current, set(offsets))
+        current = self._inner.assignment()
+        wanted = change(current, set(offsets))
+        if not self._subscribed:
             self._inner.assign(sorted(wanted))
-            self._drop(current - wanted)
-            self._seek_all({part: offsets[part] for part in offsets if part in wanted})
+        elif wanted != current:
+            raise exception("_STATE", "The group assigns partitions: call unsubscribe first")
+        self._drop(current - wanted)
+        self._seek_all({part: offsets[part] for part in offsets if part in wanted})
 
     def _seek_all(self, offsets: dict[Partition, int]) -> None:
         for partition, offset in offsets.items():
@@ -599,22 +609,22 @@ class Consumer(Client):
                 self._close()
 
     def _close(self) -> None:
-        self._give_back()
-        try:
+        # All callbacks run, the last one first, even if some raise.
+        with ExitStack() as closing:
+            closing.callback(self._handle.close)
+            closing.callback(self._closing.set)
+            closing.callback(self._report_commits)
+            closing.enter_context(translated())
+            closing.callback(self._inner.close)
+            self._give_back()
             if not self._subscribed:
                 self._drop(self._inner.assignment())
-            with translated():
-                self._inner.close()
-            self._report_commits()
-        finally:
-            self._closing.set()
-            self._release_log()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class ShareConsumer(Client):
+class ShareConsumer(LogClient):
     """Refused: a log has no share groups; for brokers, confluent_kafka's own."""
 
     _original = ("confluent_kafka", "ShareConsumer")

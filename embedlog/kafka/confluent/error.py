@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from embedlog.kafka.confluent.common_types import KafkaError, KafkaException
-from embedlog.kafka.confluent.installed import use_installed
 from embedlog.kafka.confluent.kafka_errors import kafka_error
 from embedlog.kafka.confluent.serialization import SerializationError
+from embedlog.kafka.installed import use_installed
 
 
 class _ClientError(KafkaException):

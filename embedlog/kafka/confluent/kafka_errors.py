@@ -37,7 +37,7 @@ _NAMES: dict[type[BaseException], str] = {
     errors.GroupIdNotFoundError: "GROUP_ID_NOT_FOUND",
     errors.TimeoutError: "_TIMED_OUT",
     errors.OutOfOrderSequenceError: "OUT_OF_ORDER_SEQUENCE_NUMBER",
-    errors.InvalidProducerEpochError: "INVALID_PRODUCER_EPOCH",
+    errors.InvalidProducerEpochError: "_FENCED",
     errors.StorageError: "KAFKA_STORAGE_ERROR",
     errors.CorruptionError: "INVALID_MSG",
     errors.AssignorError: "INCONSISTENT_GROUP_PROTOCOL",
@@ -45,14 +45,14 @@ _NAMES: dict[type[BaseException], str] = {
 """The most specific class of an error counts."""
 
 
-def kafka_error(name: str, reason: str | None = None, *, retriable: bool = False) -> Any:
-    """Return a `KafkaError` by the name of its code."""
-    return KafkaError(CODES[name], reason, retriable=retriable)
+def kafka_error(name: str, reason: str | None = None, **properties: bool) -> Any:
+    """Return a `KafkaError` by the name of its code; ``properties`` are those of its class."""
+    return KafkaError(CODES[name], reason, **properties)
 
 
-def exception(name: str, reason: str | None = None) -> KafkaException:
+def exception(name: str, reason: str | None = None, **properties: bool) -> KafkaException:
     """Return a `KafkaException` by the name of its code."""
-    return KafkaException(kafka_error(name, reason))
+    return KafkaException(kafka_error(name, reason, **properties))
 
 
 def error_of(error: BaseException, **names: str) -> Any:
@@ -65,7 +65,12 @@ def error_of(error: BaseException, **names: str) -> Any:
     for kind in type(error).__mro__:
         name = names.get(kind.__name__) or _NAMES.get(kind)
         if name is not None:
-            return kafka_error(name, str(error), retriable=bool(getattr(error, "retriable", False)))
+            return kafka_error(
+                name,
+                str(error),
+                fatal=name == "_FENCED",
+                retriable=bool(getattr(error, "retriable", False)),
+            )
     return kafka_error("_FAIL", str(error))
 
 

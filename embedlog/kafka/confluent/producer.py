@@ -16,15 +16,23 @@ from embedlog.errors import (
     BufferExhaustedError,
     ClosedError,
     EmbedlogError,
+    IllegalStateError,
     SerializationError,
     TimeoutError,  # noqa: A004 - it is one
     UnknownTopicOrPartitionError,
 )
-from embedlog.kafka.confluent.client import Client
+from embedlog.kafka.confluent.client import LogClient
 from embedlog.kafka.confluent.common_types import TIMESTAMP_CREATE_TIME, KafkaException
 from embedlog.kafka.confluent.kafka_errors import error_of, exception, kafka_error, translated
 from embedlog.kafka.confluent.message import Message
-from embedlog.kafka.confluent.settings import PARTITIONERS, Statistics, invalid, producer_config
+from embedlog.kafka.confluent.settings import (
+    PARTITIONERS,
+    ClientSettings,
+    Statistics,
+    invalid,
+    producer_config,
+)
+from embedlog.kafka.transactions import NO_OFFSETS, Transactions
 from embedlog.partitioner import partition_for_key
 from embedlog.record import RecordMetadata
 
@@ -59,7 +67,7 @@ class _Refused:
         raise self.exception
 
 
-class Producer(Client):
+class Producer(LogClient):
     """Sends records to a log; any thread may use it.
 
     ``Producer({"bootstrap.servers": "embedlog:///data/log"})`` or a directory uses the log;
@@ -73,7 +81,10 @@ class Producer(Client):
 
     def __init__(self, *args: Any, **config: Any) -> None:
         super().__init__(*args, **config)
-        settings = self._settings
+        with self._handle.closed_after_error():
+            self._start(self._settings)
+
+    def _start(self, settings: ClientSettings) -> None:
         self._config = producer_config(settings)
         self._largest: int = self._config["max_request_size"]
         self._capacity = settings.number("queue.buffering.max.messages", 100_000) or inf
@@ -87,12 +98,19 @@ class Producer(Client):
         self._statistics = Statistics(settings, "producer")
         self._closing = threading.Event()
         self._random = Random()
+        self._partitions = self._log.root.partitions
+        self._transactions: Transactions | None = None
         self._open()
 
     def _open(self) -> None:
         with translated(InvalidConfigError="_INVALID_ARG"):
-            self._inner = self._log.producer(**self._config)
-        self._send = self._inner.send
+            self._inner = self._handle.producer(**self._config)
+        self._send: Callable[..., Any] = self._inner.send
+        name = self._settings.get("transactional.id")
+        if name:
+            if self._transactions is None:
+                self._transactions = Transactions(self._log.root, str(name), self._inner.config)
+            self._send = self._transactions.send
 
     def produce(
         self,
@@ -156,6 +174,9 @@ class Producer(Client):
                 raise RuntimeError(f"The log of the producer was closed: {self._log.path}")
         if isinstance(error, SerializationError):
             raise TypeError(str(error)) from error
+        if self._transactions is not None:
+            # Reported later, it would be missing from a transaction that is committed meanwhile.
+            raise KafkaException(error_of(error)) from error
         if isinstance(error, UnknownTopicOrPartitionError) and error.partition is not None:
             text = "Unable to produce message: Local: Unknown partition"
             raise exception("_UNKNOWN_PARTITION", text) from error
@@ -167,7 +188,7 @@ class Producer(Client):
         if name == "murmur2_random":
             return None  # as embedlog itself
         try:
-            count = self._log.root.partitions(topic)
+            count = self._partitions(topic)
         except UnknownTopicOrPartitionError:
             return None  # it is created with one partition, or refused
         if count == 1:
@@ -219,7 +240,7 @@ class Producer(Client):
             self._statistics.call_if_due(msg_cnt=len(self._pending))
         if len(self._pending) > self._capacity / 2:
             # Rather than have `produce` raise: the thread that writes needs the interpreter too.
-            with suppress(TimeoutError):
+            with translated(), suppress(TimeoutError):
                 self._inner.flush(_FULL_SECONDS)
         served = self._serve()
         if served or timeout == 0:
@@ -238,7 +259,7 @@ class Producer(Client):
         deadline = inf if timeout is None or timeout < 0 else monotonic() + timeout
         while self._pending:
             remaining = max(deadline - monotonic(), 0.0)
-            with suppress(TimeoutError):
+            with translated(), suppress(TimeoutError):
                 self._inner.flush(None if remaining == inf else remaining)
             if not self._serve() and remaining <= 0:
                 break
@@ -278,21 +299,58 @@ class Producer(Client):
         """Drop what is not written yet; later reports say so (``_PURGE_QUEUE``)."""
         self._check_open()
         if in_queue:
-            self._inner.close(timeout=0)
+            with translated():
+                self._inner.close(timeout=0)
             self._open()
 
     # Transactions
 
-    def _refuse_transaction(self, *_: object, **__: object) -> NoReturn:
-        """Raise `KafkaException`: a log has no transactions."""
-        raise exception(
-            "_NOT_CONFIGURED",
-            "The Transactional API requires transactional.id to be configured, "
-            "and a log has no transactions",
-        )
+    def init_transactions(self, timeout: float = -1) -> None:
+        """Fence older producers with the same ``transactional.id``."""
+        with translated():
+            self._in_transactions().initialize()
 
-    init_transactions = begin_transaction = commit_transaction = _refuse_transaction
-    abort_transaction = send_offsets_to_transaction = _refuse_transaction
+    def begin_transaction(self) -> None:
+        """Begin a transaction: what is produced becomes visible with its commit."""
+        with translated():
+            self._in_transactions().begin()
+
+    def commit_transaction(self, timeout: float = -1) -> None:
+        """Make the records of the transaction visible, all at once.
+
+        Raises:
+            KafkaException: A newer producer has the same ``transactional.id`` (``_FENCED``);
+                after another error the call may be repeated, or the transaction aborted.
+        """
+        transactions = self._in_transactions()
+        self.flush(timeout)
+        try:
+            transactions.commit()
+        except EmbedlogError as error:
+            raise KafkaException(_commit_error(error)) from error
+
+    def abort_transaction(self, timeout: float = -1) -> None:
+        """Drop the records of the transaction."""
+        transactions = self._in_transactions()
+        self.flush(timeout)
+        with translated():
+            transactions.abort()
+
+    def send_offsets_to_transaction(
+        self, positions: list[Any], group_metadata: Any, timeout: float = -1
+    ) -> NoReturn:
+        """Refuse: a log commits offsets and records one after the other."""
+        self._in_transactions()
+        raise exception("_NOT_IMPLEMENTED", NO_OFFSETS, txn_requires_abort=True)
+
+    def _in_transactions(self) -> Transactions:
+        self._check_open()
+        if self._transactions is None:
+            raise exception(
+                "_NOT_CONFIGURED",
+                "The Transactional API requires transactional.id to be configured",
+            )
+        return self._transactions
 
     # Closing
 
@@ -305,12 +363,25 @@ class Producer(Client):
         if not self._closing.is_set():
             self.flush(timeout)
             self._closing.set()
-            self._inner.close()
-            self._release_log()
+            if self._transactions is not None:
+                self._transactions.close()
+            try:
+                with translated():
+                    self._inner.close()
+            finally:
+                self._handle.close()
         return True
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _commit_error(error: EmbedlogError) -> Any:
+    """Return the `KafkaError` of a commit that failed: to be repeated, or aborted."""
+    known = error_of(error)
+    if known.fatal() or known.retriable() or isinstance(error, IllegalStateError):
+        return known
+    return kafka_error(known.name(), known.str(), txn_requires_abort=True)
 
 
 def _headers(headers: Any) -> list[tuple[str, bytes | None]] | None:
@@ -329,8 +400,10 @@ def _delivered(report: _Report, metadata: RecordMetadata | None) -> tuple[Any, M
     latency = monotonic() - produced_at
     if metadata is not None:
         _, partition, offset, timestamp = metadata
+        # Before the commit of a transaction it is -1.
+        known = None if offset < 0 else offset
         times = (TIMESTAMP_CREATE_TIME, timestamp or 0)
-        return None, Message(topic, partition, offset, key, value, None, None, times, latency)
+        return None, Message(topic, partition, known, key, value, None, None, times, latency)
     error = error_of(
         future.exception,
         TimeoutError="_MSG_TIMED_OUT",

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from embedlog.kafka.confluent.common_types import KafkaException
-from embedlog.kafka.confluent.installed import use_installed
+from embedlog.kafka.installed import use_installed
 
 
 class MessageField(StrEnum):

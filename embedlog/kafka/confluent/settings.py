@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from time import time as clock
@@ -14,9 +13,8 @@ from typing import Any
 from embedlog.config import INT_MAX
 from embedlog.errors import InvalidConfigError
 from embedlog.kafka.bootstrap import LogAddress, log_address
+from embedlog.kafka.client_type import log_ignored
 from embedlog.kafka.confluent.kafka_errors import exception
-
-_LOGGER = logging.getLogger("embedlog.kafka")
 
 _ALIASES = {
     "metadata.broker.list": "bootstrap.servers",
@@ -75,8 +73,6 @@ _IGNORED_PREFIXES = (
     "ssl_",
 )
 
-_CODECS = {"gzip": "zstd", "snappy": "lz4"}
-"""Arrow has no gzip and snappy for batches: what takes their part."""
 _RESETS = {
     **dict.fromkeys(("smallest", "earliest", "beginning"), "earliest"),
     **dict.fromkeys(("largest", "latest", "end"), "latest"),
@@ -129,7 +125,7 @@ def invalid(name: str, value: object) -> Exception:
     return exception("_INVALID_ARG", f'Invalid value "{value}" for configuration property "{name}"')
 
 
-def merged(args: tuple[Any, ...], config: Mapping[str, Any]) -> dict[str, Any]:
+def merged(args: Sequence[Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a constructor: a dict, keyword arguments, or both."""
     if len(args) > 1 or (args and not isinstance(args[0], Mapping)):
         raise TypeError("expected configuration dict")
@@ -138,7 +134,12 @@ def merged(args: tuple[Any, ...], config: Mapping[str, Any]) -> dict[str, Any]:
     return {_ALIASES.get(name, name): value for name, value in settings.items()}
 
 
-def address_of(args: tuple[Any, ...], config: Mapping[str, Any]) -> LogAddress | None:
+def names_servers(settings: Mapping[str, Any]) -> bool:
+    """Return whether ``bootstrap.servers`` is among the settings."""
+    return not settings.keys().isdisjoint(("bootstrap.servers", "metadata.broker.list"))
+
+
+def address_of(args: Sequence[Any], config: Mapping[str, Any]) -> LogAddress | None:
     """Return the log that ``bootstrap.servers`` names; None if it names brokers."""
     servers = merged(args, config).get("bootstrap.servers")
     try:
@@ -167,25 +168,22 @@ def client_settings(args: tuple[Any, ...], config: Mapping[str, Any]) -> ClientS
             raise exception(
                 "_INVALID_ARG", f'Configuration property "{name}" cannot be set to empty value'
             )
-    if ignored:
-        _LOGGER.info("Settings without effect on a log are ignored: %s", ", ".join(sorted(ignored)))
+    log_ignored(ignored)
     address = address_of(args, config)
-    assert address is not None, "the constructor returned a client of brokers"
+    if address is None:
+        raise TypeError(
+            "A class that extends a client of embedlog.kafka.confluent uses brokers if the dict of "
+            "settings is among the arguments of its own constructor: add it there, or extend the "
+            "class of confluent_kafka"
+        )
     return ClientSettings(address, values)
 
 
 def producer_config(settings: ClientSettings) -> dict[str, Any]:
     """Return embedlog's settings of a producer."""
-    if settings.get("transactional.id"):
-        raise exception(
-            "_NOT_IMPLEMENTED",
-            "A log has no transactions: leave out transactional.id; the idempotent producer "
-            "(enable.idempotence) works, and embedlog's producer_name keeps it over a restart",
-        )
     linger = settings.number("linger.ms", 5)
     # librdkafka's 0 is no limit.
     delivery = min(settings.number("message.timeout.ms", 300_000) or INT_MAX, INT_MAX)
-    codec = str(settings.get("compression.type", "none"))
     config = settings.renamed(
         {
             "acks": "acks",
@@ -203,7 +201,7 @@ def producer_config(settings: ClientSettings) -> dict[str, Any]:
         "request_timeout_ms": min(
             settings.number("request.timeout.ms", 30_000), max(delivery - linger, 0)
         ),
-        "compression_type": _CODECS.get(codec, codec),
+        "compression_type": str(settings.get("compression.type", "none")),
         # Not the serializers of the topic: programs for confluent_kafka send bytes.
         "key_serializer": "bytes",
         "value_serializer": "bytes",

@@ -1,0 +1,102 @@
+"""What the admin clients of both libraries do with a log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from embedlog.api import Log
+from embedlog.catalog import check_partition_count, check_topic_name, refuse_internal
+from embedlog.config import TopicConfig
+from embedlog.errors import InvalidPartitionsError, TopicAlreadyExistsError
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
+"""Kafka's numbers for offsets to look up; others that are negative mean nothing on a log."""
+
+
+def create_topic(
+    log: Log, name: str, partitions: int, config: Mapping[str, Any], *, validate_only: bool
+) -> int:
+    """Create a topic, or only check the arguments; return the number of its partitions.
+
+    Args:
+        log: The log.
+        name: The name.
+        partitions: -1 is the default, one.
+        config: The settings.
+        validate_only: Create nothing.
+    """
+    count = 1 if partitions == -1 else partitions
+    if not validate_only:
+        log.create_topic(name, count, config)
+        return count
+    check_topic_name(name)
+    refuse_internal(name)
+    check_partition_count(count)
+    TopicConfig.parse(config)
+    if name in log.root.topics():
+        raise TopicAlreadyExistsError("The topic already exists", topic=name)
+    return count
+
+
+def create_partitions(log: Log, topic: str, total: int, *, validate_only: bool) -> None:
+    """Increase the number of partitions of a topic, or only check the arguments."""
+    check_partition_count(total)
+    current = log.root.partitions(topic)
+    if total <= current:
+        # Brokers refuse the present number too.
+        raise InvalidPartitionsError(f"The topic has {current} partitions already", topic=topic)
+    if not validate_only:
+        log.create_partitions(topic, total)
+
+
+def alter_topic(log: Log, topic: str, changes: Mapping[str, Any], *, validate_only: bool) -> None:
+    """Change settings of a topic, or only check them; None resets one."""
+    if validate_only:
+        log.root.topic(topic).config.changed(changes)
+    else:
+        log.alter_topic(topic, changes)
+
+
+def changed_setting(config: TopicConfig, name: str, operation: str, value: Any) -> Any:
+    """Return the new value of a setting after ``SET``, ``DELETE``, ``APPEND`` or ``SUBTRACT``.
+
+    The last two are for settings that are lists.  None resets a setting.
+    """
+    if operation == "SET":
+        return value
+    if operation == "DELETE":
+        return None
+    words = [word for word in str(config.to_dict().get(name, "")).split(",") if word]
+    named = str(value).split(",")
+    if operation == "APPEND":
+        return ",".join(dict.fromkeys([*words, *named]))
+    return ",".join(word for word in words if word not in named)
+
+
+def setting_text(value: object) -> str:
+    """Return the value of a setting as brokers write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def lookup_offset(log: Log, topic: str, partition: int, spec: int) -> tuple[int, int, int | None]:
+    """Return an offset with its timestamp and leader epoch, -1 where there is none.
+
+    Args:
+        log: The log.
+        topic: The topic.
+        partition: The partition.
+        spec: A time in ms, for the first record at or after it, or one of the numbers above.
+    """
+    records = log.root.partition(topic, partition)
+    records.refresh()
+    tail = records.tail()
+    if spec == LATEST:
+        return records.end_offset(), -1, tail.leader_epoch
+    if spec in (EARLIEST, EARLIEST_LOCAL):
+        return records.start_offset(), -1, tail.leader_epoch
+    if spec == MAX_TIMESTAMP:
+        sealed = (info.max_timestamp or 0 for info in records.segments.values())
+        spec = max(tail.max_timestamp, *sealed, 0)
+    record = None if spec < 0 else records.offset_for_timestamp(spec)
+    return (-1, -1, None) if record is None else (*record,)
