@@ -1038,6 +1038,35 @@ def test_a_patched_program_that_imports_confluent_kafka_runs_on_a_log(tmp_path):
     assert run_python("-c", program, tmp_path / "log").split() == ["0", "b'hello'"]
 
 
+IMPORTED_BEFORE = """
+import sys
+import confluent_kafka, confluent_kafka.admin as its_admin
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+before = (confluent_kafka, its_admin, Consumer, Producer, AdminClient)
+import embedlog.kafka
+
+address = {"bootstrap.servers": "broker:9092"}
+with embedlog.kafka.patch(sys.argv[1]):
+    producer = Producer(address)
+    producer.produce("t", b"x")
+    print(producer.flush(10))
+    for client in (AdminClient, its_admin.AdminClient):
+        print(*client(address).list_topics().topics)
+    print(confluent_kafka.Consumer is Consumer, Consumer.__module__)
+    producer.close()
+print(before == (confluent_kafka, its_admin, Consumer, Producer, AdminClient))
+"""
+
+
+def test_patch_reaches_what_was_imported_from_confluent_kafka_before(tmp_path):
+    """And takes everything back at its end."""
+    pytest.importorskip("confluent_kafka")
+
+    output = run_python("-c", IMPORTED_BEFORE, tmp_path / "log").splitlines()
+    assert output == ["0", "t", "t", "True embedlog.kafka.confluent.consumer", "True"]
+
+
 def test_the_page_of_the_docs_can_be_pasted(tmp_path, monkeypatch):
     """Its program runs on a log."""
     page = (Path(__file__).parents[1] / "docs" / "kafka-clients.md").read_text()

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from embedlog.kafka import bootstrap
 from embedlog.kafka.client_type import rebased
-from embedlog.kafka.installed import installed, original_class
+from embedlog.kafka.installed import installed, original_class, pick
 
 _CLIENTS = {
     "KafkaAdminClient": ("kafka", "kafka.admin", "kafka.admin.client"),
@@ -36,6 +36,11 @@ _MODULES = {
     "kafka.structs": "embedlog.kafka.structs",
 }
 """What stands for the modules of kafka-python where it is not installed."""
+
+_CONFLUENT_CLIENTS = (
+    *("AdminClient", "Consumer", "DeserializingConsumer", "Producer", "SerializingProducer"),
+)
+"""What programs may have imported from confluent_kafka already."""
 
 _patches: list[Patch] = []
 """Those in force; the last one with an address decides where clients go."""
@@ -118,7 +123,14 @@ def _replace() -> None:
         else:
             for name, places in _CLIENTS.items():
                 _replace_client(undo, name, places, getattr(ours, name))
-        _replace_modules(undo, "confluent_kafka", confluent.modules())
+        modules = confluent.modules()
+        before = _replace_modules(undo, "confluent_kafka", modules)
+        replacements = {id(old): modules.get(name) for name, old in before.items()}
+        for name in _CONFLUENT_CLIENTS:
+            client = getattr(confluent, name, None) or getattr(confluent.admin, name)
+            module, original = client._original
+            replacements[id(pick(module, original, None))] = client
+        _replace_references(undo, replacements)
         _replaced.push(undo.pop_all())
 
 
@@ -154,9 +166,31 @@ def _kafka_modules(ours: ModuleType) -> dict[str, ModuleType]:
     return {"kafka": package, **modules}
 
 
-def _replace_modules(undo: ExitStack, package: str, modules: Mapping[str, ModuleType]) -> None:
-    """Have a package consist of these modules; others are imported when they are needed."""
-    undo.callback(_set_modules, package, _set_modules(package, modules))
+def _replace_modules(
+    undo: ExitStack, package: str, modules: Mapping[str, ModuleType]
+) -> dict[str, ModuleType]:
+    """Have a package consist of these modules; others are imported when they are needed.
+
+    Returns those that were imported before.
+    """
+    before = _set_modules(package, modules)
+    undo.callback(_set_modules, package, before)
+    return before
+
+
+def _replace_references(undo: ExitStack, replacements: Mapping[int, Any]) -> None:
+    """Replace what programs imported from confluent_kafka already.
+
+    Its clients are classes of C, which cannot be made to lead elsewhere.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("confluent_kafka", "embedlog"):
+            continue
+        for attribute, value in list(getattr(module, "__dict__", {}).items()):
+            replacement = replacements.get(id(value))
+            if value is not None and replacement is not None:
+                undo.callback(setattr, module, attribute, value)
+                setattr(module, attribute, replacement)
 
 
 def _set_modules(package: str, modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
