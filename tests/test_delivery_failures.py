@@ -532,6 +532,26 @@ DELETIONS = {
 }
 
 
+@pytest.mark.parametrize("mode", ["rw", "r"])
+def test_monitoring_a_deleted_log_fails(tmp_path, mode):
+    """A dashboard or an exporter would show the numbers of that moment for ever."""
+    with embedlog.open(tmp_path / "log", maintenance=False) as writer:
+        writer.create_topic("one", 1)
+        writer.group("g").reset_offsets("earliest", topics="one", dry_run=False)
+    log = embedlog.open(tmp_path / "log", mode=mode, maintenance=False)
+    group = log.group("g")
+    assert group.describe().lag == 0
+    delete_and_make_again(tmp_path / "log")
+    time.sleep(LINK_CHECK_SECONDS)
+
+    for ask in (log.metrics, group.describe, group.lag):
+        with pytest.raises(LogDeletedError):
+            ask()
+    assert "g" in repr(group) and "g" in group._repr_html_()
+    with suppress(LogDeletedError):
+        log.close()
+
+
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 @pytest.mark.parametrize("deletion", DELETIONS)
 def test_an_append_after_the_log_was_deleted_fails(tmp_path, warnings, deletion, durability):

@@ -173,9 +173,9 @@ def test_a_rebalance_is_one_line_of_each_member(log, lines):
         ]
     )
     assert lines(logging.INFO, "group") == [
-        "Group g, generation 1: range assigns 2 partitions to 1 members",
+        "Group g, generation 1: range assigns 2 partitions to 1 member",
         "Group g, generation 2: range assigns 2 partitions to 2 members",
-        "Group g, generation 3: range assigns 2 partitions to 1 members",
+        "Group g, generation 3: range assigns 2 partitions to 1 member",
     ]
 
 

@@ -593,10 +593,13 @@ def test_a_child_of_a_killed_owner_does_not_keep_it_alive(group, root, tmp_path)
     def parent_of_one(ready):
         owner = open_root(root.path)
         complete_rebalance(join(make_group(owner)))
-        pid = os.fork()
-        if pid == 0:
+        written, write_end = os.pipe()
+        if os.fork() == 0:
+            # Here the child has closed what it inherited, which may take it a while.
+            pid_file.write_text(str(os.getpid()))
+            os.write(write_end, b".")
             time.sleep(60)
-        pid_file.write_text(str(pid))
+        os.read(written, 1)
         ready()
 
     with PausedChild(parent_of_one) as child:

@@ -18,7 +18,6 @@ from support.faulty_files import FaultyFiles
 
 import embedlog
 from embedlog.cli import main
-from embedlog.cli.metrics import prometheus_lines
 from embedlog.errors import DiskFullError, DurabilityError, EmbedlogError
 from embedlog.metrics import (
     CONSUMER,
@@ -30,6 +29,7 @@ from embedlog.metrics import (
     PRODUCER,
     PRODUCER_TOPIC,
     Sample,
+    prometheus_text,
 )
 from embedlog.record import TopicPartition
 
@@ -405,7 +405,7 @@ def test_any_group_name_survives_prometheus_quoting():
     """Names of groups are free text: quotes, backslashes and line ends are escaped."""
     name = 'a"b\\c\nd\\n{x="y"}'
     samples = [Sample("consumergroup.{consumergroup}", "members", 1, {"consumergroup": name})]
-    text = "\n".join(prometheus_lines(samples, {})) + "\n"
+    text = prometheus_text(samples, {})
     (family,) = text_string_to_metric_families(text)
     assert family.samples[0].labels == {"consumergroup": name}
 
@@ -421,7 +421,7 @@ def test_every_metric_has_a_name_that_prometheus_accepts():
         for group in GROUPS
         for number, metric in enumerate(group.metrics)
     ]
-    text = "\n".join(prometheus_lines(samples, {})) + "\n"
+    text = prometheus_text(samples, {})
     families = list(text_string_to_metric_families(text))
     assert len(families) == len(exported)
     for group in GROUPS:

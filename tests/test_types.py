@@ -233,7 +233,8 @@ DIR = {
     "log": """
         alter_topic close compact consumer create_partitions create_topic delete_records
         delete_topic describe_topic durability flush group groups hold leases maintain maintenance
-        metrics partition path producer rebuild_index repair retention_bytes topic topics verify
+        metrics partition path producer prometheus rebuild_index repair retention_bytes topic topics
+        verify
     """,
     "topic": """
         at batches between config describe_retention explain_compaction get head items name

@@ -21,6 +21,7 @@ from embedlog.errors import (
     ClosedError,
     CorruptionError,
     GroupIdNotFoundError,
+    LogDeletedError,
     OffsetOutOfRangeError,
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
@@ -200,7 +201,9 @@ class ConsumerGroup:
 
         Raises:
             GroupIdNotFoundError: There is no such group.
+            LogDeletedError: The log was deleted while it was open.
         """
+        self._root.context.state.check_linked()
         partitions = self._describe(ages=False).partitions
         return {TopicPartition(part.topic, part.partition): part.lag for part in partitions}
 
@@ -211,7 +214,9 @@ class ConsumerGroup:
 
         Raises:
             GroupIdNotFoundError: There is no such group.
+            LogDeletedError: The log was deleted while it was open.
         """
+        self._root.context.state.check_linked()
         return self._describe(ages=True)
 
     def _describe(self, *, ages: bool) -> GroupDescription:
@@ -399,7 +404,7 @@ class ConsumerGroup:
         """For notebooks: the title and the partitions."""
         try:
             return self.describe()._repr_html_()
-        except (GroupIdNotFoundError, ClosedError):
+        except (GroupIdNotFoundError, ClosedError, LogDeletedError):
             return html_table(self._title(), (), ())
 
 

@@ -36,7 +36,7 @@ from embedlog.errors import (
     no_attribute,
 )
 from embedlog.files import Files
-from embedlog.metrics import Metrics, Sample, nested
+from embedlog.metrics import Metrics, Sample, nested, prometheus_text
 from embedlog.partition import (
     DURABILITIES,
     VISIBILITIES,
@@ -356,13 +356,13 @@ class Log:
     # Writing and reading
 
     def producer(self, **config: Unpack[ProducerOptions[K, V]]) -> Producer[K, V]:
-        """Return a producer; see `embedlog.Producer` for its settings (kafka-python's names)."""
+        """Return a producer; `embedlog.config.ProducerConfig` has its settings (kafka-python's)."""
         from embedlog.producer import Producer
 
         return self._adopt(Producer(self.root, **config), "producer")
 
     def consumer(self, *topics: str, **config: Unpack[ConsumerOptions[K, V]]) -> Consumer[K, V]:
-        """Return a consumer; see `embedlog.Consumer` for its settings (kafka-python's names)."""
+        """Return a consumer; `embedlog.config.ConsumerConfig` has its settings (kafka-python's)."""
         from embedlog.consumer import Consumer
 
         return self._adopt(Consumer(self.root, *topics, **config), "consumer")
@@ -501,8 +501,23 @@ class Log:
         (``"consumergroup.billing.orders-0"``) and background job.  The metrics of open producers
         and consumers that this handle created follow, with their client ids before the group
         (``"producer-1.producer-metrics"``).  The page on monitoring lists all names.
+
+        Raises:
+            LogDeletedError: The log was deleted while it was open, so its numbers stay as they are.
         """
         return nested(self._samples())
+
+    def prometheus(self, labels: Mapping[str, str] | None = None) -> str:
+        """Return the same metrics in Prometheus' text format, for an HTTP endpoint or a file.
+
+        Args:
+            labels: Labels to add to each sample, such as ``{"log": "orders"}``.
+
+        Raises:
+            InvalidConfigError: A label's name is not valid.
+            LogDeletedError: As `metrics`.
+        """
+        return prometheus_text(self._samples(), labels or {})
 
     def _samples(self) -> Iterator[Sample]:
         from embedlog.api.metrics import log_samples
@@ -581,6 +596,9 @@ class Log:
 
     def close(self) -> None:
         """Flush and close producers, consumers and the log; later calls raise `ClosedError`."""
+        self._close(autocommit=True)
+
+    def _close(self, autocommit: bool) -> None:
         if self.root.closed:
             return
         # All callbacks run, the last one first, even if some raise.
@@ -588,15 +606,17 @@ class Log:
             closing.callback(_open_logs.discard, self)
             closing.callback(self.root.close)
             for child in list(self._children):
-                closing.callback(child.close)
+                is_consumer = hasattr(child, "poll")
+                closing.callback(child.close, **({"autocommit": autocommit} if is_consumer else {}))
             if self._maintenance is not None:
                 closing.callback(self._maintenance.close)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        # As of a consumer: after an error its last record may not be processed.
+        self._close(autocommit=exc_type is None)
 
     def __reduce__(
         self,
@@ -746,7 +766,8 @@ def open_logs() -> list[Log]:
 def _close_all() -> None:
     for log in open_logs():
         try:
-            log.close()
+            # An error, Ctrl-C or `sys.exit` may have ended the program amid a record.
+            log._close(autocommit=False)
         except EmbedlogError as error:
             # At the exit of the interpreter there is no caller to raise it to.
             _logger.error("Cannot close %s: %s", log.path, error)

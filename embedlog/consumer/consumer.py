@@ -94,7 +94,7 @@ class Consumer(Generic[K_co, V_co]):
     Args:
         root: The log to read.
         topics: The topics to read.
-        config: See `ConsumerConfig`, in either spelling.
+        config: See `embedlog.config.ConsumerConfig`, in either spelling.
 
     Raises:
         InvalidConfigError: A setting is unknown or invalid.
@@ -808,11 +808,14 @@ class Consumer(Generic[K_co, V_co]):
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
         """Commit what polls returned, leave the group, and end an iteration.
 
+        The end of the program leaves the group, too, but commits nothing, as after an error
+        in a ``with`` block: the last records may not be processed (E24).
+
         May be called from any thread; a call that waits in another thread is woken and
         raises `ClosedError`, as does every later one.  Streams made from it are closed too.
 
         Args:
-            autocommit: Whether to commit first, if auto-commit is enabled (E24).
+            autocommit: Whether to commit first, if auto-commit is enabled.
             timeout_ms: How long to wait for a call in another thread; 30 s by default.  If that
                 call takes longer, the consumer leaves the group under it, and its partitions
                 are lost.

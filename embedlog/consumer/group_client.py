@@ -341,7 +341,7 @@ class GroupClient:
     def _lose_membership(self, error: EmbedlogError) -> None:
         """Drop all partitions: other members may own them already (M21)."""
         lost = self._assignment.partitions()
-        _log.warning("%s; %d partitions are lost", error, len(lost))
+        _log.warning("%s; %s lost", error, plural(len(lost), "partition"))
         self.notifier.lost(lost)
         self._assignment.clear()
         self._stop()

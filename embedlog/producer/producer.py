@@ -69,9 +69,10 @@ _HINTS = {
 class Producer(Generic[K, V]):
     """Sends records to topics of one log; any thread may call any method.
 
-    Settings are kafka-python's (see `ProducerConfig`).  Batches are numbered (idempotent): a
-    retry is not written twice.  With a ``producer_name`` the numbers outlive the process, and
-    an older producer of that name is fenced in a partition once this one appends there.
+    Settings are kafka-python's (see `embedlog.config.ProducerConfig`).  Batches are numbered
+    (idempotent): a retry is not written twice.  With a ``producer_name`` the numbers outlive the
+    process, and an older producer of that name is fenced in a partition once this one appends
+    there.
 
     The calling thread writes in `flush`, in `send_batch`, in ``result`` of a future, and
     whenever a batch is full.  Otherwise a background thread writes once ``linger_ms``, and at
@@ -401,6 +402,14 @@ class Producer(Generic[K, V]):
     def _rows(
         self, queue: TopicQueue, values: Any, keys: Any, headers: Any, timestamps: Any
     ) -> Rows:
+        for name, column in (("values", values), ("keys", keys)):
+            if isinstance(column, str | bytes | dict | set):
+                # Their characters, numbers or keys would become records.
+                raise InvalidRecordError(
+                    f"{name} must be a list with one item per record, got {type(column).__name__}",
+                    topic=queue.topic,
+                    todo="To write one record, call send.",
+                )
         topic, items, settings = queue.topic, keys, queue.settings
         serializers = settings.key_serializer, settings.value_serializer
         if any(serializer is not None and serializer.uses_headers for serializer in serializers):
