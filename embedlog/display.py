@@ -97,4 +97,7 @@ def need(package: str) -> ModuleType:
 
 def public_names(item: object, *fields: str) -> list[str]:
     """Return the names that programs may use: those of the class, and some fields of the object."""
-    return [*fields, *(name for name in dir(type(item)) if not name.startswith("_"))]
+    owner = type(item)
+    # Methods of other libraries, for which there is a hint only, are in `dir` of the class.
+    names = (name for name in dir(owner) if not name.startswith("_") and hasattr(owner, name))
+    return [*fields, *names]

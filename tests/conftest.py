@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
+import sys
 
 # Before Arrow is loaded: its own allocator has locks that a fork copies as they are, and
 # tests fork from threads that are in it (docs/guarantees.md).
@@ -15,7 +17,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # wait for work in a loop at first: 80 ms of a processor.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from support import tiers
 from support.clock import ManualClock
 from support.roots import healthy, make_log, open_root
 
+from embedlog.cli import main
 from embedlog.partition import PartitionLog
 from embedlog.root.root import Root
 
@@ -85,6 +88,29 @@ def _first_tier(item: pytest.Item) -> str:
     if not marked:
         return tiers.FOLDERS.get(item.path.parent.name, "quick")
     return max(marked, key=tiers.TIERS.index)
+
+
+@pytest.fixture
+def command_line(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process; return its code, and stdout and stderr as text."""
+
+    def command(*arguments: object, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code = main([str(argument) for argument in arguments])
+        out, err = capfdbinary.readouterr()
+        return code, out.decode("utf-8", "backslashreplace"), err.decode()
+
+    return command
+
+
+@pytest.fixture
+def log_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The path of a log, which commands take from the environment."""
+    path = tmp_path / "log"
+    monkeypatch.setenv("EMBEDLOG_ROOT", str(path))
+    return path
 
 
 @pytest.fixture

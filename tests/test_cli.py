@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -19,21 +18,20 @@ from support.patience import patient
 from support.roots import encoded, segment_files, values
 
 import embedlog
-from embedlog.cli import main
+from embedlog.display import plural
 from embedlog.keyspace import FORMAT_VERSION
 
 COMMANDS = (
-    *("topics", "produce", "consume", "tail", "groups", "activity"),
+    *("topics", "produce", "consume", "tail", "groups", "offsets", "delete-records", "du"),
+    *("export", "import", "activity", "metrics", "completion"),
     *("compact", "maintain", "explain", "dump", "verify", "repair", "doctor"),
 )
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(log_path):
     """The path of the log, which commands take from the environment."""
-    path = tmp_path / "log"
-    monkeypatch.setenv("EMBEDLOG_ROOT", str(path))
-    return path
+    return log_path
 
 
 @pytest.fixture
@@ -56,16 +54,9 @@ def segment_file(filled):
 
 
 @pytest.fixture
-def run(capfdbinary, monkeypatch):
+def run(command_line):
     """Run a command in this process; return its code, and stdout and stderr as text."""
-
-    def command(*arguments, stdin=b""):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = main(list(arguments))
-        out, err = capfdbinary.readouterr()
-        return code, out.decode("utf-8", "backslashreplace"), err.decode()
-
-    return command
+    return command_line
 
 
 def command(*arguments):
@@ -265,6 +256,247 @@ def test_a_command_that_reads_no_records_loads_nothing_heavy(filled):
     assert not {"pyarrow", "pyspark", "numpy", "pandas", "multiprocessing"} & {
         *process.stdout.split()
     }
+
+
+# Offsets
+
+
+def test_offsets_are_printed_for_topics_and_partitions(run, filled):
+    """Where each partition begins and ends, as a table and as JSON."""
+    embedlog_rows = [line.split() for line in run("offsets")[1].splitlines()]
+
+    assert embedlog_rows == [
+        ["TOPIC", "PARTITION", "EARLIEST", "LATEST"],
+        ["t", "0", "0", "5"],
+        ["t", "1", "0", "1"],
+    ]
+    assert json.loads(run("offsets", "t:1", "--json")[1]) == [
+        {"topic": "t", "partition": 1, "earliest": 0, "latest": 1}
+    ]
+
+
+def test_offsets_at_a_time_are_those_of_the_first_record_since_then(run, filled):
+    """At the end, if there is none; a time without a zone is UTC."""
+    _, out, _ = run("offsets", "t", "--at", "1970-01-01T00:00:00.008")
+    _, document, _ = run("offsets", "t:0", "--at", "1970-01-01T01:00:00.006+01:00", "--json")
+    _, end, _ = run("offsets", "t:0", "--at", "1h")
+
+    assert [line.split() for line in out.splitlines()] == [
+        ["TOPIC", "PARTITION", "OFFSET", "TIMESTAMP"],
+        ["t", "0", "4", "1970-01-01T00:00:00.008+00:00"],
+        ["t", "1", "0", "1970-01-01T00:00:00.009+00:00"],
+    ]
+    assert json.loads(document) == [{"topic": "t", "partition": 0, "offset": 1, "timestamp": 6}]
+    assert end.splitlines()[1].endswith("5       at the end")
+
+
+@pytest.mark.parametrize(
+    ("target", "start"),
+    [
+        (("--before", "2"), 2),
+        (("--before", "5"), 5),
+        (("--before", "0"), 0),
+        (("--at", "1970-01-01T00:00:00.007"), 2),
+        (("--at", "2100-01-01"), 5),
+    ],
+)
+def test_records_are_deleted_only_with_yes(run, filled, target, start):
+    """Without it, the command says what it would do."""
+    _, dry, note = run("delete-records", "t:0", *target)
+    before = run("offsets", "t:0", "--json")[1]
+    _, done, deleted = run("delete-records", "t:0", *target, "--yes", "--json")
+
+    assert dry.splitlines()[1].split() == ["t", "0", str(start), "0", "5"]
+    assert note == (
+        f"Dry run, {plural(start, 'offset')} would be deleted; repeat the command with --yes\n"
+    )
+    assert json.loads(before)[0]["earliest"] == 0
+    assert deleted == f"Deleted {plural(start, 'offset')}\n"
+    assert json.loads(done) == {
+        "dry_run": False,
+        "partitions": [{"topic": "t", "partition": 0, "after": start, "before": 0, "latest": 5}],
+    }
+    assert json.loads(run("offsets", "t:0", "--json")[1])[0]["earliest"] == start
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("delete-records", "t", "--before", "3", "--yes"), 3),
+        (("delete-records", "t:7", "--before", "0", "--yes"), 3),
+        (("delete-records", "nothing", "--before", "0", "--yes"), 3),
+        (("delete-records", "t", "--yes"), 2),
+        (("delete-records", "t", "--before", "-1", "--yes"), 2),
+        (("delete-records", "t", "--before", "1", "--at", "2100-01-01", "--yes"), 2),
+        (("offsets", "nothing"), 3),
+        (("offsets", "t:9"), 3),
+        (("offsets", "t:x"), 2),
+        (("offsets", "t", "--at", "soon"), 2),
+        (("offsets", "t", "--at", "999999w"), 2),
+        (("offsets", "t", "--at", "99999999999w"), 2),
+        (("du", "nothing"), 3),
+    ],
+)
+def test_offsets_that_do_not_exist_are_refused(run, filled, arguments, code):
+    """All partitions are checked first: partition 1 has no offset 3, so nothing is deleted."""
+    result, out, err = run(*arguments)
+
+    assert (result, out) == (code, "")
+    assert "Traceback" not in err
+    assert [part["earliest"] for part in json.loads(run("offsets", "--json")[1])] == [0, 0]
+
+
+# Disk usage
+
+
+def test_the_usage_of_topics_is_the_size_of_their_files(run, filled):
+    """The sum is that of all files, the largest first; lock files of LMDB have holes."""
+    run("topics", "create", "empty")
+    document = json.loads(run("du", "--json")[1])
+    files = {path: path.stat() for path in filled.rglob("*") if path.is_file()}
+    sizes = {
+        path: min(status.st_size, status.st_blocks * 512)
+        if path.suffix == ".mdb"
+        else status.st_size
+        for path, status in files.items()
+    }
+    topics = {topic["topic"]: topic for topic in document["topics"]}
+
+    assert document["bytes"] == sum(sizes.values())
+    assert topics["t"]["bytes"] == sum(
+        size for path, size in sizes.items() if path.is_relative_to(filled / "topics")
+    )
+    assert topics["empty"]["bytes"] == 0
+    assert [part["partition"] for part in topics["t"]["partitions"]] == [0, 1]
+    assert {other["name"] for other in document["others"]} >= {"state", "live"}
+    for parts in (document["topics"], document["others"], topics["t"]["partitions"]):
+        assert [part["bytes"] for part in parts] == sorted(
+            (part["bytes"] for part in parts), reverse=True
+        )
+
+
+def test_the_usage_of_some_topics_has_nothing_else(run, filled):
+    """With --segments a line per file."""
+    _, out, _ = run("du", "t", "--segments")
+    lines = out.splitlines()
+
+    assert "topic t: 2 partitions, 2 segments" in lines[0]
+    assert "partition 0: 1 segment" in lines[1]
+    assert lines[2].endswith(next(file.name for file in segment_files(filled)))
+    assert lines[-1].split()[:2] == lines[0].split()[:2]
+    assert lines[-1].endswith("total")
+
+
+# Hints
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("topic", "list"), "there is no command 'topic'; did you mean 'topics'?"),
+        (("exprt", "t", "x"), "there is no command 'exprt'; did you mean 'export'?"),
+        (("zzz",), "there is no command 'zzz'\n"),
+        (("topics", "lst"), "there is no verb 'lst'; did you mean 'list'?"),
+        (("topics",), "name a verb: create, list, describe, alter, delete"),
+        (("groups", "delete-offset", "g", "t"), "did you mean 'delete-offsets'?"),
+        (("consume", "t", "--fromat", "x"), "--fromat x; did you mean '--format'?"),
+        (("consume", "t", "--fromat=x"), "--fromat=x; did you mean '--format'?"),
+        (("topics", "list", "--intern"), "--intern; did you mean '--internal'?"),
+        (("topics", "list", "--zzz"), "unrecognized arguments: --zzz\n"),
+        (("topics", "list", "more"), "unrecognized arguments: more\n"),
+        (("--rot=x", "topics", "list"), "did you mean '--root'?"),
+        (("topics", "create", "t", "-c", "retention.m=1"), "Did you mean retention.ms?"),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_nearest_one(run, root, arguments, hint):
+    """For commands, verbs, options and settings."""
+    code, out, err = run(*arguments)
+
+    assert (code, out) == (2, "")
+    assert hint in err
+
+
+PYTHON = re.compile(r"\w\(|=True|=False|=None|\w\.\w+\(|_[a-z]+=")
+"""Calls and arguments of Python."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topics", "create", "t"),
+        ("topics", "create", "t", "-p", "3", "-c", "retention.ms=5"),
+        ("topics", "create", "u", "-p", "0"),
+        ("topics", "create", "u", "-p", "100000"),
+        ("topics", "create", "u", "-c", "retention.ms=soon"),
+        ("topics", "create", "u", "-c", "nonsense=1"),
+        ("topics", "create", "u", "-c", "min.insync.replicas=2"),
+        ("topics", "create", "u", "--key", "nonsense"),
+        ("topics", "create", "__u"),
+        ("topics", "alter", "t", "-p", "1"),
+        ("topics", "alter", "t", "-c", "cleanup.policy=nonsense"),
+        ("topics", "alter", "t"),
+        ("topics", "alter", "nothing", "-p", "1"),
+        ("topics", "delete", "nothing"),
+        ("topics", "delete", "__activity"),
+        ("topics", "describe", "nothing"),
+        ("produce", "t", "-p", "7"),
+        ("produce", "__activity"),
+        ("produce", "compacted"),
+        ("produce", "small"),
+        ("produce", "pickled"),
+        ("produce", "numbers"),
+        ("import", "compacted", "-"),
+        ("import", "pickled", "-"),
+        ("import", "__activity", "-"),
+        ("import", "t", "nothing.csv"),
+        ("export", "broken", "-"),
+        ("export", "broken", "-", "--format", "csv"),
+        ("consume", "t", "-o", "soon"),
+        ("consume", "t", "-p", "0", "-o", "99"),
+        ("consume", "t", "-p", "9"),
+        ("compact", "t"),
+        ("compact", "nothing"),
+        ("compact", "compacted"),
+        ("delete-records", "t", "--before", "99"),
+        ("delete-records", "compacted", "--before", "0", "--yes"),
+        ("groups", "describe", "nothing"),
+        ("groups", "reset", "nothing", "--to-latest"),
+        ("groups", "reset", "g", "--to-offset", "5", "--topic", "nothing"),
+        ("groups", "reset", "g", "--to-latest", "--execute", "--topic", "t:99"),
+        ("groups", "delete-offsets", "nothing", "t"),
+        ("explain", "t"),
+        ("explain", "compacted"),
+        ("dump", "nothing"),
+        ("metrics", "--label", "x"),
+        ("activity", "--kind", "nothing"),
+        ("--root", "kafka://host", "topics", "list"),
+        ("--root", "localhost:9092", "topics", "list"),
+        ("--root", "s3://bucket", "topics", "list"),
+        ("--root", "/", "topics", "create", "t"),
+        ("--root", "/proc", "topics", "create", "t"),
+        ("--root", "/dev/null", "verify"),
+        ("--root", "", "topics", "list"),
+        ("verify",),
+        ("doctor",),
+    ],
+)
+def test_no_hint_is_a_call_of_python(run, filled, arguments):
+    """What to do is said in commands and options."""
+    with embedlog.open(filled, maintenance=False) as log:
+        log.create_topic("compacted", config={"cleanup.policy": "compact"})
+        log.create_topic("small", config={"max.message.bytes": 100})
+        log.create_topic("pickled", value="pickle")
+        log.create_topic("numbers", value="int")
+        log.create_topic("broken", value="json")
+        log.partition("broken", 0).append([encoded(b"{")])
+
+    stdin = b'{"value": "%b"}\n' % (b"x" * 200)
+    _, out, err = run(*arguments, stdin=stdin)
+
+    assert "Traceback" not in err
+    assert PYTHON.search(err) is None, err
+    if arguments[0] == "explain":
+        assert PYTHON.search(out) is None, out
 
 
 # Topics

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import subprocess
 import sys
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from support.clock import START
@@ -15,20 +15,17 @@ from support.patience import patient
 from support.roots import encoded
 
 import embedlog
-from embedlog.cli import main
 from embedlog.cli.parser import parser
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
-VERBS = ("list", "describe", "lag", "reset", "delete")
+VERBS = ("list", "describe", "lag", "reset", "delete", "delete-offsets")
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(log_path):
     """Topics t (5 and 2 records) and u (1); group g is at 2 of 5 and 2 of 2, h is at 0 of u."""
-    path = tmp_path / "log"
-    monkeypatch.setenv("EMBEDLOG_ROOT", str(path))
-    with embedlog.open(path) as log:
+    with embedlog.open(log_path) as log:
         log.create_topic("t", partitions=2)
         log.create_topic("u")
         for tp, count in ((T0, 5), (T1, 2), (U0, 1)):
@@ -36,7 +33,7 @@ def root(tmp_path, monkeypatch):
                 log.partition(*tp).append([encoded(b"v", at=START + number)])
         commit(log, "g", {T0: OffsetAndMetadata(2, "a note"), T1: OffsetAndMetadata(2)})
         commit(log, "h", {U0: OffsetAndMetadata(0)})
-    return path
+    return log_path
 
 
 def commit(log, group, positions):
@@ -45,16 +42,9 @@ def commit(log, group, positions):
 
 
 @pytest.fixture
-def run(capfdbinary, monkeypatch):
-    """Run a command in this process; return its code, stdout and stderr."""
-
-    def command(*arguments):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        code = main(["groups", *arguments])
-        out, err = capfdbinary.readouterr()
-        return code, out.decode(), err.decode()
-
-    return command
+def run(command_line):
+    """Run a verb of `embedlog groups` in this process; return its code, stdout and stderr."""
+    return partial(command_line, "groups")
 
 
 def table(text):
@@ -228,6 +218,18 @@ def test_groups_are_deleted_all_or_none(run, root):
     assert run("list")[1] == ""
 
 
+def test_offsets_of_topics_and_partitions_are_deleted(run, root):
+    """Others stay; an active group, and one that does not exist, keep theirs."""
+    assert run("delete-offsets", "g", "t:0", "--json") == (
+        0,
+        '{"group": "g", "topics": [], "partitions": ["t-0"]}\n',
+        "Deleted offsets of g: t-0\n",
+    )
+    assert [row[2] for row in table(run("lag", "g")[1])] == ["1"]
+    assert run("delete-offsets", "g", "t") == (0, "", "Deleted offsets of g: t\n")
+    assert table(run("lag", "g")[1]) == []
+
+
 def test_an_active_group_is_not_changed(run, root):
     """The code is 1, and the message names the active members or their topics."""
     with embedlog.open(root) as log, log.consumer("u", group_id="h", client_id="me") as consumer:
@@ -237,6 +239,7 @@ def test_an_active_group_is_not_changed(run, root):
             ("reset", "h", "--to-latest", "--execute"),
             ("delete", "h"),
             ("delete", "h", "--topic", "u"),
+            ("delete-offsets", "h", "u"),
         ):
             code, out, err = run(*arguments)
             assert (code, out) == (1, "")
@@ -258,6 +261,8 @@ def test_an_active_group_is_not_changed(run, root):
         ("reset", "g", "--to-latest", "--topic", "t:-1"),
         ("reset", "", "--to-latest", "--topic", "t"),
         ("delete",),
+        ("delete-offsets", "g"),
+        ("delete-offsets", "g", "t:x"),
         ("lag", "--watch", "g"),
         ("lag", "--watch", "0"),
         ("lag", "--watch", "nan"),
@@ -278,6 +283,7 @@ def test_a_wrong_command_is_2_and_one_message(run, root, arguments):
         ("describe", "nobody"),
         ("lag", "g", "nobody"),
         ("delete", "nobody"),
+        ("delete-offsets", "nobody", "t"),
         ("reset", "nobody", "--to-latest"),
         ("reset", "g", "--to-latest", "--topic", "nothing"),
         ("reset", "g", "--to-latest", "--topic", "t:7"),

@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.util
 import re
+import shlex
 import sys
 import tomllib
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from support.children import run_python
 
 import embedlog
+from embedlog.cli.parser import parser
 from embedlog.metrics import GROUPS
 
 ROOT = Path(__file__).parent.parent
@@ -26,6 +28,7 @@ PACKAGE = Path(next(iter(importlib.util.find_spec("embedlog").submodule_search_l
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CHANGELOG.md"))])
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 MODULE = re.compile(r"`([a-z_]+(?:/[a-z_0-9]+)+)`")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -126,6 +129,20 @@ def test_every_command_is_in_the_reference():
     for name in commands:
         assert f"## {name}\n" in page
         assert f"usage: {name} " in page
+
+
+def test_the_examples_in_the_help_are_valid_commands():
+    """Those of the reference, and of the guide: with commands, options and values that exist."""
+    guide = (DOCS / "index.md").read_text(encoding="utf-8")
+    text = "\n".join([generator().command_line_page(), *SHELL.findall(guide)])
+    examples = re.findall(r"^ *(embedlog [^#\n|>$]+)", text, re.MULTILINE)
+    commands = {name for name, _ in generator().commands()}
+
+    assert len(examples) > 30
+    for example in examples:
+        words = shlex.split(example)[1:]
+        args = parser().parse_args(words)
+        assert args.parser.prog in commands, example
 
 
 def test_every_logger_is_in_the_table_of_loggers():
@@ -233,15 +250,21 @@ def test_the_pictures_are_those_of_the_script():
 
 
 def test_the_readme_has_no_relative_link_on_pypi():
-    """It would be broken there; pyproject.toml has the replacements."""
+    """It would be broken there; pyproject.toml makes it absolute, and the file exists."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     hooks = project["tool"]["hatch"]["metadata"]["hooks"]
     for rule in hooks["fancy-pypi-readme"]["substitutions"]:
         text = re.sub(rule["pattern"], rule["replacement"], text)
 
-    assert "tutorial (`docs/tutorial.md`)" in text
-    assert [target for _, _, target in LINK.findall(text) if not target.startswith("http")] == []
+    files = f"{project['project']['urls']['Homepage']}/blob/main/"
+    targets = [target for _, _, target in LINK.findall(CODE.sub("", text))]
+    inside = [target.removeprefix(files) for target in targets if target.startswith(files)]
+    assert f"[The tutorial]({files}docs/tutorial.md)" in text
+    assert [target for target in targets if not target.startswith("https://")] == []
+    # A source distribution has no examples.
+    if (ROOT / "examples").exists():
+        assert [path for path in inside if not (ROOT / path.partition("#")[0]).exists()] == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="`make docs` installs it")

@@ -209,6 +209,13 @@ def test_other_attributes_are_refused_as_ever(log, name):
         assert not hasattr(thing, name) or name == "__len__"
 
 
+def test_hints_cost_nothing(log):
+    """With a `__getattr__` each attribute that `send` and iterations read would be slower."""
+    for client in (log.producer(), log.consumer("t")):
+        assert not hasattr(type(client), "__getattr__")
+        assert not {"produce", "consume", "list_topics"} & set(dir(client))
+
+
 def test_the_arguments_of_a_consumer_are_refused_with_a_hint(log):
     """A list of topics, or settings as a dict, as confluent-kafka takes them."""
     for argument in (["t"], {"group.id": "g"}):
@@ -216,6 +223,13 @@ def test_the_arguments_of_a_consumer_are_refused_with_a_hint(log):
             log.consumer(argument)
     with pytest.raises(embedlog.errors.InvalidConfigError, match="Did you mean group_id"):
         log.consumer(group="g")
+
+
+@pytest.mark.parametrize("argument", ["t", {"acks": 1}])
+def test_the_arguments_of_a_producer_are_refused_with_a_hint(log, argument):
+    """A topic, or settings as a dict."""
+    with pytest.raises(TypeError, match=r"passed by name.*producer\(\*\*config\).*topic to send"):
+        log.producer(argument)
 
 
 # Errors

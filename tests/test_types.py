@@ -126,11 +126,14 @@ VALUES = {
 
 
 def classes_of_embedlog() -> dict[str, type]:
-    """Return the classes of all modules that are loaded, by name; each name is defined once."""
+    """Return the classes of all modules that are loaded, by name; each name is defined once.
+
+    Except for those of `embedlog.kafka`, which are named and typed as the libraries' own.
+    """
     return {
         item.__name__: item
         for name, module in list(sys.modules.items())
-        if name.startswith("embedlog")
+        if name.startswith("embedlog") and not name.startswith("embedlog.kafka")
         for item in vars(module).values()
         if inspect.isclass(item) and item.__module__.startswith("embedlog")
     }

@@ -237,7 +237,7 @@ def test_the_title_of_a_view_of_many_ranges_is_short(log, topic):
 def test_a_view_of_a_closed_log_says_so(log, topic):
     """A notebook or debugger that shows it must not fail."""
     log.close()
-    assert repr(topic) == "<Topic of t: closed>"
+    assert "closed" in repr(topic)
     assert "closed" in topic._repr_html_()
 
 
@@ -254,15 +254,6 @@ def test_a_notebook_shows_the_partitions_of_a_consumer_in_order(log):
     consumer.poll(0)
     shown = re.findall(r"<td>many</td><td>(\d)</td>", consumer._repr_html_())
     assert shown == [str(number) for number in range(topic.partitions)]
-
-
-def test_a_notebook_shows_what_a_producer_wrote(log, topic):
-    """Per topic; also when it is closed."""
-    with log.producer() as producer:
-        producer.send_batch("t", [b"x"] * 1200)
-        producer.flush()
-        assert "<td>t</td><td>1,200</td><td>0</td>" in producer._repr_html_()
-    assert "<td>1,200</td>" in producer._repr_html_()
 
 
 def test_a_log_without_topics_says_so(log):
@@ -301,6 +292,34 @@ def test_a_notebook_shows_a_consumer_with_its_partitions(log, topic):
     assert "paused" in shown
     consumer.close()
     assert "closed" in consumer._repr_html_()
+
+
+def test_a_view_that_cannot_be_read_is_shown(log, topic):
+    """After its topic was deleted, or the log was closed, as for a debugger."""
+    view = topic[:1]
+    log.delete_topic("t")
+    assert repr(topic) == "<Topic t: There is no such topic>"
+    assert "<b>TopicView t: There is no such topic</b>" in view._repr_html_()
+    log.close()
+    assert repr(view) == "<TopicView t: The log was closed>"
+    assert "<b>Topic t: The log was closed</b>" in topic._repr_html_()
+
+
+def test_a_notebook_shows_a_producer_with_its_topics(log):
+    """Records, bytes, errors and unsent records of each; a closed one says so."""
+    producer = log.producer(linger_ms=60_000, client_id="<web>")
+    assert "<td>" not in producer._repr_html_()
+    producer.send_batch("orders", [b"v"] * 1200)
+    producer.send("refunds", b"v")
+    producer.send("refunds", bytes(2 << 20)).exception  # noqa: B018 - noted as looked at
+    shown = producer._repr_html_()
+    assert re.search(r"<td>orders</td><td>1,200</td><td>\S+ \w+</td><td>0</td><td>0</td>", shown)
+    assert re.search(r"<td>refunds</td><td>0</td><td>0 \w+</td><td>1</td><td>1</td>", shown)
+    assert f"<b>Producer &#x27;&lt;web&gt;&#x27; of {log.path}</b>" in shown
+    producer.close()
+    shown = producer._repr_html_()
+    assert re.search(r"<td>refunds</td><td>1</td><td>\d+ \w+</td><td>1</td><td>0</td>", shown)
+    assert f"of {log.path}, closed</b>" in shown
 
 
 def test_long_values_are_cut_in_the_middle(log):

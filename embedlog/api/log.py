@@ -15,6 +15,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Literal,
+    Never,
     NotRequired,
     Self,
     TypedDict,
@@ -355,10 +356,20 @@ class Log:
 
     # Writing and reading
 
-    def producer(self, **config: Unpack[ProducerOptions[K, V]]) -> Producer[K, V]:
-        """Return a producer; `embedlog.config.ProducerConfig` has its settings (kafka-python's)."""
+    def producer(self, *refused: Never, **config: Unpack[ProducerOptions[K, V]]) -> Producer[K, V]:
+        """Return a producer; `embedlog.config.ProducerConfig` has its settings (kafka-python's).
+
+        Raises:
+            InvalidConfigError: There is no such setting, or it has no such value.
+            TypeError: The settings are not passed by name.
+        """
         from embedlog.producer import Producer
 
+        if refused:
+            raise TypeError(
+                f"Settings must be passed by name, got {refused[0]!r}; call producer(acks=1), or "
+                "producer(**config), and pass the topic to send()"
+            )
         return self._adopt(Producer(self.root, **config), "producer")
 
     def consumer(self, *topics: str, **config: Unpack[ConsumerOptions[K, V]]) -> Consumer[K, V]:
@@ -378,9 +389,14 @@ class Log:
             self._children.add(client)
         return client
 
-    def _open_clients(self) -> list[tuple[Any, str]]:
-        clients = self._client_ids.items()
-        return [(client, name) for client, name in clients if not client._closed]
+    def _open_clients(self) -> Iterator[tuple[Any, str]]:
+        """Yield producers, consumers and the streams of these, with their names."""
+        for client, name in self._client_ids.items():
+            if not client._closed:
+                yield client, name
+                for number, stream in enumerate(getattr(client, "_streams", ()), 1):
+                    if not stream._closed:
+                        yield stream, f"{name}-stream-{number}"
 
     def flush(self) -> None:
         """Write everything appended with this handle to the disk."""
@@ -500,7 +516,8 @@ class Log:
         There are groups for each partition (``"kafka.log.orders-0"``), consumer group
         (``"consumergroup.billing.orders-0"``) and background job.  The metrics of open producers
         and consumers that this handle created follow, with their client ids before the group
-        (``"producer-1.producer-metrics"``).  The page on monitoring lists all names.
+        (``"producer-1.producer-metrics"``); streams of a consumer are numbered
+        (``"consumer-2-stream-1.consumer-metrics"``).  The page on monitoring lists all names.
 
         Raises:
             LogDeletedError: The log was deleted while it was open, so its numbers stay as they are.
@@ -524,7 +541,7 @@ class Log:
 
         yield from log_samples(self.root)
         with self._clients_lock:
-            clients = self._open_clients()
+            clients = list(self._open_clients())
         for client, name in clients:
             for sample in client._samples():
                 yield sample._replace(labels={"client_id": name, **sample.labels})

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 
 from embedlog.api.latest import get, latest
 from embedlog.api.offset_range import OffsetRange
-from embedlog.api.time_ranges import Between, limit
 from embedlog.batch import Batch, tables
 from embedlog.batch import schema as batch_schema
 from embedlog.batch.arrays import empty
 from embedlog.consumer.deserialize import (
+    NO_HEADERS,
     RAW,
     Deserializers,
     RowLists,
@@ -25,20 +25,21 @@ from embedlog.consumer.deserialize import (
     topic_deserializers,
 )
 from embedlog.display import cut, html_table, moment, need, plural, public_names, short
-from embedlog.errors import ClosedError, InvalidConfigError, SerializationError, no_attribute
+from embedlog.errors import EmbedlogError, InvalidConfigError, SerializationError, no_attribute
 from embedlog.lazy import pa
 from embedlog.partition import PartitionLog
 from embedlog.progress import format_bytes
 from embedlog.record import K, Record, TopicPartition, V
 from embedlog.root.root import Root, check_root
 from embedlog.serializers import adapt, shortened
-from embedlog.times import When
+from embedlog.times import When, milliseconds
 
 if TYPE_CHECKING:
     import pandas
     import polars
     from matplotlib.axes import Axes
 
+Between = tuple[When, When]
 _READ_BYTES, _LEAST_READ_BYTES = 4 << 20, 64 << 10
 _ROW_BYTES = 1 << 10
 """How many bytes to read for each row of a short range."""
@@ -164,10 +165,34 @@ class TopicView(Generic[K, V]):
         return self._limited(None, (start, end))
 
     def _limited(self, since: When | None, between: Between | None) -> TopicView[K, V]:
+        """Return the records from a time on, or between two; without either, this view.
+
+        Raises:
+            ValueError, TypeError: Both arguments are passed, or one is no time.
+        """
         if since is None and between is None:
             return self
-        ranges = limit(self._root, self.name, self.ranges(), since, between)
-        return self._view(ranges)
+        if since is not None and between is not None:
+            raise ValueError("Pass since or between, not both")
+        if between is not None and (not isinstance(between, tuple | list) or len(between) != 2):
+            raise TypeError(f"between must be a pair of times, got {between!r}")
+        start, end = between if between is not None else (since, None)
+        now_ms = self._root.clock()
+        bounds = [None if when is None else milliseconds(when, now_ms) for when in (start, end)]
+        return self._view([self._range_between(part, *bounds) for part in self.ranges()])
+
+    def _range_between(
+        self, part: OffsetRange, start_ms: int | None, end_ms: int | None
+    ) -> OffsetRange:
+        log = self._log(part.partition)
+
+        def offset(time_ms: int) -> int:
+            record = log.offset_for_timestamp(time_ms)
+            return part.stop if record is None else min(max(record.offset, part.start), part.stop)
+
+        start = part.start if start_ms is None else offset(start_ms)
+        stop = part.stop if end_ms is None else offset(end_ms)
+        return OffsetRange(part.partition, start, max(start, stop))
 
     def at(self, time: When) -> Record[K, V] | None:
         """Return the first record at or after a time, of all partitions; None if there is none.
@@ -240,7 +265,7 @@ class TopicView(Generic[K, V]):
                     repeat(int(batch.is_log_append_time)),
                     rows.keys,
                     rows.values,
-                    repeat([]) if rows.headers is None else rows.headers,
+                    repeat(NO_HEADERS) if rows.headers is None else rows.headers,
                     repeat(batch.leader_epoch),
                     strict=False,
                 )
@@ -416,8 +441,9 @@ class TopicView(Generic[K, V]):
     def _key_bytes(self, key: Any) -> bytes:
         serializer, _ = self._serializers()
         if serializer == "bytes":
-            if isinstance(key, str):
-                raise TypeError("key must be bytes, got str; call key.encode()")
+            if not isinstance(key, bytes | bytearray | memoryview):
+                hint = "; call key.encode()" if isinstance(key, str) else ""
+                raise TypeError(f"key must be bytes, got {type(key).__name__}{hint}")
             return bytes(key)
         try:
             data: bytes = adapt(serializer, "serialize", "key", allow_pickle=True).convert(
@@ -462,8 +488,9 @@ class TopicView(Generic[K, V]):
     def __repr__(self) -> str:
         try:
             return f"<{self._title()}>"
-        except ClosedError:
-            return f"<{type(self).__name__} of {self.name}: closed>"
+        except EmbedlogError as error:
+            # Debuggers and loggers show views of deleted topics and closed logs, too.
+            return f"<{type(self).__name__} {self.name}: {error.what}>"
 
     def _title(self) -> str:
         ranges = [part for part in self.ranges() if part.start < part.stop]
@@ -476,12 +503,13 @@ class TopicView(Generic[K, V]):
     def _repr_html_(self) -> str:
         """For notebooks: the title and the records; of many only the first and the last ones."""
         heads = ("partition", "offset", "timestamp", "key", "value")
-        if self._root.closed:
+        try:
+            if len(self) <= 2 * _SHOWN:
+                return html_table(self._title(), heads, self._cells())
+            first, last = self[:_SHOWN]._cells(), self[-_SHOWN:]._cells()
+            return html_table(self._title(), heads, (*first, ("…",) * len(heads), *last))
+        except EmbedlogError:
             return html_table(repr(self)[1:-1], (), ())
-        if len(self) <= 2 * _SHOWN:
-            return html_table(self._title(), heads, self._cells())
-        first, last = self[:_SHOWN]._cells(), self[-_SHOWN:]._cells()
-        return html_table(self._title(), heads, (*first, ("…",) * len(heads), *last))
 
     def _cells(self) -> Iterator[tuple[object, ...]]:
         """Yield the cells of each record; what cannot be decoded is shown as stored."""

@@ -53,9 +53,22 @@ def moment(text: str) -> datetime:
         ) from None
 
 
+def time(text: str) -> datetime:
+    """Parse a time, or how long ago it was."""
+    from datetime import UTC, datetime
+
+    from embedlog.times import parse_duration
+
+    try:
+        ago = parse_duration(text)
+        return moment(text) if ago is None else datetime.now(UTC) - ago
+    except OverflowError:
+        raise argparse.ArgumentTypeError(f"is too long ago: {text}") from None
+
+
 def point(text: str) -> int | datetime:
     """Parse an offset, or a time."""
-    return int(text) if text.isdecimal() else moment(text)
+    return int(text) if text.isdecimal() else time(text)
 
 
 def duration(text: str) -> timedelta:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from typing import IO, Any
 
 from embedlog.api import TopicView
+from embedlog.api.frames import decoded_items
 from embedlog.api.offset_range import OffsetRange
 from embedlog.cli import formats
-from embedlog.cli.file_formats import CSV, PARQUET, STANDARD_STREAM, format_of
+from embedlog.cli.file_formats import (
+    CSV,
+    NOT_TEXT,
+    PARQUET,
+    STANDARD_STREAM,
+    format_of,
+    serializers_of,
+    tables_of,
+)
 from embedlog.cli.open_log import to_read
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json
@@ -23,10 +33,7 @@ from embedlog.errors import InvalidConfigError, InvalidRecordError
 from embedlog.lazy import pa, pc
 from embedlog.progress import ProgressBar, format_bytes
 from embedlog.record import Record
-
-_MAX_ROWS = 1 << 17
-_MAX_BYTES = 16 << 20
-"""Records are written in chunks of at most these rows, and about these bytes."""
+from embedlog.serializers import encode_json, json_text
 
 
 def export(args: argparse.Namespace) -> int:
@@ -38,34 +45,25 @@ def export(args: argparse.Namespace) -> int:
         ranges = [offset_range(part, args.first, args.stop) for part in logs]
         view = TopicView(log.root, name, ranges)
         total, counts = len(view), dict.fromkeys((part.partition for part in ranges), 0)
+        serializers = serializers_of(log.root.topic(name).config, raw=args.raw)
+        schema = decoded_items(view.schema().empty_table(), name, serializers).schema
         with _destination(args.file, force=args.force) as file:
-            writer = _writer(file_format, file, name, view.schema())
-            for table in _chunks(view.batches()):
-                writer.write(table)
-                for entry in pc.value_counts(table["partition"]).to_pylist():
-                    counts[entry["values"]] += entry["counts"]
-                bar(sum(counts.values()), total)
-            writer.close()
+            writer = _writer(file_format, file, name, schema, serializers)
+            try:
+                for table in tables_of(view.batches()):
+                    writer.write(decoded_items(table, name, serializers))
+                    for entry in pc.value_counts(table["partition"]).to_pylist():
+                        counts[entry["values"]] += entry["counts"]
+                    bar(sum(counts.values()), total)
+            finally:
+                # Also after an error: a writer of Parquet would do it later, in a closed file.
+                writer.close()
     _report(args, file_format, ranges, counts)
     return OK
 
 
 def _count(records: float) -> str:
     return plural(int(records), "record")
-
-
-def _chunks(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield tables of many rows: topics often consist of small batches."""
-    chunk: list[Any] = []
-    rows = size = 0
-    for batch in batches:
-        chunk.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= _MAX_ROWS or size >= _MAX_BYTES:
-            yield pa.Table.from_batches(chunk)
-            chunk, rows, size = [], 0, 0
-    if chunk:
-        yield pa.Table.from_batches(chunk)
 
 
 @contextmanager
@@ -151,8 +149,14 @@ class CsvRecords:
         from pyarrow import csv
 
         self._topic = topic
-        types = {"timestamp": pa.int64(), **dict.fromkeys(("key", "value", "headers"), pa.string())}
-        fields = [pa.field(field.name, types.get(field.name, field.type)) for field in schema]
+        types = {pa.timestamp("ms", "UTC"): pa.int64(), pa.binary(): pa.string()}
+        fields = [
+            pa.field(
+                field.name,
+                pa.string() if field.name == "headers" else types.get(field.type, field.type),
+            )
+            for field in schema
+        ]
         self._schema = pa.schema(fields)
         self._writer = csv.CSVWriter(file, self._schema)
 
@@ -165,7 +169,7 @@ class CsvRecords:
         columns = []
         for field in self._schema:
             column = table[field.name]
-            if field.name in ("key", "value"):
+            if column.type == pa.binary():
                 column = self._text(table, field.name)
             elif field.name == "headers":
                 texts = map(formats.json_headers, _pairs(column))
@@ -182,13 +186,9 @@ class CsvRecords:
             try:
                 (data or b"").decode()
             except UnicodeDecodeError as error:
-                raise InvalidRecordError(
-                    f"The {name} is not UTF-8, which CSV cannot hold: {error}",
-                    topic=self._topic,
-                    partition=table["partition"][row].as_py(),
-                    offset=table["offset"][row].as_py(),
-                    todo="Export to JSON lines or Parquet.",
-                ) from None
+                what = f"The {name} is not UTF-8, which CSV cannot hold: {error}"
+                todo = "Export to JSON lines or Parquet."
+                raise _refusal(table.slice(row), self._topic, what, todo) from None
         raise AssertionError("Arrow and Python disagree about UTF-8")
 
     def close(self) -> None:
@@ -199,12 +199,17 @@ class CsvRecords:
 class JsonRecords:
     """Writes tables as the lines of `embedlog consume --json`."""
 
-    def __init__(self, file: IO[bytes], topic: str) -> None:
-        self._file, self._topic = file, topic
+    def __init__(self, file: IO[bytes], topic: str, serializers: tuple[str, str]) -> None:
+        self._file, self._topic, self._serializers = file, topic, serializers
         self._lines = formats.writer("", as_json=True)
 
     def write(self, table: Any) -> None:
-        """Write the rows of a table."""
+        """Write the rows of a table.
+
+        Raises:
+            InvalidRecordError: JSON cannot hold a key or value, such as NaN.
+        """
+        key, value = self._serializers
         columns = {name: table[name] for name in table.column_names}
         times = columns["timestamp"].cast(pa.int64()).to_pylist()
         headers = _pairs(columns["headers"]) if "headers" in columns else repeat([])
@@ -214,15 +219,45 @@ class JsonRecords:
             columns["offset"].to_pylist(),
             times,
             repeat(0),
-            columns["key"].to_pylist(),
-            columns["value"].to_pylist(),
+            self._items(table, "key", key),
+            self._items(table, "value", value),
             headers,
             strict=False,
         )
         self._file.write(self._lines([Record(*row) for row in rows]))
 
+    def _items(self, table: Any, name: str, serializer: str) -> list[bytes | str | None]:
+        """Return keys or values as bytes, or as JSON."""
+        items: list[Any] = table[name].to_pylist()
+        if serializer in NOT_TEXT:
+            return items
+        convert = _one_line if serializer == "json" else json_text
+        for row, item in enumerate(items):
+            try:
+                items[row] = None if item is None else convert(item)
+            except ValueError as error:
+                what = f"JSON lines cannot hold the {name}: {error}"
+                todo = "Use --raw to export the stored bytes."
+                raise _refusal(table.slice(row), self._topic, what, todo) from None
+        return items
+
     def close(self) -> None:
         """Do nothing: the last line is complete."""
+
+
+def _one_line(text: str) -> str:
+    """Return stored JSON as strict JSON on one line, unchanged if it is that."""
+    item = json.loads(text)
+    if item is None:
+        raise ValueError("null is what a record without it has")
+    strict = encode_json(item).decode()
+    return strict if "\n" in text or "\r" in text else text
+
+
+def _refusal(table: Any, topic: str, what: str, todo: str) -> InvalidRecordError:
+    """Return the error that the first row of a table cannot be exported."""
+    partition, offset = (table[name][0].as_py() for name in ("partition", "offset"))
+    return InvalidRecordError(what, topic=topic, partition=partition, offset=offset, todo=todo)
 
 
 def _pairs(headers: Any) -> Iterator[list[tuple[str, bytes | None]]]:
@@ -232,8 +267,10 @@ def _pairs(headers: Any) -> Iterator[list[tuple[str, bytes | None]]]:
 
 
 def _writer(
-    file_format: str, file: IO[bytes], topic: str, schema: Any
+    file_format: str, file: IO[bytes], topic: str, schema: Any, serializers: tuple[str, str]
 ) -> ParquetRecords | CsvRecords | JsonRecords:
     if file_format == PARQUET:
         return ParquetRecords(file, schema)
-    return CsvRecords(file, topic, schema) if file_format == CSV else JsonRecords(file, topic)
+    if file_format == CSV:
+        return CsvRecords(file, topic, schema)
+    return JsonRecords(file, topic, serializers)

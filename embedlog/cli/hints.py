@@ -40,6 +40,14 @@ _TRANSLATIONS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r", or pass unsafe_filesystem=True", ""),
     (r"is an argument of embedlog\.open", "is --root"),
     (r"\bdelete_records\b", "`embedlog delete-records`"),
+    (
+        "Seek past the record, correct the deserializer, or read the record as bytes",
+        "Use --raw to export the stored bytes",
+    ),
+    (
+        "Set allow_pickle=True if you trust everybody who writes to the topic",
+        "Write to it with a Python program",
+    ),
     (r"\. (run|the) ", lambda match: f". {match[1].capitalize()} "),
 ]
 

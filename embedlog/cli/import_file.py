@@ -4,34 +4,56 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import stat
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
 from embedlog.api import Log
+from embedlog.api.frames import FIELDS as STORED_FIELDS
 from embedlog.batch import from_lists
-from embedlog.cli.file_formats import CSV, PARQUET, STANDARD_STREAM, format_of
+from embedlog.cli.file_formats import (
+    CSV,
+    NOT_TEXT,
+    PARQUET,
+    STANDARD_STREAM,
+    format_of,
+    serializers_of,
+    tables_of,
+)
 from embedlog.cli.open_log import to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json
-from embedlog.cli.produce import input_lines, parse_headers, parse_record
+from embedlog.cli.produce import (
+    FIELDS,
+    FROM_TEXT,
+    IGNORED,
+    InputRecord,
+    file_size,
+    input_lines,
+    parse_headers,
+    parse_record,
+)
+from embedlog.config import INT_MAX
 from embedlog.display import plural
 from embedlog.errors import InvalidRecordError, UnknownTopicOrPartitionError
 from embedlog.lazy import np, pa
+from embedlog.producer import Producer
 from embedlog.progress import ProgressBar
+from embedlog.serializers import Adapter, adapt
 
 _BLOCK_BYTES = 4 << 20
-_ROWS = 1 << 17
-_RAW = ("bytes", "bytes")
-"""Files have keys and values as they are stored, whatever the serializers of the topic."""
+_CSV_BLOCK_BYTES = 1 << 20
+"""pyarrow reads 32 blocks ahead, and refuses a row that is longer than a block."""
+_LONG_ROW = "straddling object"
+"""In pyarrow's error about such a row."""
+_BATCH_ROWS = 1 << 10
+"""How many rows of Parquet are decoded at once; a small file may hold large rows often."""
+_TEXT = re.compile(r"^(large_)?(string|binary)")
+"""The types of columns that hold text, or may do so."""
 _NONE = -(1 << 63)
 """The partition of a record that has none: its key chooses one."""
-_FIELDS = {"partition", "timestamp", "key", "value", "headers"}
-_IGNORED = {"topic", "offset", "timestamp_type", "leader_epoch"}
-"""Columns of an export that have no meaning here."""
 
 
 class Chunk(NamedTuple):
@@ -54,13 +76,13 @@ def import_file(args: argparse.Namespace) -> int:
     """Append the records, and print how many, and where; also if the import fails."""
     file_format = format_of(args.file, args.format)
     with _source(args.file) as file, ProgressBar(f"import {args.topic}") as bar:
-        size = _size(file)
+        size = file_size(file)
         read = {PARQUET: _parquet, CSV: _csv}.get(file_format, _json_lines)
         with to_write(args, create=True, durability="fsync" if args.sync else "os") as log:
-            target = ImportTarget(log, args.topic, repartition=args.repartition)
+            target = ImportTarget(log, args.topic, repartition=args.repartition, raw=args.raw)
             skip = args.skip
             try:
-                for chunk in read(file, log.root.clock):
+                for chunk in read(file, target.serializers, log.root.clock):
                     rows = min(skip, chunk.table.num_rows)
                     skip -= rows
                     target.append(chunk.skip(rows) if rows else chunk)
@@ -82,18 +104,11 @@ def _source(path: str) -> Iterator[IO[bytes]]:
             yield file
 
 
-def _size(file: IO[bytes]) -> int:
-    try:
-        status = os.fstat(file.fileno())
-    except (OSError, ValueError):
-        return 0
-    return status.st_size if stat.S_ISREG(status.st_mode) else 0
-
-
 def _note_failure(target: ImportTarget, skipped: int) -> None:
     done = target.records
     if not done and not target.uncertain:
-        note("Nothing was imported")
+        new = f"; the topic {target.topic} was created" if target.is_new else ""
+        note(f"Nothing was imported{new}")
         return
     text = f"Imported {plural(done, 'record')} before the import ended"
     if target.uncertain:
@@ -120,12 +135,13 @@ def _report(args: argparse.Namespace, file_format: str, target: ImportTarget) ->
 class ImportTarget:
     """Appends chunks to a topic, and counts what was appended."""
 
-    def __init__(self, log: Log, topic: str, *, repartition: bool) -> None:
-        self._log, self._topic, self._repartition = log, topic, repartition
+    def __init__(self, log: Log, topic: str, *, repartition: bool, raw: bool) -> None:
+        self._log, self.topic, self._repartition = log, topic, repartition
         self.is_new = topic not in log
         """Whether the import has created the topic; it then gets as many partitions as it needs."""
-        log.root.ensure_topic(topic)
-        self._producer = log.producer()
+        self.serializers = serializers_of(log.root.ensure_topic(topic).config, raw=raw)
+        """The names of the serializers of the keys and values in the file."""
+        self._producer = self._new_producer()
         self.records = 0
         """How many records of the file were appended, from the first one on."""
         self.uncertain = 0
@@ -145,11 +161,13 @@ class ImportTarget:
         partitions = None if self._repartition else chunk.partitions
         if partitions is not None and rows:
             if ((partitions < 0) & (partitions != _NONE)).any():
-                raise InvalidRecordError("partition must not be negative", topic=self._topic)
+                raise InvalidRecordError("partition must not be negative", topic=self.topic)
             self._check(int(partitions.max()))
         self.uncertain = rows
         for partition, table in _by_partition(chunk.table, partitions):
-            future = self._producer.append_table(self._topic, table, partition=partition)
+            future = self._producer.append_table(
+                self.topic, table, value="value", partition=partition
+            )
             for written in future.result():
                 # Unknown only for what was written before, by a producer with a name.
                 assert written.base_offset is not None
@@ -157,21 +175,30 @@ class ImportTarget:
         self.records, self.uncertain = self.records + rows, 0
 
     def _check(self, highest: int) -> None:
-        count = self._log.root.partitions(self._topic)
+        count = self._log.root.partitions(self.topic)
         if highest < count:
             return
         if not self.is_new:
             raise UnknownTopicOrPartitionError(
                 f"The file has records of partition {highest}, "
                 f"the topic has {plural(count, 'partition')}",
-                topic=self._topic,
-                todo=f"Run `embedlog topics alter {self._topic} -p {highest + 1}`, or use "
+                topic=self.topic,
+                todo=f"Run `embedlog topics alter {self.topic} -p {highest + 1}`, or use "
                 "--repartition.",
             )
-        self._log.create_partitions(self._topic, highest + 1)
+        self._log.create_partitions(self.topic, highest + 1)
         # A producer warns of new partitions, because keys then go to other ones.
         self._producer.close()
-        self._producer = self._log.producer()
+        self._producer = self._new_producer()
+
+    def _new_producer(self) -> Producer[Any, Any]:
+        # Columns of other types than bytes and text are left to the serializers of the topic.
+        settings: dict[str, Any] = {
+            f"{field}_serializer": "bytes"
+            for field, name in zip(STORED_FIELDS, self.serializers, strict=True)
+            if name in NOT_TEXT
+        }
+        return self._log.producer(max_request_size=INT_MAX, **settings)
 
     def _count(self, partition: int, base_offset: int, count: int) -> None:
         first, _, records = self.appended.get(partition, (base_offset, 0, 0))
@@ -203,29 +230,45 @@ def _by_partition(table: Any, partitions: Any) -> Iterator[tuple[int | None, Any
 # Formats
 
 
-def _parquet(file: IO[bytes], clock: Any) -> Iterator[Chunk]:
+def _parquet(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> Iterator[Chunk]:
     """Yield the rows of a Parquet file."""
     from pyarrow import parquet
 
     try:
         source = parquet.ParquetFile(file)
         _check_columns(source.schema_arrow.names)
-        names = [name for name in source.schema_arrow.names if name in _FIELDS]
-        facts, size, done = source.metadata, _size(file), 0
+        names = [name for name in source.schema_arrow.names if name in FIELDS]
+        facts, size, done = source.metadata, file_size(file), 0
         groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
         bytes_per_row = sum(group.total_byte_size for group in groups) // (facts.num_rows or 1)
-        rows = max(1, min(_ROWS, 8 * _BLOCK_BYTES // (bytes_per_row or 1)))
-        for batch in source.iter_batches(rows, columns=names):
-            done += batch.num_rows
-            yield _chunk(batch, size * done // facts.num_rows)
+        rows = max(1, min(_BATCH_ROWS, _BLOCK_BYTES // (bytes_per_row or 1)))
+        for table in tables_of(source.iter_batches(rows, columns=names)):
+            columns = _stored(table, serializers, done)
+            done += table.num_rows
+            yield _chunk(columns, size * done // facts.num_rows)
     except (pa.ArrowException, OSError) as error:
         raise InvalidRecordError(f"The file is not Parquet, or damaged: {error}") from error
 
 
-def _csv(file: IO[bytes], clock: Any) -> Iterator[Chunk]:
-    """Yield the rows of a CSV file, whose first line has the names of the columns."""
+def _csv(
+    file: IO[bytes],
+    serializers: tuple[str, str],
+    clock: Any,
+    block_bytes: int | None = None,
+    skip: int = 0,
+) -> Iterator[Chunk]:
+    """Yield the rows of a CSV file, whose first line has the names of the columns.
+
+    Args:
+        file: The file.
+        serializers: The names of the serializers of keys and values.
+        clock: Returns the timestamp of rows without one.
+        block_bytes: How many bytes are parsed at once.
+        skip: How many rows to leave out.
+    """
     from pyarrow import csv
 
+    block_bytes = block_bytes or _CSV_BLOCK_BYTES
     types = {"partition": pa.int32(), "timestamp": pa.int64()}
     convert = csv.ConvertOptions(
         column_types={**types, **dict.fromkeys(("key", "value", "headers"), pa.binary())},
@@ -233,23 +276,32 @@ def _csv(file: IO[bytes], clock: Any) -> Iterator[Chunk]:
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
+    rows = 0
     try:
         reader = csv.open_csv(
             file,
-            csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
+            csv.ReadOptions(block_size=block_bytes, use_threads=False),
             csv.ParseOptions(newlines_in_values=True),
             convert,
         )
         _check_columns(reader.schema.names)
-        names = [name for name in reader.schema.names if name in _FIELDS]
+        names = [name for name in reader.schema.names if name in FIELDS]
         for batch in reader:
-            columns = batch.select(names)
+            table = pa.Table.from_batches([batch.select(names)]).slice(max(skip - rows, 0))
+            rows += batch.num_rows
+            if not table.num_rows:
+                continue
+            columns = _stored(table, serializers, rows - table.num_rows)
             done = file.tell() if file.seekable() else 0
             if "headers" in names:
                 yield _with_headers(columns, done, clock())
             else:
                 yield _chunk(columns, done)
     except pa.ArrowException as error:
+        if _LONG_ROW in str(error) and block_bytes < file_size(file):
+            with open(file.name, "rb") as again:
+                yield from _csv(again, serializers, clock, block_bytes * 8, max(skip, rows))
+            return
         raise InvalidRecordError(
             f"The file is not CSV with these columns: {error}",
             todo="See the reference of `embedlog import`.",
@@ -269,12 +321,21 @@ def _with_headers(columns: Any, done: int, now_ms: int) -> Chunk:
     return Chunk(table, _partitions(columns), done)
 
 
-def _json_lines(file: IO[bytes], clock: Any) -> Iterator[Chunk]:
+def _json_lines(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> Iterator[Chunk]:
     """Yield the records of JSON lines, as those of `embedlog produce --json`."""
     done = before = 0
+    key, value = ("bytes" if name in NOT_TEXT else name for name in serializers)
+    names = key, value
+    adapters = [
+        adapt(name, "serialize", field) for name, field in zip(names, STORED_FIELDS, strict=True)
+    ]
     for lines in input_lines(file):
         numbered = enumerate(lines, before + 1)
-        records = [parse_record(line, number, _RAW) for number, line in numbered if line.strip()]
+        records = [
+            _serialized(parse_record(line, number, names), adapters, number)
+            for number, line in numbered
+            if line.strip()
+        ]
         before += len(lines)
         done += sum(map(len, lines)) + len(lines)
         if not records:
@@ -289,25 +350,68 @@ def _json_lines(file: IO[bytes], clock: Any) -> Iterator[Chunk]:
         yield Chunk(table, numbers, done)
 
 
+def _serialized(record: InputRecord, adapters: list[Adapter], number: int) -> InputRecord:
+    """Return a record with the bytes of its key and value."""
+    try:
+        key, value = (
+            adapter.convert("", [], item)
+            for adapter, item in zip(adapters, (record.key, record.value), strict=True)
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidRecordError(
+            f"Line {number} does not fit the serializers of the topic: {error}",
+            todo="If the file was exported with --raw, use --raw.",
+        ) from None
+    return record._replace(key=key, value=value)
+
+
+def _stored(table: Any, serializers: tuple[str, str], before: int) -> Any:
+    """Return rows in which text of keys and values became the bytes that serializers write.
+
+    Args:
+        table: The rows.
+        serializers: The names of the serializers of keys and values.
+        before: How many rows of the file precede these, for the error.
+    """
+    for field, name in zip(STORED_FIELDS, serializers, strict=True):
+        index = table.schema.get_field_index(field)
+        if name in NOT_TEXT or index < 0 or not _TEXT.search(str(table.schema.types[index])):
+            continue
+        adapter, parse, items = adapt(name, "serialize", field), FROM_TEXT[name], []
+        for row, item in enumerate(table.column(index).to_pylist(), before + 1):
+            try:
+                text = item.decode() if isinstance(item, bytes) else item
+                parsed = None if text is None else parse(text)
+                # JSON stays as it is written.
+                items.append(item if name == "json" else adapter.convert("", [], parsed))
+            except (TypeError, ValueError) as error:
+                raise InvalidRecordError(
+                    f"Row {row} has a {field} that is not of the type {name!r}: {error}",
+                    todo="If the file was exported with --raw, use --raw.",
+                ) from None
+        table = table.set_column(index, field, pa.array(items, pa.binary()))
+    return table
+
+
 def _check_columns(names: list[str]) -> None:
-    unknown = [name for name in names if name not in _FIELDS | _IGNORED]
+    unknown = [name for name in names if name not in FIELDS | IGNORED]
     if unknown or "value" not in names:
-        others = ", ".join(sorted(_FIELDS - {"value"}))
+        others = ", ".join(sorted(FIELDS - {"value"}))
         raise InvalidRecordError(
             f"The file has a column {unknown[0]!r}" if unknown else "The file has no column value",
             todo=f"The columns are value and, if needed, {others}.",
         )
 
 
-def _chunk(batch: Any, done: int) -> Chunk:
-    names = [name for name in batch.schema.names if name != "partition"]
-    return Chunk(pa.Table.from_batches([batch.select(names)]), _partitions(batch), done)
+def _chunk(table: Any, done: int) -> Chunk:
+    names = [name for name in table.column_names if name != "partition"]
+    return Chunk(table.select(names), _partitions(table), done)
 
 
-def _partitions(batch: Any) -> Any:
-    if "partition" not in batch.schema.names:
+def _partitions(table: Any) -> Any:
+    if "partition" not in table.column_names:
         return None
-    column = batch.column(batch.schema.names.index("partition"))
+    column = table["partition"]
     if column.null_count == len(column):
         return None
-    return column.cast(pa.int64()).fill_null(_NONE).to_numpy(zero_copy_only=False)
+    return column.cast(pa.int64()).fill_null(_NONE).to_numpy()

@@ -8,8 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
-from embedlog.cli.argument_types import count, duration, moment, point, seconds, topic
-from embedlog.serializers import NAMES
+from embedlog.cli.argument_types import count, duration, moment, point, seconds, time, topic
 from embedlog.version import __version__
 
 OK: Final = 0
@@ -49,11 +48,42 @@ RESETS = """\
 A target outside of the log means its nearer end.  A time without a zone is UTC.
 """
 
+TIMES = """\
+TIME is a date, with a time or without, in UTC unless it has a zone; or how long ago: 90m, 2d,
+PT1H30M.
+
+examples:
+  embedlog offsets flights --at 2026-01-31T12:00:00Z
+  embedlog delete-records flights --at 30d --yes
+  embedlog delete-records flights:0 --before 1000 --yes
+"""
+
 FILES = """\
 The suffixes are .jsonl, .ndjson and .json, .csv, .parquet and .pq.  Key, value, headers,
 timestamp and partition come back as they were from JSON lines and Parquet; offsets do not: the
 records get those of the topic.  CSV holds UTF-8 only; its timestamps are milliseconds, a missing
 key or value is an empty field without quotes, and headers are JSON.
+
+If the topic has serializers, keys and values are JSON values in JSON lines, text in CSV, and in
+Parquet numbers or text (also of JSON and UUIDs).  So the topic of an import needs the same
+serializers; with --raw for both commands, none matter, and every byte comes back.  Pickled keys
+and values are always as they are stored.
+"""
+
+EXPORT = f"""\
+{FILES}
+TIME is a date, with a time or without, in UTC unless it has a zone; or how long ago: 90m, 2d.
+
+examples:
+  embedlog export flights flights.parquet --from 2026-01-31 --until 90m
+  embedlog export flights:0,1 - | jq .value
+"""
+
+IMPORT = f"""\
+{FILES}
+examples:
+  embedlog import flights flights.parquet
+  embedlog import flights flights.csv --skip 1000
 """
 
 COMPLETION = """\
@@ -203,8 +233,9 @@ def _topics(commands: _Parser) -> None:
     create.add_argument("topic", metavar="TOPIC")
     about = "the number of partitions, by default 1"
     _option(create, "--partitions -p", "N", about, type=int)
-    _option(create, "--key", "NAME", f"how keys are stored: {', '.join(NAMES)}")
-    _option(create, "--value", "NAME", "how values are stored, such as json")
+    about = "how keys are stored: bytes, str, int, float, uuid, json or pickle"
+    _option(create, "--key", "NAME", about)
+    _option(create, "--value", "NAME", "how values are stored, likewise")
     _flag(create, "--if-not-exists", "succeed if the topic exists with these settings")
     _settings(create)
     names = _command(verbs, "list", "topics:show_names", "print the names of all topics")
@@ -314,16 +345,16 @@ def _reset(verbs: _Parser) -> None:
 
 def _offsets(commands: _Parser) -> None:
     about = "print the first and the next offset of partitions, or the offsets at a time"
-    offsets = _command(commands, "offsets", "offsets:offsets", about)
+    offsets = _command(commands, "offsets", "offsets:offsets", about, epilog=TIMES)
     about = "by default all topics"
     offsets.add_argument("topics", metavar="TOPIC[:N,N]", nargs="*", type=topic, help=about)
-    _option(offsets, "--at", "ISO", "the first offset at or after this time", type=moment)
+    _option(offsets, "--at", "TIME", "the first offset at or after this time", type=time)
     about = "delete the records before an offset or a time; a dry run without --yes"
-    delete = _command(commands, "delete-records", "offsets:delete_records", about)
+    delete = _command(commands, "delete-records", "offsets:delete_records", about, epilog=TIMES)
     delete.add_argument("topic", metavar="TOPIC[:N,N]", type=topic)
     to = delete.add_mutually_exclusive_group(required=True)
     _option(to, "--before", "N", "delete the records below this offset", type=count)
-    _option(to, "--at", "ISO", "delete up to the first record at or after this time", type=moment)
+    _option(to, "--at", "TIME", "delete up to the first record at or after this time", type=time)
     _flag(delete, "--yes", "delete the records")
     about = "print how many bytes topics and other files take, the largest first"
     usage = _command(commands, "du", "disk_usage:usage", about)
@@ -333,19 +364,21 @@ def _offsets(commands: _Parser) -> None:
 
 def _files(commands: _Parser) -> None:
     about = "write the records of a topic to a file: JSON lines, CSV or Parquet"
-    export = _command(commands, "export", "export:export", about, epilog=FILES)
+    export = _command(commands, "export", "export:export", about, epilog=EXPORT)
     export.add_argument("topic", metavar="TOPIC[:N,N]", type=topic)
     export.add_argument("file", metavar="FILE", help="- is stdout")
     _file_format(export)
-    _option(export, "--from", "N|ISO", "from this offset or time on", dest="first", type=point)
+    _flag(export, "--raw", "write keys and values as they are stored, without serializers")
+    _option(export, "--from", "N|TIME", "from this offset or time on", dest="first", type=point)
     about = "up to this offset or time, without the record at it"
-    _option(export, "--until", "N|ISO", about, dest="stop", type=point)
+    _option(export, "--until", "N|TIME", about, dest="stop", type=point)
     _flag(export, "--force", "replace FILE if it exists")
     about = "append the records in a file: JSON lines, CSV or Parquet"
-    load = _command(commands, "import", "import_file:import_file", about, epilog=FILES)
+    load = _command(commands, "import", "import_file:import_file", about, epilog=IMPORT)
     load.add_argument("topic", metavar="TOPIC")
     load.add_argument("file", metavar="FILE", help="- is stdin")
     _file_format(load)
+    _flag(load, "--raw", "store keys and values as they are, without serializers")
     _option(load, "--skip", "N", "skip the first N records", type=count, default=0)
     about = "choose partitions by key, as for new records, not those in the file"
     _flag(load, "--repartition", about)

@@ -10,23 +10,25 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from embedlog.cli.open_log import to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say_json
+from embedlog.config import INT_MAX
 from embedlog.display import plural
 from embedlog.errors import InvalidRecordError
 from embedlog.progress import ProgressBar
+from embedlog.serializers import shortened
 
 if TYPE_CHECKING:
     from embedlog.partition import Durability
 
 _CHUNK_BYTES = 4 << 20
-_FIELDS = {"value", "key", "headers", "partition", "timestamp"}
-# Fields of `consume --json` that have no meaning here.
-_IGNORED = {"topic", "offset", "timestamp_type"}
+FIELDS = {"value", "key", "headers", "partition", "timestamp"}
+IGNORED = {"topic", "offset", "timestamp_type"}
+"""Fields of `embedlog consume --json` that have no meaning here."""
 
 
 class InputRecord(NamedTuple):
@@ -52,11 +54,13 @@ class InputBatch(NamedTuple):
 def produce(args: argparse.Namespace) -> int:
     """Send the lines, a chunk at a time; a chunk with an invalid line is not sent at all."""
     durability: Durability = "fsync" if args.sync else "os"
-    total, done, lines_before, count = _input_size(), 0, 0, 0
+    total, done, lines_before, count = file_size(sys.stdin), 0, 0, 0
     with to_write(args, create=True, durability=durability) as log, ProgressBar("produce") as bar:
         config = log.root.ensure_topic(args.topic).config
         serializers = config.key_serializer, config.value_serializer
-        with log.producer(compression_type=args.compression) as producer:
+        codec = args.compression
+        # The setting max.message.bytes of the topic is the only limit of a record's size.
+        with log.producer(compression_type=codec, max_request_size=INT_MAX) as producer:
             for lines in input_lines(sys.stdin.buffer):
                 # A list, so that the last line is parsed before the first is sent.
                 batches = list(_batches(args, serializers, lines, lines_before))
@@ -73,9 +77,10 @@ def produce(args: argparse.Namespace) -> int:
     return OK
 
 
-def _input_size() -> int:
+def file_size(file: IO[Any]) -> int:
+    """Return the bytes of an open file; 0 if it is a pipe or the like."""
     try:
-        status = os.fstat(sys.stdin.fileno())
+        status = os.fstat(file.fileno())
     except (OSError, ValueError):
         return 0
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
@@ -120,18 +125,26 @@ def _batches(
     ]
 
 
-_FROM_TEXT: dict[str, Callable[[str], Any]] = {
+def _integer_from(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{shortened(text)} is no whole number") from None
+
+
+FROM_TEXT: dict[str, Callable[[str], Any]] = {
     "str": str,
-    "int": int,
+    "int": _integer_from,
     "float": float,
     "uuid": UUID,
     "json": json.loads,
 }
+"""By the name of a serializer: returns what it takes, of text."""
 
 
 def _parse_all(serializer: str, texts: Sequence[bytes | None], lines_before: int) -> list[Any]:
     """Return what a serializer takes, of text as it is typed."""
-    parse = _FROM_TEXT.get(serializer)
+    parse = FROM_TEXT.get(serializer)
     if parse is None:
         return list(texts)
     items = []
@@ -182,9 +195,9 @@ def parse_record(line: bytes, number: int, serializers: tuple[str, str]) -> Inpu
         fields = json.loads(line)
         if not isinstance(fields, dict):
             raise ValueError("must be a JSON object")
-        unknown = fields.keys() - _FIELDS - _IGNORED
+        unknown = fields.keys() - FIELDS - IGNORED
         if unknown:
-            raise ValueError(f"unknown field {min(unknown)!r}, not in {', '.join(sorted(_FIELDS))}")
+            raise ValueError(f"unknown field {min(unknown)!r}, not in {', '.join(sorted(FIELDS))}")
         return InputRecord(
             _item(value_type, fields.get("value")),
             _item(key_type, fields.get("key")),

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 
-from embedlog.display import NONE, text_table
+from embedlog.display import NONE, cut, text_table
 
 _MIN_WIDTH = 8
 """No column is cut to fewer characters."""
@@ -18,8 +18,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
         return text_table(heads, rows)
     texts = [[NONE if cell in (None, "") else str(cell) for cell in row] for row in rows]
     widths = _widths([heads, *texts], shutil.get_terminal_size().columns)
-    cut = [list(map(_cut, row, widths)) for row in (heads, *texts)]
-    return text_table(cut[0], cut[1:])
+    cells = [list(map(cut, row, widths)) for row in (heads, *texts)]
+    return text_table(cells[0], cells[1:])
 
 
 def _widths(rows: Sequence[Sequence[str]], limit: int) -> list[int]:
@@ -28,11 +28,3 @@ def _widths(rows: Sequence[Sequence[str]], limit: int) -> list[int]:
     while sum(widths) + 2 * (len(widths) - 1) > limit and max(widths) > _MIN_WIDTH:
         widths[widths.index(max(widths))] -= 1
     return widths
-
-
-def _cut(text: str, width: int) -> str:
-    """Return a text without its middle, where names and ids differ least."""
-    if len(text) <= width:
-        return text
-    tail = (width - 1) // 2
-    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"

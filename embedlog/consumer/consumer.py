@@ -39,7 +39,7 @@ from embedlog.errors import (
     IllegalStateError,
     InvalidConfigError,
     UnknownTopicOrPartitionError,
-    no_attribute,
+    hint_at_missing,
 )
 from embedlog.metrics import Metrics, Sample, nested
 from embedlog.record import (
@@ -141,13 +141,6 @@ class Consumer(Generic[K_co, V_co]):
         """Return what completion offers."""
         return public_names(self)
 
-    if not TYPE_CHECKING:
-        # Type checkers must not take every name for an attribute.
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError; for methods of other clients it says what to call."""
-            raise no_attribute(self, name, _HINTS.get(name, ""))
-
     def __repr__(self) -> str:
         what = ", ".join(sorted(self.subscription())) or plural(len(self._assignment), "partition")
         group = f" in group {self.config.group_id!r}" if self.config.group_id else ""
@@ -160,8 +153,8 @@ class Consumer(Generic[K_co, V_co]):
             with self._guard:
                 cursors = sorted(self._assignment, key=lambda cursor: cursor.partition)
                 cells = list(map(_cells, cursors))
-        except (ClosedError, IllegalStateError):
-            # Closed, or another thread is polling.
+        except EmbedlogError:
+            # Closed, or another thread is polling, or a topic was deleted.
             return html_table(repr(self)[1:-1], (), ())
         title = repr(self)[1:-1] if cells else f"{repr(self)[1:-1]}, no partitions assigned yet"
         return html_table(title, heads, cells)
@@ -800,7 +793,7 @@ class Consumer(Generic[K_co, V_co]):
         yield from counts.poll_samples()
         if self.config.group_id is not None:
             yield from counts.coordinator_samples(len(self._assignment))
-        cursors = list(self._assignment)
+        cursors = self._assignment.snapshot
         yield from counts.fetch_samples({cur.partition: cur.progress() for cur in cursors})
 
     # Closing
@@ -858,8 +851,10 @@ class Consumer(Generic[K_co, V_co]):
         self.close(autocommit=exc_type is None)
 
 
+hint_at_missing(Consumer, _HINTS)
+
+
 def _cells(cursor: PartitionCursor) -> tuple[object, ...]:
     """Return the row of a partition in the table for notebooks."""
     position, end = cursor.known_position, cursor.log.end_offset()
-    lag = None if position is None else max(end - position, 0)
-    return *cursor.partition, position, end, lag, "paused" if cursor.paused else None
+    return *cursor.partition, position, end, cursor.lag(), "paused" if cursor.paused else None

@@ -167,8 +167,6 @@ class GroupClient:
     def _subscribed_topics(self) -> set[str]:
         if self._pattern is not None:
             self.topics = self.matching_topics(self._pattern)
-            pattern = self._pattern.pattern
-            self._missing.report(() if self.topics else (pattern,), pattern)
             return self.topics
         if self._create:
             for topic in self.topics:
@@ -178,13 +176,15 @@ class GroupClient:
         return self.topics
 
     def matching_topics(self, pattern: re.Pattern[str]) -> set[str]:
-        """Return the names of the topics that match a pattern as a whole (E17)."""
+        """Return the names of the topics that match a pattern as a whole (E17); warn of none."""
         exclude_internal = self._config.exclude_internal_topics
-        return {
+        names = {
             name
             for name in self._root.topics()
             if pattern.fullmatch(name) and not (exclude_internal and name.startswith(INTERNAL))
         }
+        self._missing.report(() if names else (pattern.pattern,), pattern.pattern)
+        return names
 
     def require_update(self) -> None:
         """Have the next `update` read the catalog again: a topic was deleted while it was read."""

@@ -22,9 +22,9 @@ from embedlog.errors import (
     RecordTooLargeError,
     SerializationError,
     TimeoutError,  # noqa: A004 - it is one
-    no_attribute,
+    hint_at_missing,
 )
-from embedlog.metrics import Metrics, Sample, nested
+from embedlog.metrics import PRODUCER_TOPIC, Metrics, Sample, nested
 from embedlog.partition.producer_state import LAST_SEQUENCE
 from embedlog.producer.context import ProducerContext
 from embedlog.producer.delivery import LOGGER, Delivery
@@ -93,13 +93,6 @@ class Producer(Generic[K, V]):
         self._start()
         _producers.add(self)
 
-    if not TYPE_CHECKING:
-        # Type checkers must not take every name for an attribute.
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError; for methods of other clients it says what to call."""
-            raise no_attribute(self, name, _HINTS.get(name, ""))
-
     def _start(self) -> None:
         """Begin without records and identity, at first or in a forked child."""
         self._queues: dict[str, TopicQueue] = {}
@@ -114,19 +107,27 @@ class Producer(Generic[K, V]):
 
     def __repr__(self) -> str:
         name = self.config.producer_name or self.config.client_id
-        return f"<Producer {f'{name!r} ' if name else ''}of {self.root.path}>"
+        closed = ", closed" if self._closed else ""
+        return f"<Producer {f'{name!r} ' if name else ''}of {self.root.path}{closed}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: what was written to each topic, and how many records failed."""
-        rows = []
-        for name, counts in self.metrics().items():
-            group, _, topic = name.partition(".")
-            if group == "producer-topic-metrics":
-                written, failed = counts["record-send-total"], counts["record-error-total"]
-                rows.append(
-                    (topic, f"{written:,}", f"{failed:,}", format_bytes(counts["byte-total"]))
-                )
-        return html_table(repr(self)[1:-1], ("topic", "written", "failed", "size"), rows)
+        """For notebooks: what was written to each topic, what failed, and what is unsent."""
+        queues = dict(self._queues)
+        values: dict[str, dict[str, float]] = {topic: {} for topic in queues}
+        for key, name, value, labels in self._samples():
+            if key == PRODUCER_TOPIC:
+                values.setdefault(labels["topic"], {})[name] = value
+        rows = (
+            (
+                topic,
+                f"{counts.get('record-send-total', 0):,}",
+                format_bytes(counts.get("byte-total", 0)),
+                f"{counts.get('record-error-total', 0):,}",
+                f"{queues[topic].unsent_records() if topic in queues else 0:,}",
+            )
+            for topic, counts in values.items()
+        )
+        return html_table(repr(self)[1:-1], ("topic", "records", "size", "errors", "unsent"), rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Producer, self.root, **self._options), ()
@@ -582,6 +583,9 @@ class Producer(Generic[K, V]):
             queue.after_fork()
         self._start()
         self._closed = closed
+
+
+hint_at_missing(Producer, _HINTS)
 
 
 # The end of the process, and forks
