@@ -234,13 +234,6 @@ def test_the_title_of_a_view_of_many_ranges_is_short(log, topic):
     assert repr(topic.since("0s")) == "<View of t: 0 records, nothing>"
 
 
-def test_a_view_of_a_closed_log_says_so(log, topic):
-    """A notebook or debugger that shows it must not fail."""
-    log.close()
-    assert "closed" in repr(topic)
-    assert "closed" in topic._repr_html_()
-
-
 def test_what_a_frame_has_leads_to_a_frame(topic):
     """Programs look for the methods of a frame in a view."""
     with pytest.raises(AttributeError, match="call to_pandas"):
