@@ -220,13 +220,12 @@ class TopicView(Generic[K, V]):
         ranges, before = [], 0
         for part, part_rows in parts:
             offset_after = self._log(part.partition).record_counts.after
-            for row in chosen[
-                bisect_left(chosen, before) : bisect_left(chosen, before + part_rows)
-            ]:
+            end = before + part_rows
+            for row in chosen[bisect_left(chosen, before) : bisect_left(chosen, end)]:
                 start = offset_after(part.start, part.stop, row - before)
                 stop = offset_after(part.start, part.stop, row - before + 1)
                 ranges.append(OffsetRange(part.partition, start, stop))
-            before += part_rows
+            before = end
         return self._view(ranges)
 
     def _cut(self, start: int, stop: int) -> list[OffsetRange]:
@@ -564,7 +563,8 @@ class TopicView(Generic[K, V]):
 
 
 def _check_count(count: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int):
+    # An int of numpy's, too.
+    if not hasattr(count, "__index__"):
         raise TypeError(f"count must be an int, got {count!r}")
     if count < 0:
         raise ValueError(f"count must be at least 0, got {count}")
