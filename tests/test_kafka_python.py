@@ -843,6 +843,7 @@ def test_patch_reaches_classes_that_were_imported_before(tmp_path):
             super().__init__(bootstrap_servers=servers)
 
     with embedlog.kafka.patch(tmp_path / "log"):
+        assert not isinstance(before, (KafkaProducer, KafkaConsumer))
         with Mine("localhost:9092") as producer:
             assert isinstance(producer, Mine)
             assert isinstance(producer, KafkaProducer)
@@ -901,8 +902,10 @@ def test_patch_leaves_the_modules_as_they_were(tmp_path):
     code = f"""{PACKAGES}
 import confluent_kafka.aio, embedlog.kafka
 embedlog.kafka.patch(sys.argv[1]).undo()
-before, producer = modules(), confluent_kafka.Producer
+before, producer, early = modules(), confluent_kafka.Producer, confluent_kafka
 with embedlog.kafka.patch(sys.argv[1]):
+    with early.Producer({{"bootstrap.servers": "broker:9092"}}) as made:
+        print(type(made).__module__, isinstance(made, producer))
     import confluent_kafka
     from confluent_kafka import aio
     from confluent_kafka.serializing_producer import SerializingProducer
@@ -915,7 +918,9 @@ assert confluent_kafka.Producer is producer
 assert confluent_kafka.aio is before["confluent_kafka.aio"]
 """
 
-    assert run_python("-c", code, tmp_path / "log").split() == ["True", "None"]
+    assert run_python("-c", code, tmp_path / "log").splitlines() == [
+        *("embedlog.kafka.confluent.producer True", "True None")
+    ]
 
 
 def test_without_kafka_python_patch_leaves_no_module(tmp_path):

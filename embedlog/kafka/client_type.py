@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from embedlog.kafka.bootstrap import LogAddress
-from embedlog.kafka.installed import original_class, pick
+from embedlog.kafka.installed import find_original, original_class
 
 _LOGGER = logging.getLogger("embedlog.kafka")
 
@@ -26,8 +26,10 @@ class ClientType(ABCMeta):
         """Return whether an object is a client of this kind, of a log or of brokers."""
         if super().__instancecheck__(instance):
             return True
-        module, name = vars(cls).get("_original", ("", ""))
-        return bool(module) and isinstance(instance, pick(module, name, ()))
+        if "_original" not in vars(cls):
+            return False
+        original = find_original(*vars(cls)["_original"])
+        return original is not None and isinstance(instance, original)
 
 
 class Client(metaclass=ClientType):

@@ -43,13 +43,21 @@ def use_installed(namespace: dict[str, Any], module: str, names: Iterable[str]) 
 
 
 @functools.cache
+def find_original(module: str, name: str) -> Any:
+    """Return the library's own client, for brokers; None if the library is not installed.
+
+    The answer is kept: later, `patch` may have put another class under this name.
+    """
+    return pick(module, name, None)
+
+
 def original_class(module: str, name: str) -> Any:
     """Return the library's own client, for brokers.
 
     Raises:
         ImportError: The library is not installed.
     """
-    client = pick(module, name, None)
+    client = find_original(module, name)
     if client is None:
         package = module.partition(".")[0]
         setting = "bootstrap_servers=" if package == "kafka" else '"bootstrap.servers": '

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from embedlog.kafka import bootstrap
 from embedlog.kafka.client_type import rebased
-from embedlog.kafka.installed import installed, original_class, pick
+from embedlog.kafka.installed import find_original, installed, original_class
 
 _CLIENTS = {
     "KafkaAdminClient": ("kafka", "kafka.admin", "kafka.admin.client"),
@@ -36,11 +36,6 @@ _MODULES = {
     "kafka.structs": "embedlog.kafka.structs",
 }
 """What stands for the modules of kafka-python where it is not installed."""
-
-_CONFLUENT_CLIENTS = (
-    *("AdminClient", "Consumer", "DeserializingConsumer", "Producer", "SerializingProducer"),
-)
-"""What programs may have imported from confluent_kafka already."""
 
 _patches: list[Patch] = []
 """Those in force; the last one with an address decides where clients go."""
@@ -124,12 +119,13 @@ def _replace() -> None:
             for name, places in _CLIENTS.items():
                 _replace_client(undo, name, places, getattr(ours, name))
         modules = confluent.modules()
+        replacements = {
+            id(find_original(module, name)): getattr(modules[module], name)
+            for module, names in confluent.CLIENTS.items()
+            for name in names
+        }
         before = _replace_modules(undo, "confluent_kafka", modules)
-        replacements = {id(old): modules.get(name) for name, old in before.items()}
-        for name in _CONFLUENT_CLIENTS:
-            client = getattr(confluent, name, None) or getattr(confluent.admin, name)
-            module, original = client._original
-            replacements[id(pick(module, original, None))] = client
+        replacements |= {id(old): modules.get(name) for name, old in before.items()}
         _replace_references(undo, replacements)
         _replaced.push(undo.pop_all())
 

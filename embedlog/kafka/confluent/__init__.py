@@ -92,6 +92,15 @@ __all__ = [
 ]
 
 
+CLIENTS = {
+    "confluent_kafka": (
+        *("Consumer", "DeserializingConsumer", "Producer", "SerializingProducer", "ShareConsumer"),
+    ),
+    "confluent_kafka.admin": ("AdminClient",),
+}
+"""Where confluent_kafka has its clients."""
+
+
 def modules() -> dict[str, ModuleType]:
     """Return what `embedlog.kafka.patch` puts in the place of confluent_kafka's modules.
 
