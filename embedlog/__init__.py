@@ -88,7 +88,10 @@ if not TYPE_CHECKING:
         if name in ("errors", "spark"):
             return importlib.import_module(f"embedlog.{name}")
         if name not in _MODULES:
-            raise AttributeError(f"module 'embedlog' has no attribute {name!r}")
+            message = f"module 'embedlog' has no attribute {name!r}"
+            if name.endswith("Error") and hasattr(importlib.import_module("embedlog.errors"), name):
+                message += f"; it is embedlog.errors.{name}"
+            raise AttributeError(message)
         value = getattr(importlib.import_module(f"embedlog.{_MODULES[name]}"), name)
         globals()[name] = value
         return value

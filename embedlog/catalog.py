@@ -228,7 +228,9 @@ class Catalog:
 
         def step(txn: kv.Txn) -> TopicInfo:
             if TOPICS.exists(txn, name):
-                raise TopicAlreadyExistsError("The topic already exists", topic=name)
+                raise TopicAlreadyExistsError(
+                    "The topic already exists", topic=name, todo="To use it, pass exist_ok=True."
+                )
             topic = TopicInfo(name, next_number(txn, "topic"), partitions, now_ms, config)
             topic.put(txn)
             _add_partitions(txn, topic, 0, now_ms)

@@ -23,14 +23,17 @@ _STYLE = """\
 
 
 def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a title and a table for notebooks; one that is too wide gets a scroll bar."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
+    """Return a title and a table for notebooks; one that is too wide gets a scroll bar.
+
+    Without rows it is only the title.
+    """
     body = "".join(
         "<tr>"
         + "".join(f"<td>{html.escape(NONE if cell is None else str(cell))}</td>" for cell in row)
         + "</tr>"
         for row in rows
     )
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads if body)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'{_STYLE}<div class="embedlog"><b>{html.escape(title)}</b>{table}</div>'
 
@@ -94,4 +97,7 @@ def need(package: str) -> ModuleType:
 
 def public_names(item: object, *fields: str) -> list[str]:
     """Return the names that programs may use: those of the class, and some fields of the object."""
-    return [*fields, *(name for name in dir(type(item)) if not name.startswith("_"))]
+    owner = type(item)
+    # Methods of other libraries, for which there is a hint only, are in `dir` of the class.
+    names = (name for name in dir(owner) if not name.startswith("_") and hasattr(owner, name))
+    return [*fields, *names]

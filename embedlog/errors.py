@@ -8,9 +8,10 @@ survive pickling, as from a Spark worker, and say by ``retriable`` whether a ret
 from __future__ import annotations
 
 import builtins
+from collections.abc import Mapping
 from errno import ENOENT, ENOTDIR
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 _PLACES = {
     "offset": "offset {}",
@@ -67,6 +68,24 @@ def no_attribute(owner: object, name: str, hint: str = "") -> AttributeError:
     """Return the error for a missing attribute, with what to do instead."""
     text = f"{type(owner).__name__} has no attribute {name!r}"
     return AttributeError(f"{text}; {hint}" if hint else text, name=name, obj=owner)
+
+
+class _MissingMethod:
+    def __init__(self, name: str, hint: str) -> None:
+        self._name, self._hint = name, hint
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise no_attribute(owner if instance is None else instance, self._name, self._hint)
+
+
+def hint_at_missing(owner: type, hints: Mapping[str, str]) -> None:
+    """Have a class say what to call instead of methods of other libraries, by their names.
+
+    A `__getattr__` could do it too, but would make each attribute of the objects slower, such as
+    those that ``send`` reads for each record.
+    """
+    for name, hint in hints.items():
+        setattr(owner, name, _MissingMethod(name, hint))
 
 
 # Usage

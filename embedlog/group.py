@@ -26,6 +26,7 @@ from typing import Protocol, TypeVar
 from embedlog import assignor, kv
 from embedlog.assignor import Assignor
 from embedlog.catalog import Catalog, TopicInfo
+from embedlog.display import plural
 from embedlog.errors import (
     CommitFailedError,
     GroupIdNotFoundError,
@@ -322,8 +323,9 @@ class Group:
         generation = self.update(install)
         if generation is not None:
             _logger.info(
-                "Group %s, generation %d: %s assigns %d partitions to %d members",
-                *(self.name, generation, name, sum(counts.values()), len(group.members)),
+                "Group %s, generation %d: %s assigns %s to %s",
+                *(self.name, generation, name),
+                *(plural(sum(counts.values()), "partition"), plural(len(group.members), "member")),
             )
 
     def check_topics(self) -> None:

@@ -1,14 +1,17 @@
 """The metrics of producers, consumers and logs: their names, which are Kafka's, and their forms.
 
-A part that counts yields samples.  `nested` makes of them the dict that ``metrics()`` returns;
-the command line and OpenTelemetry take the samples.
+A part that counts yields samples.  `nested` makes of them the dict that ``metrics()`` returns,
+and `prometheus_text` what Prometheus reads; OpenTelemetry takes the samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from math import nan
 from typing import Literal, NamedTuple
+
+from embedlog.errors import InvalidConfigError
 
 Metrics = dict[str, dict[str, float]]
 """Values by the name of the metric, by the key of its group."""
@@ -262,3 +265,60 @@ GROUPS = (
         ),
     ),
 )
+
+
+# Prometheus
+
+_LABEL = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+def prometheus_text(samples: Iterable[Sample], labels: Mapping[str, str]) -> str:
+    """Return samples in Prometheus' text format, version 0.0.4.
+
+    Args:
+        samples: The samples.
+        labels: Labels to add to each of them.
+
+    Raises:
+        InvalidConfigError: A name is not valid for a label.
+    """
+    check_labels(labels)
+    return "".join(f"{line}\n" for line in _prometheus_lines(samples, labels))
+
+
+def check_labels(names: Iterable[str]) -> None:
+    """Check the names of labels.
+
+    Raises:
+        InvalidConfigError: A name is not valid.
+    """
+    for name in names:
+        if not _LABEL.fullmatch(name):
+            raise InvalidConfigError(
+                f"The name of a label must be letters, digits and underscores, got {name!r}"
+            )
+
+
+def _prometheus_lines(samples: Iterable[Sample], common_labels: Mapping[str, str]) -> Iterator[str]:
+    values: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        values.setdefault((sample.key, sample.name), []).append(sample)
+    for group in GROUPS:
+        for metric in group.metrics:
+            name = metric.exported(group)
+            for number, sample in enumerate(values.get((group.key, metric.name), ())):
+                if not number:
+                    yield f"# HELP {name} {_escape(metric.text)}"
+                    yield f"# TYPE {name} {metric.kind}"
+                labels = {**common_labels, **sample.labels}.items()
+                pairs = ",".join(f'{label}="{_quoted(text)}"' for label, text in labels)
+                braces = f"{{{pairs}}}" if pairs else ""
+                yield f"{name}{braces} {sample.value}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _quoted(text: str) -> str:
+    return _escape(text).replace('"', r"\"")

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime, time
 from enum import Enum
 from itertools import repeat
+from operator import is_
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
@@ -273,7 +274,8 @@ class Adapter:
         An exception is that of the item after those that were yielded.
         """
         headers_of_each = repeat([]) if headers is None else headers
-        if None not in items or self._pass_none:
+        # Not `None not in items`: a comparison with an array of numpy is no truth value.
+        if self._pass_none or not any(map(is_, items, repeat(None))):
             return self._many(topic, headers_of_each, items)
         pairs = zip(headers_of_each, items, strict=False)
         return (self.convert(topic, headers, item) for headers, item in pairs)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
-When = datetime | timedelta | str | int
-"""A time: a datetime or an ISO 8601 text (without a zone in UTC), milliseconds since 1970, or
+When = date | timedelta | str | int
+"""A time: a datetime, date or ISO 8601 text (without a zone in UTC), milliseconds since 1970, or
 how long ago: a timedelta or a text such as ``"90m"``, ``"2d"`` or ``"PT1H30M"``."""
 
 _ISO = r"P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?"
@@ -52,13 +52,23 @@ def milliseconds(when: When, now_ms: int) -> int:
     if isinstance(when, timedelta):
         return now_ms - when // _MILLISECOND
     if isinstance(when, datetime):
-        moment = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
-        return (moment - _EPOCH) // _MILLISECOND
+        return to_timestamp(when)
+    if isinstance(when, date):
+        return to_timestamp(datetime(when.year, when.month, when.day, tzinfo=UTC))
     if isinstance(when, bool) or not isinstance(when, int):
         raise TypeError(
-            f"A time must be a datetime, a timedelta, a str or milliseconds, got {when!r}"
+            f"A time must be a datetime, date, timedelta, str or milliseconds, got {when!r}"
         )
     return when
+
+
+def to_timestamp(moment: datetime) -> int:
+    """Return a time as a timestamp; without a zone it is UTC, as in Kafka's tools.
+
+    Rounds up: no record before ``moment`` has this timestamp or a later one.
+    """
+    aware = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+    return -((_EPOCH - aware) // _MILLISECOND)
 
 
 def _parse(text: str) -> datetime | timedelta:

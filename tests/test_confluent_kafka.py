@@ -378,6 +378,15 @@ def test_a_failed_delivery_is_reported_with_the_code_of_kafka(tmp_path):
     assert errors == ["INVALID_RECORD", "_UNKNOWN_TOPIC"]
 
 
+def test_a_producer_says_that_its_log_was_closed(tmp_path):
+    """One that a program keeps after the log was closed would lose records without a word."""
+    with embedlog.open(tmp_path / "log"):
+        producer = Producer({"bootstrap.servers": f"embedlog://{tmp_path}/log"})
+    with pytest.raises(RuntimeError, match=f"log of the producer was closed: {tmp_path}"):
+        producer.produce("t", b"x")
+    assert producer.flush() == 0
+
+
 def test_an_exception_of_a_delivery_callback_is_raised_by_poll(address):
     """And the deliveries after it are reported by the next call."""
 

@@ -6,7 +6,10 @@ and what embedlog commits where it differs on purpose.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from contextlib import suppress
 
 import pytest
 from support.clock import START
@@ -308,3 +311,52 @@ def test_a_run_commits_the_rest_of_a_batch_that_it_committed_in_part(tmp_path):
         with log.consumer("t", group_id="g", auto_offset_reset="earliest") as consumer:
             worker._handle(consumer, consumer.poll(0))
             assert consumer.committed(T0) == 4
+
+
+# Programs that end amid a record
+
+ENDS = ["raise RuntimeError('amid a record')", "raise KeyboardInterrupt", "raise SystemExit"]
+
+
+@pytest.mark.parametrize("end", [*ENDS, "pass"])
+def test_the_end_of_a_program_commits_nothing(tmp_path, end):
+    """E24: the record at hand may not be processed, so without a `close` it is read again."""
+    program = """
+import sys, embedlog
+log = embedlog.open(sys.argv[1])
+consumer = log.consumer("t", group_id="g", auto_offset_reset="earliest")
+for record in consumer.iter_records(until="end"):
+    if record.offset == 2:
+        exec(sys.argv[2])
+        break
+"""
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        log.create_topic("t")
+        with log.producer() as producer:
+            producer.send_batch("t", [b"v"] * 5)
+        subprocess.run(
+            [sys.executable, "-c", program, tmp_path / "log", end], capture_output=True, check=False
+        )
+
+        assert log.groups() == ["g"]
+        assert log.group("g").lag() == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "lag"), [(RuntimeError, {}), (KeyboardInterrupt, {}), (None, {T0: 2})]
+)
+def test_an_error_out_of_the_block_of_a_log_commits_nothing(tmp_path, error, lag):
+    """E24: as with the block of the consumer itself; without an error `close` commits."""
+    with suppress(RuntimeError, KeyboardInterrupt), embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+        with log.producer() as producer:
+            producer.send_batch("t", [b"v"] * 5)
+        consumer = log.consumer("t", group_id="g", auto_offset_reset="earliest")
+        for record in consumer:
+            if record.offset == 2:
+                if error is not None:
+                    raise error
+                break
+
+    with embedlog.open(tmp_path / "log", mode="r") as log:
+        assert log.group("g").lag() == lag

@@ -1710,7 +1710,7 @@ def test_auto_commit_logs_other_errors_and_goes_on(root, join, caplog):
     with caplog.at_level(logging.WARNING):
         consumer.poll(0)
 
-    assert "auto-commit" in caplog.text
+    assert "Auto-commit" in caplog.text
     assert committed(root) is None
 
 

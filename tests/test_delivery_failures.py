@@ -465,31 +465,61 @@ def test_retries_that_are_over_soon_are_not_logged(root, warnings):
 
 
 @pytest.mark.parametrize("records", [1, 2])
-def test_an_append_that_waits_for_the_disk_is_logged_once(tmp_path, warnings, monkeypatch, records):
-    """Until one is fast again."""
+def test_an_append_that_waits_for_the_disk_is_logged_once_a_minute(
+    tmp_path, warnings, monkeypatch, records
+):
+    """However often appends are fast in between; the only line about the slow disk."""
     pause = 0.0
 
     class SlowFiles(FaultyFiles):
         def sync(self, fd):
             time.sleep(pause)
 
-    monkeypatch.setattr(partition_writer, "LONG_WAIT", 0.3)
+    monkeypatch.setattr(partition_writer, "LONG_WAIT", 0.2)
     root = open_root(tmp_path / "log", files=SlowFiles, durability="fsync")
     with Producer(root, linger_ms=60_000, delivery_timeout_ms=120_000) as producer:
         producer.send("one", b"v").result()
-        for pause in (0.4, 0.4):  # noqa: B007 - `sync` reads it
+        for pause in (0.3, 0.0, 0.3):  # noqa: B007 - `sync` reads it
             for _ in range(records):
                 producer.send("one", b"v")
             producer.flush()
         pause = 0.0
-        producer.send("one", b"v").result()
     root.close()
     (line,) = warnings()
     assert "An append to one-0 took" in line
 
 
+@pytest.mark.parametrize("way", ["send", "send_batch"])
+def test_a_handler_may_wait_for_what_it_sends_while_appends_are_retried(root, monkeypatch, way):
+    """The warning is logged without a lock, and not only after the retries of a large call."""
+    monkeypatch.setattr(partition_writer, "LONG_WAIT", 0.05)
+    free, sent = threading.Event(), []
+
+    class Sending(logging.Handler):
+        def emit(self, record):
+            free.set()
+            sent.append(producer.send("one", record.getMessage().encode()).result())
+
+    handler = Sending(logging.WARNING)
+    with Producer(root, retry_backoff_ms=5, request_timeout_ms=10, batch_size=1) as producer:
+        log = root.partition("one", 0)
+        log.tail()
+        logging.getLogger(LOGGER).addHandler(handler)
+        arguments = ("one", b"v") if way == "send" else ("one", [b"v"] * 20)
+        write = threading.Thread(target=getattr(producer, way), args=arguments, daemon=True)
+        try:
+            with log.locked():
+                write.start()
+                assert free.wait(patient(10))
+            write.join(patient(10))
+            producer.flush(patient(10))
+        finally:
+            logging.getLogger(LOGGER).removeHandler(handler)
+    assert len(sent) == 1
+
+
 def test_a_send_that_waits_for_memory_is_logged_once(root, warnings, monkeypatch):
-    """G8: one warning for all threads that wait, until there is memory again."""
+    """G8: one warning a minute for all threads that wait."""
     monkeypatch.setattr(topic_queue, "LONG_WAIT", 0.05)
     config = {"buffer_memory": 4000, "max_block_ms": 200, "request_timeout_ms": 20}
     with Producer(root, **config) as producer:
@@ -530,6 +560,26 @@ DELETIONS = {
     "and another log is there": delete_and_make_again,
     "the topics": delete_topics,
 }
+
+
+@pytest.mark.parametrize("mode", ["rw", "r"])
+def test_monitoring_a_deleted_log_fails(tmp_path, mode):
+    """A dashboard or an exporter would show the numbers of that moment for ever."""
+    with embedlog.open(tmp_path / "log", maintenance=False) as writer:
+        writer.create_topic("one", 1)
+        writer.group("g").reset_offsets("earliest", topics="one", dry_run=False)
+    log = embedlog.open(tmp_path / "log", mode=mode, maintenance=False)
+    group = log.group("g")
+    assert group.describe().lag == 0
+    delete_and_make_again(tmp_path / "log")
+    time.sleep(LINK_CHECK_SECONDS)
+
+    for ask in (log.metrics, group.describe, group.lag):
+        with pytest.raises(LogDeletedError):
+            ask()
+    assert "g" in repr(group) and "g" in group._repr_html_()
+    with suppress(LogDeletedError):
+        log.close()
 
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])

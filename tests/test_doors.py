@@ -1,5 +1,6 @@
 """What programs pass by mistake, coming from Kafka or from pandas: refused, with what to do."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -208,6 +209,13 @@ def test_other_attributes_are_refused_as_ever(log, name):
         assert not hasattr(thing, name) or name == "__len__"
 
 
+def test_hints_cost_nothing(log):
+    """With a `__getattr__` each attribute that `send` and iterations read would be slower."""
+    for client in (log.producer(), log.consumer("t")):
+        assert not hasattr(type(client), "__getattr__")
+        assert not {"produce", "consume", "list_topics"} & set(dir(client))
+
+
 def test_the_arguments_of_a_consumer_are_refused_with_a_hint(log):
     """A list of topics, or settings as a dict, as confluent-kafka takes them."""
     for argument in (["t"], {"group.id": "g"}):
@@ -215,3 +223,72 @@ def test_the_arguments_of_a_consumer_are_refused_with_a_hint(log):
             log.consumer(argument)
     with pytest.raises(embedlog.errors.InvalidConfigError, match="Did you mean group_id"):
         log.consumer(group="g")
+
+
+@pytest.mark.parametrize("argument", ["t", {"acks": 1}])
+def test_the_arguments_of_a_producer_are_refused_with_a_hint(log, argument):
+    """A topic, or settings as a dict."""
+    with pytest.raises(TypeError, match=r"passed by name.*producer\(\*\*config\).*topic to send"):
+        log.producer(argument)
+
+
+# Errors
+
+
+def test_an_error_is_found_where_the_others_are(log):
+    """`embedlog.errors` has them; a guess says so, which `except` would otherwise hide."""
+    with pytest.raises(AttributeError, match=r"it is embedlog\.errors\.DiskFullError$"):
+        embedlog.DiskFullError  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'NoSuchError'$"):
+        embedlog.NoSuchError  # noqa: B018
+
+
+def test_a_missing_directory_is_named_by_a_reader(tmp_path):
+    """Only `mode="r"` needs one that exists."""
+    with pytest.raises(embedlog.errors.StorageError, match="no such directory") as missing:
+        embedlog.open(tmp_path / "no", mode="r")
+    assert "mode='r'" in str(missing.value)
+    assert missing.value.errno == errno.ENOENT
+
+
+def test_a_second_create_names_the_way_to_join(log):
+    """Every process of a service creates its topics when it starts."""
+    with pytest.raises(embedlog.errors.TopicAlreadyExistsError, match="exist_ok=True"):
+        log.create_topic("t")
+
+
+# Values
+
+
+@pytest.mark.parametrize("values", ["abc", b"abc", {"a": 1}, {"a"}])
+@pytest.mark.parametrize("argument", ["values", "keys"])
+def test_a_single_value_is_no_batch(log, values, argument):
+    """Its characters, numbers or keys would become records, which JSON accepts silently."""
+    log.create_topic("json", key="json", value="json")
+    batch = {"values": ["x"], "keys": ["x"], argument: values}
+
+    with (
+        log.producer() as producer,
+        pytest.raises(embedlog.errors.InvalidRecordError, match=f"{argument} must be a list"),
+    ):
+        producer.send_batch("json", **batch)
+
+    assert len(log.topic("json")) == 0
+
+
+@pytest.mark.parametrize(
+    ("record", "todo"),
+    [
+        ({"value": "text"}, 'value_serializer="str" of the producer'),
+        ({"value": {"a": 1}}, "value.serializer=json of the topic"),
+        ({"key": "text"}, 'key_serializer="str" of the producer'),
+        ({"headers": [("name", "text")]}, "Encode it."),
+    ],
+)
+def test_what_is_not_bytes_is_refused_with_what_to_set(log, record, todo):
+    """The advice names settings that exist: headers have none."""
+    with log.producer() as producer, pytest.raises(embedlog.errors.SerializationError) as refused:
+        producer.send("t", **record)
+    assert str(refused.value).endswith(".")
+    assert todo in str(refused.value)
+    assert "header_serializer" not in str(refused.value)

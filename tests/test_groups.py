@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ from support.roots import encoded, segment_files
 import embedlog
 from embedlog import keyspace
 from embedlog.api.consumer_group import PartitionDescription
-from embedlog.api.reset_offsets import milliseconds
 from embedlog.errors import (
     GroupIdNotFoundError,
     GroupSubscribedToTopicError,
@@ -32,6 +31,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.times import to_timestamp
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
 SECOND = 1000
@@ -418,6 +418,9 @@ TARGETS = {
     "the earliest datetime": (datetime.min.replace(tzinfo=UTC), 0),
     "a time past the last": (datetime.max.replace(tzinfo=UTC), 10),
     "a duration": (AGO, 6),
+    "a duration as text": ("3.5s", 6),
+    "a time as text": (datetime.fromtimestamp((START + 2000) / 1000, UTC).isoformat(), 2),
+    "a date": (date(2000, 1, 1), 0),
     "now": (timedelta(0), 9),
     "a duration before 1970": (timedelta.max, 0),
 }
@@ -637,7 +640,7 @@ def test_times_are_rounded_up_to_milliseconds():
     time = datetime(2024, 1, 1, tzinfo=UTC)
     expected = 1_704_067_200_000
 
-    assert milliseconds(time) == expected
-    assert milliseconds(time + timedelta(microseconds=1)) == expected + 1
-    assert milliseconds(time - timedelta(microseconds=1)) == expected
-    assert milliseconds(time.replace(tzinfo=None)) == expected
+    assert to_timestamp(time) == expected
+    assert to_timestamp(time + timedelta(microseconds=1)) == expected + 1
+    assert to_timestamp(time - timedelta(microseconds=1)) == expected
+    assert to_timestamp(time.replace(tzinfo=None)) == expected

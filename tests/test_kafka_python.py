@@ -31,6 +31,7 @@ from embedlog.kafka import (
     errors,
     transactions,
 )
+from embedlog.kafka.__main__ import main
 from embedlog.kafka.admin import ConfigResource, NewPartitions, NewTopic
 from embedlog.publish.transaction import publish
 
@@ -111,6 +112,7 @@ def test_an_address_has_the_options_of_open(tmp_path):
     ("address", "message"),
     [
         ("embedlog://data/log", "three slashes"),
+        ("embedlog:///data/build#2", "has a '#'.*write %23"),
         ("embedlog:///data?mode=r", "no option 'mode'"),
         ("embedlog:///data?maintenance=2", "cannot be '2'"),
         (["/data/a", "/data/b"], "Name one log"),
@@ -655,6 +657,26 @@ def test_an_unchanged_program_runs_on_a_log(tmp_path, installed):
     assert output.splitlines() == OUTPUT
     with embedlog.open(tmp_path / "log", mode="r") as log:
         assert [record.value for record in log.topic("t")] == [b"hello"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["log", "-m"], "usage:"),
+        (["log", "missing.py"], "There is no script missing.py"),
+        (["localhost:9092", "program.py"], "localhost:9092 is not the directory of a log"),
+        (["program.py", "log"], "program.py is not the directory of a log"),
+    ],
+)
+def test_wrong_arguments_are_refused(tmp_path, monkeypatch, arguments, message):
+    """Before a log is created, and before the program runs."""
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").touch()
+
+    with pytest.raises(SystemExit, match=message):
+        main(arguments)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
 
 
 def test_without_kafka_python_everything_has_its_names(tmp_path):

@@ -16,7 +16,6 @@ import embedlog
 from embedlog import TopicPartition
 from embedlog.errors import InvalidConfigError, LockTimeoutError
 from embedlog.maintenance import Maintenance, owner
-from embedlog.partition import flush
 
 GROUP = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
 NETWORK = {
@@ -134,17 +133,20 @@ def test_a_subscription_without_a_topic_is_warned_of_once(log, lines, config):
         ]
 
 
-def test_a_pattern_without_a_topic_is_warned_of_once(log, lines):
-    """Again for the next subscription."""
-    with log.consumer(**GROUP) as consumer:
-        for _ in range(2):
+@pytest.mark.parametrize(
+    ("config", "subscriptions"), [({}, 1), (GROUP, 2)], ids=["alone", "in a group"]
+)
+def test_a_pattern_without_a_topic_is_warned_of_once(log, lines, config, subscriptions):
+    """In a group again for the next subscription."""
+    with log.consumer(**config) as consumer:
+        for _ in range(subscriptions):
             consumer.subscribe(pattern="flight.*")
             consumer.poll(0)
             log.create_topic(f"u{len(log.topics())}")
             consumer.poll(0)
 
     warning = "The consumer waits for a topic that matches the pattern 'flight.*'"
-    assert lines(logging.WARNING, "consumer") == [warning] * 2
+    assert lines(logging.WARNING, "consumer") == [warning] * subscriptions
 
 
 def test_a_rebalance_is_one_line_of_each_member(log, lines):
@@ -173,9 +175,9 @@ def test_a_rebalance_is_one_line_of_each_member(log, lines):
         ]
     )
     assert lines(logging.INFO, "group") == [
-        "Group g, generation 1: range assigns 2 partitions to 1 members",
+        "Group g, generation 1: range assigns 2 partitions to 1 member",
         "Group g, generation 2: range assigns 2 partitions to 2 members",
-        "Group g, generation 3: range assigns 2 partitions to 1 members",
+        "Group g, generation 3: range assigns 2 partitions to 1 member",
     ]
 
 
@@ -209,20 +211,6 @@ def test_commits_and_positions_are_debugged(log, lines):
 
 
 # The disk
-
-
-def test_a_flush_that_takes_long_is_warned_of(tmp_path, lines, monkeypatch):
-    """Once a minute, whoever waits for it."""
-    monkeypatch.setattr(flush, "_SLOW_SECONDS", 0.0)
-    with (
-        embedlog.open(tmp_path / "log", durability="fsync", maintenance=False) as log,
-        log.producer() as producer,
-    ):
-        for _ in range(3):
-            producer.send("t", b"v").result()
-
-    (warning,) = lines(logging.WARNING, "partition")
-    assert re.match(r"t-0: the disk took \d+\.\d s to flush, and appends that must", warning)
 
 
 def test_steps_of_a_partition_are_debugged(log, lines):

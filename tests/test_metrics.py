@@ -18,7 +18,6 @@ from support.faulty_files import FaultyFiles
 
 import embedlog
 from embedlog.cli import main
-from embedlog.cli.metrics import prometheus_lines
 from embedlog.errors import DiskFullError, DurabilityError, EmbedlogError
 from embedlog.metrics import (
     CONSUMER,
@@ -30,6 +29,7 @@ from embedlog.metrics import (
     PRODUCER,
     PRODUCER_TOPIC,
     Sample,
+    prometheus_text,
 )
 from embedlog.record import TopicPartition
 
@@ -322,6 +322,23 @@ def test_a_log_names_the_clients_of_its_handle(log):
         ]
 
 
+def test_a_log_has_the_metrics_of_streams(log):
+    """Each has its own, until it is closed."""
+    with log.producer() as producer:
+        producer.send("orders", b"v").result()
+    consumer = log.consumer(group_id="g", auto_offset_reset="earliest")
+    first, second = consumer.create_message_streams({"orders": 2})["orders"]
+    records = sum(len(part) for stream in (first, second) for part in stream.poll(0).values())
+    metrics = log.metrics()
+    key = "consumer-2-stream-{}.consumer-fetch-manager-metrics"
+    counts = [metrics[key.format(number)]["records-consumed-total"] for number in (1, 2)]
+    assert sum(counts) == records == 1
+    first.close()
+    assert key.format(1) not in log.metrics() and key.format(2) in log.metrics()
+    consumer.close()
+    assert not any("stream" in name for name in log.metrics())
+
+
 def test_two_keys_that_are_equal_lose_nothing(log):
     """Partition 0 of topic "a", and topic "a-0", have one key, but no metric in common."""
     for name in ("a", "a-0"):
@@ -405,7 +422,7 @@ def test_any_group_name_survives_prometheus_quoting():
     """Names of groups are free text: quotes, backslashes and line ends are escaped."""
     name = 'a"b\\c\nd\\n{x="y"}'
     samples = [Sample("consumergroup.{consumergroup}", "members", 1, {"consumergroup": name})]
-    text = "\n".join(prometheus_lines(samples, {})) + "\n"
+    text = prometheus_text(samples, {})
     (family,) = text_string_to_metric_families(text)
     assert family.samples[0].labels == {"consumergroup": name}
 
@@ -421,7 +438,7 @@ def test_every_metric_has_a_name_that_prometheus_accepts():
         for group in GROUPS
         for number, metric in enumerate(group.metrics)
     ]
-    text = "\n".join(prometheus_lines(samples, {})) + "\n"
+    text = prometheus_text(samples, {})
     families = list(text_string_to_metric_families(text))
     assert len(families) == len(exported)
     for group in GROUPS:
@@ -441,5 +458,9 @@ def test_the_command_line_prints_json_and_a_table(log, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["GROUP", "METRIC", "VALUE"]
     assert ["kafka.log.orders-0", "LogEndOffset", "1,234"] in [line.split() for line in lines]
-    assert main(["-r", log.path, "metrics", "--label", "a-b=c"]) == 2
-    assert "--label must be NAME=VALUE" in capsys.readouterr().err
+    for label, message in (
+        ("a-b=c", "The name of a label must be letters, digits and underscores, got 'a-b'"),
+        ("a", "--label must be NAME=VALUE, got 'a'"),
+    ):
+        assert main(["-r", log.path, "metrics", "--label", label]) == 2
+        assert message in capsys.readouterr().err

@@ -56,8 +56,11 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
 
     assert shown(cells, having="topic[100:110]").count("<tr><td>") == 10
     assert "<Topic flights: 4 partitions, 4,000 records" in shown(cells, having="\ntopic")
-    (plot,) = [cell for cell in cells if "plot.bar" in "".join(cell["source"])]
-    assert any("image/png" in output.get("data", {}) for output in plot["outputs"])
+    assert "<View of flights: 80 records, " in shown(cells, having="topic.between(")
+    plots = [cell for cell in cells if ".plot" in "".join(cell["source"])]
+    assert len(plots) == 2
+    for plot in plots:
+        assert any("image/png" in output.get("data", {}) for output in plot["outputs"])
     assert "{'ann': [0, 1], 'ben': [2, 3]}" in shown(cells, having="consumers = {")
     later = shown(cells, having='print("lag"')
     assert "lag 1000" in later

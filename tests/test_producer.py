@@ -278,7 +278,7 @@ def test_keys_and_values_that_are_not_bytes_are_refused(root, producer):
             producer.send("one", b"v", invalid)
         with pytest.raises(SerializationError):
             producer.send_batch("one", [b"v", invalid])
-    with pytest.raises(SerializationError, match="encode"):
+    with pytest.raises(SerializationError, match="Encode it"):
         producer.send("one", "text")
     # A data frame has NaN where a key is missing.
     with pytest.raises(SerializationError, match=r"got float.*append_table"):

@@ -251,7 +251,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(log, seen):
     assert sum(seen.numbers.values()) <= RECORDS + 20
 
 
-def test_too_many_killed_processes_end_the_run(log, seen):
+def test_too_many_killed_processes_end_the_run(log, seen, caplog):
     """More than `restarts` restarts are an error."""
 
     def deadly(record):
@@ -264,6 +264,9 @@ def test_too_many_killed_processes_end_the_run(log, seen):
     with pytest.raises(ProcessDiedError, match="SIGKILL"):
         run.wait(patient(60))
     assert seen.numbers == {13: 3}
+    restarts = [line for line in caplog.messages if "starting another one" in line]
+    assert [line.split("; ")[-1] for line in restarts] == ["1 restart left", "0 restarts left"]
+    assert all("of group g ended with SIGKILL" in line for line in restarts)
     assert not run.running
 
 

@@ -152,6 +152,70 @@ def test_the_fixtures_are_there_without_an_import(pytester):
     result.assert_outcomes(passed=2)
 
 
+def test_a_log_may_last_for_a_session(pytester):
+    """Fixtures of a session may use it, and every fixture is about the same log."""
+    pytester.makeini("[pytest]\nembedlog_scope = session")
+    pytester.makepyfile(
+        """
+        import pytest
+        from embedlog.errors import StorageError
+
+        @pytest.fixture(scope="session")
+        def producer(kafka_bootstrap, embedlog_log):
+            return embedlog_log.producer()
+
+        def test_a_record(producer, records_of, embedlog_clock):
+            embedlog_clock.set(1_000)
+            producer.send("orders", b"1")
+            assert [record.timestamp for record in records_of("orders")] == [1_000]
+
+        def test_another_one(producer, records_of, embedlog_faults):
+            embedlog_faults.fail_next_append()
+            with pytest.raises(StorageError):
+                producer.send("orders", b"2").result()
+            assert len(records_of("orders")) == 1
+        """
+    )
+    result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2)
+
+
+def test_the_address_is_that_of_the_log_in_any_directory(pytester):
+    """A `#` or a `%` in it would make it the address of another log."""
+    pytester.makepyfile(
+        """
+        from embedlog.kafka import KafkaProducer
+
+        def test_a_record_arrives(kafka_bootstrap, records_of):
+            with KafkaProducer(bootstrap_servers=kafka_bootstrap) as producer:
+                producer.send("orders", b"1")
+            assert len(records_of("orders")) == 1
+        """
+    )
+    directory = pytester.path / "build #2, 50%25?"
+    result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider", "--basetemp", directory)
+    result.assert_outcomes(passed=1)
+
+
+def test_records_of_refuses_another_address_than_that_of_its_log(pytester):
+    """A suite that keeps its own `kafka_bootstrap` would see an empty topic."""
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture
+        def kafka_bootstrap():
+            return "localhost:9092"
+
+        def test_no_order_is_rejected(kafka_bootstrap, records_of):
+            assert records_of("rejected-orders") == []
+        """
+    )
+    result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*kafka_bootstrap is 'localhost:9092', but records_of reads *"])
+
+
 def test_the_page_about_testing_is_right(pytester):
     """Its tests pass, in a suite that imports nothing else."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

@@ -217,6 +217,15 @@ def test_the_index_of_a_row_must_be_an_int(topic):
         topic["k1"]
     with pytest.raises(TypeError, match=r"key must be bytes, got str; call key.encode\(\)"):
         topic.get("k1")
+    with pytest.raises(TypeError, match=r"key must be bytes, got int$"):
+        topic.get(2)  # which `bytes` would make two zero bytes of
+
+
+def test_the_headers_of_one_record_are_not_those_of_another(topic):
+    """Records without headers share one list, which cannot be changed, as those of consumers."""
+    with pytest.raises(TypeError, match="copy it before changing it"):
+        next(iter(topic)).headers.append(("a", b"1"))
+    assert all(record.headers == [] for record in topic)
 
 
 def test_a_notebook_shows_records_escaped(topic):

@@ -126,11 +126,14 @@ VALUES = {
 
 
 def classes_of_embedlog() -> dict[str, type]:
-    """Return the classes of all modules that are loaded, by name; each name is defined once."""
+    """Return the classes of all modules that are loaded, by name; each name is defined once.
+
+    Except for those of `embedlog.kafka`, which are named and typed as the libraries' own.
+    """
     return {
         item.__name__: item
         for name, module in list(sys.modules.items())
-        if name.startswith("embedlog")
+        if name.startswith("embedlog") and not name.startswith("embedlog.kafka")
         for item in vars(module).values()
         if inspect.isclass(item) and item.__module__.startswith("embedlog")
     }
@@ -233,7 +236,8 @@ DIR = {
     "log": """
         alter_topic close compact consumer create_partitions create_topic delete_records
         delete_topic describe_topic durability flush group groups hold leases maintain maintenance
-        metrics partition path producer rebuild_index repair retention_bytes topic topics verify
+        metrics partition path producer prometheus rebuild_index repair retention_bytes topic topics
+        verify
     """,
     "topic": """
         at batches between config describe_retention explain_compaction get head items name

@@ -10,6 +10,7 @@ import pickle
 import sys
 import uuid
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -222,6 +223,22 @@ def test_types_that_change_after_many_rows_are_found(log, orders):
     assert columns(log, values)["a"].to_pylist() == ["1"] * 1500 + ['"x"']
 
 
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_deeply_nested_values_do_not_end_the_process(log, orders, opening, closing):
+    """pyarrow's reader would overflow the stack; what Python reads, comes back."""
+    with log.producer(value_serializer="bytes") as producer:
+        producer.send("orders", opening * 300 + b'"]}"' + closing * 300).result()
+        (column,) = orders.to_arrow()["value" if opening == b"[" else "a"].to_pylist()
+        for _ in range(299 if opening == b"[" else 298):
+            (column,) = column if opening == b"[" else column.values()
+        assert column in (["]}"], {"a": "]}"})
+
+        producer.send("orders", opening * 100_000 + b"1" + closing * 100_000).result()
+        with pytest.raises(RecordDeserializationError, match="RecursionError") as error:
+            orders.to_arrow()
+    assert error.value.offset == 1
+
+
 def test_objects_with_too_many_fields_stay_text(log, orders):
     """Names that are data would make a table of millions of cells."""
     values = [{str(number): number} for number in range(frames.MAX_FIELDS + 1)]
@@ -231,7 +248,7 @@ def test_objects_with_too_many_fields_stay_text(log, orders):
 
 def test_a_column_that_does_not_exist_is_named(log, orders):
     """With those that do."""
-    with pytest.raises(KeyError, match="There is no column 'nope', only offset, partition, a"):
+    with pytest.raises(KeyError, match=r"There is no column 'nope', only offset, .*, value, a"):
         columns(log, [{"a": 1}], columns=["nope"])
 
 
@@ -343,6 +360,16 @@ def test_a_table_that_cannot_be_json_is_refused(log, orders, table, message):
     assert len(orders) == 0
 
 
+@pytest.mark.parametrize("argument", ["key", "value", "timestamp"])
+def test_a_column_of_a_table_that_does_not_exist_is_named(log, orders, argument):
+    """With those that the table has, not with those that it would become."""
+    with (
+        log.producer() as producer,
+        pytest.raises(SerializationError, match="There is no column nope, only a, b"),
+    ):
+        producer.append_table("orders", pa.table({"a": [1], "b": [2]}), **{argument: "nope"})
+
+
 # Producers and consumers
 
 
@@ -361,6 +388,21 @@ def test_own_serializers_are_used_in_place_of_the_topics(log, orders):
     ):
         assert [(each.key, each.value) for each in typed] == [("k", {"a": 1}), ("raw", [2])]
         assert [(each.key, each.value) for each in own] == [(b"k", 8), (b"raw", 3)]
+
+
+def test_a_serializer_may_take_arrays(log):
+    """Of which a comparison with None is an array, too."""
+    arrays = [np.array([1, 2]), None, np.array([3, 4])]
+    with log.producer(value_serializer=lambda array: array.tobytes()) as producer:
+        producer.send_batch("t", arrays)
+        producer.send_batch("t", arrays[:1])
+        producer.send("t", arrays[0])
+
+    first = arrays[0].tobytes()
+    assert [record.value for record in log.topic("t")] == [
+        *(first, None, arrays[2].tobytes()),
+        *(first, first),
+    ]
 
 
 def test_a_serializer_may_add_headers(log):

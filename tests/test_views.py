@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from support.roots import encoded
 
 import embedlog
 from embedlog.api.plot import records_per_window
+from embedlog.partition.reader import PartitionReader
 from embedlog.times import milliseconds
 
 MINUTES = 10
@@ -46,6 +48,8 @@ def seconds(view):
         timedelta(minutes=2),
         START + 480_000,
         datetime.fromtimestamp((START + 480_000) / 1000, UTC),
+        # Part of a millisecond later: the record before is not after it.
+        datetime.fromtimestamp((START + 479_000) / 1000, UTC) + timedelta(microseconds=1),
     ],
 )
 def test_since_takes_a_time_in_each_form(topic, start):
@@ -82,6 +86,12 @@ def test_frames_take_the_same_times(topic):
     assert len(topic.to_pandas(between=("8m", "7m"))) == 60
     assert len(topic.to_polars(since="1m")) == 60
     assert sum(batch.num_rows for batch in topic.batches(since="1m")) == 60
+
+
+def test_a_name_is_not_a_list_of_columns(topic):
+    """Its letters would be taken for columns."""
+    with pytest.raises(TypeError, match="columns must be a list of names, got 'key'"):
+        topic.to_pandas("key")
 
 
 def test_a_start_and_a_pair_exclude_each_other(topic):
@@ -131,12 +141,24 @@ def test_a_plot_shows_the_rate_of_records(topic):
     matplotlib.use("Agg")
     axes = topic.plot("1m", between=("8m", "3m"))
     (steps,) = axes.get_lines()
-    # The first and the last window are cut by the time that was asked for.
-    assert sum(steps.get_ydata()) == 300
-    assert set(steps.get_ydata()[1:-1]) == {60}
+    # The first and the last window are cut by the time that was asked for; the last value of
+    # the line is the end of the last window.
+    heights = steps.get_ydata()[:-1]
+    assert sum(heights) == 300
+    assert set(heights[1:-1]) == {60}
     assert axes.get_ylabel() == "records per 1 min"
     assert topic.plot(ax=axes) is axes
     assert topic.since("0s").plot().get_lines()[0].get_ydata().tolist() == []
+
+
+def test_a_plot_shows_its_last_window(topic):
+    """The step of one record is as wide as a window, not a point."""
+    pytest.importorskip("matplotlib").use("Agg")
+    axes = topic[:1].plot("1m")
+    (steps,) = axes.get_lines()
+    begin, end = steps.get_xdata()
+    assert (end - begin).item() == timedelta(minutes=1)
+    assert axes.get_ylim()[1] >= 1
 
 
 def test_windows_without_records_count_nothing():
@@ -167,7 +189,76 @@ def test_a_duration_too_long_is_no_time():
         milliseconds("99999999999d", 0)
 
 
+def test_a_date_is_its_midnight(topic):
+    """In UTC, as a datetime without a zone."""
+    assert milliseconds(date(1970, 1, 2), 0) == 86_400_000
+    assert seconds(topic.since(date(1970, 1, 2))) == list(range(600))
+
+
+def test_a_sample_reads_a_batch_once(log, monkeypatch):
+    """Its rows are many short ranges; a read of megabytes for each would fill the memory."""
+    log.create_topic("big")
+    with log.producer() as producer:
+        producer.send_batch("big", [b"x" * 100] * 20_000)
+    sizes = []
+    read = PartitionReader.read
+
+    def recorded(reader, size):
+        sizes.append(size)
+        return read(reader, size)
+
+    monkeypatch.setattr(PartitionReader, "read", recorded)
+    sample = log.topic("big").sample(500, seed=1)
+
+    assert sample.to_arrow(["offset"])["offset"].to_pylist() == [row.offset for row in sample]
+    assert len(sample) == 500
+    assert len(sizes) < 2 * 100
+    assert max(sizes) <= 64 << 10
+
+
+@pytest.mark.parametrize("count", ["5", 0.1, -1, None])
+def test_a_count_must_be_a_natural_number(topic, count):
+    """The message names the argument; it is not one of the library for random numbers."""
+    for rows in (topic.sample, topic.head, topic.tail):
+        with pytest.raises((TypeError, ValueError), match="count must be"):
+            rows(count)
+
+
 # Notebooks
+
+
+def test_the_title_of_a_view_of_many_ranges_is_short(log, topic):
+    """Those of a sample are hundreds; a range without records says nothing."""
+    assert repr(topic.sample(100, seed=1)).endswith("more>")
+    assert len(repr(topic.sample(100, seed=1))) < 100
+    assert repr(topic.since("0s")) == "<View of t: 0 records, nothing>"
+
+
+def test_what_a_frame_has_leads_to_a_frame(topic):
+    """Programs look for the methods of a frame in a view."""
+    with pytest.raises(AttributeError, match="call to_pandas"):
+        topic.describe()
+
+
+def test_a_notebook_shows_the_partitions_of_a_consumer_in_order(log):
+    """A consumer polls them in another order, which changes."""
+    topic = log.create_topic("many", partitions=9)
+    consumer = log.consumer("many", auto_offset_reset="earliest")
+    consumer.poll(0)
+    shown = re.findall(r"<td>many</td><td>(\d)</td>", consumer._repr_html_())
+    assert shown == [str(number) for number in range(topic.partitions)]
+
+
+def test_a_log_without_topics_says_so(log):
+    """An empty table looks as if something was missing."""
+    assert "no topics" in log._repr_html_()
+    assert "<th>" not in log._repr_html_()
+
+
+def test_a_consumer_without_partitions_says_so(log, topic):
+    """An empty table looks as if something was missing."""
+    with log.consumer("t", group_id="readers") as consumer:
+        assert "no partitions assigned yet" in consumer._repr_html_()
 
 
 def test_a_notebook_shows_a_log_with_topics_and_groups(log, topic):
@@ -194,6 +285,34 @@ def test_a_notebook_shows_a_consumer_with_its_partitions(log, topic):
     assert "paused" in shown
     consumer.close()
     assert "closed" in consumer._repr_html_()
+
+
+def test_a_view_that_cannot_be_read_is_shown(log, topic):
+    """After its topic was deleted, or the log was closed, as for a debugger."""
+    view = topic[:1]
+    log.delete_topic("t")
+    assert repr(topic) == "<Topic t: There is no such topic>"
+    assert "<b>TopicView t: There is no such topic</b>" in view._repr_html_()
+    log.close()
+    assert repr(view) == "<TopicView t: The log was closed>"
+    assert "<b>Topic t: The log was closed</b>" in topic._repr_html_()
+
+
+def test_a_notebook_shows_a_producer_with_its_topics(log):
+    """Records, bytes, errors and unsent records of each; a closed one says so."""
+    producer = log.producer(linger_ms=60_000, client_id="<web>")
+    assert "<td>" not in producer._repr_html_()
+    producer.send_batch("orders", [b"v"] * 1200)
+    producer.send("refunds", b"v")
+    producer.send("refunds", bytes(2 << 20)).exception  # noqa: B018 - noted as looked at
+    shown = producer._repr_html_()
+    assert re.search(r"<td>orders</td><td>1,200</td><td>\S+ \w+</td><td>0</td><td>0</td>", shown)
+    assert re.search(r"<td>refunds</td><td>0</td><td>0 \w+</td><td>1</td><td>1</td>", shown)
+    assert f"<b>Producer &#x27;&lt;web&gt;&#x27; of {log.path}</b>" in shown
+    producer.close()
+    shown = producer._repr_html_()
+    assert re.search(r"<td>refunds</td><td>1</td><td>\d+ \w+</td><td>1</td><td>0</td>", shown)
+    assert f"of {log.path}, closed</b>" in shown
 
 
 def test_long_values_are_cut_in_the_middle(log):

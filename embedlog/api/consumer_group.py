@@ -21,6 +21,7 @@ from embedlog.errors import (
     ClosedError,
     CorruptionError,
     GroupIdNotFoundError,
+    LogDeletedError,
     OffsetOutOfRangeError,
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
@@ -200,7 +201,9 @@ class ConsumerGroup:
 
         Raises:
             GroupIdNotFoundError: There is no such group.
+            LogDeletedError: The log was deleted while it was open.
         """
+        self._root.context.state.check_linked()
         partitions = self._describe(ages=False).partitions
         return {TopicPartition(part.topic, part.partition): part.lag for part in partitions}
 
@@ -211,7 +214,9 @@ class ConsumerGroup:
 
         Raises:
             GroupIdNotFoundError: There is no such group.
+            LogDeletedError: The log was deleted while it was open.
         """
+        self._root.context.state.check_linked()
         return self._describe(ages=True)
 
     def _describe(self, *, ages: bool) -> GroupDescription:
@@ -275,8 +280,9 @@ class ConsumerGroup:
 
         Args:
             to: ``"earliest"``, ``"latest"``, ``"current"`` (the log end, without a commit), an
-                offset, a `datetime` (the first record at or after it, or the log end; UTC
-                without a zone), or a `timedelta` (the same for the time that long ago).
+                offset, or a time: the first record at or after it, or the log end.  A time is
+                a `datetime`, `date` or ISO 8601 text (UTC without a zone), or how long ago: a
+                `timedelta` or a text such as ``"90m"``.
             shift: Instead of ``to``: how far to move from the committed offset, back if
                 negative.
             topics: Reset all partitions of these topics, and no others.
@@ -398,7 +404,7 @@ class ConsumerGroup:
         """For notebooks: the title and the partitions."""
         try:
             return self.describe()._repr_html_()
-        except (GroupIdNotFoundError, ClosedError):
+        except (GroupIdNotFoundError, ClosedError, LogDeletedError):
             return html_table(self._title(), (), ())
 
 

@@ -30,6 +30,10 @@ _PREFIX = "value."
 _FIRST_ROWS, _SLICE_BYTES = 1000, 64 << 20
 _EXACT = float(1 << 53)
 """Below this a double holds every integer."""
+_MAX_DEPTH = 100
+"""pyarrow's JSON reader recurses for each level, and overflows the stack of the process."""
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _EMPTY = re.compile(r": null\b|: struct<>")
 """In the text of the type of a list, whether its items have no content."""
 
@@ -72,7 +76,9 @@ def decoded(
             columns["value"] = table["value"].cast(pa.string())
         for name in names:
             if name not in columns:
-                raise KeyError(f"There is no column {name!r}, only {', '.join(columns)}")
+                # Those that were not read exist as well.
+                known = dict.fromkeys((*STORED[: STORED.index("headers")], *columns))
+                raise KeyError(f"There is no column {name!r}, only {', '.join(known)}")
         columns = {name: columns[name] for name in names}
     return pa.table(columns)
 
@@ -199,6 +205,8 @@ def _text(value: Any) -> str:
 
 def _parse(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
     """Return the values of JSON in their type, with nothing changed; None if that fails."""
+    if not all(map(_is_flat, column.chunks)):
+        return None
     try:
         parts = []
         for lines in _lines(column.cast(pa.string())):
@@ -217,6 +225,20 @@ def _parse(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
     if not _is_usable(typed.type) or not all(map(_is_exact, typed.chunks)):
         return None
     return typed.cast(pa.string()) if typed.type == pa.null() else typed
+
+
+def _is_flat(texts: pa.BinaryArray) -> bool:
+    """Whether no text has values inside of each other that are more than `_MAX_DEPTH` deep."""
+    texts = texts.filter(pc.greater(pc.binary_length(texts), _MAX_DEPTH))
+    brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
+    for text in texts.filter(pc.greater(brackets, _MAX_DEPTH)):
+        # Of what is left, each round removes the innermost brackets.
+        left = _STRING.sub(b"", text.as_py()).translate(None, _NO_BRACKETS)
+        for _ in range(_MAX_DEPTH):
+            left = left.replace(b"[]", b"").replace(b"{}", b"")
+        if left:
+            return False
+    return True
 
 
 def _lines(texts: pa.ChunkedArray) -> Iterator[pa.StringArray]:

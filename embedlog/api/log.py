@@ -15,6 +15,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Literal,
+    Never,
     NotRequired,
     Self,
     TypedDict,
@@ -36,7 +37,7 @@ from embedlog.errors import (
     no_attribute,
 )
 from embedlog.files import Files
-from embedlog.metrics import Metrics, Sample, nested
+from embedlog.metrics import Metrics, Sample, nested, prometheus_text
 from embedlog.partition import (
     DURABILITIES,
     VISIBILITIES,
@@ -355,14 +356,24 @@ class Log:
 
     # Writing and reading
 
-    def producer(self, **config: Unpack[ProducerOptions[K, V]]) -> Producer[K, V]:
-        """Return a producer; see `embedlog.Producer` for its settings (kafka-python's names)."""
+    def producer(self, *refused: Never, **config: Unpack[ProducerOptions[K, V]]) -> Producer[K, V]:
+        """Return a producer; `embedlog.config.ProducerConfig` has its settings (kafka-python's).
+
+        Raises:
+            InvalidConfigError: There is no such setting, or it has no such value.
+            TypeError: The settings are not passed by name.
+        """
         from embedlog.producer import Producer
 
+        if refused:
+            raise TypeError(
+                f"Settings must be passed by name, got {refused[0]!r}; call producer(acks=1), or "
+                "producer(**config), and pass the topic to send()"
+            )
         return self._adopt(Producer(self.root, **config), "producer")
 
     def consumer(self, *topics: str, **config: Unpack[ConsumerOptions[K, V]]) -> Consumer[K, V]:
-        """Return a consumer; see `embedlog.Consumer` for its settings (kafka-python's names)."""
+        """Return a consumer; `embedlog.config.ConsumerConfig` has its settings (kafka-python's)."""
         from embedlog.consumer import Consumer
 
         return self._adopt(Consumer(self.root, *topics, **config), "consumer")
@@ -378,9 +389,14 @@ class Log:
             self._children.add(client)
         return client
 
-    def _open_clients(self) -> list[tuple[Any, str]]:
-        clients = self._client_ids.items()
-        return [(client, name) for client, name in clients if not client._closed]
+    def _open_clients(self) -> Iterator[tuple[Any, str]]:
+        """Yield producers, consumers and the streams of these, with their names."""
+        for client, name in self._client_ids.items():
+            if not client._closed:
+                yield client, name
+                for number, stream in enumerate(getattr(client, "_streams", ()), 1):
+                    if not stream._closed:
+                        yield stream, f"{name}-stream-{number}"
 
     def flush(self) -> None:
         """Write everything appended with this handle to the disk."""
@@ -500,16 +516,32 @@ class Log:
         There are groups for each partition (``"kafka.log.orders-0"``), consumer group
         (``"consumergroup.billing.orders-0"``) and background job.  The metrics of open producers
         and consumers that this handle created follow, with their client ids before the group
-        (``"producer-1.producer-metrics"``).  The page on monitoring lists all names.
+        (``"producer-1.producer-metrics"``); streams of a consumer are numbered
+        (``"consumer-2-stream-1.consumer-metrics"``).  The page on monitoring lists all names.
+
+        Raises:
+            LogDeletedError: The log was deleted while it was open, so its numbers stay as they are.
         """
         return nested(self._samples())
+
+    def prometheus(self, labels: Mapping[str, str] | None = None) -> str:
+        """Return the same metrics in Prometheus' text format, for an HTTP endpoint or a file.
+
+        Args:
+            labels: Labels to add to each sample, such as ``{"log": "orders"}``.
+
+        Raises:
+            InvalidConfigError: A label's name is not valid.
+            LogDeletedError: As `metrics`.
+        """
+        return prometheus_text(self._samples(), labels or {})
 
     def _samples(self) -> Iterator[Sample]:
         from embedlog.api.metrics import log_samples
 
         yield from log_samples(self.root)
         with self._clients_lock:
-            clients = self._open_clients()
+            clients = list(self._open_clients())
         for client, name in clients:
             for sample in client._samples():
                 yield sample._replace(labels={"client_id": name, **sample.labels})
@@ -581,6 +613,9 @@ class Log:
 
     def close(self) -> None:
         """Flush and close producers, consumers and the log; later calls raise `ClosedError`."""
+        self._close(autocommit=True)
+
+    def _close(self, autocommit: bool) -> None:
         if self.root.closed:
             return
         # All callbacks run, the last one first, even if some raise.
@@ -588,15 +623,17 @@ class Log:
             closing.callback(_open_logs.discard, self)
             closing.callback(self.root.close)
             for child in list(self._children):
-                closing.callback(child.close)
+                is_consumer = hasattr(child, "poll")
+                closing.callback(child.close, **({"autocommit": autocommit} if is_consumer else {}))
             if self._maintenance is not None:
                 closing.callback(self._maintenance.close)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        # As of a consumer: after an error its last record may not be processed.
+        self._close(autocommit=exc_type is None)
 
     def __reduce__(
         self,
@@ -622,7 +659,9 @@ class Log:
         if self.root.closed:
             return html_table(f"Log {self.path}: closed", (), ())
         topics, groups = map(self.topic, self.topics()), map(self.group, self.groups())
-        tables = html_table(f"Log {self.path}", _TOPIC_HEADS, map(_topic_cells, topics))
+        cells = list(map(_topic_cells, topics))
+        title = f"Log {self.path}{'' if cells else ': no topics'}"
+        tables = html_table(title, _TOPIC_HEADS, cells)
         rows = list(map(_group_cells, groups))
         return tables + (html_table("Consumer groups", _GROUP_HEADS, rows) if rows else "")
 
@@ -744,7 +783,8 @@ def open_logs() -> list[Log]:
 def _close_all() -> None:
     for log in open_logs():
         try:
-            log.close()
+            # An error, Ctrl-C or `sys.exit` may have ended the program amid a record.
+            log._close(autocommit=False)
         except EmbedlogError as error:
             # At the exit of the interpreter there is no caller to raise it to.
             _logger.error("Cannot close %s: %s", log.path, error)

@@ -30,6 +30,7 @@ from embedlog.root.root import Root
 
 def log_samples(root: Root) -> Iterator[Sample]:
     """Yield the metrics of topics, consumer groups and background jobs."""
+    root.context.state.check_linked()
     for topic in root.topics():
         # One that was deleted meanwhile is left out.
         with suppress(UnknownTopicOrPartitionError):

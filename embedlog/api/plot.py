@@ -73,14 +73,22 @@ def plot_rate(
     starts, counts, length = records_per_window(timestamps, window)
     need("matplotlib")
     chart: Any = axes if axes is not None else need("matplotlib.pyplot").subplots()[1]
-    moments = pa.array(starts, pa.timestamp("ms")).to_numpy(zero_copy_only=False)
-    chart.step(moments, counts, where="post")
-    chart.fill_between(moments, counts, step="post", alpha=0.3)
+    if starts:
+        # The last window ends where the next one would begin.
+        edges = pa.array([*starts, starts[-1] + length], pa.timestamp("ms"))
+        moments = edges.to_numpy(zero_copy_only=False)
+        heights = [*counts, counts[-1]]
+        chart.step(moments, heights, where="post")
+        chart.fill_between(moments, heights, step="post", alpha=0.3)
+        dates = need("matplotlib.dates")
+        chart.xaxis.set_major_formatter(dates.ConciseDateFormatter(chart.xaxis.get_major_locator()))
+    else:
+        # The axes would show times around 1970.
+        chart.plot([], [])
+        chart.set_xticks([])
     chart.set_ylim(bottom=0)
     chart.set_title(title)
     chart.set_ylabel(f"records per {_in_units(length)}")
-    dates = need("matplotlib.dates")
-    chart.xaxis.set_major_formatter(dates.ConciseDateFormatter(chart.xaxis.get_major_locator()))
     return chart  # type: ignore[no-any-return]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import date, timedelta
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -12,11 +12,9 @@ from embedlog.display import html_table, text_table
 from embedlog.errors import NoOffsetForPartitionError
 from embedlog.partition import PartitionLog
 from embedlog.record import TopicPartition
+from embedlog.times import When, milliseconds
 
-To = Literal["earliest", "latest", "current"] | int | datetime | timedelta
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MS = timedelta(milliseconds=1)
+To = Literal["earliest", "latest", "current"] | When
 
 
 class OffsetChange(NamedTuple):
@@ -86,29 +84,19 @@ def reset_target(to: To | None, shift: int | None, now_ms: int) -> ResetTarget:
         raise ValueError("Pass either `to` or `shift`")
     if shift is not None:
         return partial(_shift, _integer(shift, "shift"))
-    if isinstance(to, datetime):
-        return partial(_at_timestamp, milliseconds(to))
-    if isinstance(to, timedelta):
-        if to < timedelta(0):
-            raise ValueError(f"A timedelta must not be negative, got {to}")
-        return partial(_at_timestamp, now_ms - to // _MS)
-    if isinstance(to, str):
-        if to not in _WORDS:
-            raise ValueError(f"to must be one of {', '.join(_WORDS)}, got {to!r}")
+    if isinstance(to, timedelta) and to < timedelta(0):
+        raise ValueError(f"A timedelta must not be negative, got {to}")
+    if isinstance(to, str) and to in _WORDS:
         return _WORDS[to]
+    if isinstance(to, str | date | timedelta):
+        try:
+            return partial(_at_timestamp, milliseconds(to, now_ms))
+        except ValueError as error:
+            raise ValueError(f"to must be one of {', '.join(_WORDS)}, or a time. {error}") from None
     offset = _integer(to, "to")
     if offset < 0:
         raise ValueError(f"An offset must not be negative, got {offset}; use `shift` to move back")
     return lambda _: offset
-
-
-def milliseconds(moment: datetime) -> int:
-    """Return a time as a timestamp; without a zone it is UTC, as in Kafka's tools.
-
-    Rounds up: no record before ``moment`` has this timestamp or a later one.
-    """
-    aware = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-    return -((_EPOCH - aware) // _MS)
 
 
 def _integer(value: object, name: str) -> int:
@@ -117,7 +105,7 @@ def _integer(value: object, name: str) -> int:
             return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         pass
-    types = "'earliest', 'latest', 'current', an int, a datetime or a timedelta"
+    types = "'earliest', 'latest', 'current', an int, or a datetime, date, timedelta or text"
     raise TypeError(f"{name} must be {'an int' if name == 'shift' else types}, got {value!r}")
 
 

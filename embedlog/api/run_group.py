@@ -26,7 +26,7 @@ from embedlog.api.group_worker import SIGNALS, GroupJob, receive_error, work
 from embedlog.api.log import Log
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.group_client import open_group
-from embedlog.display import public_names
+from embedlog.display import plural, public_names
 from embedlog.errors import (
     IllegalStateError,
     InvalidConfigError,
@@ -136,7 +136,7 @@ def run_group(
         raise TypeError(f"handler must be callable, got {handler!r}")
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
-        raise ValueError(f"processes must be at least 1, got {processes!r}")
+        raise ValueError(f"processes must be an int of at least 1, got {processes!r}")
     if until not in (None, "end"):
         raise ValueError(f"until must be 'end' or None, got {until!r}")
     backlog = None if until is None else UncommittedRecords(log, names, parsed)
@@ -410,17 +410,23 @@ class GroupRun:
         code = process.exitcode
         if code == 0 or self._kill_at < inf:
             return  # It ended after a signal, perhaps from another program.
+        group = self._job.config.group_id
+        signals = {-number: number.name for number in signal.Signals}  # not the real-time ones
+        cause = signals.get(code) or f"exit code {code}"
         if self._restarts_left > 0:
             self._restarts_left -= 1
-            _log.warning("%s ended with %s; starting another process", process.name, code)
+            _log.warning(
+                "Process %d of group %s ended with %s; starting another one; %s left",
+                *(process.pid, group, cause, plural(self._restarts_left, "restart")),
+            )
             self._start_worker(worker.number)
             return
         self._kill_at = monotonic() + STOP_SECONDS
-        cause = f"exit code {code}" if code > 0 else signal.Signals(-code).name
         self._error = self._error or ProcessDiedError(
             f"Process {process.pid} ended with {cause}, and no restarts are left",
-            group=self._job.config.group_id,
-            todo="Start the run again: it continues from the committed offsets.",
+            group=group,
+            todo="Start the run again: it continues from the committed offsets. "
+            "Pass a larger number of restarts to a run without end.",
         )
 
     def _receive_error(self, worker: WorkerProcess) -> bool:

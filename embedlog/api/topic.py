@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -12,34 +13,40 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 
 from embedlog.api.latest import get, latest
 from embedlog.api.offset_range import OffsetRange
-from embedlog.api.time_ranges import Between, limit
+from embedlog.batch import Batch, tables
 from embedlog.batch import schema as batch_schema
-from embedlog.batch import tables
 from embedlog.batch.arrays import empty
 from embedlog.consumer.deserialize import (
+    NO_HEADERS,
     RAW,
     Deserializers,
     RowLists,
     convert,
     topic_deserializers,
 )
-from embedlog.display import html_table, moment, need, plural, public_names, short
-from embedlog.errors import InvalidConfigError, SerializationError, no_attribute
+from embedlog.display import cut, html_table, moment, need, plural, public_names, short
+from embedlog.errors import EmbedlogError, InvalidConfigError, SerializationError, no_attribute
 from embedlog.lazy import pa
 from embedlog.partition import PartitionLog
 from embedlog.progress import format_bytes
 from embedlog.record import K, Record, TopicPartition, V
 from embedlog.root.root import Root, check_root
 from embedlog.serializers import adapt, shortened
-from embedlog.times import When
+from embedlog.times import When, milliseconds
 
 if TYPE_CHECKING:
     import pandas
     import polars
     from matplotlib.axes import Axes
 
-_READ_BYTES = 4 << 20
-_SHOWN = 5
+Between = tuple[When, When]
+_READ_BYTES, _LEAST_READ_BYTES = 4 << 20, 64 << 10
+_ROW_BYTES = 1 << 10
+"""How many bytes to read for each row of a short range."""
+_SHOWN, _SHOWN_RANGES, _KEY_WIDTH = 5, 4, 30
+"""What a display shows: records from each end, ranges of offsets, and characters of a key."""
+_FRAME_NAMES = frozenset("columns describe df dtypes groupby iloc info loc query shape".split())
+"""What programs look for that take a view for a frame."""
 
 
 class TopicView(Generic[K, V]):
@@ -92,6 +99,8 @@ class TopicView(Generic[K, V]):
                     f"call to_pandas()[{column!r}], or iterate over the records: "
                     f"[record.{column} for record in topic]"
                 )
+            elif name in _FRAME_NAMES:
+                hint = "call to_pandas(), to_polars() or to_arrow() for a frame"
             raise no_attribute(self, name, hint)
 
     def __contains__(self, item: object) -> bool:
@@ -149,17 +158,41 @@ class TopicView(Generic[K, V]):
         the first one at or after ``end``, as Kafka looks up offsets by time.
 
         Args:
-            start: A `datetime` or ISO 8601 text (UTC without a zone), milliseconds since 1970,
-                or how long ago: a `timedelta` or a text such as ``"90m"`` or ``"2d"``.
+            start: A `datetime`, `date` or ISO 8601 text (UTC without a zone), milliseconds since
+                1970, or how long ago: a `timedelta` or a text such as ``"90m"`` or ``"2d"``.
             end: Likewise.
         """
         return self._limited(None, (start, end))
 
     def _limited(self, since: When | None, between: Between | None) -> TopicView[K, V]:
+        """Return the records from a time on, or between two; without either, this view.
+
+        Raises:
+            ValueError, TypeError: Both arguments are passed, or one is no time.
+        """
         if since is None and between is None:
             return self
-        ranges = limit(self._root, self.name, self.ranges(), since, between)
-        return self._view(ranges)
+        if since is not None and between is not None:
+            raise ValueError("Pass since or between, not both")
+        if between is not None and (not isinstance(between, tuple | list) or len(between) != 2):
+            raise TypeError(f"between must be a pair of times, got {between!r}")
+        start, end = between if between is not None else (since, None)
+        now_ms = self._root.clock()
+        bounds = [None if when is None else milliseconds(when, now_ms) for when in (start, end)]
+        return self._view([self._range_between(part, *bounds) for part in self.ranges()])
+
+    def _range_between(
+        self, part: OffsetRange, start_ms: int | None, end_ms: int | None
+    ) -> OffsetRange:
+        log = self._log(part.partition)
+
+        def offset(time_ms: int) -> int:
+            record = log.offset_for_timestamp(time_ms)
+            return part.stop if record is None else min(max(record.offset, part.start), part.stop)
+
+        start = part.start if start_ms is None else offset(start_ms)
+        stop = part.stop if end_ms is None else offset(end_ms)
+        return OffsetRange(part.partition, start, max(start, stop))
 
     def at(self, time: When) -> Record[K, V] | None:
         """Return the first record at or after a time, of all partitions; None if there is none.
@@ -180,9 +213,20 @@ class TopicView(Generic[K, V]):
             count: How many; fewer if the view has fewer.
             seed: The same seed chooses the same rows of the same records.
         """
-        rows = len(self)
+        _check_count(count)
+        parts = [(part, self._count(part)) for part in self.ranges()]
+        rows = sum(count for _, count in parts)
         chosen = sorted(Random(seed).sample(range(rows), min(count, rows)))
-        ranges = [part for row in chosen for part in self._cut(row, row + 1)]
+        ranges, before = [], 0
+        for part, part_rows in parts:
+            offset_after = self._log(part.partition).record_counts.after
+            for row in chosen[
+                bisect_left(chosen, before) : bisect_left(chosen, before + part_rows)
+            ]:
+                start = offset_after(part.start, part.stop, row - before)
+                stop = offset_after(part.start, part.stop, row - before + 1)
+                ranges.append(OffsetRange(part.partition, start, stop))
+            before += part_rows
         return self._view(ranges)
 
     def _cut(self, start: int, stop: int) -> list[OffsetRange]:
@@ -222,7 +266,7 @@ class TopicView(Generic[K, V]):
                     repeat(int(batch.is_log_append_time)),
                     rows.keys,
                     rows.values,
-                    repeat([]) if rows.headers is None else rows.headers,
+                    repeat(NO_HEADERS) if rows.headers is None else rows.headers,
                     repeat(batch.leader_epoch),
                     strict=False,
                 )
@@ -297,6 +341,8 @@ class TopicView(Generic[K, V]):
             KeyError: There is no such column.
             RecordDeserializationError: A record is not what the topic's serializers write.
         """
+        if isinstance(columns, str):
+            raise TypeError(f"columns must be a list of names, got {columns!r}")
         view = self._limited(since, between)
         serializers = ("bytes", "bytes") if raw else self._serializers()
         if serializers == ("bytes", "bytes"):
@@ -396,8 +442,9 @@ class TopicView(Generic[K, V]):
     def _key_bytes(self, key: Any) -> bytes:
         serializer, _ = self._serializers()
         if serializer == "bytes":
-            if isinstance(key, str):
-                raise TypeError("key must be bytes, got str; call key.encode()")
+            if not isinstance(key, bytes | bytearray | memoryview):
+                hint = "; call key.encode()" if isinstance(key, str) else ""
+                raise TypeError(f"key must be bytes, got {type(key).__name__}{hint}")
             return bytes(key)
         try:
             data: bytes = adapt(serializer, "serialize", "key", allow_pickle=True).convert(
@@ -440,19 +487,30 @@ class TopicView(Generic[K, V]):
         return public_names(self, "name", "raw")
 
     def __repr__(self) -> str:
-        return f"<{self._title()}>"
+        try:
+            return f"<{self._title()}>"
+        except EmbedlogError as error:
+            # Debuggers and loggers show views of deleted topics and closed logs, too.
+            return f"<{type(self).__name__} {self.name}: {error.what}>"
 
     def _title(self) -> str:
-        parts = ", ".join(f"{part.partition}[{part.start}:{part.stop}]" for part in self.ranges())
-        return f"View of {self.name}: {plural(len(self), 'record')}, {parts or 'nothing'}"
+        ranges = [part for part in self.ranges() if part.start < part.stop]
+        texts = [f"{part.partition}[{part.start}:{part.stop}]" for part in ranges[:_SHOWN_RANGES]]
+        if len(ranges) > _SHOWN_RANGES:
+            texts.append(f"and {len(ranges) - _SHOWN_RANGES:,} more")
+        records = plural(len(self), "record")
+        return f"View of {self.name}: {records}, {', '.join(texts) or 'nothing'}"
 
     def _repr_html_(self) -> str:
         """For notebooks: the title and the records; of many only the first and the last ones."""
         heads = ("partition", "offset", "timestamp", "key", "value")
-        if len(self) <= 2 * _SHOWN:
-            return html_table(self._title(), heads, self._cells())
-        first, last = self[:_SHOWN]._cells(), self[-_SHOWN:]._cells()
-        return html_table(self._title(), heads, (*first, ("…",) * len(heads), *last))
+        try:
+            if len(self) <= 2 * _SHOWN:
+                return html_table(self._title(), heads, self._cells())
+            first, last = self[:_SHOWN]._cells(), self[-_SHOWN:]._cells()
+            return html_table(self._title(), heads, (*first, ("…",) * len(heads), *last))
+        except EmbedlogError:
+            return html_table(repr(self)[1:-1], (), ())
 
     def _cells(self) -> Iterator[tuple[object, ...]]:
         """Yield the cells of each record; what cannot be decoded is shown as stored."""
@@ -465,6 +523,7 @@ class TopicView(Generic[K, V]):
             for deserializer, data in zip(deserializers, (record.key, record.value), strict=True):
                 item, _ = convert(deserializer, self.name, None, [data])
                 texts.append(short(*item or [data]))
+            texts[0] = cut(texts[0], _KEY_WIDTH)
             yield record.partition, record.offset, moment(record.timestamp), *texts
 
     # Reading
@@ -483,19 +542,32 @@ class TopicView(Generic[K, V]):
 
     def _reads(self) -> Iterator[tuple[OffsetRange, list[tables.BatchRows]]]:
         """Yield the batches of each read, with the rows of them that the view covers."""
+        read = OffsetRange(-1, 0, 0)
+        batches: list[Batch] = []
         for part in self.ranges():
-            if part.start >= part.stop:
-                continue
-            reader = self._log(part.partition).reader(part.start)
-            while reader.offset < part.stop:
+            start, reader = part.start, None
+            while start < part.stop:
+                # The rows of a sample are many short ranges: some are in the batches of the last.
+                if read.partition != part.partition or not read.start <= start < read.stop:
+                    if reader is None:
+                        reader = self._log(part.partition).reader(start)
+                    size = max((part.stop - start) * _ROW_BYTES, _LEAST_READ_BYTES)
+                    batches = reader.read(min(size, _READ_BYTES))
+                    if not batches:
+                        break
+                    read = OffsetRange(part.partition, start, reader.offset)
                 # A batch may begin below this offset if compaction has merged it meanwhile.
-                start = reader.offset
-                batches = reader.read(_READ_BYTES)
-                if not batches:
-                    break
                 rows = tables.rows_in_range(batches, start, part.stop)
+                start = read.stop
                 if rows:
                     yield part, rows
+
+
+def _check_count(count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"count must be an int, got {count!r}")
+    if count < 0:
+        raise ValueError(f"count must be at least 0, got {count}")
 
 
 class Topic(TopicView[K, V]):
@@ -530,8 +602,7 @@ class Topic(TopicView[K, V]):
         return self._count_ends(count, first=False)
 
     def _count_ends(self, count: int, first: bool) -> TopicView[K, V]:
-        if count < 0:
-            raise ValueError(f"count must be at least 0, got {count}")
+        _check_count(count)
         ranges = []
         for part in self.ranges():
             records = self._log(part.partition).record_counts

@@ -39,6 +39,7 @@ _TRANSLATIONS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\bRun verify, then repair, on the log", "Run `embedlog verify`, then `embedlog repair`"),
     (r", or pass unsafe_filesystem=True", ""),
     (r"is an argument of embedlog\.open", "is --root"),
+    (r"\bpass exist_ok=True", "add --if-not-exists"),
     (r"\bdelete_records\b", "`embedlog delete-records`"),
     (
         "Seek past the record, correct the deserializer, or read the record as bytes",

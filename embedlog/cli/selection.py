@@ -8,7 +8,7 @@ from embedlog.api import Log
 from embedlog.api.offset_range import OffsetRange
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.partition import PartitionLog
-from embedlog.times import milliseconds
+from embedlog.times import to_timestamp
 
 
 def partitions(log: Log, topic: str, numbers: list[int]) -> list[PartitionLog]:
@@ -22,7 +22,7 @@ def partitions(log: Log, topic: str, numbers: list[int]) -> list[PartitionLog]:
 
 def first_at(partition: PartitionLog, time: datetime) -> tuple[int, int | None]:
     """Return the first offset at or after a time, and its timestamp; else the log end and None."""
-    record = partition.offset_for_timestamp(milliseconds(time, now_ms=0))
+    record = partition.offset_for_timestamp(to_timestamp(time))
     return (partition.end_offset(), None) if record is None else record[:2]
 
 

@@ -116,6 +116,7 @@ class ProducerConfig(Settings):
             raise InvalidConfigError(
                 f"delivery_timeout_ms {self.delivery_timeout_ms} must not be less than linger_ms "
                 f"{self.linger_ms} plus request_timeout_ms {self.request_timeout_ms}",
+                todo="Raise delivery_timeout_ms, or lower request_timeout_ms.",
                 settings=("delivery_timeout_ms", "linger_ms", "request_timeout_ms"),
             )
         conflicts = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
@@ -25,8 +24,10 @@ class Assignment:
     ) -> None:
         self._root, self._decoder, self._committed = root, decoder, committed
         self._counts = counts
-        self._cursors: OrderedDict[TopicPartition, PartitionCursor] = OrderedDict()
-        """In the order in which they are served; other threads may copy its keys at any time."""
+        self._cursors: dict[TopicPartition, PartitionCursor] = {}
+        """In the order in which they are served."""
+        self.snapshot: tuple[PartitionCursor, ...] = ()
+        """All cursors, in any order; for other threads, since a move removes one for a moment."""
         self._unresolved: set[PartitionCursor] = set()
         """Those whose position the next poll resolves."""
 
@@ -38,8 +39,8 @@ class Assignment:
         return len(self._cursors)
 
     def partitions(self) -> set[TopicPartition]:
-        """Return the assigned partitions."""
-        return set(self._cursors)
+        """Return the assigned partitions; may be called from any thread."""
+        return {cursor.partition for cursor in self.snapshot}
 
     def get(self, partition: TopicPartition) -> PartitionCursor | None:
         """Return the cursor of a partition; None if it is not assigned."""
@@ -98,11 +99,11 @@ class Assignment:
 
     def move_to_end(self, cursor: PartitionCursor) -> None:
         """Serve a partition last: it was just served."""
-        self._cursors.move_to_end(cursor.partition)
+        self._cursors[cursor.partition] = self._cursors.pop(cursor.partition)
 
     def move_to_front(self, cursor: PartitionCursor) -> None:
         """Serve a partition first: the next poll has to raise its error (E10)."""
-        self._cursors.move_to_end(cursor.partition, last=False)
+        self._cursors = {cursor.partition: cursor} | self._cursors
 
     # Changing it
 
@@ -125,6 +126,7 @@ class Assignment:
                 added[partition] = self._new_cursor(partition, reset)
         self.remove(tp for tp in self.partitions() if tp not in chosen or tp in added)
         self._cursors |= added
+        self.snapshot = tuple(self._cursors.values())
         self._unresolved.update(added.values())
         return list(added.values())
 
@@ -139,6 +141,7 @@ class Assignment:
             UnknownTopicOrPartitionError: The partition does not exist.
         """
         cursor = self._cursors[partition] = self._new_cursor(partition, reset)
+        self.snapshot = tuple(self._cursors.values())
         self._unresolved.add(cursor)
         return cursor
 
@@ -149,6 +152,7 @@ class Assignment:
             if cursor is not None:
                 cursor.discard_buffer()
                 self._unresolved.discard(cursor)
+        self.snapshot = tuple(self._cursors.values())
 
     def clear(self) -> None:
         """Remove all partitions."""

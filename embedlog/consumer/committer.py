@@ -11,6 +11,7 @@ from time import monotonic
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.cursor import PartitionCursor
+from embedlog.display import plural
 from embedlog.errors import EmbedlogError
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
@@ -70,7 +71,7 @@ class Committer:
         try:
             self._commit(_positions(changed), None)
         except EmbedlogError as error:
-            _log.warning("auto-commit of %d partitions failed: %s", len(changed), error)
+            _log.warning("Auto-commit of %s failed: %s", plural(len(changed), "partition"), error)
             if retry and error.retriable:
                 self._due = monotonic() + self._backoff
         else:

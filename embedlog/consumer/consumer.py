@@ -39,7 +39,7 @@ from embedlog.errors import (
     IllegalStateError,
     InvalidConfigError,
     UnknownTopicOrPartitionError,
-    no_attribute,
+    hint_at_missing,
 )
 from embedlog.metrics import Metrics, Sample, nested
 from embedlog.record import (
@@ -94,7 +94,7 @@ class Consumer(Generic[K_co, V_co]):
     Args:
         root: The log to read.
         topics: The topics to read.
-        config: See `ConsumerConfig`, in either spelling.
+        config: See `embedlog.config.ConsumerConfig`, in either spelling.
 
     Raises:
         InvalidConfigError: A setting is unknown or invalid.
@@ -141,13 +141,6 @@ class Consumer(Generic[K_co, V_co]):
         """Return what completion offers."""
         return public_names(self)
 
-    if not TYPE_CHECKING:
-        # Type checkers must not take every name for an attribute.
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError; for methods of other clients it says what to call."""
-            raise no_attribute(self, name, _HINTS.get(name, ""))
-
     def __repr__(self) -> str:
         what = ", ".join(sorted(self.subscription())) or plural(len(self._assignment), "partition")
         group = f" in group {self.config.group_id!r}" if self.config.group_id else ""
@@ -158,11 +151,13 @@ class Consumer(Generic[K_co, V_co]):
         heads = ("topic", "partition", "position", "log end", "lag", "state")
         try:
             with self._guard:
-                cells = list(map(_cells, self._assignment))
-        except (ClosedError, IllegalStateError):
-            # Closed, or another thread is polling.
+                cursors = sorted(self._assignment, key=lambda cursor: cursor.partition)
+                cells = list(map(_cells, cursors))
+        except EmbedlogError:
+            # Closed, or another thread is polling, or a topic was deleted.
             return html_table(repr(self)[1:-1], (), ())
-        return html_table(repr(self)[1:-1], heads, cells)
+        title = repr(self)[1:-1] if cells else f"{repr(self)[1:-1]}, no partitions assigned yet"
+        return html_table(title, heads, cells)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments of the constructor, not the positions."""
@@ -798,7 +793,7 @@ class Consumer(Generic[K_co, V_co]):
         yield from counts.poll_samples()
         if self.config.group_id is not None:
             yield from counts.coordinator_samples(len(self._assignment))
-        cursors = list(self._assignment)
+        cursors = self._assignment.snapshot
         yield from counts.fetch_samples({cur.partition: cur.progress() for cur in cursors})
 
     # Closing
@@ -806,11 +801,14 @@ class Consumer(Generic[K_co, V_co]):
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
         """Commit what polls returned, leave the group, and end an iteration.
 
+        The end of the program leaves the group, too, but commits nothing, as after an error
+        in a ``with`` block: the last records may not be processed (E24).
+
         May be called from any thread; a call that waits in another thread is woken and
         raises `ClosedError`, as does every later one.  Streams made from it are closed too.
 
         Args:
-            autocommit: Whether to commit first, if auto-commit is enabled (E24).
+            autocommit: Whether to commit first, if auto-commit is enabled.
             timeout_ms: How long to wait for a call in another thread; 30 s by default.  If that
                 call takes longer, the consumer leaves the group under it, and its partitions
                 are lost.
@@ -853,8 +851,10 @@ class Consumer(Generic[K_co, V_co]):
         self.close(autocommit=exc_type is None)
 
 
+hint_at_missing(Consumer, _HINTS)
+
+
 def _cells(cursor: PartitionCursor) -> tuple[object, ...]:
     """Return the row of a partition in the table for notebooks."""
     position, end = cursor.known_position, cursor.log.end_offset()
-    lag = None if position is None else max(end - position, 0)
-    return *cursor.partition, position, end, lag, "paused" if cursor.paused else None
+    return *cursor.partition, position, end, cursor.lag(), "paused" if cursor.paused else None

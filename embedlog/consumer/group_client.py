@@ -29,6 +29,7 @@ from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS, HeartbeatThread
 from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.consumer.missing_topics import MissingTopics
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener, RebalanceNotifier
+from embedlog.display import plural
 from embedlog.errors import (
     ClosedError,
     CommitFailedError,
@@ -166,8 +167,6 @@ class GroupClient:
     def _subscribed_topics(self) -> set[str]:
         if self._pattern is not None:
             self.topics = self.matching_topics(self._pattern)
-            pattern = self._pattern.pattern
-            self._missing.report(() if self.topics else (pattern,), pattern)
             return self.topics
         if self._create:
             for topic in self.topics:
@@ -177,13 +176,15 @@ class GroupClient:
         return self.topics
 
     def matching_topics(self, pattern: re.Pattern[str]) -> set[str]:
-        """Return the names of the topics that match a pattern as a whole (E17)."""
+        """Return the names of the topics that match a pattern as a whole (E17); warn of none."""
         exclude_internal = self._config.exclude_internal_topics
-        return {
+        names = {
             name
             for name in self._root.topics()
             if pattern.fullmatch(name) and not (exclude_internal and name.startswith(INTERNAL))
         }
+        self._missing.report(() if names else (pattern.pattern,), pattern.pattern)
+        return names
 
     def require_update(self) -> None:
         """Have the next `update` read the catalog again: a topic was deleted while it was read."""
@@ -310,9 +311,9 @@ class GroupClient:
             partitions = sum(count for _, count in current.topics.values())
             if 0 < partitions < len(current.members):
                 _log.warning(
-                    "Group %s has %d members for %d partitions, so member %s gets no records; run "
+                    "Group %s has %d members for %s, so member %s gets no records; run "
                     "fewer members, or add partitions with create_partitions",
-                    *(group.name, len(current.members), partitions, member.id),
+                    *(group.name, len(current.members), plural(partitions, "partition"), member.id),
                 )
 
     def _acquire(
@@ -340,7 +341,7 @@ class GroupClient:
     def _lose_membership(self, error: EmbedlogError) -> None:
         """Drop all partitions: other members may own them already (M21)."""
         lost = self._assignment.partitions()
-        _log.warning("%s; %d partitions are lost", error, len(lost))
+        _log.warning("%s; %s lost", error, plural(len(lost), "partition"))
         self.notifier.lost(lost)
         self._assignment.clear()
         self._stop()

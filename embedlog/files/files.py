@@ -106,6 +106,14 @@ class Files:
             self._root_fd = os.open(self.root, OPEN_DIRECTORY)
         except NotADirectoryError as error:
             raise NotALogError(_NOT_A_DIRECTORY, path=self.root) from error
+        except FileNotFoundError as error:
+            raise StorageError(
+                "There is no such directory",
+                errno=errno.ENOENT,
+                operation="open the root",
+                path=self.root,
+                todo="Check the path; a log is created by opening it without mode='r'.",
+            ) from error
         except OSError as error:
             raise storage_error(error, "open the root", self.root) from error
         try:

@@ -9,10 +9,14 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import sys
 
 from embedlog.kafka.patching import patch
+
+_HOST_AND_PORT = re.compile(r"[^/]+:\d+")
+"""Brokers, where a directory is expected."""
 
 
 def main(arguments: list[str]) -> None:
@@ -20,6 +24,10 @@ def main(arguments: list[str]) -> None:
     if len(arguments) < 2 or arguments[1:] == ["-m"]:
         sys.exit("usage: python -m embedlog.kafka PATH (SCRIPT | -m MODULE) [ARGUMENT …]")
     path, program, *rest = arguments
+    if os.path.isfile(path) or _HOST_AND_PORT.fullmatch(path):
+        sys.exit(f"{path} is not the directory of a log; the first argument must be")
+    if program != "-m" and not os.path.exists(program):
+        sys.exit(f"There is no script {program}")
     patch(path if "://" in path else os.path.abspath(os.path.expanduser(path)))
     if program == "-m":
         program, *rest = rest

@@ -85,6 +85,11 @@ def _parse(server: Any) -> LogAddress | None:
             f"The address {server!r} has no absolute path",
             todo=f"Write three slashes: {SCHEME}:///path/of/the/log.",
         )
+    if url.fragment:
+        raise InvalidConfigError(
+            f"The address {server!r} has a '#'",
+            todo="In the path of an address, write %23 for it, %3F for '?', and %25 for '%'.",
+        )
     options = parse_qsl(url.query, keep_blank_values=True)
     return LogAddress(_absolute(unquote(url.path)), tuple(_option(*pair) for pair in options))
 

@@ -6,9 +6,7 @@ the data is gone (R6).  So the partition becomes read-only for every process unt
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
-from time import monotonic
 
 from embedlog import catalog, kv
 from embedlog.config import LONG_MAX
@@ -25,12 +23,6 @@ from embedlog.partition.recovery import current_tail, tail_locked
 from embedlog.partition.state import PartitionState, put_recovery_point, sync_data, sync_files
 from embedlog.partition.tail import TAILS, Tail
 from embedlog.segment import SegmentFile
-
-_SLOW_SECONDS = 1.0
-_WARNING_SECONDS = 60.0
-_logger = logging.getLogger("embedlog.partition")
-_warned_at: dict[str, float] = {}
-"""When this process last warned of a slow flush, by the path of the root."""
 
 
 def is_due(log: PartitionState, tail: Tail) -> bool:
@@ -103,28 +95,13 @@ def _sync_one(
         if tail.failed:
             raise log.flush_failed()
         try:
-            file, began = _file_of(log, tail), monotonic()
-            sync(log, tail, file)
-            if (seconds := monotonic() - began) > _SLOW_SECONDS:
-                _warn_of_slow_disk(log, seconds)
+            sync(log, tail, _file_of(log, tail))
             return tail
         except EmbedlogError as error:
             missing = isinstance(error, OffsetOutOfRangeError) or getattr(error, "missing", False)
             # Again if retention dropped a file during the flush.
             if not missing or current_tail(log).start_offset <= tail.start_offset:
                 raise
-
-
-def _warn_of_slow_disk(log: PartitionState, seconds: float) -> None:
-    """Warn of a slow flush, at most once a minute for each log."""
-    root, now = log.context.root, monotonic()
-    if now - _warned_at.get(root, -_WARNING_SECONDS) >= _WARNING_SECONDS:
-        _warned_at[root] = now
-        _logger.warning(
-            "%s-%d: the disk took %.1f s to flush, and appends that must survive a power cut wait "
-            "for it; further slow flushes are not reported for a minute",
-            *(log.topic, log.partition, seconds),
-        )
 
 
 def _sync_names(flushed: dict[PartitionState, Tail], failures: list[EmbedlogError]) -> None:

@@ -15,8 +15,6 @@ class BufferPool:
         """Bytes of unwritten records."""
         self.waiters = 0
         """Threads in `wait_locked`; without any there is no need to notify."""
-        self.warned = False
-        """The log has a warning that a `send` waits; once, until none does."""
         self.progress = threading.Condition(self.lock)
         """Notified when records were written, or failed."""
 

@@ -1,14 +1,21 @@
-"""Counts the outcomes of records, wakes the threads that wait for them, and runs callbacks."""
+"""Counts the outcomes of records, wakes the threads that wait for them, and runs callbacks.
+
+Lines for the log are kept until no lock is held, too: a handler may send them with the same
+producer, and wait.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Iterator
+from logging import WARNING
+from time import monotonic
 
 from embedlog.metrics import Sample
 from embedlog.producer.buffer_pool import BufferPool
 from embedlog.producer.delivery import (
+    LOGGER,
     Callback,
     Delivery,
     OpenBatch,
@@ -17,6 +24,11 @@ from embedlog.producer.delivery import (
 )
 from embedlog.producer.metrics import TopicCounts, samples
 from embedlog.producer.unretrieved import FailedRecords, UnretrievedErrors
+
+LONG_WAIT = 1.0
+"""Seconds of retries, of one append, or of a `send` without memory, that are worth a warning."""
+WARNING_INTERVAL = 60.0
+"""Seconds without a second warning about the same kind of wait."""
 
 
 class DeliveryReports:
@@ -31,6 +43,9 @@ class DeliveryReports:
         self._with_callbacks: deque[Delivery] = deque()
         self._callback_lock = threading.Lock()
         self._callback_thread: int | None = None
+        self._lines: deque[tuple[int, str, *tuple[object, ...]]] = deque()
+        """For the log: the level, the text and its arguments."""
+        self._warned_at: dict[str, float] = {}
 
     def counts(self, topic: str) -> TopicCounts:
         """Return the counts for a topic, which begin at 0."""
@@ -93,8 +108,19 @@ class DeliveryReports:
             self.counts(topic).errors += count
         return self.unretrieved.add(topic, partition, count, error)
 
+    def log(self, level: int, text: str, *args: object) -> None:
+        """Have the next `notify` log a line."""
+        self._lines.append((level, text, *args))
+
+    def warn_of_wait(self, text: str, *args: object) -> None:
+        """Have the next `notify` warn of a `LONG_WAIT`, at most once a minute for each text."""
+        now = monotonic()
+        if now >= self._warned_at.get(text, now):
+            self._warned_at[text] = now + WARNING_INTERVAL
+            self.log(WARNING, text, *args)
+
     def notify(self) -> None:
-        """Wake the waiting threads and run callbacks.  The caller holds no lock."""
+        """Wake the waiting threads, log lines and run callbacks.  The caller holds no lock."""
         done = self._done
         if done:
             pool, with_callbacks = self._buffer_pool, self._with_callbacks
@@ -112,8 +138,18 @@ class DeliveryReports:
                 pool.buffered -= freed
                 if pool.waiters:
                     pool.progress.notify_all()
+        if self._lines:
+            self._log_lines()
         if self._with_callbacks:
             self.run_callbacks()
+
+    def _log_lines(self) -> None:
+        while self._lines:
+            try:
+                line = self._lines.popleft()
+            except IndexError:
+                return  # Another thread took it.
+            LOGGER.log(*line)
 
     def run_callbacks(self, wait: bool = False) -> None:
         """Run the callbacks that are due, in order, one thread at a time (G9).

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
+from logging import INFO, WARNING
 from time import monotonic
 from typing import Any
 
@@ -23,12 +24,11 @@ from embedlog.partition import PartitionLog, producer_state
 from embedlog.partition.producer_state import LAST_SEQUENCE, REMEMBERED, ProducerState, SentBatch
 from embedlog.partition.producers import fence_producer, read_producer
 from embedlog.producer.context import ProducerContext
-from embedlog.producer.delivery import LOGGER, OpenBatch, ProducerBatch
+from embedlog.producer.delivery import OpenBatch, ProducerBatch
+from embedlog.producer.delivery_reports import LONG_WAIT
 from embedlog.record import Appended, RecordMetadata
 
 MAX_BACKOFF = 1.0
-LONG_WAIT = 1.0
-"""Seconds of retries, or of one append, after which a warning is logged."""
 
 
 class PartitionWriter:
@@ -40,7 +40,7 @@ class PartitionWriter:
     """
 
     def __init__(self, context: ProducerContext, log: PartitionLog) -> None:
-        self.log = log
+        self.log, self._where = log, (log.topic, log.partition)
         self.waiting: deque[ProducerBatch] = deque()
         self.retry_at = 0.0
         self._context, self._reports = context, context.reports
@@ -54,8 +54,8 @@ class PartitionWriter:
         shorter than that of an append, which do not count against ``retries``."""
         self._failing_since = 0.0
         """When the first of the attempts that failed since the last success began, if any did."""
-        self._warned = self._slow = False
-        """The log has a warning that appends fail, or that they take long."""
+        self._warned = False
+        """The log has a warning that appends fail."""
         # One append waits request_timeout_ms for its locks, but no longer than other appends do.
         self._lock_timeout = min(context.config.request_timeout_ms / 1000, log.context.lock_timeout)
         self._append_singly = 0
@@ -139,12 +139,13 @@ class PartitionWriter:
             except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
                 self._failed(group, error, lock_timeout < self._lock_timeout, began)
             else:
+                seconds = monotonic() - began
                 self._attempts, self._short_attempts, self.retry_at = 0, 0, 0.0
                 if self._failing_since:
                     self._succeeded_again()
-                seconds = monotonic() - began
                 self._counts.count_append(seconds)
-                self._warn_if_slow(seconds)
+                if seconds > LONG_WAIT:
+                    self._warn_of_slow_append(seconds)
                 for _, receipt in zip(group, receipts, strict=True):
                     self._finish_first(receipt)
 
@@ -190,9 +191,9 @@ class PartitionWriter:
             open_batch.seal()
             seconds = monotonic() - began
             counts.count_append(seconds)
+            if seconds > LONG_WAIT:
+                self._warn_of_slow_append(seconds)
             self._reports.record_written(open_batch, counts, encoded.size, receipt.duplicate)
-            if self._context.synced:  # the page cache rarely makes an append wait
-                self._warn_if_slow(seconds)
 
     def _finish_first(
         self, receipt: Appended | None = None, error: BaseException | None = None
@@ -217,7 +218,6 @@ class PartitionWriter:
         elif getattr(error, "retriable", False):
             self._short_attempts += short and isinstance(error, LockTimeoutError)
             self._failing_since = self._failing_since or began
-            self._warn_if_failing(error)
             self._retry_later(group, error)
         elif len(group) > 1 and not isinstance(error, DurabilityError):
             self._find_written(group)
@@ -241,6 +241,7 @@ class PartitionWriter:
             backoff = min(config.retry_backoff_ms / 1000 * 2**exponent, MAX_BACKOFF)
             self.retry_at = min(now + backoff, group[0].deadline)
             self._counts.retried += sum(batch.count for batch in group)
+            self._warn_if_failing(error)
             self._context.sender.wake()
             return
         attempts, self._attempts, self._short_attempts, self.retry_at = self._attempts, 0, 0, 0.0
@@ -273,10 +274,11 @@ class PartitionWriter:
         seconds = monotonic() - self._failing_since
         if seconds > LONG_WAIT and not self._warned:
             self._warned = True
-            LOGGER.warning(
+            self._reports.log(
+                WARNING,
                 "Appends to %s-%d have failed for %.1f s and are retried until"
                 " delivery_timeout_ms %d has passed: %s",
-                *(self.log.topic, self.log.partition, seconds),
+                *(*self._where, seconds),
                 *(self._context.config.delivery_timeout_ms, error),
             )
 
@@ -284,19 +286,12 @@ class PartitionWriter:
         seconds, self._failing_since = monotonic() - self._failing_since, 0.0
         if self._warned:
             self._warned = False
-            where = self.log.topic, self.log.partition
-            LOGGER.info("Appends to %s-%d succeed again after %.1f s", *where, seconds)
+            text = "Appends to %s-%d succeed again after %.1f s"
+            self._reports.log(INFO, text, *self._where, seconds)
 
-    def _warn_if_slow(self, seconds: float) -> None:
-        if (seconds > LONG_WAIT) is not self._slow:
-            self._slow = not self._slow
-            if self._slow:
-                where = self.log.topic, self.log.partition
-                LOGGER.warning(
-                    "An append to %s-%d took %.1f s; it waited for the disk or a lock",
-                    *where,
-                    seconds,
-                )
+    def _warn_of_slow_append(self, seconds: float) -> None:
+        text = "An append to %s-%d took %.1f s; it waited for the disk or a lock"
+        self._reports.warn_of_wait(text, *self._where, seconds)
 
     def fail_all(self, error: BaseException) -> None:
         """Fail everything that waits."""

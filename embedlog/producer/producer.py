@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
 from embedlog.catalog import refuse_internal
 from embedlog.config import describe_network_settings
-from embedlog.display import plural, public_names
+from embedlog.display import html_table, plural, public_names
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -22,9 +22,9 @@ from embedlog.errors import (
     RecordTooLargeError,
     SerializationError,
     TimeoutError,  # noqa: A004 - it is one
-    no_attribute,
+    hint_at_missing,
 )
-from embedlog.metrics import Metrics, Sample, nested
+from embedlog.metrics import PRODUCER_TOPIC, Metrics, Sample, nested
 from embedlog.partition.producer_state import LAST_SEQUENCE
 from embedlog.producer.context import ProducerContext
 from embedlog.producer.delivery import LOGGER, Delivery
@@ -35,6 +35,7 @@ from embedlog.producer.row_batches import (
     ArrowStream,
     Rows,
     arrow_table,
+    check_columns,
     size_of,
     table_rows,
 )
@@ -47,6 +48,7 @@ from embedlog.producer.validation import (
     serialize_all,
     to_bytes,
 )
+from embedlog.progress import format_bytes
 from embedlog.record import K, RecordMetadata, V
 from embedlog.root.root import Root, check_root
 
@@ -67,9 +69,10 @@ _HINTS = {
 class Producer(Generic[K, V]):
     """Sends records to topics of one log; any thread may call any method.
 
-    Settings are kafka-python's (see `ProducerConfig`).  Batches are numbered (idempotent): a
-    retry is not written twice.  With a ``producer_name`` the numbers outlive the process, and
-    an older producer of that name is fenced in a partition once this one appends there.
+    Settings are kafka-python's (see `embedlog.config.ProducerConfig`).  Batches are numbered
+    (idempotent): a retry is not written twice.  With a ``producer_name`` the numbers outlive the
+    process, and an older producer of that name is fenced in a partition once this one appends
+    there.
 
     The calling thread writes in `flush`, in `send_batch`, in ``result`` of a future, and
     whenever a batch is full.  Otherwise a background thread writes once ``linger_ms``, and at
@@ -90,13 +93,6 @@ class Producer(Generic[K, V]):
         self._start()
         _producers.add(self)
 
-    if not TYPE_CHECKING:
-        # Type checkers must not take every name for an attribute.
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError; for methods of other clients it says what to call."""
-            raise no_attribute(self, name, _HINTS.get(name, ""))
-
     def _start(self) -> None:
         """Begin without records and identity, at first or in a forked child."""
         self._queues: dict[str, TopicQueue] = {}
@@ -111,7 +107,27 @@ class Producer(Generic[K, V]):
 
     def __repr__(self) -> str:
         name = self.config.producer_name or self.config.client_id
-        return f"<Producer {f'{name!r} ' if name else ''}of {self.root.path}>"
+        closed = ", closed" if self._closed else ""
+        return f"<Producer {f'{name!r} ' if name else ''}of {self.root.path}{closed}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what was written to each topic, what failed, and what is unsent."""
+        queues = dict(self._queues)
+        values: dict[str, dict[str, float]] = {topic: {} for topic in queues}
+        for key, name, value, labels in self._samples():
+            if key == PRODUCER_TOPIC:
+                values.setdefault(labels["topic"], {})[name] = value
+        rows = (
+            (
+                topic,
+                f"{counts.get('record-send-total', 0):,}",
+                format_bytes(counts.get("byte-total", 0)),
+                f"{counts.get('record-error-total', 0):,}",
+                f"{queues[topic].unsent_records() if topic in queues else 0:,}",
+            )
+            for topic, counts in values.items()
+        )
+        return html_table(repr(self)[1:-1], ("topic", "records", "size", "errors", "unsent"), rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Producer, self.root, **self._options), ()
@@ -360,6 +376,7 @@ class Producer(Generic[K, V]):
         """
         queue = self._queue_for(topic, partition)
         table, settings = arrow_table(table), queue.settings
+        check_columns(table, key, value, timestamp)
         if settings.serializes:
             from embedlog.producer.serialize_table import serialize_table
 
@@ -386,6 +403,14 @@ class Producer(Generic[K, V]):
     def _rows(
         self, queue: TopicQueue, values: Any, keys: Any, headers: Any, timestamps: Any
     ) -> Rows:
+        for name, column in (("values", values), ("keys", keys)):
+            if isinstance(column, str | bytes | dict | set):
+                # Their characters, numbers or keys would become records.
+                raise InvalidRecordError(
+                    f"{name} must be a list with one item per record, got {type(column).__name__}",
+                    topic=queue.topic,
+                    todo="To write one record, call send.",
+                )
         topic, items, settings = queue.topic, keys, queue.settings
         serializers = settings.key_serializer, settings.value_serializer
         if any(serializer is not None and serializer.uses_headers for serializer in serializers):
@@ -558,6 +583,9 @@ class Producer(Generic[K, V]):
             queue.after_fork()
         self._start()
         self._closed = closed
+
+
+hint_at_missing(Producer, _HINTS)
 
 
 # The end of the process, and forks

@@ -211,7 +211,7 @@ def table_rows(
         now_ms: The timestamp of rows without one.
 
     Raises:
-        SerializationError: There is no such column, or it has another type.
+        SerializationError: A column has another type, or there are no values.
     """
     rows = table.num_rows
     times = _column(table, "timestamp", timestamp, timestamp_type())
@@ -250,14 +250,21 @@ def arrow_table(source: Any) -> Any:
     )
 
 
+def check_columns(table: Any, *names: str | None) -> None:
+    """Raise a `SerializationError` if a table has no column of a name; None is no name."""
+    for name in names:
+        if name is not None and name not in table.column_names:
+            raise SerializationError(
+                f"There is no column {name}, only {', '.join(table.column_names)}"
+            )
+
+
 def _column(table: Any, default: str, name: str | None, target: Any) -> Any:
     """Return a column as type ``target``; None if it is not named and there is no default one."""
     name_or_default = default if name is None else name
     if name_or_default in table.column_names:
         return _cast(table.column(name_or_default), target, name_or_default)
-    if name is None:
-        return None
-    raise SerializationError(f"There is no column {name}, only {', '.join(table.column_names)}")
+    return None
 
 
 def _cast(column: Any, target: Any, name: str) -> Any:

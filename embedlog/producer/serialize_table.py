@@ -115,7 +115,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    return "binary" in str(kind)
+    # A list of binary items is not.
+    return str(kind).startswith(("binary", "large_binary", "fixed_size_binary"))
 
 
 def _json_objects(table: pa.Table, topic: str) -> pa.ChunkedArray:

@@ -24,16 +24,10 @@ from embedlog.partition import producer_state
 from embedlog.partition.producer_state import REMEMBERED
 from embedlog.partitioner import RoundRobinPartitioner, partition_for_key
 from embedlog.producer.context import ProducerContext
-from embedlog.producer.delivery import (
-    LOGGER,
-    Callback,
-    Delivery,
-    DeliveryQueue,
-    OpenBatch,
-    ProducerBatch,
-)
+from embedlog.producer.delivery import Callback, Delivery, DeliveryQueue, OpenBatch, ProducerBatch
+from embedlog.producer.delivery_reports import LONG_WAIT
 from embedlog.producer.partition_rows import Batches, RowPartitioner
-from embedlog.producer.partition_writer import LONG_WAIT, PartitionWriter, closed_early, final_error
+from embedlog.producer.partition_writer import PartitionWriter, closed_early, final_error
 from embedlog.producer.row_batches import CHUNK_BYTES
 from embedlog.producer.topic_settings import TopicSettings
 from embedlog.producer.validation import check_size
@@ -135,8 +129,6 @@ class TopicQueue:
         if open_batch.free + added < size:
             return False
         self._reserve(open_batch, added)
-        if not pool.waiters:
-            pool.warned = False
         return True
 
     def _reserve(self, open_batch: OpenBatch, size: int) -> None:
@@ -154,9 +146,13 @@ class TopicQueue:
     def _wait_for_memory(self, waited: float) -> None:
         context, pool = self.context, self.context.buffer_pool
         seconds_left = context.config.max_block_ms / 1000 - waited
-        if waited > LONG_WAIT and not pool.warned:
-            pool.warned = True
-            self._warn_unlocked(waited)
+        if waited > LONG_WAIT:
+            # The drain below logs it.
+            context.reports.warn_of_wait(
+                "send to %s has waited %.1f s for buffer_memory, of which %d bytes are unwritten"
+                " (max_block_ms %d)",
+                *(self.topic, waited, pool.buffered, context.config.max_block_ms),
+            )
         if seconds_left <= 0:
             raise BufferExhaustedError(
                 f"{pool.buffered} of {pool.memory} bytes of buffer_memory are unwritten "
@@ -169,19 +165,6 @@ class TopicQueue:
         if pool.buffered >= before:
             context.sender.wake()
             pool.wait_locked(min(seconds_left, SHORT_WAIT))
-
-    def _warn_unlocked(self, waited: float) -> None:
-        """Log that `send` waits, without the lock: a handler may itself send records."""
-        context = self.context
-        context.lock.release()
-        try:
-            LOGGER.warning(
-                "send to %s has waited %.1f s for buffer_memory, of which %d bytes are unwritten"
-                " (max_block_ms %d)",
-                *(self.topic, waited, context.buffer_pool.buffered, context.config.max_block_ms),
-            )
-        finally:
-            context.lock.acquire()
 
     def _drain_unlocked(self, queues: Sequence[DeliveryQueue], lock_timeout: float) -> None:
         self.context.lock.release()
@@ -223,14 +206,15 @@ class TopicQueue:
             wait: Whether to wait for the other thread.
         """
         drain_timeout = -1 if lock_timeout is None else lock_timeout
-        if not self.drain_lock.acquire(timeout=drain_timeout if wait else 0):
-            return False
-        try:
-            self.drain_locked(lock_timeout)
-        finally:
-            self.drain_lock.release()
+        drains = self.drain_lock.acquire(timeout=drain_timeout if wait else 0)
+        if drains:
+            try:
+                self.drain_locked(lock_timeout)
+            finally:
+                self.drain_lock.release()
+        # Also of the other thread, which may be retrying for minutes.
         self.context.reports.notify()
-        return True
+        return drains
 
     def drain_locked(self, lock_timeout: float | None) -> None:
         """Encode what was collected, and append it.  The caller holds the ``drain_lock``.

@@ -61,7 +61,8 @@ class TopicSettings:
     def _apply(self, info: TopicInfo) -> None:
         before: TopicInfo | None = getattr(self, "info", None)
         if before is not None and before.partitions != info.partitions:
-            logging.getLogger("embedlog.producer").warning(
+            self._context.reports.log(
+                logging.WARNING,
                 "%s has %d partitions instead of %d: keys go to other partitions from now on",
                 *(self._topic, info.partitions, before.partitions),
             )

@@ -189,7 +189,10 @@ def _delivery_failed(topics: Counter[str], errors: list[BaseException]) -> Deliv
 
 def _drop_tracebacks(error: BaseException | None) -> None:
     """Drop what keeps frames alive, and by their variables the delivery that has the error."""
-    while error is not None:
+    seen: set[int] = set()
+    # A program may have made a circle of causes and contexts.
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
 

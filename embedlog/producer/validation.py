@@ -122,9 +122,13 @@ def to_bytes(item: Any, what: str) -> bytes | None:
         return item
     if isinstance(item, bytes | bytearray | memoryview):
         return bytes(item)
-    todo = f"Pass bytes, or set {what}_serializer."
-    if isinstance(item, str):
-        todo = f"Encode it: {what}.encode(), or set {what}_serializer=str.encode."
+    todo = "Encode it." if isinstance(item, str) else "Pass bytes."
+    if what != "header":
+        name = "str" if isinstance(item, str) else "json"
+        todo = (
+            f'{todo[:-1]}, or set {what}_serializer="{name}" of the producer, or '
+            f"{what}.serializer={name} of the topic."
+        )
     raise SerializationError(
         f"A {what} must be bytes or None, got {type(item).__name__}", todo=todo
     )

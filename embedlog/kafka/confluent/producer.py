@@ -152,6 +152,8 @@ class Producer(Client):
             raise BufferError("Local: Queue full") from error
         if isinstance(error, ClosedError):
             self._check_open()
+            if self._log.root.closed:
+                raise RuntimeError(f"The log of the producer was closed: {self._log.path}")
         if isinstance(error, SerializationError):
             raise TypeError(str(error)) from error
         if isinstance(error, UnknownTopicOrPartitionError) and error.partition is not None:
