@@ -405,6 +405,7 @@ def test_the_usage_of_some_topics_has_nothing_else(run, filled):
         (("topics", "list", "--zzz"), "unrecognized arguments: --zzz\n"),
         (("topics", "list", "more"), "unrecognized arguments: more\n"),
         (("--rot=x", "topics", "list"), "did you mean '--root'?"),
+        (("--json", "--rot", "x", "topics", "list"), "did you mean '--root'?"),
         (("topics", "create", "t", "-c", "retention.m=1"), "Did you mean retention.ms?"),
     ],
 )
