@@ -178,8 +178,15 @@ class TopicView(Generic[K, V]):
             raise TypeError(f"between must be a pair of times, got {between!r}")
         start, end = between if between is not None else (since, None)
         now_ms = self._root.clock()
-        bounds = [None if when is None else milliseconds(when, now_ms) for when in (start, end)]
-        return self._view([self._range_between(part, *bounds) for part in self.ranges()])
+        start_ms, end_ms = (
+            None if when is None else milliseconds(when, now_ms) for when in (start, end)
+        )
+        if start_ms is not None and end_ms is not None and start_ms > end_ms:
+            raise ValueError(
+                f"between must begin before it ends, got {start!r} and {end!r}; a time such as "
+                "'2h' is so long ago, so '2h' is before '1h'"
+            )
+        return self._view([self._range_between(part, start_ms, end_ms) for part in self.ranges()])
 
     def _range_between(
         self, part: OffsetRange, start_ms: int | None, end_ms: int | None
