@@ -372,6 +372,8 @@ def refuse_differences(
     if partitions is not None and partitions < info.partitions:
         rest = f"; to apply the rest, call {calls[-1]}" if changes else ""
         todo = f"A topic cannot lose partitions{rest}."
+    if changes.keys() & {"key.serializer", "value.serializer"}:
+        todo += " A new serializer does not convert the records that are stored."
     settings_now = (f"{name} is {its!r}, not {new!r}" for name, (its, new) in differences.items())
     raise TopicAlreadyExistsError(
         f"The topic exists with other settings: {'; '.join(settings_now)}",

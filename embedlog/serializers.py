@@ -318,31 +318,36 @@ def adapt(
     raise ValueError(_accepted(action))
 
 
+def adapt_own(setting: Any, action: Action, field: Field) -> Adapter | None:
+    """Return the adapter of a client's own setting, which was checked before; None without one."""
+    return None if setting is None else adapt(setting, action, field, allow_pickle=True)
+
+
 def adapt_for_topic(
-    topic: str, own: Adapter | None, topics: str, action: Action, field: Field, allow_pickle: bool
+    topic: str, own: Adapter | None, default: str, action: Action, field: Field, allow_pickle: bool
 ) -> Adapter | None:
     """Return what a client uses for a topic; None if it takes and returns bytes.
 
     Args:
         topic: The topic.
         own: The client's own serializer or deserializer, if it has one.
-        topics: The name of the topic's serializer.
+        default: The name of the topic's serializer, for clients without one.
         action, field: As in `adapt`.
         allow_pickle: Whether the client may use the topic's serializer if that is pickle.
 
     Raises:
         InvalidConfigError: It may not.
     """
-    if own is not None or topics == "bytes":
+    if own is not None or default == "bytes":
         return None if own is None or own.name == "bytes" else own
-    if topics == "pickle" and not allow_pickle:
+    if default == "pickle" and not allow_pickle:
         raise InvalidConfigError(
             f"The {field}s of the topic are pickled, and reading them can run any code",
             todo="Set allow_pickle=True if you trust everybody who writes to the topic.",
             topic=topic,
             setting="allow_pickle",
         )
-    return adapt(topics, action, field, allow_pickle=True)
+    return adapt(default, action, field, allow_pickle=True)
 
 
 def _accepted(action: Action) -> str:

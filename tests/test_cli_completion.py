@@ -45,42 +45,44 @@ def candidates(command_line):
     return complete
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["topi"], ["topics"]),
-        (["co"], ["compact", "completion", "consume"]),
-        (["topics", ""], ["alter", "create", "delete", "describe", "list"]),
-        (["groups", "delete"], ["delete", "delete-offsets"]),
-        (["topics", "describe", ""], ["fleet", "flights"]),
-        (["topics", "describe", "fleet", "fli"], ["flights"]),
-        (["consume", "fl"], ["fleet", "flights"]),
-        (["consume", "fleet", ""], []),
-        (["offsets", "fli"], ["flights"]),
-        (["du", "fli"], ["flights"]),
-        (["export", "fleet", ""], []),
-        (["import", "fli"], ["flights"]),
-        (["groups", "describe", ""], ["delays"]),
-        (["groups", "delete-offsets", "delays", "fle"], ["fleet"]),
-        (["groups", "delete", "delays", "--topic", "fle"], ["fleet"]),
-        (["consume", "fleet", "--fo"], ["--follow", "--format"]),
-        (["export", "fleet", "x", "--format", ""], ["csv", "jsonl", "parquet"]),
-        (["export", "fleet", "x", "--format", "=", "p"], ["parquet"]),
-        (["produce", "fleet", "-z", "l"], ["lz4"]),
-        (["completion", ""], ["bash", "fish", "zsh"]),
-        (["--jso"], ["--json"]),
-        (["--json", "topics", "li"], ["list"]),
-        (["--root", ""], []),
-        (["nonsense", ""], []),
-        (["topics", "nonsense", ""], []),
-    ],
-)
-def test_commands_options_topics_and_groups_are_completed(filled, candidates, words, expected):
+COMPLETIONS = [
+    (["topi"], ["topics"]),
+    (["co"], ["compact", "completion", "consume"]),
+    (["topics", ""], ["alter", "create", "delete", "describe", "list"]),
+    (["groups", "delete"], ["delete", "delete-offsets"]),
+    (["topics", "describe", ""], ["fleet", "flights"]),
+    (["topics", "describe", "fleet", "fli"], ["flights"]),
+    (["consume", "fl"], ["fleet", "flights"]),
+    (["consume", "fleet", ""], []),
+    (["offsets", "fli"], ["flights"]),
+    (["du", "fli"], ["flights"]),
+    (["export", "fleet", ""], []),
+    (["import", "fli"], ["flights"]),
+    (["groups", "describe", ""], ["delays"]),
+    (["groups", "delete-offsets", "delays", "fle"], ["fleet"]),
+    (["groups", "delete", "delays", "--topic", "fle"], ["fleet"]),
+    (["consume", "fleet", "--fo"], ["--follow", "--format"]),
+    (["export", "fleet", "x", "--format", ""], ["csv", "jsonl", "parquet"]),
+    (["export", "fleet", "x", "--format", "=", "p"], ["parquet"]),
+    (["produce", "fleet", "-z", "l"], ["lz4"]),
+    (["completion", ""], ["bash", "fish", "zsh"]),
+    (["--jso"], ["--json"]),
+    (["--json", "topics", "li"], ["list"]),
+    (["--root", ""], []),
+    (["nonsense", ""], []),
+    (["topics", "nonsense", ""], []),
+]
+"""The words before the cursor, and the candidates."""
+
+
+def test_commands_options_topics_and_groups_are_completed(filled, candidates):
     """In each place what may stand there; nothing means the names of files.
 
     The group "two words" is left out, because a shell would take its name for two.
     """
-    assert candidates(*words) == expected
+    completions = [(words, candidates(*words)) for words, _ in COMPLETIONS]
+
+    assert completions == COMPLETIONS
 
 
 def test_the_log_may_be_named_in_the_command(filled, candidates, monkeypatch):

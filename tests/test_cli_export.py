@@ -204,6 +204,19 @@ def test_files_have_the_values_that_other_programs_expect(run, log_path, tmp_pat
     assert table.to_pylist()[0]["value"] == '{"a":"ü"}'
 
 
+def test_json_is_kept_as_it_is_written(run, log_path):
+    """Unless it takes several lines; what looks like NaN is text here."""
+    texts = [b'{"a": 1.50, "a": 2}', b"[\n1]", b'"NaN"', b'"\\ud800"']
+    fill(log_path, [(0, None, text, [], 0) for text in texts], value="json")
+
+    lines = run("export", "t", "-")[0]
+    run("topics", "create", "u", "--value", "json")
+    run("import", "u", "-", stdin=lines.encode())
+
+    assert '"value": {"a": 1.50, "a": 2}' in lines
+    assert values_of(log_path, "u") == [b'{"a":2}', b"[1]", *texts[2:]]
+
+
 def test_pickled_values_are_never_read(run, log_path, tmp_path):
     """Reading them can run any code; files have them as they are stored."""
     with embedlog.open(log_path) as log:
@@ -275,36 +288,38 @@ def test_a_row_of_csv_may_be_longer_than_a_block(run, log_path, tmp_path, monkey
 
     run("export", "t", tmp_path / "x.csv")
     run("import", "u", tmp_path / "x.csv")
+    piped = (tmp_path / "x.csv").read_bytes()
+    _, err = run("import", "v", "-", "--format", "csv", stdin=piped, code=1)
 
     assert records_of(log_path, "u") == records_of(log_path)
+    assert "A row of CSV from a pipe is longer than 100 bytes. Import it from a file." in err
 
 
 # What is selected
 
 
-@pytest.mark.parametrize(
-    ("options", "offsets"),
-    [
-        ((), [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]),
-        (("--from", "1"), [(0, 1), (0, 2), (0, 3), (1, 1)]),
-        (("--until", "1"), [(0, 0), (1, 0)]),
-        (("--from", "1", "--until", "3"), [(0, 1), (0, 2), (1, 1)]),
-        (("--from", "3", "--until", "1"), []),
-        (("--from", "99"), []),
-        (("--from", "1970-01-01T00:00:00.002Z"), [(0, 2), (0, 3), (1, 0), (1, 1)]),
-        (("--until", "1970-01-01T00:00:00.002"), [(0, 0), (0, 1)]),
-        (("--from", "2100-01-01"), []),
-        (("--from", "1d"), []),
-        (("--until", "1d"), [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]),
-    ],
-)
-def test_a_range_of_offsets_or_times_is_exported(run, log_path, options, offsets):
+RANGES = [
+    ((), [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]),
+    (("--from", "1"), [(0, 1), (0, 2), (0, 3), (1, 1)]),
+    (("--until", "1"), [(0, 0), (1, 0)]),
+    (("--from", "1", "--until", "3"), [(0, 1), (0, 2), (1, 1)]),
+    (("--from", "3", "--until", "1"), []),
+    (("--from", "99"), []),
+    (("--from", "1970-01-01T00:00:00.002Z"), [(0, 2), (0, 3), (1, 0), (1, 1)]),
+    (("--until", "1970-01-01T00:00:00.002"), [(0, 0), (0, 1)]),
+    (("--from", "2100-01-01"), []),
+    (("--from", "1d"), []),
+    (("--until", "1d"), [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]),
+]
+
+
+def test_a_range_of_offsets_or_times_is_exported(run, log_path):
     """Half open, in each partition; as far as the log has it."""
     fill(log_path, RECORDS)
 
-    lines = run("export", "t", "-", *options)[0].splitlines()
-
-    assert [(line["partition"], line["offset"]) for line in map(json.loads, lines)] == offsets
+    for options, offsets in RANGES:
+        lines = map(json.loads, run("export", "t", "-", *options)[0].splitlines())
+        assert [(line["partition"], line["offset"]) for line in lines] == offsets, options
 
 
 @each_format
@@ -388,7 +403,8 @@ def test_a_file_is_replaced_only_with_force(run, log_path, tmp_path):
         ("json", b"{", "jsonl", "JSONDecodeError"),
         ("json", b"{", "parquet", "JSONDecodeError"),
         ("json", b"NaN", "jsonl", "JSON lines cannot hold the value"),
-        ("json", b"null", "jsonl", "null is what a record without it has"),
+        ("json", b"[\n-Infinity]", "jsonl", "JSON lines cannot hold the value"),
+        ("json", b" null", "jsonl", "null is what a record without it has"),
         ("float", struct.pack(">d", math.inf), "jsonl", "JSON lines cannot hold the value"),
         ("str", b"\xff", "jsonl", "UnicodeDecodeError"),
         ("int", b"12", "parquet", "cannot be deserialized"),
@@ -643,7 +659,7 @@ def peak_kilobytes(*commands):
     return int(process.stderr.splitlines()[-1])
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_memory_does_not_grow_with_the_file(log_path, tmp_path):
     """For 128 MB it is about the same as for 32 MB, which is more than a chunk."""
     with embedlog.open(log_path, maintenance=False) as log:

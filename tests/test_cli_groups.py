@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -322,3 +324,35 @@ def test_an_invalid_duration_is_refused(text, capsys):
     with pytest.raises(SystemExit):
         parser().parse_args(["groups", "reset", "g", f"--by-duration={text}"])
     assert "--by-duration" in capsys.readouterr().err
+
+
+def shown(columns, *arguments):
+    """Return what a command prints to a terminal of so many columns."""
+    monitor, terminal = pty.openpty()
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "embedlog", *arguments],
+            stdout=terminal,
+            env={**os.environ, "COLUMNS": str(columns)},
+            check=True,
+        )
+        return os.read(monitor, 1 << 16).decode().replace("\r\n", "\n")
+    finally:
+        os.close(monitor)
+        os.close(terminal)
+
+
+def test_tables_fit_the_terminal(run, root):
+    """Long cells lose their middle there; pipes and files get all of them."""
+    name = "a-group-with-a-long-name-" + "x" * 60 + "-and-an-end"
+    with embedlog.open(root) as log:
+        commit(log, name, {T1: OffsetAndMetadata(2)})
+
+    narrow = shown(60, "groups", "lag", name)
+    piped = run("lag", name)[1]
+
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert narrow.splitlines()[1].startswith("a-g")
+    assert "…" in narrow
+    assert name in piped
+    assert shown(200, "groups", "lag", name) == piped

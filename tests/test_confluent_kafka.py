@@ -408,13 +408,20 @@ def test_a_failed_delivery_is_reported_with_the_code_of_kafka(tmp_path):
     assert errors == ["INVALID_RECORD", "_UNKNOWN_TOPIC"]
 
 
-def test_a_producer_says_that_its_log_was_closed(tmp_path):
-    """One that a program keeps after the log was closed would lose records without a word."""
+def test_a_client_says_that_its_log_was_closed(tmp_path):
+    """A program may keep it: records would be lost, and a loop would poll without waiting."""
+    address = {"bootstrap.servers": f"embedlog://{tmp_path}/log"}
     with embedlog.open(tmp_path / "log"):
-        producer = Producer({"bootstrap.servers": f"embedlog://{tmp_path}/log"})
+        producer, consumer = Producer(address), consumer_of(address)
+        consumer.subscribe(["t"])
     with pytest.raises(RuntimeError, match=f"log of the producer was closed: {tmp_path}"):
         producer.produce("t", b"x")
     assert producer.flush() == 0
+    with pytest.raises(RuntimeError, match=f"log of the consumer was closed: {tmp_path}"):
+        consumer.poll(1)
+    for client in (producer, consumer):
+        client.close()
+        client.close()
 
 
 def test_an_exception_of_a_delivery_callback_is_raised_by_poll(address):
@@ -855,7 +862,7 @@ def test_a_consumer_needs_a_group_and_ends_with_close(address):
 
 
 def test_clients_of_a_log_that_was_closed_raise_its_errors(tmp_path):
-    """Of confluent_kafka's type; they can be closed."""
+    """As closed clients do; they can be closed."""
     log = embedlog.open(tmp_path / "log")
     log.create_topic("t")
     address = {"bootstrap.servers": log.path}
@@ -865,12 +872,13 @@ def test_clients_of_a_log_that_was_closed_raise_its_errors(tmp_path):
     log.close()
 
     for call in (
-        consumer.assignment,
-        *(consumer.unsubscribe, consumer.list_topics, consumer.cluster_id, admin.list_groups),
-        *(lambda: consumer.commit(asynchronous=False), lambda: consumer.seek(PARTITION)),
+        *(consumer.assignment, consumer.unsubscribe, lambda: consumer.seek(PARTITION)),
+        lambda: consumer.commit(asynchronous=False),
     ):
+        with pytest.raises(RuntimeError, match="The log of the consumer was closed"):
+            call()
+    for call in (consumer.list_topics, consumer.cluster_id, admin.list_groups):
         assert code_of(call) == "_DESTROY"
-    assert code_of(consumer.poll, 0) == code_of(consumer.close) == "_DESTROY"
     consumer.close()
     producer.close()
 
@@ -1029,6 +1037,35 @@ def test_a_patched_program_that_imports_confluent_kafka_runs_on_a_log(tmp_path):
     program = PATCHED.replace("SECONDS", str(patient(10)))
 
     assert run_python("-c", program, tmp_path / "log").split() == ["0", "b'hello'"]
+
+
+IMPORTED_BEFORE = """
+import sys
+import confluent_kafka, confluent_kafka.admin as its_admin
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+before = (confluent_kafka, its_admin, Consumer, Producer, AdminClient)
+import embedlog.kafka
+
+address = {"bootstrap.servers": "broker:9092"}
+with embedlog.kafka.patch(sys.argv[1]):
+    producer = Producer(address)
+    producer.produce("t", b"x")
+    print(producer.flush(10))
+    for client in (AdminClient, its_admin.AdminClient):
+        print(*client(address).list_topics().topics)
+    print(confluent_kafka.Consumer is Consumer, Consumer.__module__)
+    producer.close()
+print(before == (confluent_kafka, its_admin, Consumer, Producer, AdminClient))
+"""
+
+
+def test_patch_reaches_what_was_imported_from_confluent_kafka_before(tmp_path):
+    """And takes everything back at its end."""
+    pytest.importorskip("confluent_kafka")
+
+    output = run_python("-c", IMPORTED_BEFORE, tmp_path / "log").splitlines()
+    assert output == ["0", "t", "t", "True embedlog.kafka.confluent.consumer", "True"]
 
 
 def test_the_page_of_the_docs_can_be_pasted(tmp_path, monkeypatch):

@@ -451,6 +451,26 @@ def test_retries_that_take_long_are_logged_once(root, warnings, monkeypatch):
     assert "Appends to one-0 succeed again" in line
 
 
+def test_records_that_cannot_be_encoded_for_long_are_logged_once(root, warnings, monkeypatch):
+    """Such as while the catalogue is locked: they are in no batch that an append could retry."""
+    monkeypatch.setattr(topic_queue, "LONG_WAIT", 0.05)
+
+    def held(topic):
+        raise LockTimeoutError("The catalogue is held", path="locks/state")
+
+    with Producer(root, retry_backoff_ms=5) as producer:
+        future = producer.send("one", b"v")
+        ensure_topic, root.ensure_topic = root.ensure_topic, held
+        deadline = time.monotonic() + patient(5)
+        while not warnings() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(0.05)
+        root.ensure_topic = ensure_topic
+        future.result(patient(5))
+    (line,) = warnings()
+    assert "Records for one have waited" in line and "The catalogue is held" in line
+
+
 def test_retries_that_are_over_soon_are_not_logged(root, warnings):
     """A partition that is busy for a moment is nothing to report."""
     with Producer(root, retry_backoff_ms=5, request_timeout_ms=10) as producer:

@@ -922,7 +922,7 @@ assert confluent_kafka.aio is before["confluent_kafka.aio"]
 """
 
     assert run_python("-c", code, tmp_path / "log").splitlines() == [
-        *("embedlog.kafka.confluent.producer False", "True None")
+        *("embedlog.kafka.confluent.producer True", "True None")
     ]
 
 

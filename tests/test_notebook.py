@@ -44,7 +44,10 @@ def shown(cells: list[dict[str, Any]], *, having: str) -> str:
     texts = []
     for output in cell["outputs"]:
         forms = output.get("data", {output.get("name"): output.get("text")})
-        texts += ["".join(form) for kind, form in forms.items() if kind != "stderr"]
+        # What one cell prints may come in several pieces.
+        texts += [
+            "".join(form).removesuffix("\n") for kind, form in forms.items() if kind != "stderr"
+        ]
     return "\n".join(texts)
 
 

@@ -10,6 +10,7 @@ from support import forks
 from support.patience import patient
 from support.roots import open_root
 
+from embedlog.api.consumer_group import ConsumerGroup
 from embedlog.config import TopicConfig
 from embedlog.consumer import Consumer, ConsumerRebalanceListener
 from embedlog.errors import ClosedError, IllegalStateError, InvalidGroupIdError
@@ -52,6 +53,24 @@ def test_each_partition_feeds_exactly_one_stream(shared):
         assert len(first.assignment()) == len(second.assignment()) == 2
         assert not first.assignment() & second.assignment()
         assert numbers([*first, *second]) == list(range(RECORDS))
+
+
+def test_all_streams_are_closed_although_the_listener_of_one_raises(shared):
+    """The error comes once no member of the group is left."""
+
+    class Raising(ConsumerRebalanceListener):
+        def on_partitions_revoked(self, revoked):
+            raise OSError("the state cannot be saved")
+
+    consumer = reader(shared)
+    first, second = consumer.create_message_streams({"t": 2})["t"]
+    first.subscribe(["t"], listener=Raising())
+    first.poll(0)
+    with pytest.raises(OSError, match="cannot be saved"):
+        consumer.close()
+    assert not ConsumerGroup(shared, "g").members()
+    with pytest.raises(ClosedError):
+        second.poll(0)
 
 
 def test_streams_read_only_their_topic(shared):

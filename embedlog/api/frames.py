@@ -24,7 +24,7 @@ MAX_FIELDS = 1000
 """Objects with more different fields than this, as with data in place of names, stay JSON text."""
 STORED = ("offset", "partition", "timestamp", "key", "value", "headers")
 """The columns that every topic has; a field of this name gets a prefix."""
-FIELDS: tuple[Field, Field] = ("key", "value")
+SERIALIZED: tuple[Field, Field] = ("key", "value")
 """The columns that serializers are for."""
 _PREFIX = "value."
 _FIRST_ROWS, _SLICE_BYTES = 1000, 64 << 20
@@ -96,7 +96,7 @@ def decoded_items(table: pa.Table, topic: str, serializers: tuple[str, str]) -> 
     Raises:
         RecordDeserializationError: A key or value is not what its serializer writes.
     """
-    for field, serializer in zip(FIELDS, serializers, strict=True):
+    for field, serializer in zip(SERIALIZED, serializers, strict=True):
         if serializer == "json":
             _objects(table, topic, field, serializer)  # Raises if one is not JSON.
             column = table[field].cast(pa.string())

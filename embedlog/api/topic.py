@@ -178,8 +178,15 @@ class TopicView(Generic[K, V]):
             raise TypeError(f"between must be a pair of times, got {between!r}")
         start, end = between if between is not None else (since, None)
         now_ms = self._root.clock()
-        bounds = [None if when is None else milliseconds(when, now_ms) for when in (start, end)]
-        return self._view([self._range_between(part, *bounds) for part in self.ranges()])
+        start_ms, end_ms = (
+            None if when is None else milliseconds(when, now_ms) for when in (start, end)
+        )
+        if start_ms is not None and end_ms is not None and start_ms > end_ms:
+            raise ValueError(
+                f"between must begin before it ends, got {start!r} and {end!r}; a time such as "
+                "'2h' is so long ago, so '2h' is before '1h'"
+            )
+        return self._view([self._range_between(part, start_ms, end_ms) for part in self.ranges()])
 
     def _range_between(
         self, part: OffsetRange, start_ms: int | None, end_ms: int | None
@@ -220,13 +227,12 @@ class TopicView(Generic[K, V]):
         ranges, before = [], 0
         for part, part_rows in parts:
             offset_after = self._log(part.partition).record_counts.after
-            for row in chosen[
-                bisect_left(chosen, before) : bisect_left(chosen, before + part_rows)
-            ]:
+            end = before + part_rows
+            for row in chosen[bisect_left(chosen, before) : bisect_left(chosen, end)]:
                 start = offset_after(part.start, part.stop, row - before)
                 stop = offset_after(part.start, part.stop, row - before + 1)
                 ranges.append(OffsetRange(part.partition, start, stop))
-            before += part_rows
+            before = end
         return self._view(ranges)
 
     def _cut(self, start: int, stop: int) -> list[OffsetRange]:
@@ -564,7 +570,8 @@ class TopicView(Generic[K, V]):
 
 
 def _check_count(count: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int):
+    # An int of numpy's, too.
+    if not hasattr(count, "__index__"):
         raise TypeError(f"count must be an int, got {count!r}")
     if count < 0:
         raise ValueError(f"count must be at least 0, got {count}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -64,6 +65,10 @@ def export(args: argparse.Namespace) -> int:
 
 def _count(records: float) -> str:
     return plural(int(records), "record")
+
+
+_LOOSE = re.compile(r"[\r\n]|NaN|Infinity")
+"""In JSON that takes several lines, or may not be strict."""
 
 
 @contextmanager
@@ -247,11 +252,9 @@ class JsonRecords:
 
 def _one_line(text: str) -> str:
     """Return stored JSON as strict JSON on one line, unchanged if it is that."""
-    item = json.loads(text)
-    if item is None:
+    if text.strip() == "null":
         raise ValueError("null is what a record without it has")
-    strict = encode_json(item).decode()
-    return strict if "\n" in text or "\r" in text else text
+    return encode_json(json.loads(text)).decode() if _LOOSE.search(text) else text
 
 
 def _refusal(table: Any, topic: str, what: str, todo: str) -> InvalidRecordError:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
 from embedlog.api import Log
-from embedlog.api.frames import FIELDS as STORED_FIELDS
+from embedlog.api.frames import SERIALIZED
 from embedlog.batch import from_lists
 from embedlog.cli.file_formats import (
     CSV,
@@ -195,7 +195,7 @@ class ImportTarget:
         # Columns of other types than bytes and text are left to the serializers of the topic.
         settings: dict[str, Any] = {
             f"{field}_serializer": "bytes"
-            for field, name in zip(STORED_FIELDS, self.serializers, strict=True)
+            for field, name in zip(SERIALIZED, self.serializers, strict=True)
             if name in NOT_TEXT
         }
         return self._log.producer(max_request_size=INT_MAX, **settings)
@@ -302,6 +302,11 @@ def _csv(
             with open(file.name, "rb") as again:
                 yield from _csv(again, serializers, clock, block_bytes * 8, max(skip, rows))
             return
+        if _LONG_ROW in str(error):
+            raise InvalidRecordError(
+                f"A row of CSV from a pipe is longer than {block_bytes} bytes",
+                todo="Import it from a file.",
+            ) from None
         raise InvalidRecordError(
             f"The file is not CSV with these columns: {error}",
             todo="See the reference of `embedlog import`.",
@@ -327,7 +332,7 @@ def _json_lines(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> It
     key, value = ("bytes" if name in NOT_TEXT else name for name in serializers)
     names = key, value
     adapters = [
-        adapt(name, "serialize", field) for name, field in zip(names, STORED_FIELDS, strict=True)
+        adapt(name, "serialize", field) for name, field in zip(names, SERIALIZED, strict=True)
     ]
     for lines in input_lines(file):
         numbered = enumerate(lines, before + 1)
@@ -373,7 +378,7 @@ def _stored(table: Any, serializers: tuple[str, str], before: int) -> Any:
         serializers: The names of the serializers of keys and values.
         before: How many rows of the file precede these, for the error.
     """
-    for field, name in zip(STORED_FIELDS, serializers, strict=True):
+    for field, name in zip(SERIALIZED, serializers, strict=True):
         index = table.schema.get_field_index(field)
         if name in NOT_TEXT or index < 0 or not _TEXT.search(str(table.schema.types[index])):
             continue

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Final, NoReturn
 
 from embedlog.cli.argument_types import count, duration, moment, point, seconds, time, topic
@@ -109,6 +110,10 @@ class CommandParser(argparse.ArgumentParser):
         """Return the options."""
         return [action for action in self._actions if action.option_strings]
 
+    def option_names(self) -> list[str]:
+        """Return the names of the options, such as ``--root`` and ``-r``."""
+        return [name for action in self.options() for name in action.option_strings]
+
     def positionals(self) -> list[argparse.Action]:
         """Return the arguments that are no options."""
         return [action for action in self._actions if not action.option_strings]
@@ -126,8 +131,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def refuse(self, words: list[str]) -> NoReturn:
         """Print the usage and an error about words that are no options or arguments."""
-        names = [name for action in self.options() for name in action.option_strings]
-        hints = (_did_you_mean(word, names) for word in words if word.startswith("--"))
+        hints = (
+            _did_you_mean(word, self.option_names()) for word in words if word.startswith("--")
+        )
         super().error(f"unrecognized arguments: {' '.join(words)}{next(hints, '')}")
 
 
@@ -138,9 +144,14 @@ def _did_you_mean(word: str, names: Any) -> str:
     return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; exits with a message if it is wrong."""
-    args, unknown = parser().parse_known_args(argv)
+    top = parser()
+    # argparse would take the value of an unknown option for the command.
+    for word in takewhile(lambda word: word.startswith("--"), argv):
+        if word.partition("=")[0] not in top.option_names():
+            top.refuse([word])
+    args, unknown = top.parse_known_args(argv)
     if unknown:
         args.parser.refuse(unknown)
     return args

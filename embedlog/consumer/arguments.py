@@ -30,7 +30,8 @@ class SingleThreadGuard:
                 raise ClosedError("The consumer was closed")
             raise IllegalStateError(
                 "Another thread is using the consumer",
-                todo="Use it in one thread; only wakeup() may be called from others.",
+                todo="Use it in one thread; others may call wakeup(), assignment(), metrics() and "
+                "close() only.",
             )
         if self.closed and self._closing_thread != threading.get_ident():
             self._lock.release()

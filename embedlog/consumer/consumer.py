@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from time import monotonic
@@ -88,8 +89,8 @@ class Consumer(Generic[K_co, V_co]):
     While there are no new records it sleeps in the kernel, on the wake page that every
     append of every process advances: it uses no CPU and sees a record within microseconds.
 
-    A consumer must be used by one thread at a time (E13); only `wakeup`, `assignment` and
-    `close` may be called from others.
+    A consumer must be used by one thread at a time (E13); only `wakeup`, `assignment`, `metrics`
+    and `close` may be called from others.
 
     Args:
         root: The log to read.
@@ -822,10 +823,11 @@ class Consumer(Generic[K_co, V_co]):
         self._group.notifier.check_not_in_callback("close")
         seconds = _CLOSE_SECONDS if timeout_ms is None else timeout_ms / 1000
         # All at once: no stream may acquire partitions that another one releases.
-        for consumer in (consumers := [*self._streams, self]):
-            consumer._guard.closed = True
-        for consumer in consumers:
-            consumer._close(autocommit, seconds)
+        with ExitStack() as closing:
+            # All callbacks run, the last one first, even if some raise.
+            for consumer in (self, *reversed(self._streams)):
+                consumer._guard.closed = True
+                closing.callback(consumer._close, autocommit, seconds)
 
     def _close(self, autocommit: bool, seconds: float) -> None:
         if not self._guard.acquire_to_close(0):

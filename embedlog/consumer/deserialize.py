@@ -25,7 +25,7 @@ from embedlog.errors import (
 from embedlog.lazy import pa
 from embedlog.record import Record, TopicPartition
 from embedlog.root.root import Root
-from embedlog.serializers import Adapter, Field, adapt, adapt_for_topic, shortened
+from embedlog.serializers import Adapter, Field, adapt_for_topic, adapt_own, shortened
 
 COLUMNS = ("offset", "partition", "timestamp", "key", "value")
 """The default columns of `Consumer.iter_batches`."""
@@ -266,8 +266,8 @@ class RecordDecoder:
         self.verify = config.check_crcs
         self._root = root
         self._allow_pickle = config.allow_pickle or root.allow_pickle
-        self._key = _own_adapter(config.key_deserializer, "key")
-        self._value = _own_adapter(config.value_deserializer, "value")
+        self._key = adapt_own(config.key_deserializer, "deserialize", "key")
+        self._value = adapt_own(config.value_deserializer, "deserialize", "value")
         self._version = -1
         self._topics: dict[str, Deserializers] = {}
         """By topic, as of that version of the catalog."""
@@ -314,11 +314,6 @@ class RecordDecoder:
                 topic, config, self._allow_pickle, self._key, self._value
             )
         return deserializers
-
-
-def _own_adapter(setting: Any, field: Field) -> Adapter | None:
-    """Return the adapter of a consumer's own deserializer; None if it has none."""
-    return None if setting is None else adapt(setting, "deserialize", field, allow_pickle=True)
 
 
 class ArrowDecoder:

@@ -117,23 +117,27 @@ def _replace() -> None:
         if installed("kafka") is None:
             _replace_modules(undo, "kafka", _kafka_modules(ours))
         else:
-            for name, modules in _CLIENTS.items():
-                _replace_client(undo, name, modules, getattr(ours, name))
-        replacements = confluent.modules()
-        for module, names in confluent.CLIENTS.items():
-            for name in names:
-                # For programs that have imported the module already.
-                client = getattr(replacements[module], name)
-                _replace_name(undo, module, name, find_original(module, name), client)
-        _replace_modules(undo, "confluent_kafka", replacements)
+            for name, names in _CLIENTS.items():
+                _replace_client(undo, name, names, getattr(ours, name))
+        modules = confluent.modules()
+        replacements = {
+            id(find_original(module, name)): getattr(modules[module], name)
+            for module, names in confluent.CLIENTS.items()
+            for name in names
+        }
+        before = _replace_modules(undo, "confluent_kafka", modules)
+        replacements |= {id(old): modules.get(name) for name, old in before.items()}
+        _replace_references(undo, replacements)
         _replaced.push(undo.pop_all())
 
 
 def _replace_client(undo: ExitStack, name: str, modules: tuple[str, ...], client: Any) -> None:
     """Have a class of kafka-python make clients of a log."""
     original = original_class("kafka", name)
-    for module in modules:
-        _replace_name(undo, module, name, original, client)
+    for library in map(installed, modules):
+        if getattr(library, name, None) is original:
+            undo.callback(setattr, library, name, original)
+            setattr(library, name, client)
 
     original_init = original.__init__
 
@@ -152,14 +156,6 @@ def _replace_client(undo: ExitStack, name: str, modules: tuple[str, ...], client
     original.__init__ = __init__
 
 
-def _replace_name(undo: ExitStack, module: str, name: str, original: Any, client: Any) -> None:
-    """Replace a class in the library's own module, if it has it."""
-    library = installed(module)
-    if original is not None and getattr(library, name, None) is original:
-        undo.callback(setattr, library, name, original)
-        setattr(library, name, client)
-
-
 def _kafka_modules(ours: ModuleType) -> dict[str, ModuleType]:
     package = ModuleType("kafka", ours.__doc__)
     for name in ("__all__", "__dir__", "__getattr__", "__version__"):
@@ -170,9 +166,31 @@ def _kafka_modules(ours: ModuleType) -> dict[str, ModuleType]:
     return {"kafka": package, **modules}
 
 
-def _replace_modules(undo: ExitStack, package: str, modules: Mapping[str, ModuleType]) -> None:
-    """Have a package consist of these modules; others are imported when they are needed."""
-    undo.callback(_set_modules, package, _set_modules(package, modules))
+def _replace_modules(
+    undo: ExitStack, package: str, modules: Mapping[str, ModuleType]
+) -> dict[str, ModuleType]:
+    """Have a package consist of these modules; others are imported when they are needed.
+
+    Returns those that were imported before.
+    """
+    before = _set_modules(package, modules)
+    undo.callback(_set_modules, package, before)
+    return before
+
+
+def _replace_references(undo: ExitStack, replacements: Mapping[int, Any]) -> None:
+    """Replace what programs imported from confluent_kafka already.
+
+    Its clients are classes of C, which cannot be made to lead elsewhere.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("confluent_kafka", "embedlog"):
+            continue
+        for attribute, value in list(getattr(module, "__dict__", {}).items()):
+            replacement = replacements.get(id(value))
+            if value is not None and replacement is not None:
+                undo.callback(setattr, module, attribute, value)
+                setattr(module, attribute, replacement)
 
 
 def _set_modules(package: str, modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:

@@ -11,8 +11,9 @@ from embedlog.producer import sender
 from embedlog.producer.buffer_pool import BufferPool
 from embedlog.producer.delivery import DeliveryQueue
 from embedlog.producer.delivery_reports import DeliveryReports
-from embedlog.producer.validation import MAX_RECORD_BYTES, own_adapter
+from embedlog.producer.validation import MAX_RECORD_BYTES
 from embedlog.root.root import Root
+from embedlog.serializers import adapt_own
 
 REQUEST_BYTES = 81
 """The most that Kafka's producer counts for a record above what ``buffer_memory`` counts."""
@@ -43,8 +44,8 @@ class ProducerContext:
         # Not more than a record that is always allowed: then a record that is too large always
         # needs a reservation, which checks its size.
         self.reservation_bytes = max(min(RESERVATION_BYTES, self.always_allowed_bytes), 0)
-        self.key_serializer = own_adapter(config.key_serializer, "key")
-        self.value_serializer = own_adapter(config.value_serializer, "value")
+        self.key_serializer = adapt_own(config.key_serializer, "serialize", "key")
+        self.value_serializer = adapt_own(config.value_serializer, "serialize", "value")
         self.durability = None if config.acks == "all" else "os"
         self.synced = (self.durability or root.durability) == "fsync"
         """Whether each append waits for a flush."""

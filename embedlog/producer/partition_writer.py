@@ -268,7 +268,12 @@ class PartitionWriter:
         while explicit and self.waiting and self.waiting[0].delivery is delivery:
             self._finish_first(error=error)
 
-    # Telling what takes long
+    def fail_all(self, error: BaseException) -> None:
+        """Fail everything that waits."""
+        while self.waiting:
+            self._finish_first(error=error)
+
+    # Lines for the log
 
     def _warn_if_failing(self, error: Exception) -> None:
         seconds = monotonic() - self._failing_since
@@ -292,11 +297,6 @@ class PartitionWriter:
     def _warn_of_slow_append(self, seconds: float) -> None:
         text = "An append to %s-%d took %.1f s; it waited for the disk or a lock"
         self._reports.warn_of_wait(text, *self._where, seconds)
-
-    def fail_all(self, error: BaseException) -> None:
-        """Fail everything that waits."""
-        while self.waiting:
-            self._finish_first(error=error)
 
 
 def closed_early(topic: str) -> ClosedError:

@@ -327,6 +327,12 @@ class TopicQueue:
             self._attempts += 1
             if isinstance(error, EmbedlogError) and error.retriable:
                 if now < open_batch.deadline:
+                    if waited - self.context.linger > LONG_WAIT:
+                        self.context.reports.warn_of_wait(
+                            "Records for %s have waited %.1f s to be encoded, which is retried"
+                            " until delivery_timeout_ms %d has passed: %s",
+                            *(self.topic, waited, config.delivery_timeout_ms, error),
+                        )
                     self._retry_at = now + config.retry_backoff_ms / 1000
                     self.context.sender.wake()
                     return False

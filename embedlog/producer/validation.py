@@ -9,7 +9,7 @@ from embedlog import catalog
 from embedlog.batch.wire import MAX_BATCH_BYTES
 from embedlog.errors import RecordTooLargeError, SerializationError, UnknownTopicOrPartitionError
 from embedlog.producer.row_batches import Rows
-from embedlog.serializers import Adapter, Field, Headers, adapt, shortened
+from embedlog.serializers import Adapter, Field, Headers, shortened
 
 MAX_RECORD_BYTES = MAX_BATCH_BYTES - (1 << 20)
 
@@ -19,11 +19,6 @@ class Serializers(Protocol):
 
     key_serializer: Adapter | None
     value_serializer: Adapter | None
-
-
-def own_adapter(setting: Any, field: Field) -> Adapter | None:
-    """Return the adapter of a producer's own serializer; None if it has none."""
-    return None if setting is None else adapt(setting, "serialize", field, allow_pickle=True)
 
 
 def serialize(

@@ -597,11 +597,15 @@ class Consumer(LogClient):
     def _check_open(self) -> None:
         if self._closing.is_set():
             raise RuntimeError("Consumer closed")
+        if self._log.root.closed:
+            raise RuntimeError(f"The log of the consumer was closed: {self._log.path}")
 
     def close(self) -> None:
         """Commit what is stored, leave the group, and close; may be repeated."""
         with self._turns:
-            if not self._closing.is_set():
+            if self._log.root.closed:
+                self._closing.set()  # the consumer left its group when the log was closed
+            elif not self._closing.is_set():
                 self._close()
 
     def _close(self) -> None:
