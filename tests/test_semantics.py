@@ -29,6 +29,7 @@ ELSEWHERE = re.compile(
     re.IGNORECASE,
 )
 """References to documents outside the repository; their rules have codes here."""
+REPOSITORY_URL = "https://github.com/embedlog/embedlog/blob/main/"
 A_PAGE = re.compile(r"(?<![\w-])[\w-][\w/-]*\.md\b")
 LONGEST = 500
 
@@ -146,7 +147,7 @@ def test_every_page_that_is_named_is_there():
     offenders = [
         f"{path}:{number}: {cited}"
         for path, text in sources().items()
-        for number, cited in lines_with(A_PAGE, text)
+        for number, cited in lines_with(A_PAGE, text.replace(REPOSITORY_URL, ""))
         if not any(page.endswith("/" + cited) for page in pages)
     ]
 
