@@ -153,13 +153,13 @@ def parse_offsets(
     parsed = {}
     for key, value in offsets.items():
         if isinstance(value, int) and not isinstance(value, bool):
-            value = OffsetAndMetadata(value)
-        if not isinstance(value, tuple) or not 1 <= len(value) <= 3:
+            position = OffsetAndMetadata(value)
+        elif isinstance(value, tuple) and 1 <= len(value) <= 3:
+            offset, metadata, epoch = OffsetAndMetadata(*value)
+            # kafka-python's -1 is None here.
+            epoch = None if epoch is None or epoch < 0 else epoch
+            position = OffsetAndMetadata(offset, metadata or "", epoch)
+        else:
             raise TypeError(f"offset must be an OffsetAndMetadata or an int, got {value!r}")
-        value = OffsetAndMetadata(*value)
-        epoch = value.leader_epoch
-        # kafka-python's -1 is None here.
-        epoch = None if epoch is None or epoch < 0 else epoch
-        position = OffsetAndMetadata(value.offset, value.metadata or "", epoch)
         parsed[to_topic_partition(key)] = position
     return parsed

@@ -94,6 +94,8 @@ class GroupClient:
     ) -> None:
         self._root, self._config, self._assignment = root, config, assignment
         self._counts = counts
+        limit_ms = min(config.default_api_timeout_ms, config.request_timeout_ms)
+        self._commit_timeout = min(limit_ms / 1000, root.lock_timeout)
         self._create = create
         self._assignors = configured(config.partition_assignment_strategy)
         self._eager = not all(assignor.cooperative for assignor in self._assignors.values())
@@ -419,9 +421,7 @@ class GroupClient:
         """Return for how many seconds a commit may wait for its locks."""
         if timeout_ms is not None:
             return timeout_ms / 1000
-        config = self._config
-        limit_ms = min(config.default_api_timeout_ms, config.request_timeout_ms)
-        return min(limit_ms / 1000, self._root.lock_timeout)
+        return self._commit_timeout
 
     def _checkpoint_after(self, seconds: float) -> None:
         """Checkpoint commits after that time; for members, the heartbeat thread does that."""
