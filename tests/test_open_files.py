@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import threading
 from functools import partial
 from pathlib import Path
 
 import pytest
 from support import forks
 from support.children import in_threads
+from support.patience import patient
 from support.roots import fill, make_log, open_root, values
 
 import embedlog
@@ -169,6 +171,10 @@ def test_logs_that_a_program_forgets_to_close_leave_no_files_open(tmp_path: Path
         log.producer().send("t", b"v").result()
         log.consumer("t", auto_offset_reset="earliest").poll(0)
         del log
+        # The thread of the background jobs ends soon, and the log with it.
+        for thread in threading.enumerate():
+            if thread.name == "embedlog-maintenance":
+                thread.join(patient(10))
         gc.collect()
         counts.append(descriptors())
 
