@@ -131,6 +131,7 @@ def program(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
+@pytest.mark.tier("test")
 @pytest.mark.skipif(BASH is None, reason="needs bash")
 def test_bash_completes_what_is_typed(filled, program, tmp_path):
     """A user types parts of words, and Tab, in a terminal: the commands run as if typed whole."""

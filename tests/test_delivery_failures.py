@@ -484,6 +484,7 @@ def test_retries_that_are_over_soon_are_not_logged(root, warnings):
     assert warnings() == warnings(logging.INFO) == []
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("records", [1, 2])
 def test_an_append_that_waits_for_the_disk_is_logged_once_a_minute(
     tmp_path, warnings, monkeypatch, records
@@ -538,6 +539,7 @@ def test_a_handler_may_wait_for_what_it_sends_while_appends_are_retried(root, mo
     assert len(sent) == 1
 
 
+@pytest.mark.tier("test")
 def test_a_send_that_waits_for_memory_is_logged_once(root, warnings, monkeypatch):
     """G8: one warning a minute for all threads that wait."""
     monkeypatch.setattr(topic_queue, "LONG_WAIT", 0.05)

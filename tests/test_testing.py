@@ -133,6 +133,7 @@ def test_a_log_for_tests_needs_no_pytest(tmp_path):
         assert log.producer().send("orders", b"1").result().offset == 0
 
 
+@pytest.mark.tier("test")
 def test_the_fixtures_are_there_without_an_import(pytester):
     """The wheel has an entry point for pytest; starting pytest does not load pyarrow."""
     pytester.makepyfile(
@@ -152,6 +153,7 @@ def test_the_fixtures_are_there_without_an_import(pytester):
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.tier("test")
 def test_a_log_may_last_for_a_session(pytester):
     """Fixtures of a session may use it, and every fixture is about the same log."""
     pytester.makeini("[pytest]\nembedlog_scope = session")
@@ -180,6 +182,7 @@ def test_a_log_may_last_for_a_session(pytester):
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.tier("test")
 def test_the_address_is_that_of_the_log_in_any_directory(pytester):
     """A `#` or a `%` in it would make it the address of another log."""
     pytester.makepyfile(
@@ -197,6 +200,7 @@ def test_the_address_is_that_of_the_log_in_any_directory(pytester):
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.tier("test")
 def test_records_of_refuses_another_address_than_that_of_its_log(pytester):
     """A suite that keeps its own `kafka_bootstrap` would see an empty topic."""
     pytester.makepyfile(
@@ -216,6 +220,7 @@ def test_records_of_refuses_another_address_than_that_of_its_log(pytester):
     result.stdout.fnmatch_lines(["*kafka_bootstrap is 'localhost:9092', but records_of reads *"])
 
 
+@pytest.mark.tier("test")
 def test_the_page_about_testing_is_right(pytester):
     """Its tests pass, in a suite that imports nothing else."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -226,6 +231,7 @@ def test_the_page_about_testing_is_right(pytester):
     result.assert_outcomes(passed=4)
 
 
+@pytest.mark.tier("test")
 def test_the_example_passes_its_tests(pytester):
     """A service that uses kafka-python runs unchanged, on a log."""
     for path in (EXAMPLES / "invoices").glob("*.py"):
