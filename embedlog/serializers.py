@@ -343,7 +343,7 @@ def adapt_for_topic(
     if default == "pickle" and not allow_pickle:
         raise InvalidConfigError(
             f"The {field}s of the topic are pickled, and reading them can run any code",
-            todo="Set allow_pickle=True if you trust everybody who writes to the topic.",
+            todo="Set allow_pickle=True if you trust everyone who writes to the topic.",
             topic=topic,
             setting="allow_pickle",
         )

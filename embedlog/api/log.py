@@ -730,8 +730,8 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
             and others.  One process at a time runs them, with its own settings, which are
             Kafka's for brokers, such as ``{"log.cleaner.threads": 2}``.
         unsafe_filesystem: Allow NFS, SMB, 9p and FUSE.
-        allow_pickle: Read topics whose serializer is ``"pickle"``, which can run any code that
-            somebody has written to them.
+        allow_pickle: Read topics whose serializer is ``"pickle"``: reading one can run any code
+            that its writers chose.
         files: The file system; for tests.
 
     Raises:

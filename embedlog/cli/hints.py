@@ -46,7 +46,7 @@ _TRANSLATIONS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         "Use --raw to export the stored bytes",
     ),
     (
-        "Set allow_pickle=True if you trust everybody who writes to the topic",
+        "Set allow_pickle=True if you trust everyone who writes to the topic",
         "Write to it with a Python program",
     ),
     (r"\. (run|the) ", lambda match: f". {match[1].capitalize()} "),

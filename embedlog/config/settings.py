@@ -118,7 +118,7 @@ class Settings:
             if getattr(self, name) == "pickle" and not allow_pickle:
                 raise InvalidConfigError(
                     f"{name} 'pickle' needs allow_pickle=True",
-                    todo="Set it if you trust everybody who writes to the topic: reading pickled "
+                    todo="Set it if you trust everyone who writes to the topic: reading pickled "
                     "data can run any code.",
                     settings=(name, "allow_pickle"),
                 )

@@ -334,7 +334,7 @@ class KafkaConsumer(LogClient):
         if self.config["group_id"] is None:
             return ConsumerGroupMetadata(None)
         identity = self._consumer.group_metadata()
-        # The group has no pause in which nobody may read: a member is stable once it joined.
+        # No pause of the group stops its readers: a member is stable once it joined.
         state = MemberState.STABLE if identity.member_id else MemberState.UNJOINED
         return ConsumerGroupMetadata(*identity[:4], state)
 
@@ -423,7 +423,7 @@ class _Listener(ConsumerRebalanceListener):
         self._call(self._listener.on_partitions_assigned, assigned)
 
     def on_partitions_lost(self, lost: set[Any]) -> None:
-        """Call the listener; one without this method is told that they are revoked."""
+        """Call the listener; without this method, call its `on_partitions_revoked`."""
         method = getattr(self._listener, "on_partitions_lost", None)
         self._call(method or self._listener.on_partitions_revoked, lost)
 
