@@ -1309,10 +1309,14 @@ def test_a_consumer_that_is_garbage_collected_leaves(root, caplog):
     member = Consumer(root, "t", group_id="g")
     member.poll(0)
     del member
-    gc.collect()
+
+    def has_left():
+        # Again and again: its thread may hold it for a moment, and it is part of a cycle.
+        gc.collect()
+        return not group(root).read().members
 
     with caplog.at_level(logging.CRITICAL):
-        forks.until(lambda: not group(root).read().members)
+        forks.until(has_left)
         forks.until(lambda: not heartbeat_threads())
 
 
