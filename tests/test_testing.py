@@ -125,6 +125,9 @@ def test_the_clock_takes_times_in_each_form():
     assert clock.advance(0.5) == clock.set(moment + timedelta(milliseconds=500))
     assert clock.advance(-0.5) == clock.set(moment)
     assert repr(clock) == "<ManualClock 2026-01-01T00:00:00+00:00>"
+    with pytest.raises(ValueError, match="A time must be like"):
+        clock.set("tomorrow")
+    assert clock.now == moment
 
 
 def test_a_log_for_tests_needs_no_pytest(tmp_path):

@@ -143,7 +143,7 @@ class KafkaAdminClient(LogClient):
 
         Args:
             new_topics: Names, `NewTopic` objects, or a dict of names to dicts with
-                ``num_partitions`` and ``configs``.  There is one replica, whatever is asked for.
+                ``num_partitions`` and ``configs``.  There is always one replica.
             timeout_ms: Not needed by a log.
             validate_only: Create nothing.
             raise_errors: Raise the first error; otherwise the result has its code.

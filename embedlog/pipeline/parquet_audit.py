@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from embedlog.api.offset_range import OffsetRange
 from embedlog.api.topic import TopicView
+from embedlog.display import plural
 from embedlog.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
 from embedlog.record import TopicPartition
 
@@ -174,7 +175,7 @@ class TopicAudit:
     def problems(self, topic: str) -> list[str]:
         """Return the differences, each as a sentence."""
         problems = [
-            f"{topic}: {count:,} record{'s' * (count != 1)} {problem}"
+            f"{topic}: {plural(count, 'record')} {problem}"
             for count, problem in (
                 (self.missing, "of the log are in no file"),
                 (self.duplicates, "are in the files again"),

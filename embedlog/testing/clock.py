@@ -6,6 +6,8 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 
+from embedlog.times import When, milliseconds
+
 
 class ManualClock:
     """The clock of a log under test: stands still until `advance` or `set` moves it.
@@ -17,9 +19,10 @@ class ManualClock:
         now: Where it starts, as in `set`; by default at the current time.
     """
 
-    def __init__(self, now: datetime | str | int | None = None) -> None:
+    def __init__(self, now: When | None = None) -> None:
         self._lock = threading.Lock()
-        self._now_ms = time.time_ns() // 1_000_000 if now is None else _milliseconds(now)
+        real_ms = time.time_ns() // 1_000_000
+        self._now_ms = real_ms if now is None else milliseconds(now, real_ms)
 
     def __call__(self) -> int:
         """Return the time in milliseconds since 1970."""
@@ -35,17 +38,19 @@ class ManualClock:
         """The time, in UTC."""
         return datetime.fromtimestamp(self._now_ms / 1000, UTC)
 
-    def set(self, now: datetime | str | int) -> int:
+    def set(self, now: When) -> int:
         """Move to a time and return it in milliseconds since 1970.
 
         Args:
-            now: Milliseconds since 1970, or a datetime or an ISO 8601 text; without a zone
-                it is in UTC.
+            now: As in `Topic.between`: milliseconds since 1970, or a datetime or an ISO 8601
+                text (UTC without a zone).
+
+        Raises:
+            ValueError, TypeError: The value is no time.
         """
-        milliseconds = _milliseconds(now)
         with self._lock:
-            self._now_ms = milliseconds
-        return milliseconds
+            self._now_ms = now_ms = milliseconds(now, self._now_ms)
+        return now_ms
 
     def advance(self, seconds: float = 0, **units: float) -> int:
         """Move forwards and return the time in milliseconds since 1970.
@@ -54,19 +59,10 @@ class ManualClock:
             seconds: How far; negative is backwards.
             units: Other units of `datetime.timedelta`, such as ``days=8`` or ``milliseconds=5``.
         """
-        milliseconds = timedelta(seconds=seconds, **units) // timedelta(milliseconds=1)
+        step_ms = timedelta(seconds=seconds, **units) // timedelta(milliseconds=1)
         with self._lock:
-            self._now_ms += milliseconds
+            self._now_ms += step_ms
             return self._now_ms
 
     def __repr__(self) -> str:
         return f"<ManualClock {self.now.isoformat()}>"
-
-
-def _milliseconds(now: datetime | str | int) -> int:
-    if isinstance(now, int):
-        return now
-    moment = datetime.fromisoformat(now) if isinstance(now, str) else now
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
