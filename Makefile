@@ -6,19 +6,19 @@ PYTEST ?= .venv/bin/python -m pytest
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
-.PHONY: quick test test-all nightly kafka-python-tests check lint wheel bench demo docs docs-tables option-types clean
+.PHONY: quick test test-all nightly kafka-python-tests check lint wheel jar spark-versions bench demo docs docs-tables option-types clean
 
 # Four tiers, each with all of the one before: tests/support/tiers.py says how.
-quick: .venv/.dev
+quick: .venv/.dev jar
 	$(PYTEST) $(SPREAD) --tier=quick $(ARGS)
 
-test: .venv/.dev
+test: .venv/.dev jar
 	$(PYTEST) $(SPREAD) --tier=test $(ARGS)
 
-test-all: .venv/.dev
+test-all: .venv/.dev jar spark-versions
 	$(PYTEST) $(SPREAD) --tier=all $(ARGS)
 
-nightly: .venv/.dev
+nightly: .venv/.dev jar spark-versions
 	$(PYTEST) $(SPREAD) --tier=nightly $(ARGS)
 
 # kafka-python's own integration tests, fetched from PyPI and run on a log.
@@ -31,9 +31,10 @@ lint: .venv/.dev
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
+	.venv/bin/python jvm/format.py --check
 
 # The tests against what users install, from a directory without embedlog/.
-wheel: .venv/.dev
+wheel: .venv/.dev jar
 	rm -rf .wheel
 	mkdir -p .wheel/run
 	.venv/bin/python -m build --wheel --outdir .wheel/dist
@@ -43,8 +44,19 @@ wheel: .venv/.dev
 		if [ -e $$each ]; then cp -r $$each .wheel/run/; fi; done
 	cd .wheel/run && ../venv/bin/python -m pytest $(SPREAD) $(ARGS)
 
-bench: .venv/.dev
+bench: .venv/.dev jar
 	$(PYTEST) bench --benchmark-only $(ARGS)
+
+# Spark's JVM reader, into embedlog/spark/; without a JDK nothing is built.
+jar: | .venv/bin/python
+	.venv/bin/python jvm/build.py
+
+# The older versions of Spark that the jar is tested with, each in a directory of its own.
+spark-versions: .venv/spark-4.1 .venv/spark-4.2
+
+.venv/spark-%: | .venv/bin/python
+	.venv/bin/python -m pip install --quiet --target $@.partial 'pyspark==$*.*'
+	mv $@.partial $@
 
 # The rows of both databases in docs/format.md, from embedlog/keyspace.py.
 docs-tables: .venv/.dev
@@ -58,7 +70,7 @@ option-types: .venv/.dev
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)
 
-demo: .venv/.demo
+demo: .venv/.demo jar
 	.venv/bin/python examples/flights.py $(ARGS)
 
 clean:

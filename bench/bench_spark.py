@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from embedlog import batch
 
 RECORDS = 2_000_000
+SINGLE_RECORDS = 200_000
 WARM, ROUNDS = 8, 6
 """Java's compiler needs many warm-up rounds."""
 ROWS = 2500
@@ -44,7 +45,8 @@ class ReadyReader(DataSourceReader):
         return [InputPartition(0), InputPartition(1)]
 
     def read(self, partition):
-        from embedlog.spark.kafka_columns import schema_ddl, spark_batches
+        from embedlog.spark.arrow_columns import spark_batches
+        from embedlog.spark.kafka_columns import schema_ddl
 
         rows = 31_250
         names = tuple(column.split()[0] for column in schema_ddl(False).split(", "))
@@ -111,6 +113,21 @@ def parquet(spark, path, tmp_path_factory):
     return directory
 
 
+@pytest.fixture(scope="module")
+def single_records_path(tmp_path_factory):
+    """A topic of one-record batches, as programs write that wait for each record."""
+    import embedlog
+
+    path = tmp_path_factory.mktemp("singles") / "log"
+    with embedlog.open(path) as log:
+        log.create_topic("t", 2)
+        value = os.urandom(96)
+        for number in range(SINGLE_RECORDS):
+            encoded = batch.encode_one(value, b"k%09d" % number, 1_700_000_000_000 + number)
+            log.partition("t", number % 2).append([encoded])
+    return path
+
+
 def log_frame(spark, path):
     return spark.read.format("embedlog").option("path", path).option("subscribe", "t").load()
 
@@ -156,6 +173,17 @@ def bench_spark_read(benchmark, note, spark, path, parquet, action, tmp_path):
     facts = {f"{name}_s": round(median, 3) for name, median in medians.items()}
     ratios = {f"of_{name}": round(median / ours, 2) for name, median in medians.items()}
     note(records=RECORDS, **facts, **ratios)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
+def bench_spark_single_records(benchmark, note, spark, single_records_path, tmp_path):
+    """All columns of 200,000 batches of one record."""
+
+    def read():
+        all_columns(log_frame(spark, single_records_path), tmp_path)
+
+    benchmark.pedantic(read, rounds=ROUNDS, warmup_rounds=1)
+    note(records=SINGLE_RECORDS)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")

@@ -484,6 +484,19 @@ def segment_at(txn: kv.Txn, key: bytes, offset: int) -> SegmentInfo | None:
     return next((_segment(*row) for row in kv.rows(txn, prefix)), None)
 
 
+def segments_between(txn: kv.Txn, key: bytes, first: int, stop: int) -> list[SegmentInfo]:
+    """Return the segments with offsets in ``[first, stop)``, in offset order; by one scan.
+
+    The first segment of the partition counts as one that holds every offset below it.
+    """
+    prefix, end = SEGMENTS.prefix(key), SEGMENTS.prefix(key, stop)
+    with txn.cursor() as cursor:
+        above = cursor.set_range(SEGMENTS.prefix(key, first + 1))
+        below = cursor.prev() if above else cursor.last()
+        start = cursor.key() if below and cursor.key().startswith(prefix) else prefix
+    return [_segment(*row) for row in kv.rows_between(txn, start, end)]
+
+
 def segment_after(txn: kv.Txn, key: bytes, base_offset: int) -> SegmentInfo | None:
     """Return the segment that follows the one at ``base_offset``; None if that is the last."""
     rows = kv.rows(txn, SEGMENTS.prefix(key), SEGMENTS.prefix(key, base_offset + 1))
@@ -508,9 +521,11 @@ def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
     _, base, number = SEGMENTS.parse_key(row_key)
     next_offset = end if flags & _SEALED else None
     max_timestamp = latest if flags & _HAS_TIMESTAMP else None
-    dense = bool(flags & _DENSE)
+    dense = flags & _DENSE != 0
     numbers = base, number, created, next_offset, size, position, max_timestamp
-    return SegmentInfo(*numbers, bool(headers), appended, dense)
+    # As `_make`, which is in Python: a plan reads thousands of them.
+    new: Callable[..., SegmentInfo] = tuple.__new__
+    return new(SegmentInfo, (*numbers, headers != 0, appended, dense))
 
 
 def put_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:

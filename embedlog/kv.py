@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -788,6 +789,14 @@ def rows(txn: Txn, prefix: bytes, start: bytes | None = None) -> Iterator[tuple[
             if not key.startswith(prefix):
                 return
             yield key, value
+
+
+def rows_between(txn: Txn, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the rows whose keys are at or above ``start`` and below ``end``, in order."""
+    with txn.cursor() as cursor:
+        if not cursor.set_range(start):
+            return []
+        return list(takewhile(lambda row: row[0] < end, cursor))
 
 
 def remove(txn: Txn, prefix: bytes) -> None:

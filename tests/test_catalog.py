@@ -1,5 +1,7 @@
 """The catalogue: names, settings, and the manifest of segment files."""
 
+from itertools import combinations
+
 import pytest
 from support.children import in_child
 from support.interleaving import Pair
@@ -293,6 +295,36 @@ def test_one_segment_is_found_without_the_others(state):
     assert read(catalog.last_segment, others[2]) is None
     assert read(catalog.segment_at, others[2], 0) is None
     assert read(catalog.segment_after, others[2], 0) is None
+
+
+def test_the_segments_of_a_range_are_those_that_overlap_it(state):
+    """One scan agrees with the whole manifest at every edge and beside other partitions."""
+    others = [keyspace.PARTITION_KEY.pack(*numbers) for numbers in ((0, 9), (1, 1), (2, 0))]
+
+    def step(txn):
+        for segment in SEGMENTS:
+            catalog.put_segment(txn, KEY, segment)
+        for key in others[:2]:
+            catalog.put_segment(txn, key, SegmentInfo(15, 99, NOW))
+
+    state.write(step)
+
+    def between(key, first, stop):
+        segments = state.read(lambda txn: catalog.segments_between(txn, key, first, stop))
+        return [segment.base_offset for segment in segments]
+
+    bases = [segment.base_offset for segment in SEGMENTS]
+    ends = [*bases[1:], 1 << 63]
+    edges = sorted({offset + step for offset in (*bases, 35) for step in (-1, 0, 1)} - {-1})
+    for first, stop in combinations([*edges, (1 << 63) - 1], 2):
+        overlapping = [
+            base for base, end in zip(bases, ends, strict=True) if base < stop and first < end
+        ]
+        assert between(KEY, first, stop) == overlapping
+    # An offset before the first segment, which retention moved, is in the first one.
+    assert between(others[1], 3, 20) == [15]
+    assert between(others[1], 3, 15) == []
+    assert between(others[2], 0, 1 << 63) == []
 
 
 def test_dropping_a_segment_drops_its_index(state):

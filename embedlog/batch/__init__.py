@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from embedlog.batch.add_headers import add_headers, rows_without_key, to_encoded
 from embedlog.batch.decode import Batch, BatchSource, message_length, offset_range, parse
+from embedlog.batch.decode_run import BatchRun, batches_fast
 from embedlog.batch.encode import EncodedBatch, encode, encode_lists, from_lists
 from embedlog.batch.encode_one import encode_one
 from embedlog.batch.limits import BatchLimits, is_over, kafka_size
@@ -31,9 +32,11 @@ __all__ = [
     "LOG_APPEND_TIME",
     "Batch",
     "BatchLimits",
+    "BatchRun",
     "BatchSource",
     "EncodedBatch",
     "add_headers",
+    "batches_fast",
     "encode",
     "encode_lists",
     "encode_one",

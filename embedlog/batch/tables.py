@@ -9,19 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from embedlog.batch.arrays import number, repeated
 from embedlog.batch.decode import Batch, offset_range
+from embedlog.batch.decode_run import BatchRun
 from embedlog.lazy import pa, pc
 
 BatchRows = tuple[Batch, int, int]
 """A batch, and which of its rows: ``[first, last)``."""
+PieceRows = tuple[Batch | BatchRun, int, int]
+"""A batch or a run of batches, and which of its rows."""
+
+_Batch = TypeVar("_Batch", bound=Batch | BatchRun)
 
 OFFSET, PARTITION = "offset", "partition"
 
 
-def table(batches: Sequence[BatchRows], partition: int, schema: Any) -> Any:
+def table(batches: Sequence[PieceRows], partition: int, schema: Any) -> Any:
     """Return the rows of batches of one segment as a `pyarrow.Table`; nothing is copied.
 
     Checks and decodes only the columns of ``schema``.  A column that the segment does not have
@@ -54,7 +59,9 @@ def table(batches: Sequence[BatchRows], partition: int, schema: Any) -> Any:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def rows_in_range(batches: Sequence[Batch], start: int, stop: int) -> list[BatchRows]:
+def rows_in_range(
+    batches: Sequence[_Batch], start: int, stop: int
+) -> list[tuple[_Batch, int, int]]:
     """Return the batches that have rows in ``[start, stop)``, each with those rows."""
     if start <= batches[0].base_offset and batches[-1].next_offset <= stop:
         return [(batch, 0, batch.count) for batch in batches if batch.count]
@@ -62,7 +69,7 @@ def rows_in_range(batches: Sequence[Batch], start: int, stop: int) -> list[Batch
     return [(batch, first, last) for batch, first, last in rows if first < last]
 
 
-def _rows(batch: Batch, start: int, stop: int) -> tuple[int, int]:
+def _rows(batch: Batch | BatchRun, start: int, stop: int) -> tuple[int, int]:
     """Return the rows ``[first, last)`` of a batch whose offsets are in ``[start, stop)``."""
     if not batch.has_offsets:
         return max(start - batch.base_offset, 0), min(stop - batch.base_offset, batch.count)
@@ -72,7 +79,7 @@ def _rows(batch: Batch, start: int, stop: int) -> tuple[int, int]:
     return below[0], below[1]
 
 
-def _offsets(batches: Sequence[BatchRows]) -> list[Any]:
+def _offsets(batches: Sequence[PieceRows]) -> list[Any]:
     """Return the offsets of the rows: one array if they have no gaps, else one per batch."""
     dense = all(a.next_offset == b.base_offset for (a, _, _), (b, _, _) in pairwise(batches))
     if dense and not any(batch.has_offsets for batch, _, _ in batches):

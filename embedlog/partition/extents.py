@@ -7,6 +7,7 @@ use neither databases nor locks.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -34,6 +35,11 @@ class Extent(NamedTuple):
         """How many bytes to read."""
         return max(self.end_position - self.position, 0)
 
+    @property
+    def dense(self) -> bool:
+        """Whether each of its offsets has a record."""
+        return self.info.dense
+
 
 def size_bytes(log: PartitionState) -> int:
     """Return how many bytes the partition's segment files have."""
@@ -53,23 +59,33 @@ def extents(log: PartitionState, first: int, stop: int) -> list[Extent]:
     tail = current_tail(log)
     log.refresh()
     result: list[Extent] = []
-    info: SegmentInfo | None = log.segment_at(first) if first < stop else None
-    # A segment without a file was begun after the tail was read, so it is above the range.
-    while info is not None and info.base_offset < stop and tail.has_made(info):
-        end, end_position = tail.high_watermark, tail.high_watermark_position
-        if info.next_offset is not None:
-            end, end_position = info.next_offset, info.end_position
-        if first < end:
-            position = None
-            if first > info.base_offset:
-                position = lookup.position_of_offset(log, info, first)
-            if stop < end:
-                end_position = lookup.position_from_offset(log, info, stop) or end_position
-            begin, last = max(first, info.base_offset), min(stop, end)
-            path = log.path_of(info)
-            result.append(Extent(info, path, begin, last, position or 0, end_position))
-        info = log.segment_after(info)
-    return result
+    for info in log.segments_between(first, stop):
+        # A segment without a file was begun after the tail was read, so it is above the range.
+        if not tail.has_made(info):
+            break
+        end, end_position = info.next_offset, info.end_position
+        if end is None:
+            end, end_position = tail.high_watermark, tail.high_watermark_position
+        result.append(Extent(info, log.path_of(info), info.base_offset, end, 0, end_position))
+    return narrow(log, result, first, stop)
+
+
+def narrow(log: PartitionState, whole: Sequence[Extent], first: int, stop: int) -> list[Extent]:
+    """Return the parts of extents that hold the offsets ``[first, stop)``.
+
+    Reads the index of at most two segments: those that the range cuts.
+    """
+    begin = bisect_right(whole, first, key=attrgetter("stop"))
+    parts = list(whole[begin : bisect_left(whole, stop, begin, key=attrgetter("first"))])
+    if parts and parts[0].first < first:
+        head = parts[0]
+        position = lookup.position_of_offset(log, head.info, first) or 0
+        parts[0] = head._replace(first=first, position=max(head.position, position))
+    if parts and parts[-1].stop > stop:
+        last = parts[-1]
+        end = lookup.position_from_offset(log, last.info, stop) or last.end_position
+        parts[-1] = last._replace(stop=stop, end_position=min(last.end_position, end))
+    return parts
 
 
 def offset_near(log: PartitionState, extent: Extent, position: int, tolerance: int) -> int:

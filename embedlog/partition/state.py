@@ -314,6 +314,23 @@ class PartitionState:
             self.context.state.read(lambda txn: catalog.segment_at(txn, self.key, offset))
         )
 
+    def segments_between(self, first: int, stop: int) -> list[SegmentInfo]:
+        """Return the segments with offsets in ``[first, stop)``, in order.
+
+        As of the last `refresh`, or later.  There may be thousands, so they are read in one
+        scan, and no snapshot of the whole manifest is made for them.
+        """
+        if first >= stop:
+            return []
+        if self.active_segment.base_offset <= first:
+            return [self.active_segment]
+        read = self.context.state.read
+        segments = read(lambda txn: catalog.segments_between(txn, self.key, first, stop))
+        if not segments:
+            # All of them begin above the range, or the topic was deleted.
+            self._existing(read(lambda txn: catalog.last_segment(txn, self.key)))
+        return segments
+
     def segment_after(self, info: SegmentInfo) -> SegmentInfo | None:
         """Return the segment after another one, as of the last `refresh` or later."""
         segments, base = self._segments, info.base_offset

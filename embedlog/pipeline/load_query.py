@@ -20,7 +20,7 @@ from embedlog.pipeline.parquet_audit import AuditReport, audit
 from embedlog.pipeline.parquet_output import HIDDEN, ParquetOutput
 from embedlog.record import TopicPartition
 from embedlog.spark.errors import to_embedlog_error
-from embedlog.spark.source import open_existing_log
+from embedlog.spark.log_cache import open_existing_log
 from embedlog.spark.stream_offset import StreamOffset
 
 if TYPE_CHECKING:

@@ -14,18 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedlog.spark.datasource import EmbedlogDataSource
+    from embedlog.spark.jvm_reader import jar_path
     from embedlog.spark.spark_session import recommended_conf, register, session
     from embedlog.spark.stream_offset import offsets_behind_latest
 
 _MODULES = {
     "EmbedlogDataSource": "datasource",
+    "jar_path": "jvm_reader",
     "offsets_behind_latest": "stream_offset",
     "recommended_conf": "spark_session",
     "register": "spark_session",
     "session": "spark_session",
 }
 
-__all__ = ["EmbedlogDataSource", "offsets_behind_latest", "recommended_conf", "register", "session"]
+__all__ = [
+    "EmbedlogDataSource",
+    "jar_path",
+    "offsets_behind_latest",
+    "recommended_conf",
+    "register",
+    "session",
+]
 
 
 # For type checkers every name would exist.

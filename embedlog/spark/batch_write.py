@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -10,14 +11,23 @@ from contextlib import contextmanager
 import embedlog
 from embedlog.api import Log
 from embedlog.batch import BatchLimits
+from embedlog.catalog import ACTIVITY, TopicInfo, check_topic_name
+from embedlog.config import TopicConfig
+from embedlog.errors import (
+    InvalidRecordError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
 from embedlog.files import Files, process_id
 from embedlog.publish import staging, transaction
 from embedlog.publish.staging import StagedFile
 from embedlog.publish.transaction import Publication, PublishResult
-from embedlog.spark.data_writer import TargetTopic, WriteTask
+from embedlog.root.root import Root
+from embedlog.spark.data_writer import NEW_TOPIC_ID, StagedRows, TargetTopic, WriteTask
 from embedlog.spark.partition_reader import freeze_gc
 from embedlog.spark.sink_options import SinkOptions
 
+_logger = logging.getLogger("embedlog.spark")
 _kept_logs: dict[str, Log] = {}
 """Logs that stay open in this process, by path: a stream commits its next batch in a moment."""
 
@@ -37,17 +47,25 @@ def open_log(options: SinkOptions, *, keep: bool = False) -> Iterator[Log]:
             log.close()
 
 
-def plan_write(options: SinkOptions, *, keep: bool = False) -> WriteTask:
+def plan_write(
+    options: SinkOptions, *, has_partitions: bool = False, keep: bool = False
+) -> WriteTask:
     """Return what the tasks of a write need to know.
 
-    A topic named in the options is created if it does not exist, as by any producer.
+    A topic named in the options is created if it does not exist, as by any producer; but if
+    rows may name their partition, `publish` creates it, when it is known how many it needs.
+
+    Args:
+        options: The options of the writer.
+        has_partitions: Whether the DataFrame has the column ``partition``.
+        keep: Whether to leave the log open in this process.
     """
     freeze_gc()
     with open_log(options, keep=keep) as log:
         root = log.root
         topics = root.topics()
         if options.topic is not None:
-            topics = {options.topic: root.ensure_topic(options.topic)}
+            topics = {options.topic: _target_topic(root, options.topic, has_partitions)}
         targets = {}
         for name, topic in topics.items():
             limits = BatchLimits(topic.config.max_message_bytes, topic.config.segment_bytes)
@@ -62,25 +80,36 @@ def plan_write(options: SinkOptions, *, keep: bool = False) -> WriteTask:
     return WriteTask(options.path, directory, options.topic, targets)
 
 
+def _target_topic(root: Root, name: str, has_partitions: bool) -> TopicInfo:
+    if has_partitions and name not in root.topics() and name != ACTIVITY:
+        return TopicInfo(check_topic_name(name), NEW_TOPIC_ID, 1, 0, TopicConfig())
+    return root.ensure_topic(name)
+
+
 def publish(
     options: SinkOptions,
-    staged: Sequence[StagedFile],
+    staged: Sequence[StagedRows],
     publication: Publication | None,
     *,
     keep: bool = False,
 ) -> PublishResult:
     """Publish the staged files of all tasks, in their order, and remove them.
 
+    A topic that did not exist when the write began is created before, with as many partitions
+    as the rows need.  If the process is killed in between, the topic is there and empty.
+
     Raises:
+        UnknownTopicOrPartitionError, InvalidRecordError: The rows do not fit the new topic.
         EmbedlogError: As `embedlog.publish.transaction.publish`; nothing was published,
             and the staged files are left to `discard`.
     """
     freeze_gc()
     with open_log(options, keep=keep) as log:
         files = log.root.context.files
+        staged_files = _resolve_new_topic(log.root, staged)
         result = transaction.publish(
             log.root,
-            staged,
+            staged_files,
             publication,
             durability=options.durability,
             timeout=options.lock_timeout,
@@ -88,15 +117,68 @@ def publish(
         )
         if result.repeated is not None and publication is not None:
             transaction.log_repetition(publication, result)
-        staging.remove(files, staged)
+        staging.remove(files, staged_files)
         staging.sweep(files, time.time_ns() // 1_000_000)
     return result
 
 
-def discard(options: SinkOptions, staged: Sequence[StagedFile]) -> None:
+def _resolve_new_topic(root: Root, staged: Sequence[StagedRows]) -> list[StagedFile]:
+    """Return the staged files with the id of the topic that was new, after creating it.
+
+    The murmur2 hash of a key selects among all partitions, and a task does not know how many
+    the rows of others need; so rows with only a key fit only a topic of one partition.
+
+    Raises:
+        UnknownTopicOrPartitionError: Another process created it with too few partitions.
+        InvalidRecordError: It has several partitions, and rows have a key and no partition.
+    """
+    numbers = {
+        (topic, number)
+        for rows in staged
+        for topic, topic_id, number in rows.file.partitions
+        if topic_id == NEW_TOPIC_ID
+    }
+    if not numbers:
+        return [rows.file for rows in staged]
+    name, highest = max(numbers)
+    existing = root.topics().get(name)
+    count = highest + 1 if existing is None else existing.partitions
+    if highest >= count:
+        raise UnknownTopicOrPartitionError(
+            f"The topic was created during the write, and has partitions 0 to {count - 1}",
+            topic=name,
+            partition=highest,
+            todo="Nothing was published. Add partitions to the topic and write again.",
+        )
+    if count > 1 and any(rows.placed_by_key for rows in staged):
+        raise InvalidRecordError(
+            "Some rows have a partition and others only a key, whose partition depends on how "
+            f"many the topic has; it did not exist when the write began, and would have {count}",
+            topic=name,
+            todo="Nothing was published. Create the topic with the number of partitions that it "
+            "should have, or set the partition of each row that has a key.",
+        )
+    try:
+        topic_id = (existing or root.create_topic(name, count, TopicConfig())).id
+    except TopicAlreadyExistsError:
+        return _resolve_new_topic(root, staged)
+    if existing is None:
+        _logger.info("Created the topic %s by itself, with %d partitions", name, count)
+    return [_with_topic_id(rows.file, topic_id) for rows in staged]
+
+
+def _with_topic_id(file: StagedFile, new_topic_id: int) -> StagedFile:
+    partitions = tuple(
+        (topic, new_topic_id if topic_id == NEW_TOPIC_ID else topic_id, number)
+        for topic, topic_id, number in file.partitions
+    )
+    return file._replace(partitions=partitions)
+
+
+def discard(options: SinkOptions, staged: Sequence[StagedRows]) -> None:
     """Remove staged files; what was published of them is a copy, and stays."""
     files = Files(options.path, unsafe_filesystem=True)
     try:
-        staging.remove(files, staged)
+        staging.remove(files, [rows.file for rows in staged])
     finally:
         files.close_all()

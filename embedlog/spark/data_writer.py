@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from embedlog import errors
 from embedlog.batch import BatchLimits
 from embedlog.batch.arrays import data, numbers
+from embedlog.catalog import MAX_PARTITIONS
 from embedlog.files import Files
 from embedlog.partitioner import partitions_for_keys
 from embedlog.producer.row_batches import encode_columns, slice_bounds, table_rows
@@ -36,6 +37,10 @@ _BATCH_OVERHEAD_BYTES = 8 << 10
 _COLUMNS = ("key", "value", "headers", "timestamp")
 
 
+NEW_TOPIC_ID = -1
+"""The id, until it is published to, of a topic that will be created then."""
+
+
 @dataclass(frozen=True, slots=True)
 class TargetTopic:
     """What a task needs to know about a topic."""
@@ -45,6 +50,20 @@ class TargetTopic:
     partitions: int
     limits: BatchLimits
     compression: str
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it will be created with as many partitions as the rows need, at least one."""
+        return self.id == NEW_TOPIC_ID
+
+
+class StagedRows(NamedTuple):
+    """What one task staged."""
+
+    file: StagedFile
+    placed_by_key: bool = False
+    """Whether rows of a new topic are in partition 0 because that is the partition of any key
+    if there is only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +78,7 @@ class WriteTask:
     """The topic of all rows; None if their column says it."""
     targets: dict[str, TargetTopic]
 
-    def stage(self, batches: Iterable[Any], partition_id: int, attempt_number: int) -> StagedFile:
+    def stage(self, batches: Iterable[Any], partition_id: int, attempt_number: int) -> StagedRows:
         """Write record batches to a staged file.
 
         Args:
@@ -88,7 +107,7 @@ class WriteTask:
             partitioner = TaskPartitioner(self, writer, partition_id)
             for table in combine_batches(batches):
                 partitioner.add(table)
-            return writer.finish()
+            return StagedRows(writer.finish(), partitioner.placed_by_key)
         except BaseException:
             writer.abandon()
             raise
@@ -120,6 +139,8 @@ class TaskPartitioner:
         # Rows without a key stay together in a partition, which differs from task to task;
         # a repeated task chooses the same partitions.
         self._keyless_partition = partition_id
+        self.placed_by_key = False
+        """See `StagedRows`."""
 
     def add(self, table: Any) -> None:
         """Write rows."""
@@ -157,7 +178,7 @@ class TaskPartitioner:
             yield 0, columns
             return
         order = partitions.argsort(kind="stable")
-        bounds = partitions[order].searchsorted(range(target.partitions + 1)).tolist()
+        bounds = partitions[order].searchsorted(range(partitions.max() + 2)).tolist()
         columns = columns.take(numbers(order, pa.int64()))
         for partition, (start, stop) in enumerate(pairwise(bounds)):
             if start < stop:
@@ -167,6 +188,8 @@ class TaskPartitioner:
         """Return the partition of each row as a numpy array; None if the topic has only one."""
         column: Any = table.column("partition") if "partition" in table.column_names else None
         has_partitions = column is not None and column.null_count < len(column)
+        if target.is_new and not self.placed_by_key:
+            self.placed_by_key = _any_placed_by_key(keys, column)
         if target.partitions == 1 and not has_partitions:
             return None
         partitions = partitions_for_keys(keys, target.partitions)
@@ -176,15 +199,31 @@ class TaskPartitioner:
             explicit = column.combine_chunks().cast(pa.int32())
             is_explicit = explicit.is_valid().to_numpy(zero_copy_only=False)
             partitions[is_explicit] = explicit.drop_null().to_numpy()
-            invalid = partitions[(partitions < 0) | (partitions >= target.partitions)]
-            if len(invalid):
-                raise errors.UnknownTopicOrPartitionError(
-                    f"The topic has partitions 0 to {target.partitions - 1}",
-                    topic=target.name,
-                    partition=int(invalid[0]),
-                    todo="Correct the column 'partition' or leave it out, or add partitions.",
-                )
+            _check_partitions(target, partitions)
         return partitions
+
+
+def _any_placed_by_key(keys: Any, partitions: Any) -> bool:
+    """Return whether a row has a key and no partition."""
+    keyed = pc.is_valid(keys)
+    return bool(
+        pc.any(keyed if partitions is None else pc.and_(keyed, pc.is_null(partitions))).as_py()
+    )
+
+
+def _check_partitions(target: TargetTopic, partitions: Any) -> None:
+    count = MAX_PARTITIONS if target.is_new else target.partitions
+    invalid = partitions[(partitions < 0) | (partitions >= count)]
+    if len(invalid):
+        problem = f"A topic has at most {count} partitions, from 0"
+        if not target.is_new:
+            problem = f"The topic has partitions 0 to {count - 1}"
+        raise errors.UnknownTopicOrPartitionError(
+            problem,
+            topic=target.name,
+            partition=int(invalid[0]),
+            todo="Correct the column 'partition' or leave it out, or add partitions.",
+        )
 
 
 def _record_columns(table: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ class EmbedlogDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return the reader of a streaming query."""
-        return StreamReader(parse(self.options), schema)
+        return StreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a DataFrame; ``overwrite`` is the mode of that name."""
@@ -84,7 +84,7 @@ class EmbedlogDataSource(DataSource):
         options = sink_options.parse(self.options)
         sink_options.check_batch(options, overwrite)
         sink_options.check_columns(schema, options.topic)
-        return sink.BatchSink(options)
+        return sink.BatchSink(options, schema.names)
 
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
@@ -94,18 +94,15 @@ class EmbedlogDataSource(DataSource):
 
         options = sink_options.parse(self.options)
         sink_options.check_columns(schema, options.topic)
-        return sink.StreamSink(options)
+        return sink.StreamSink(options, schema.names)
 
 
 class LogReader:
     """What the readers of batches and of streams share: the work of a task."""
 
-    def __init__(self, options: SourceOptions, schema: Any) -> None:
-        from embedlog.spark.kafka_columns import projected_columns
-
-        self.options = options
-        fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        self.names = projected_columns(fields, options.include_headers)
+    options: SourceOptions
+    names: tuple[str, ...]
+    """The columns to read."""
 
     def read(self, partition: Any) -> Iterator[Any]:
         """Yield the rows of an input partition as Arrow record batches."""
@@ -120,8 +117,9 @@ class LogReader:
 class BatchReader(LogReader, DataSourceReader):
     """Reads the log once, between two offsets."""
 
-    def __init__(self, options: SourceOptions, schema: Any) -> None:
-        super().__init__(options, schema)
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self.options = options
+        self.names = _columns(schema, options)
         for name in check_batch(options):
             _logger.warning("The option %r is for streams and has no effect here", name)
 
@@ -133,20 +131,37 @@ class BatchReader(LogReader, DataSourceReader):
 
 
 class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the log as it grows, micro-batch by micro-batch."""
+    """Reads the log as it grows, micro-batch by micro-batch.
+
+    Options and columns are checked when they are first used: Spark's process calls `stop`
+    even if the constructor raises, and then fails with another error about that.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._unchecked_options, self._schema = options, schema
+
+    @cached_property
+    def options(self) -> SourceOptions:  # type: ignore[override]
+        """The options, checked."""
+        options = parse(self._unchecked_options)
+        check_stream(options)
+        return options
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The columns to read."""
+        return _columns(self._schema, self.options)
 
     @cached_property
     def _stream(self) -> MicroBatchStream:
         from embedlog.spark.micro_batch import MicroBatchStream
 
+        # The columns as well: the first task would be late to report a wrong one.
+        options, _ = self.options, self.names
         # Spark ends this process with SIGTERM and no earlier call; without this, the lease
         # would last for its full time.  The exception unwinds to `stop`, between two steps.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        return MicroBatchStream(self.options)
-
-    def __init__(self, options: SourceOptions, schema: Any) -> None:
-        super().__init__(options, schema)
-        check_stream(options)
+        return MicroBatchStream(options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self.options, "names": self.names}
@@ -200,3 +215,11 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
             self._stream.close()
         finally:
             signal.signal(signal.SIGTERM, previous)
+
+
+def _columns(schema: StructType, options: SourceOptions) -> tuple[str, ...]:
+    """Return the names of the columns that a schema selects."""
+    from embedlog.spark.kafka_columns import projected_columns
+
+    fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+    return projected_columns(fields, options.include_headers)

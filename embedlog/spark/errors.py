@@ -1,7 +1,7 @@
 """Turns an exception of Spark into an error of embedlog, in one sentence.
 
 Spark's text is pages of Java and of other processes' tracebacks.  An embedlog
-error that was raised in one of Spark's Python processes arrives as a line of it.
+error that was raised in one of Spark's processes arrives as a line of it, or as the end of one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import re
 from embedlog import errors
 from embedlog.errors import EmbedlogError, SparkQueryError
 
-_EMBEDLOG_ERROR = re.compile(r"^embedlog\.errors\.(\w+): (.+)$", re.MULTILINE)
+_EMBEDLOG_ERROR = re.compile(
+    r"(?:^|: )embedlog\.errors\.(\w+): (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE
+)
 _CAUSE = re.compile(r"^(?:Caused by: )?[\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
 _MAX_CHARACTERS = 300
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 import os
 import uuid
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import accumulate, pairwise
-from typing import NamedTuple
+from heapq import heapreplace
+from itertools import accumulate, compress, pairwise
+from typing import Any, NamedTuple
 
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.partition import PartitionLog
-from embedlog.partition.extents import extents, offset_near
+from embedlog.partition.extents import Extent, extents, narrow, offset_near
 from embedlog.record import TopicPartition
-from embedlog.spark.partition_reader import FileChunk, LogInputPartition, PartitionSlice
+from embedlog.spark import pushed_filters
+from embedlog.spark.log_cache import LogCache
+from embedlog.spark.plan import FileChunk, LogInputPartition, PartitionOffsets, PartitionSlice
 from embedlog.spark.source import LogSource
 from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
 
@@ -28,33 +31,102 @@ MIN_SPLIT_BYTES = 8 << 20
 """Ranges are not split into smaller parts for the sake of idle cores."""
 
 
-class PartitionOffsets(NamedTuple):
-    """The offsets ``[from_offset, until_offset)`` of a partition."""
+class _LocatedRange(NamedTuple):
+    """A range of offsets of one partition, and where they are."""
 
-    topic_partition: TopicPartition
+    log: PartitionLog
     from_offset: int
     until_offset: int
+    leader_epoch: int
+    extents: list[Extent]
+
+    @property
+    def size(self) -> int:
+        """How many bytes to read."""
+        return sum(extent.size for extent in self.extents)
+
+    @property
+    def rows(self) -> int | None:
+        """How many records it has; None if offsets may lack records."""
+        known = sum(extent.stop - extent.first for extent in self.extents if extent.dense)
+        return known if known == self.until_offset - self.from_offset else None
+
+    def between(self, from_offset: int, until_offset: int) -> _LocatedRange:
+        """Return a part of it."""
+        if (from_offset, until_offset) == (self.from_offset, self.until_offset):
+            return self
+        parts = narrow(self.log, self.extents, from_offset, until_offset)
+        return self._replace(from_offset=from_offset, until_offset=until_offset, extents=parts)
+
+    def first_records(self, count: int) -> tuple[_LocatedRange, int]:
+        """Return the part that surely has the first ``count`` records, and how many it lacks.
+
+        Offsets where records may be missing are not counted.
+        """
+        for extent in self.extents:
+            if extent.dense and extent.stop - extent.first >= count:
+                return self.between(self.from_offset, extent.first + count), 0
+            count -= (extent.stop - extent.first) if extent.dense else 0
+        return self, count
+
+    def to_slice(self) -> PartitionSlice:
+        """Return what a task reads."""
+        chunks = tuple(
+            FileChunk(path, info.sealed, info.headers, position, end_position)
+            for info, path, _, _, position, end_position in self.extents
+        )
+        return PartitionSlice(
+            *(self.log.topic, self.log.partition, self.from_offset, self.until_offset),
+            *(self.leader_epoch, chunks, self.size, self.rows),
+        )
 
 
-def plan_batch(options: SourceOptions) -> list[LogInputPartition]:
+def plan_batch(
+    options: SourceOptions,
+    filters: Iterable[Sequence[Any]] = (),
+    limit: int | None = None,
+    cores: int | None = None,
+    cache: LogCache | None = None,
+) -> list[LogInputPartition]:
     """Return the input partitions of a batch query, which read what is in the log now.
+
+    Args:
+        options: The options of the reader.
+        filters: ``(column, op, value)``, as in `pushed_filters`.
+        limit: The query needs this many of the records, no matter which.
+        cores: How many tasks run at once; by default the cores that this process may use.
+        cache: Where the log stays open for other queries.
 
     Raises:
         NotALogError: There is no log at the path.
         UnknownTopicOrPartitionError: A topic named in the options does not exist.
-        InvalidConfigError: Offsets are given for other partitions than are read.
+        InvalidConfigError: Offsets are given for other partitions than are read, or a filter
+            cannot be applied.
         OffsetOutOfRangeError: The query starts after its end, or ends past the end of the log.
         DataLossError: It starts at deleted records, and failOnDataLoss is true.
     """
-    with closing(LogSource(options, durable=False)) as source:
+    pushed = pushed_filters.parse(filters)
+    # Of the records before the limit, a filter that Spark applies again may leave too few.
+    limit = limit if pushed.exact else None
+    with closing(LogSource(options, durable=False, cache=cache)) as source:
         source.check_topics()
         lease_name = str(uuid.uuid4())
         for _ in range(_MAX_LEASE_ATTEMPTS):
             ranges = _resolve_ranges(source)
-            starts = {key: start for key, start, until in ranges if start < until}
-            if source.hold(lease_name, starts):
+            # Only now: the same offsets are refused with filters as without.
+            ranges = pushed.narrow(source.partitions(), ranges)
+            if source.hold(lease_name, _starts(ranges), new=True):
                 break
-        return plan_input_partitions(options, source.partitions(), ranges)
+        return plan_input_partitions(options, source.partitions(), ranges, cores, limit)
+
+
+def _starts(ranges: Iterable[PartitionOffsets]) -> dict[TopicPartition, int]:
+    """Return the first offset of each partition to read; the ranges are in order."""
+    starts: dict[TopicPartition, int] = {}
+    for key, start, until in ranges:
+        if start < until:
+            starts.setdefault(key, start)
+    return starts
 
 
 def _resolve_ranges(source: LogSource) -> list[PartitionOffsets]:
@@ -79,20 +151,57 @@ def _resolve_ranges(source: LogSource) -> list[PartitionOffsets]:
 def plan_input_partitions(
     options: SourceOptions,
     logs: Mapping[TopicPartition, PartitionLog],
-    ranges: Sequence[PartitionOffsets],
+    ranges: Iterable[PartitionOffsets],
+    cores: int | None = None,
+    limit: int | None = None,
 ) -> list[LogInputPartition]:
-    """Return the input partitions that read some ranges of offsets; skips empty ranges."""
-    ranges = [part for part in ranges if part.from_offset < part.until_offset]
-    whole = [_slice(logs[key], start, until) for key, start, until in ranges]
-    sizes = [part.size for part in whole]
-    wanted = task_count(sizes, len(os.sched_getaffinity(0)), options)
+    """Return the input partitions that read some ranges of offsets; skips empty ranges.
+
+    Args:
+        options: The options of the reader.
+        logs: The partitions.
+        ranges: What to read of them.
+        cores: As in `plan_batch`.
+        limit: As in `plan_batch`.
+    """
+    located = list(_locate(logs, ranges, limit))
+    sizes = [part.size for part in located]
+    wanted = task_count(sizes, cores or len(os.sched_getaffinity(0)), options)
     slices: list[PartitionSlice] = []
-    for (key, _, _), part, count in zip(ranges, whole, split_counts(sizes, wanted), strict=True):
-        count = max(count, -(-part.size // options.max_bytes_per_partition))
-        slices += _split(logs[key], part, count, options.max_records_per_partition)
+    for part, size, count in zip(located, sizes, split_counts(sizes, wanted), strict=True):
+        count = max(count, -(-size // options.max_bytes_per_partition))
+        slices += _split(part, count, options.max_records_per_partition)
     if options.max_records_per_partition is not None:
         return [LogInputPartition(options.path, (part,)) for part in slices]
     return [LogInputPartition(options.path, tuple(task)) for task in pack_slices(slices, wanted)]
+
+
+def _locate(
+    logs: Mapping[TopicPartition, PartitionLog],
+    ranges: Iterable[PartitionOffsets],
+    limit: int | None,
+) -> Iterator[_LocatedRange]:
+    """Yield where the ranges are; with a limit, the first that surely have as many records."""
+    for key, start, until in ranges:
+        if limit == 0:
+            return
+        if start >= until:
+            continue
+        if limit is None:
+            yield _located(logs[key], start, until)
+            continue
+        # Without gaps there are as many records as offsets, and the rest is not looked up.
+        part = _located(logs[key], start, min(until, start + limit))
+        if part.rows is None:
+            part = _located(logs[key], start, until)
+        part, limit = part.first_records(limit)
+        yield part
+
+
+def _located(log: PartitionLog, start: int, until: int) -> _LocatedRange:
+    # The epoch first: if the log is truncated after this, new batches have a later epoch.
+    epoch = log.tail().leader_epoch
+    return _LocatedRange(log, start, until, epoch, extents(log, start, until))
 
 
 def task_count(sizes: Sequence[int], cores: int, options: SourceOptions) -> int:
@@ -120,10 +229,13 @@ def split_counts(sizes: Sequence[int], wanted: int) -> list[int]:
     if wanted <= len(sizes):
         return [1] * len(sizes)
     total = sum(sizes)
-    large = [size for size in sizes if _share(size, total, wanted) > 1]
-    large_total, remaining = sum(large), max(wanted - len(sizes) + len(large), 1)
-    # Equal sizes have equal shares, so a size tells whether it is large.
-    return [_share(size, large_total, remaining) if size in large else 1 for size in sizes]
+    large = [_share(size, total, wanted) > 1 for size in sizes]
+    large_total = sum(compress(sizes, large))
+    remaining = max(wanted - len(sizes) + sum(large), 1)
+    return [
+        _share(size, large_total, remaining) if is_large else 1
+        for size, is_large in zip(sizes, large, strict=True)
+    ]
 
 
 def _share(size: int, total: int, wanted: int) -> int:
@@ -140,11 +252,11 @@ def pack_slices(slices: Sequence[PartitionSlice], max_tasks: int) -> list[list[P
     if len(slices) <= max_tasks:
         return [[part] for part in slices]
     tasks_of: dict[tuple[str, int], list[int]] = {}
-    sizes = [0] * max_tasks
+    sizes = [(0, number) for number in range(max_tasks)]
     for part in sorted(slices, key=lambda part: -part.size):
-        smallest = sizes.index(min(sizes))
+        size, smallest = sizes[0]
         tasks_of.setdefault((part.topic, part.partition), []).append(smallest)
-        sizes[smallest] += max(part.size, 1)
+        heapreplace(sizes, (size + max(part.size, 1), smallest))
     for numbers in tasks_of.values():
         numbers.sort(reverse=True)
     tasks: list[list[PartitionSlice]] = [[] for _ in range(max_tasks)]
@@ -154,23 +266,9 @@ def pack_slices(slices: Sequence[PartitionSlice], max_tasks: int) -> list[list[P
     return [task for task in tasks if task]
 
 
-def _slice(log: PartitionLog, from_offset: int, until_offset: int) -> PartitionSlice:
-    # The epoch first: if the log is truncated after this, new batches have a later epoch.
-    epoch = log.tail().leader_epoch
-    parts = extents(log, from_offset, until_offset)
-    chunks = tuple(
-        FileChunk(part.path, part.info.sealed, part.info.headers, part.position, part.end_position)
-        for part in parts
-    )
-    size = sum(part.size for part in parts)
-    return PartitionSlice(log.topic, log.partition, from_offset, until_offset, epoch, chunks, size)
-
-
-def _split(
-    log: PartitionLog, whole: PartitionSlice, parts: int, max_records: int | None
-) -> Iterator[PartitionSlice]:
-    """Split a slice into parts of about the same size, none with more offsets than allowed."""
-    bounds = [whole.from_offset, *_split_offsets(log, whole, parts), whole.until_offset]
+def _split(whole: _LocatedRange, parts: int, max_records: int | None) -> Iterator[PartitionSlice]:
+    """Split a range into slices of about the same size, none with more offsets than allowed."""
+    bounds = [whole.from_offset, *_split_offsets(whole, parts), whole.until_offset]
     if max_records is not None:
         starts = [
             start + (until - start) * part // count
@@ -179,27 +277,22 @@ def _split(
             for part in range(count)
         ]
         bounds = [*starts, whole.until_offset]
-    if len(bounds) == 2:
-        yield whole
-        return
     for start, until in pairwise(bounds):
-        yield _slice(log, start, until)
+        yield whole.between(start, until).to_slice()
 
 
-def _split_offsets(log: PartitionLog, whole: PartitionSlice, parts: int) -> list[int]:
-    """Return the offsets at which to split a slice into parts of about the same bytes."""
+def _split_offsets(whole: _LocatedRange, parts: int) -> list[int]:
+    """Return the offsets at which to split a range into parts of about the same bytes."""
     parts = min(parts, whole.until_offset - whole.from_offset)
-    if parts <= 1:
-        return []
-    pieces = extents(log, whole.from_offset, whole.until_offset)
-    ends = list(accumulate(extent.size for extent in pieces))
-    if not ends or not ends[-1]:
+    ends = list(accumulate(extent.size for extent in whole.extents))
+    if parts <= 1 or not ends or not ends[-1]:
         return []
     reach = ends[-1] // parts // 8
     offsets: set[int] = set()
     for part in range(1, parts):
         target = ends[-1] * part // parts
         number = bisect_right(ends, target)
-        position = pieces[number].end_position - (ends[number] - target)
-        offsets.add(offset_near(log, pieces[number], position, reach))
+        extent = whole.extents[number]
+        position = extent.end_position - (ends[number] - target)
+        offsets.add(offset_near(whole.log, extent, position, reach))
     return sorted(cut for cut in offsets if whole.from_offset < cut < whole.until_offset)

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from embedlog import catalog
 from embedlog.consumer.group_client import open_group
@@ -22,8 +22,9 @@ from embedlog.groups.offsets import check_group_id
 from embedlog.partition import PartitionLog
 from embedlog.partition.extents import end_within, extents
 from embedlog.record import OffsetAndMetadata, TopicPartition
-from embedlog.spark.input_partitions import PartitionOffsets, plan_input_partitions
-from embedlog.spark.partition_reader import LogInputPartition
+from embedlog.spark.input_partitions import plan_input_partitions
+from embedlog.spark.log_cache import LogCache
+from embedlog.spark.plan import LogInputPartition, PartitionOffsets
 from embedlog.spark.source import LogSource, Offsets, logger
 from embedlog.spark.source_options import LATEST, OffsetBound, SourceOptions
 from embedlog.spark.stream_offset import StreamOffset
@@ -75,12 +76,24 @@ def _monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+class StreamState(NamedTuple):
+    """What a query keeps in memory, besides what Spark keeps in its checkpoint."""
+
+    lease_name: str
+    """A lease is taken over by its name, so that none is left behind."""
+    initial_offset: Json | None = None
+    available_now: Offsets | None = None
+    """Where a query with Trigger.AvailableNow ends; None with other triggers."""
+
+
 class MicroBatchStream:
     """The driver's side of one streaming query; offsets go in and out as JSON.
 
     Args:
         options: The options of the reader.
         clock_ms: The clock for maxTriggerDelay and the renewal of the lease.
+        state: The state of the same query in a process that was killed, to go on with it.
+        cache: Where the log stays open for other queries.
 
     Raises:
         InvalidConfigError: The group id of commitToGroup is invalid.
@@ -88,22 +101,32 @@ class MicroBatchStream:
         UnknownTopicOrPartitionError: A topic named in the options does not exist.
     """
 
-    def __init__(self, options: SourceOptions, clock_ms: Callable[[], int] = _monotonic_ms) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        clock_ms: Callable[[], int] = _monotonic_ms,
+        state: StreamState | None = None,
+        cache: LogCache | None = None,
+    ) -> None:
         if options.commit_to_group is not None:
             check_group_id(options.commit_to_group)
-        self.options, self._clock_ms = options, clock_ms
-        self._initial_offset: Json | None = None
-        self._available_now: Offsets | None = None
-        """Where a query with Trigger.AvailableNow ends."""
+        state = state or StreamState(str(uuid.uuid4()))
+        self.options, self._clock_ms, self._cache = options, clock_ms, cache
+        self._initial_offset, self._available_now = state.initial_offset, state.available_now
         self._trigger_delay = TriggerDelay(
             options.min_offsets_per_trigger or 0, options.max_trigger_delay_ms
         )
-        self._lease_name, self._leased_at_ms = str(uuid.uuid4()), -_LEASE_RENEWAL_MS
+        self._lease_name, self._leased_at_ms = state.lease_name, -_LEASE_RENEWAL_MS
 
     @cached_property
     def source(self) -> LogSource:
         """The log, opened at first use: Spark makes some of these objects only to pickle them."""
-        return LogSource(self.options, durable=True)
+        return LogSource(self.options, durable=True, cache=self._cache)
+
+    @property
+    def state(self) -> StreamState:
+        """What another process needs to go on with the query."""
+        return StreamState(self._lease_name, self._initial_offset, self._available_now)
 
     def close(self) -> None:
         """Release the lease and close the log."""
@@ -262,8 +285,15 @@ class MicroBatchStream:
             return start
         return offset
 
-    def plan_input_partitions(self, start: Json, end: Json) -> list[LogInputPartition]:
+    def plan_input_partitions(
+        self, start: Json, end: Json, cores: int | None = None
+    ) -> list[LogInputPartition]:
         """Return the input partitions of the batch between two offsets.
+
+        Args:
+            start: Where it starts.
+            end: Where it ends.
+            cores: How many tasks run at once; by default the cores that this process may use.
 
         Raises:
             DataLossError: Some of its records are gone, and failOnDataLoss is true.
@@ -291,7 +321,7 @@ class MicroBatchStream:
                     self.source.report_data_loss(key, problem)
                 ranges.append(PartitionOffsets(key, first, min(until, log_end)))
         self._renew_lease({key: first for key, first, until in ranges if first <= until})
-        return plan_input_partitions(self.options, logs, ranges)
+        return plan_input_partitions(self.options, logs, ranges, cores)
 
     def commit(self, end: Json) -> None:
         """Commit processed offsets to a group, so that its lag can be watched (commitToGroup)."""

@@ -1,4 +1,8 @@
-"""Reads the options of ``format("embedlog")`` by name and type, for the source and the sink."""
+"""Reads the options of ``format("embedlog")`` by name and type, for the source and the sink.
+
+Spark passes the names in lower case, whatever the user wrote; so the names in messages are
+spelled as in the documentation, and only a name that nobody knows is spelled as it came.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,41 @@ import difflib
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from embedlog import times
 from embedlog.errors import InvalidConfigError
 from embedlog.root.location import directory_of
+
+READER_OPTIONS = (
+    *("path", "subscribe", "subscribePattern", "assign"),
+    *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
+    *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+    *("startingOffsetsByTimestampStrategy", "includeHeaders", "failOnDataLoss"),
+    *("minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition"),
+    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger"),
+    *("commitToGroup", "visibility", "readLeaseMs"),
+)
+WRITER_OPTIONS = (
+    *("path", "topic", "durability", "compression", "lockTimeout"),
+    *("txnAppId", "txnVersion", "allowRestart"),
+    # Kafka's sink accepts it, too: the column is written whenever there is one.
+    "includeHeaders",
+    # Spark passes its own options of a streaming query on to the sink.
+    *("checkpointLocation", "queryName"),
+)
+BROKER_OPTIONS = (
+    *("groupIdPrefix", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
+    *("kafkaConsumer.pollTimeoutMs", "useDeprecatedOffsetFetching"),
+)
+"""Options about brokers, which a reader accepts without effect, as all of ``kafka.*`` are."""
+_SPELLINGS = {name.lower(): name for name in (*READER_OPTIONS, *WRITER_OPTIONS, *BROKER_OPTIONS)}
+
+_MAX_TIME_MS = (1 << 63) - 1
+A_TIME = "a time such as 2026-01-31T12:00:00Z, or milliseconds since 1970"
+"""Describes for messages what `time_in_ms` reads."""
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -43,7 +77,7 @@ class OptionReader:
         ineffective: Sequence[str] = (),
         hints: Mapping[str, str] | None = None,
     ) -> tuple[str, ...]:
-        """Return the options about brokers, which have no effect, as they were spelled.
+        """Return the options about brokers, which have no effect.
 
         Args:
             reader_or_writer: For messages: "reader" or "writer".
@@ -56,13 +90,17 @@ class OptionReader:
         """
         by_lower = {name.lower(): name for name in known}
         ignored = []
-        for name in self._names:
-            lower = name.lower()
+        for given in self._names:
+            lower = given.lower()
+            name = _SPELLINGS.get(lower, given)
             if lower.startswith("kafka.") or lower in map(str.lower, ineffective):
                 ignored.append(name)
             elif lower not in by_lower:
                 todo = f"The options are {', '.join(known)}."
-                if nearest := difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.5):
+                if lower in _SPELLINGS:
+                    other = "writer" if reader_or_writer == "reader" else "reader"
+                    todo = f"That is an option of a {other}."
+                elif nearest := difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.5):
                     todo = f"Did you mean {by_lower[nearest[0]]!r}?"
                 todo = (hints or {}).get(lower, todo)
                 raise InvalidConfigError(f"A {reader_or_writer} has no option {name!r}", todo=todo)
@@ -116,8 +154,8 @@ class OptionReader:
         return self._number(name, "a number of at least 0 without a fraction", _whole_number)
 
     def timestamp_ms(self, name: str) -> int | None:
-        """Return milliseconds since 1970."""
-        return self._number(name, "a time in milliseconds since 1970", int)
+        """Return the milliseconds since 1970 of a time; see `time_in_ms`."""
+        return self.parsed(name, A_TIME, time_in_ms)
 
     def _number(
         self, name: str, wanted: str, convert: Callable[[str], N], minimum: int = 0
@@ -146,7 +184,7 @@ class OptionReader:
             return None
         try:
             return parse(text)
-        except (ValueError, TypeError, AttributeError, KeyError, re.error):
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError, re.error):
             return self._fail(name, wanted)
 
     def _fail(self, name: str, wanted: str) -> NoReturn:
@@ -156,6 +194,25 @@ class OptionReader:
 def absolute_path(path: str) -> str:
     """Return one spelling of a path on this host, which may begin with ``file://`` or ``~``."""
     return os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
+
+
+def time_in_ms(value: str | int) -> int:
+    """Return a time in milliseconds since 1970: a number of them, a date, or how long ago.
+
+    A text without a zone is in UTC.
+
+    Raises:
+        ValueError: The value is no time, or not one of a record's.
+
+    >>> time_in_ms("1700000000000"), time_in_ms("1970-01-02")
+    (1700000000000, 86400000)
+    """
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    ms = times.milliseconds(value, time.time_ns() // 1_000_000)
+    if not 0 <= ms <= _MAX_TIME_MS:
+        raise ValueError
+    return ms
 
 
 def _whole_number(text: str) -> int:

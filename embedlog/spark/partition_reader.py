@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -18,12 +17,13 @@ from typing import Any
 import pyarrow as pa
 
 from embedlog import batch as batches
-from embedlog.batch import Batch
-from embedlog.batch.tables import BatchRows, rows_in_range, table
+from embedlog.batch import Batch, BatchRun
+from embedlog.batch.tables import PieceRows, rows_in_range, table
 from embedlog.errors import CorruptBatchError, DataLossError, NotALogError, StorageError
 from embedlog.files import Files
 from embedlog.segment import SegmentFile
-from embedlog.spark import kafka_columns
+from embedlog.spark import arrow_columns
+from embedlog.spark.plan import FileChunk, LogInputPartition, PartitionSlice
 
 TARGET_ROWS = 32_768
 """Rows to yield at once: with fewer, Spark spends more on each; with more, little is gained."""
@@ -43,43 +43,6 @@ def freeze_gc() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-@dataclass(frozen=True, slots=True)
-class FileChunk:
-    """A part of one segment file."""
-
-    path: str
-    """Relative to the log root."""
-    sealed: bool
-    headers: bool
-    """Whether the file has a column of headers."""
-    position: int
-    """Where to start to read; 0 is the first batch."""
-    end_position: int
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionSlice:
-    """The offsets ``[from_offset, until_offset)`` of one partition, and the files with them."""
-
-    topic: str
-    partition: int
-    from_offset: int
-    until_offset: int
-    leader_epoch: int
-    """The log's epoch when this was planned: batches of a later one are not part of the plan."""
-    chunks: tuple[FileChunk, ...]
-    size: int = 0
-    """About how many bytes to read."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogInputPartition:
-    """What one task reads; the value of a Spark `InputPartition`."""
-
-    root: str
-    slices: tuple[PartitionSlice, ...]
 
 
 def read_input_partition(
@@ -115,19 +78,19 @@ def read_input_partition(
 
 
 def _read_slice(files: Files, part: PartitionSlice, names: tuple[str, ...]) -> Iterator[Any]:
-    schema = kafka_columns.segment_schema(names)
+    schema = arrow_columns.segment_schema(names)
     groups = _row_groups(files, part)
     by_type = groupby(groups, lambda rows: int(rows[0][0].is_log_append_time))
     for timestamp_type, same_type in by_type:
         for rows in _combined(same_type, part, schema):
             for start in range(0, rows.num_rows, MAX_ROWS):
-                yield from kafka_columns.spark_batches(
+                yield from arrow_columns.spark_batches(
                     rows.slice(start, MAX_ROWS), names, part.topic, part.partition, timestamp_type
                 )
 
 
 def _combined(
-    groups: Iterable[list[BatchRows]], part: PartitionSlice, schema: Any
+    groups: Iterable[list[PieceRows]], part: PartitionSlice, schema: Any
 ) -> Iterator[Any]:
     """Yield tables with enough rows for Spark."""
     tables: list[Any] = []
@@ -147,16 +110,20 @@ def _combined(
         yield pa.concat_tables(tables)
 
 
-def _row_groups(files: Files, part: PartitionSlice) -> Iterator[list[BatchRows]]:
+def _row_groups(files: Files, part: PartitionSlice) -> Iterator[list[PieceRows]]:
     """Yield rows of one segment and one timestampType, as many as become one table."""
     for chunk in part.chunks:
         for decoded in _read_batches(files, part, chunk):
             rows = rows_in_range(decoded, part.from_offset, part.until_offset)
-            for _, group in groupby(rows, key=lambda row: row[0].is_log_append_time):
+            # Damage in a batch without any of these rows is no error.
+            trimmed = (
+                row[0].trim(*row[1:]) if isinstance(row[0], BatchRun) else row for row in rows
+            )
+            for _, group in groupby(trimmed, key=lambda row: row[0].is_log_append_time):
                 yield from _limited_groups(list(group))
 
 
-def _limited_groups(rows: list[BatchRows]) -> Iterator[list[BatchRows]]:
+def _limited_groups(rows: list[PieceRows]) -> Iterator[list[PieceRows]]:
     """Yield groups of at most `MAX_ROWS` rows; compressed batches one by one.
 
     A compressed batch may grow a hundredfold.
@@ -164,7 +131,7 @@ def _limited_groups(rows: list[BatchRows]) -> Iterator[list[BatchRows]]:
     if any(batch.is_compressed for batch, _, _ in rows):
         yield from ([row] for row in rows)
         return
-    group: list[BatchRows] = []
+    group: list[PieceRows] = []
     count = 0
     for row in rows:
         if group and count + row[2] - row[1] > MAX_ROWS:
@@ -176,7 +143,9 @@ def _limited_groups(rows: list[BatchRows]) -> Iterator[list[BatchRows]]:
         yield group
 
 
-def _read_batches(files: Files, part: PartitionSlice, chunk: FileChunk) -> Iterator[list[Batch]]:
+def _read_batches(
+    files: Files, part: PartitionSlice, chunk: FileChunk
+) -> Iterator[list[Batch | BatchRun]]:
     """Yield the batches of a part of a file, a few megabytes at a time."""
     schemas = tuple(
         batches.schema(headers=chunk.headers, offsets=offsets) for offsets in (False, True)
@@ -190,7 +159,7 @@ def _read_batches(files: Files, part: PartitionSlice, chunk: FileChunk) -> Itera
             part, f"The file {chunk.path} was deleted after the query was planned"
         ) from error
     position, end = chunk.position or file.start, chunk.end_position
-    read = file.mapped if chunk.sealed else file.read
+    read = file.mapped_fast if chunk.sealed else file.read_fast
     while position < end:
         try:
             decoded = read(position, end)

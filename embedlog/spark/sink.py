@@ -9,7 +9,7 @@ Spark noted that it was done, is recognised by the query's id and the batch id.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from embedlog.errors import EmbedlogError
-from embedlog.publish.staging import StagedFile
 from embedlog.publish.transaction import Publication
+from embedlog.spark.data_writer import StagedRows
 from embedlog.spark.sink_options import SinkOptions
 
 try:
@@ -33,9 +33,9 @@ _RUN_ID = "spark.jobGroup.id"
 
 @dataclass
 class StagedCommitMessage(WriterCommitMessage):
-    """A task's message to the driver: its staged file, and the micro-batch it belongs to."""
+    """A task's message to the driver: what it staged, and the micro-batch it belongs to."""
 
-    staged_file: StagedFile
+    staged_rows: StagedRows
     partition_id: int
     query_id: str | None = None
     batch_id: int | None = None
@@ -48,21 +48,23 @@ class StagingWriter:
     keep_log = False
     """Whether the log stays open in the driver's process."""
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, columns: Collection[str] = ()) -> None:
         from embedlog.spark import batch_write
 
         self.options = options
-        self.task = batch_write.plan_write(options, keep=self.keep_log)
+        self.task = batch_write.plan_write(
+            options, has_partitions="partition" in columns, keep=self.keep_log
+        )
 
     def write(self, iterator: Iterator[Any]) -> StagedCommitMessage:
         """Stage the rows of a task."""
         context = TaskContext.get()
         assert context is not None, "Spark calls this in a task"
         partition_id = context.partitionId()
-        staged_file = self.task.stage(iterator, partition_id, context.attemptNumber())
+        staged_rows = self.task.stage(iterator, partition_id, context.attemptNumber())
         batch_id = context.getLocalProperty(_BATCH_ID)
         return StagedCommitMessage(
-            staged_file,
+            staged_rows,
             partition_id,
             context.getLocalProperty(_QUERY_ID),
             None if batch_id is None else int(batch_id),
@@ -73,7 +75,7 @@ class StagingWriter:
         """Publish what all tasks staged."""
         from embedlog.spark import batch_write
 
-        staged = _staged_files(messages)
+        staged = _staged_rows(messages)
         batch_write.publish(self.options, staged, publication, keep=self.keep_log)
 
     def abort(self, messages: list[Any], batchId: int | None = None) -> None:  # noqa: N803
@@ -84,7 +86,7 @@ class StagingWriter:
         """
         from embedlog.spark import batch_write
 
-        batch_write.discard(self.options, _staged_files(messages))
+        batch_write.discard(self.options, _staged_rows(messages))
 
 
 class BatchSink(StagingWriter, DataSourceArrowWriter):
@@ -94,8 +96,9 @@ class BatchSink(StagingWriter, DataSourceArrowWriter):
         """Publish what all tasks staged."""
         options, publication = self.options, None
         if options.txn_app_id is not None and options.txn_version is not None:
-            # An empty DataFrame counts as written to its topic.
-            topics = () if options.topic is None else (self.task.targets[options.topic].id,)
+            # An empty DataFrame counts as written to its topic, if that exists.
+            target = None if options.topic is None else self.task.targets[options.topic]
+            topics = () if target is None or target.is_new else (target.id,)
             publication = Publication(options.txn_app_id, options.txn_version, topics=topics)
         self.publish(messages, publication)
 
@@ -121,8 +124,8 @@ class StreamSink(StagingWriter, DataSourceStreamArrowWriter):
         self.publish(messages, publication)
 
 
-def _staged_files(messages: Sequence[Any]) -> list[StagedFile]:
-    """Return the staged files in the order of the tasks, which a repetition has as well."""
+def _staged_rows(messages: Sequence[Any]) -> list[StagedRows]:
+    """Return what the tasks staged in the order of the tasks, which a repetition has as well."""
     staged = [message for message in messages if isinstance(message, StagedCommitMessage)]
     staged.sort(key=lambda message: message.partition_id)
-    return [message.staged_file for message in staged]
+    return [message.staged_rows for message in staged]

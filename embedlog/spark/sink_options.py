@@ -8,14 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedlog.errors import InvalidConfigError
-from embedlog.spark.option_reader import OptionReader, absolute_path
+from embedlog.spark.option_reader import WRITER_OPTIONS, OptionReader, absolute_path
 
-KNOWN = (
-    *("path", "topic", "durability", "compression", "lockTimeout"),
-    *("txnAppId", "txnVersion", "allowRestart"),
-    # Spark passes its own options of a streaming query on to the sink.
-    *("checkpointLocation", "queryName"),
-)
 _logger = logging.getLogger("embedlog.spark")
 
 
@@ -60,7 +54,7 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
                 f"Kafka option '{part}.serializer' is not supported as {part}s are serialized "
                 "with ByteArraySerializer"
             )
-    if ignored := reader.check_names("writer", KNOWN):
+    if ignored := reader.check_names("writer", WRITER_OPTIONS):
         _logger.warning(
             "These options are about brokers and have no effect: %s", ", ".join(ignored)
         )

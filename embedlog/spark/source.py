@@ -6,17 +6,15 @@ Opened by the process that plans a batch, or that serves a streaming query.
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
 
-import embedlog
 from embedlog import errors
-from embedlog.api import Log
 from embedlog.catalog import INTERNAL
 from embedlog.partition import PartitionLog, flush
+from embedlog.partition.leases import Lease
 from embedlog.record import TopicPartition
+from embedlog.spark.log_cache import LogCache, open_existing_log
 from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
 from embedlog.spark.stream_offset import StreamOffset
 
@@ -31,15 +29,19 @@ class LogSource:
     Args:
         options: The options of the reader.
         durable: Whether to read only what survives a power cut, unless the options say it.
+        cache: Where the log stays open for other queries; None opens it for this one alone.
     """
 
-    def __init__(self, options: SourceOptions, durable: bool) -> None:
-        self.options = options
-        self.log = open_existing_log(options.path, "Check the option 'path'.")
+    def __init__(
+        self, options: SourceOptions, durable: bool, cache: LogCache | None = None
+    ) -> None:
+        self.options, self._cache = options, cache
+        open_log = open_existing_log if cache is None else cache.acquire
+        self.log = open_log(options.path, "Check the option 'path'.")
         self._durable = durable if options.visibility is None else options.visibility == "durable"
         self._partitions: tuple[int, dict[TopicPartition, PartitionLog]] | None = None
         """The version of the catalog, and the partitions to read as of then."""
-        self._lease: Any = None
+        self._lease: Lease | None = None
 
     @property
     def writable(self) -> bool:
@@ -47,23 +49,35 @@ class LogSource:
         return bool(self.log.root.mode == "rw")
 
     def close(self) -> None:
-        """Close the log; a lease stays until it is released or expires."""
-        self.log.close()
+        """Close the log, unless others use it; a lease stays until it is released or expires."""
+        if self._cache is None:
+            self.log.close()
+        else:
+            self._cache.release(self.log)
 
-    def hold(self, name: str, offsets: Mapping[TopicPartition, int]) -> bool:
+    def hold(self, name: str, offsets: Mapping[TopicPartition, int], *, new: bool = False) -> bool:
         """Lease the records from these offsets on: retention and compaction leave them alone.
 
         Spark does not say when the last task is done, so the lease ends by its time
         (readLeaseMs).  If the log is read-only this does nothing.
+
+        Args:
+            name: The name of the lease; an older one of that name is replaced.
+            offsets: The first offset to keep in each partition.
+            new: Whether there can be no older one: looking for it takes longer, the more
+                queries have a lease.
 
         Returns:
             False if some of the records are already deleted.
         """
         if not self.writable or not offsets:
             return True
+        name, seconds = f"spark-{name}", self.options.read_lease_ms / 1000
         try:
-            seconds = self.options.read_lease_ms / 1000
-            self._lease = self.log.hold(f"spark-{name}", offsets, seconds=seconds)
+            if new:
+                self._lease = Lease(self.log.root, name, offsets, seconds)
+            else:
+                self._lease = self.log.hold(name, offsets, seconds=seconds)
         except (errors.OffsetOutOfRangeError, errors.UnknownTopicOrPartitionError):
             return False
         return True
@@ -241,16 +255,3 @@ class LogSource:
         if self.options.fail_on_data_loss:
             raise error
         logger.warning("%s", error)
-
-
-def open_existing_log(path: str, todo: str | None = None) -> Log:
-    """Open a log that exists, for writing where the directory allows it.
-
-    Raises:
-        NotALogError: There is none; ``todo`` says what to do.
-    """
-    if not os.path.exists(os.path.join(path, "embedlog.toml")):
-        raise errors.NotALogError("There is no log here", path=path, todo=todo)
-    mode: Literal["rw", "r"] = "rw" if os.access(path, os.W_OK) else "r"
-    # Maintenance is left to the processes that write: Spark kills this one without notice.
-    return embedlog.open(path, mode=mode, maintenance=False)

@@ -7,31 +7,23 @@ wrong option is an error of `load`, not of the first action.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from embedlog.errors import InvalidConfigError
-from embedlog.spark.option_reader import OptionReader
+from embedlog.spark.option_reader import (
+    A_TIME,
+    BROKER_OPTIONS,
+    READER_OPTIONS,
+    OptionReader,
+    time_in_ms,
+)
 
 EARLIEST, LATEST = -2, -1
 """Kafka's numbers for the two ends of a partition; they are understood, never stored."""
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 
-KNOWN = (
-    *("path", "subscribe", "subscribePattern", "assign"),
-    *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
-    *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
-    *("startingOffsetsByTimestampStrategy", "includeHeaders", "failOnDataLoss"),
-    *("minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition"),
-    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger"),
-    *("commitToGroup", "visibility", "readLeaseMs"),
-)
-INEFFECTIVE = (
-    *("groupIdPrefix", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
-    *("kafkaConsumer.pollTimeoutMs", "useDeprecatedOffsetFetching"),
-)
-"""Options about brokers, which are accepted without effect, as all of ``kafka.*`` are."""
 UNSUPPORTED_BY_KAFKA = (
     *("kafka.auto.offset.reset", "kafka.enable.auto.commit", "kafka.interceptor.classes"),
     *("kafka.key.deserializer", "kafka.value.deserializer"),
@@ -120,7 +112,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         if name in reader:
             raise InvalidConfigError(f"Kafka option '{name}' is not supported")
     hints = {"topic": "That is an option of the writer; a reader has 'subscribe'."}
-    ignored = reader.check_names("reader", KNOWN, INEFFECTIVE, hints)
+    ignored = reader.check_names("reader", READER_OPTIONS, BROKER_OPTIONS, hints)
     strategy = reader.choice("startingOffsetsByTimestampStrategy", "error", "latest")
     parsed = SourceOptions(
         path=reader.root(),
@@ -141,7 +133,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         visibility=reader.choice("visibility", "", "durable", "append") or None,
         read_lease_ms=reader.count("readLeaseMs") or 3_600_000,
         ignored=ignored,
-        specified=tuple(name for name in KNOWN if name in reader),
+        specified=tuple(name for name in READER_OPTIONS if name in reader),
     )
     minimum, maximum = parsed.min_offsets_per_trigger, parsed.max_offsets_per_trigger
     if minimum is not None and maximum is not None and minimum > maximum:
@@ -183,37 +175,45 @@ def _assigned(value: Any) -> dict[str, tuple[int, ...]]:
 def _bound(reader: OptionReader, side: str) -> OffsetBound | None:
     """Return the bound of one side: a time for all before times for each before offsets."""
     time_ms = reader.timestamp_ms(f"{side}Timestamp")
-    wanted = 'JSON such as {"flights": {"0": 1700000000000}}'
-    times = reader.json(f"{side}OffsetsByTimestamp", wanted, lambda value: _by_topic(value, 0))
+    wanted = f'JSON such as {{"flights": {{"0": "2026-01-31"}}}} with {A_TIME}'
+    times = reader.json(f"{side}OffsetsByTimestamp", wanted, lambda json: _by_topic(json, _time))
     offsets = None
     word = (reader.text(f"{side}Offsets") or "").lower()
     if word in _WORDS:
         offsets = OffsetBound("offset", _WORDS[word])
     elif word:
         wanted = 'earliest, latest, or JSON such as {"flights": {"0": 23, "1": -2}}'
-        by_topic = reader.json(f"{side}Offsets", wanted, lambda value: _by_topic(value, EARLIEST))
+        by_topic = reader.json(f"{side}Offsets", wanted, lambda json: _by_topic(json, _offset))
         offsets = OffsetBound("offset", None, by_topic or {})
     if time_ms is not None:
         return OffsetBound("time", time_ms)
     return offsets if times is None else OffsetBound("time", None, times)
 
 
-def _by_topic(value: Any, minimum: int) -> dict[str, int | dict[int, int]]:
+def _by_topic(json: Any, number_of: Callable[[Any], int]) -> dict[str, int | dict[int, int]]:
     bounds: dict[str, int | dict[int, int]] = {}
-    for topic, bound in value.items():
+    for topic, bound in json.items():
         if isinstance(bound, dict):
-            bounds[topic] = {int(part): _number(number, minimum) for part, number in bound.items()}
+            bounds[topic] = {int(part): number_of(value) for part, value in bound.items()}
         else:
             # One number for the whole topic, as newer versions of Kafka's source allow.
-            bounds[topic] = _number(bound, minimum)
+            bounds[topic] = number_of(bound)
     if not bounds:
         raise ValueError
     return bounds
 
 
-def _number(value: Any, minimum: int) -> int:
-    if isinstance(value, str) and minimum == EARLIEST:
+def _offset(value: Any) -> int:
+    if isinstance(value, str):
         return _WORDS[value.lower()]
+    return _whole_number(value, EARLIEST)
+
+
+def _time(value: Any) -> int:
+    return time_in_ms(value if isinstance(value, str) else _whole_number(value, 0))
+
+
+def _whole_number(value: Any, minimum: int) -> int:
     if isinstance(value, bool) or int(value) != value or value < minimum:
         raise ValueError
     return int(value)

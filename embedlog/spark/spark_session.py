@@ -14,11 +14,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from embedlog.errors import SparkSetupError
+from embedlog.spark import jvm_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,7 +72,7 @@ def recommended_conf() -> dict[str, str]:
 def session(
     app_name: str = "embedlog", master: str | None = None, conf: Mapping[str, object] | None = None
 ) -> SparkSession:
-    """Return a Spark session with `recommended_conf` and ``format("embedlog")``.
+    """Return a Spark session with `recommended_conf`, ``format("embedlog")`` and its JVM reader.
 
     If it starts a JVM, Spark logs warnings as in its own shell, except those that
     every session would begin with.  Your own ``log4j2.properties`` replaces this.
@@ -84,6 +86,7 @@ def session(
         SparkSetupError: Java, pyspark, pyarrow or the workers' Python is missing or wrong.
     """
     check_driver()
+    import pyspark
     from pyspark.sql import SparkSession
 
     # By default Spark starts workers as "python3": often another Python, without embedlog.
@@ -92,10 +95,13 @@ def session(
     settings = {"spark.master": "local[*]", **recommended_conf(), **(conf or {})}
     if master is not None:
         settings["spark.master"] = master
+    jvm_reader.add_jar(settings, pyspark.__version__)
     builder = SparkSession.builder.appName(app_name).config(map=settings)
-    with default_log4j_settings():
+    with default_log4j_settings(), warnings.catch_warnings():
+        # Whoever uses pandas gets this warning there as well.
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         spark = builder.getOrCreate()
-    register(spark)
+        register(spark)
     return spark
 
 
@@ -127,6 +133,10 @@ def default_log4j_settings() -> Iterator[None]:
 def register(spark: SparkSession) -> None:
     """Make ``format("embedlog")`` known to a session; calling it again changes nothing.
 
+    Python processes that Spark starts for the functions of this session from now on begin with
+    `worker_startup/sitecustomize.py`: a stream can start on a busy machine, and a task that ends
+    early prints no traceback.
+
     Raises:
         SparkSetupError: This Spark has no Python data sources, or its workers' Python
             lacks what they need.
@@ -142,9 +152,22 @@ def register(spark: SparkSession) -> None:
     else:
         python = context.getConf().get("spark.pyspark.python", None) or context.pythonExec
         check_worker_python(str(python))
+        add_worker_startup(context.environment)
     from embedlog.spark.datasource import EmbedlogDataSource
 
     spark.dataSource.register(EmbedlogDataSource)
+    jvm_reader.report_reader(spark)
+
+
+def add_worker_startup(environment: MutableMapping[str, str]) -> None:
+    """Let the workers that get these environment variables import our `sitecustomize`.
+
+    Spark appends the PYTHONPATH of the host that they run on.
+    """
+    directory = os.path.join(os.path.dirname(__file__), "worker_startup")
+    path = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if directory not in path:
+        environment["PYTHONPATH"] = os.pathsep.join([directory, *path])
 
 
 def check_driver() -> None:

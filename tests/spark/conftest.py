@@ -17,6 +17,7 @@ from support.spark_session import begin
 import embedlog
 from embedlog.api import Log
 from embedlog.spark.input_partitions import plan_batch
+from embedlog.spark.jvm_reader import READER
 from embedlog.spark.source_options import parse
 
 
@@ -91,9 +92,22 @@ def rows(options: Callable[..., dict[str, str]]) -> Callable[..., list[dict[str,
     return rows
 
 
+@pytest.fixture(params=["jvm", "python"])
+def reader(request: pytest.FixtureRequest) -> str:
+    """The reader that serves the test; a test for one of them says so by parametrizing this."""
+    return str(request.param)
+
+
+@pytest.fixture
+def spark(spark_session: Any, reader: str) -> Any:
+    """The session that all tests share, with one reader and then with the other."""
+    spark_session.conf.set(READER, reader)
+    return spark_session
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The session on two cores that all tests share."""
+def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A session on two cores."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("Java is not installed")
     with warnings.catch_warnings():

@@ -580,7 +580,7 @@ def test_a_log_that_was_truncated_and_written_again_is_a_data_loss(log, options,
             )
         )
 
-    shorter = replace(chunk, end_position=chunk.end_position + 800)
+    shorter = chunk._replace(end_position=chunk.end_position + 800)
     with pytest.raises(DataLossError, match="was truncated"):
         read(replace(part_slice, until_offset=20, chunks=(shorter,)))
     with pytest.raises(DataLossError, match="written again"):
@@ -646,7 +646,7 @@ def test_an_executor_opens_no_database_and_takes_no_lock(log, options, send, mon
 def test_a_log_that_is_not_writable_can_be_read(log, send, options, monkeypatch):
     """Another user may read it."""
     send("t", {0: range(10)})
-    monkeypatch.setattr("embedlog.spark.source.os.access", lambda path, how: False)
+    monkeypatch.setattr("embedlog.spark.log_cache.os.access", lambda path, how: False)
 
     assert len(plan_batch(parse(options()))) == 1
 

@@ -72,14 +72,14 @@ def test_records_deleted_after_a_short_lease_are_a_loss(log, options, expire_rec
 
 def test_a_batch_that_loses_a_race_is_planned_again(log, options, expire_records, monkeypatch):
     """If retention moves the start after it was looked up, the earliest offset changes."""
-    hold, calls = embedlog.Log.hold, []
+    hold, calls = LogSource.hold, []
 
-    def late_hold(self, *args, **options):
+    def late_hold(self, *args, **how):
         if not calls:
             calls.append(expire_records())
-        return hold(self, *args, **options)
+        return hold(self, *args, **how)
 
-    monkeypatch.setattr(embedlog.Log, "hold", late_hold)
+    monkeypatch.setattr(LogSource, "hold", late_hold)
     tasks = plan_batch(parse(options()))
 
     assert values_of(read_all(tasks)) == list(range(start_of(log), 60))

@@ -1,5 +1,8 @@
 """Options of a reader: names, values and kind of query are checked before the log is opened."""
 
+import json
+import time
+
 import pytest
 
 from embedlog.errors import InvalidConfigError
@@ -55,9 +58,23 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one(name, suggestio
         parse({**REQUIRED, name: "1"})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"maxoffsetspertrigger": "0"}, "'maxOffsetsPerTrigger' must be"),
+        ({"txnappid": "a"}, "no option 'txnAppId'.*That is an option of a writer"),
+        ({"sTARTINGoFFSET": "1"}, "'sTARTINGoFFSET'.*Did you mean 'startingOffsets'"),
+    ],
+)
+def test_messages_spell_names_as_the_documentation_does(options, message):
+    """Spark passes them in lower case; an unknown name is spelled as it was passed."""
+    with pytest.raises(InvalidConfigError, match=message):
+        parse({**REQUIRED, **options})
+
+
 def test_options_about_brokers_are_accepted_and_listed():
     """A pipeline for Kafka need not be rewritten."""
-    ineffective = {"kafka.bootstrap.servers": "a:9092", "kafkaConsumer.pollTimeoutMs": "3"}
+    ineffective = {"kafka.bootstrap.servers": "a:9092", "kafkaconsumer.polltimeoutms": "3"}
 
     options = parse({**REQUIRED, **ineffective, "kafka.security.protocol": "SSL"})
 
@@ -115,11 +132,18 @@ def test_exactly_one_valid_subscription_is_required(options, message):
         *({"includeHeaders": value} for value in ("yes", "1")),
         {"startingTimestamp": "yesterday"},
         {"startingTimestamp": "-1"},
+        {"startingTimestamp": "1969-12-31"},
+        {"startingTimestamp": "2026-13-01"},
+        {"startingTimestamp": str(1 << 63)},
+        {"endingTimestamp": "100000w"},
+        {"endingTimestamp": "99999999999999w"},
         {"startingOffsets": "beginning"},
         {"startingOffsets": '{"t": {"0": -3}}'},
         {"startingOffsets": '{"t": {"a": 1}}'},
         {"startingOffsets": "{}"},
         {"startingOffsetsByTimestamp": '{"t": {"0": -1}}'},
+        {"startingOffsetsByTimestamp": '{"t": {"0": "tomorrow"}}'},
+        {"startingOffsetsByTimestamp": '{"t": {"0": Infinity}}'},
         {"startingOffsetsByTimestampStrategy": "earliest"},
         {"visibility": "committed"},
         {"minOffsetsPerTrigger": 10, "maxOffsetsPerTrigger": 9},
@@ -151,6 +175,36 @@ def test_one_timestamp_takes_precedence_over_several_and_those_over_offsets():
     assert parsed(endingOffsetsByTimestamp=times, endingTimestamp=5).ending_offsets == OffsetBound(
         "time", 5
     )
+
+
+NOON_MS = 1_769_860_800_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("2026-01-31T12:00:00Z", "2026-01-31T13:00+01:00", "2026-01-31T12:00"),
+        *("2026-01-31 12:00:00", "1769860800000"),
+    ],
+)
+@pytest.mark.parametrize("side", ["starting", "ending"])
+def test_a_time_is_a_date_or_milliseconds(side, text):
+    """A time without a zone is in UTC."""
+    for_all = parsed(**{f"{side}Timestamp": text})
+    by_topic = {"t": {"0": text, "1": NOON_MS}, "u": "2026-01-31"}
+    by_partition = parsed(**{f"{side}OffsetsByTimestamp": json.dumps(by_topic)})
+
+    assert getattr(for_all, f"{side}_offsets") == OffsetBound("time", NOON_MS)
+    expected = {"t": {0: NOON_MS, 1: NOON_MS}, "u": NOON_MS - 12 * 3_600_000}
+    assert getattr(by_partition, f"{side}_offsets") == OffsetBound("time", None, expected)
+
+
+def test_a_time_may_be_how_long_ago():
+    """The texts are those of the rest of the library."""
+    earliest_ms = time.time_ns() // 1_000_000 - 5_400_000
+    bound = parsed(startingTimestamp="90m").starting_offsets
+
+    assert earliest_ms <= bound.for_all <= time.time_ns() // 1_000_000 - 5_400_000
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,18 @@
 
 import os
 import pkgutil
+import select
+import shutil
+import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import pyspark
 import pytest
+from packaging.requirements import Requirement
+from support.patience import patient
 
 import embedlog
 import embedlog.spark
@@ -142,6 +149,19 @@ def test_the_settings_are_strings_and_include_the_worker_python():
     assert "spark.sql.python.filterPushdown.enabled" not in conf
 
 
+@pytest.mark.parametrize("extra", ["spark", "demo", "dev"])
+def test_extras_with_pyspark_install_a_pandas_that_it_supports(extra):
+    """It asks for pandas 2.2, and warns of pandas 3."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    required = map(Requirement, project["optional-dependencies"][extra])
+    specifiers = {requirement.name: requirement.specifier for requirement in required}
+
+    assert "pyspark" in specifiers
+    assert [specifiers["pandas"].contains(v) for v in ("2.1.4", "2.2.0", "3.0.0")] == [
+        *(False, True, False)
+    ]
+
+
 def test_executors_import_little():
     """A read imports neither LMDB nor pandas; `embedlog.spark` alone does not import pyspark."""
     assert printed_words("import sys, embedlog.spark; print('pyspark' in sys.modules)") == ["False"]
@@ -174,3 +194,129 @@ def test_the_module_that_spark_finds_never_raises():
         "import pyspark_embedlog; print(hasattr(pyspark_embedlog, 'DefaultSource'))"
     )
     assert printed_words(code) == ["False"]
+
+
+# Spark's Python processes
+
+
+def start_source_process(directory, **environment):
+    """Start the process that plans a stream, as Spark does, with a `sitecustomize` of the user.
+
+    It waits until its standard input is closed, as a busy machine may let imports wait.
+    """
+    (directory / "site").mkdir()
+    (directory / "site" / "sitecustomize.py").write_text("import sys\nsys.stdin.read()\n")
+    spark_session.add_worker_startup(environment)
+    zipped = Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"
+    path = [zipped, environment["PYTHONPATH"], directory / "site"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "pyspark.sql.streaming.python_streaming_source_runner"],
+        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(map(str, path))},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_the_source_process_connects_before_its_imports(tmp_path):
+    """Spark waits for it for ten seconds; pyspark then uses the connection that is there."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        server.listen()
+        server.settimeout(patient(10))
+        with start_source_process(
+            tmp_path, PYTHON_WORKER_FACTORY_SOCK_PATH=str(tmp_path / "socket")
+        ) as process:
+            try:
+                connection, _ = server.accept()
+            finally:
+                process.stdin.close()
+            with connection:
+                connection.settimeout(patient(20))
+                pid = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big")
+
+    assert pid == process.pid
+
+
+def test_a_source_process_that_cannot_connect_says_so(tmp_path):
+    """The error is pyspark's, and comes from its package, not from the zip in it."""
+    address = str(tmp_path / "closed")
+    with start_source_process(tmp_path, PYTHON_WORKER_FACTORY_SOCK_PATH=address) as process:
+        _, stderr = process.communicate()
+
+    assert b"CANNOT_OPEN_SOCKET" in stderr
+    assert b"pyspark.zip" not in stderr
+
+
+def test_the_workers_path_keeps_what_is_on_it():
+    """Registering again adds nothing."""
+    environment = {"PYTHONPATH": "/mine"}
+    spark_session.add_worker_startup(environment)
+    spark_session.add_worker_startup(environment)
+
+    startup, mine = environment["PYTHONPATH"].split(os.pathsep)
+    assert mine == "/mine"
+    assert Path(startup, "sitecustomize.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("worker", "error"), [("pyspark.worker", b""), ("pyspark_broken", b"ZeroDivisionError")]
+)
+def test_the_daemon_prints_no_traceback_for_a_closed_socket(tmp_path, worker, error):
+    """Spark closes sockets early after `show` and `limit`; other errors are printed."""
+    (tmp_path / "pyspark_broken.py").write_text("1 / 0")
+    environment = {
+        "PYTHONPATH": str(tmp_path),
+        "PYTHON_UNIX_DOMAIN_ENABLED": "true",
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
+        "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
+    }
+    spark_session.add_worker_startup(environment)
+    with subprocess.Popen(
+        [sys.executable, "-m", "pyspark.daemon", worker],
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as daemon:
+        size = int.from_bytes(daemon.stdout.read(4), "big")
+        address = daemon.stdout.read(size).decode()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(address)
+            worker_pid = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big")
+            pidfd = os.pidfd_open(worker_pid)
+        ended, _, _ = select.select([pidfd], [], [], patient(20))
+        os.close(pidfd)
+        _, stderr = daemon.communicate()
+
+    assert ended
+    assert (b"Traceback" in stderr, error in stderr) == (error != b"", True)
+
+
+SHOW = """
+import sys, embedlog.spark
+conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+spark = embedlog.spark.session("show", "local[2]", conf)
+frame = spark.read.format("embedlog").options(path=sys.argv[1], subscribe="t").load()
+frame.select("offset").show(1)
+frame.limit(1).collect()
+print(frame.count())  # the daemon has ended the workers of the other queries
+spark.stop()
+"""
+
+
+@pytest.mark.tier("all")
+@pytest.mark.xdist_group("spark")
+def test_a_session_prints_nothing_about_closed_sockets_or_pandas(log):
+    """Only a line of Java remains; `show` and `limit` stop while a worker has more rows."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("Java is not installed")
+    with log.producer() as producer:
+        for _ in range(12_000):
+            producer.send("t", b"x" * 2_000, partition=0)
+    process = subprocess.run(
+        [sys.executable, "-c", SHOW, log.path], capture_output=True, text=True, check=True
+    )
+
+    assert process.stdout.split()[-1] == "12000"
+    lines = process.stderr.splitlines()
+    assert [line for line in lines if "incubator modules" not in line] == []

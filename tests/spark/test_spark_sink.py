@@ -101,6 +101,19 @@ def test_a_task_that_fails_publishes_nothing_of_the_others(spark, log):
     staging.sweep(Files(log.path), now_ms=START * 1000)
 
 
+def test_a_topic_is_created_with_the_partitions_that_the_rows_name(spark, log):
+    """A copy of a topic has its partitions."""
+    save(log, spark.range(30).selectExpr("cast(id as string) value", "value key"), topic="t")
+    reader = spark.read.format("embedlog").options(path=log.path, subscribe="t")
+    save(log, reader.load(), topic="copy")
+    assert content(log, "copy") == content(log, "t")
+
+    mixed = "select 'v' as value, 'k' as key, if(id > 4, null, int(id)) as partition from range(9)"
+    with pytest.raises(Exception, match="others only a key"):
+        save(log, spark.sql(mixed), topic="mixed")
+    assert "mixed" not in log.topics()
+
+
 def test_an_empty_dataframe_and_large_values_can_be_written(spark, log):
     """Without rows nothing is published; large rows are split into batches that fit."""
     save(log, spark.range(0).selectExpr("cast(id as string) value"), topic="u")

@@ -33,7 +33,8 @@ def log(sink_log: Log) -> Log:
 def write(log: Log, *batches: Any, partition_id: int = 0, **options: str) -> Any:
     """Stage record batches and publish them, as a task and its driver do."""
     parsed = sink_options.parse({"path": log.path, **options})
-    task = batch_write.plan_write(parsed)
+    has_partitions = any("partition" in batch.schema.names for batch in batches)
+    task = batch_write.plan_write(parsed, has_partitions=has_partitions)
     staged = task.stage(batches, partition_id, 0)
     return batch_write.publish(parsed, [staged], None)
 
@@ -124,6 +125,87 @@ def test_a_topic_that_does_not_exist_is_an_error(log):
     write(log, columns(value=[b"v"]), topic="new")
 
     assert content(log, "new") == [[b"v"]]
+
+
+def test_a_new_topic_gets_as_many_partitions_as_the_rows_need(log):
+    """The tasks find out how many, so the driver creates it when it publishes."""
+    rows = columns(value=[b"0", b"3", b"none"], key=[b"k", b"k", None], partition=[0, 3, None])
+    write(log, rows, topic="new")
+    assert content(log, "new") == [[b"0", b"none"], [], [], [b"3"]]
+
+    # Now it is a topic like any other.
+    with pytest.raises(UnknownTopicOrPartitionError, match="partitions 0 to 3"):
+        write(log, columns(value=[b"4"], partition=[4]), topic="new")
+
+
+def test_a_new_topic_has_one_partition_if_no_row_needs_more(log):
+    """The column may be there and empty; keys then need no other partition either."""
+    rows = columns(value=[b"1", b"2", b"3"], key=[b"k", b"l", None], partition=[None, 0, None])
+    write(log, rows, topic="new")
+    write(log, columns(value=[b"1"], key=[b"k"], partition=[None]), topic="newer")
+
+    assert content(log, "new") == [[b"1", b"2", b"3"]]
+    assert content(log, "newer") == [[b"1"]]
+
+
+def test_a_new_topic_is_created_for_the_rows_of_all_tasks(log):
+    """The highest partition counts, and rows with only a key fit no topic of several."""
+    options = sink_options.parse({"path": log.path, "topic": "new"})
+    task = batch_write.plan_write(options, has_partitions=True)
+    staged = [
+        task.stage([columns(value=[b"%d" % number], partition=[number])], number, 0)
+        for number in (0, 2, 1)
+    ]
+    keyed = task.stage([columns(value=[b"v"], key=[b"k"], partition=[None])], 3, 0)
+
+    with pytest.raises(InvalidRecordError, match=r"others only a key.*would have 3.*Create the"):
+        batch_write.publish(options, [*staged, keyed], None)
+    assert "new" not in log.topics()
+    batch_write.publish(options, staged, None)
+    assert content(log, "new") == [[b"0"], [b"1"], [b"2"]]
+
+
+@pytest.mark.parametrize("partition", [-1, 20_000, 2**31 - 1])
+def test_a_partition_that_no_topic_can_have_creates_none(log, partition):
+    """The topic would be too large."""
+    with pytest.raises(UnknownTopicOrPartitionError, match="at most 20000 partitions"):
+        write(log, columns(value=[b"v"], partition=[partition]), topic="new")
+    assert "new" not in log.topics()
+
+
+@pytest.mark.parametrize(
+    ("partitions", "error"),
+    [(1, "Add partitions"), (2, "others only a key"), (4, "others only a key")],
+)
+def test_a_topic_that_is_created_during_the_write_is_used_if_the_rows_fit(log, partitions, error):
+    """Rows with only a key were not hashed for several partitions."""
+    options = sink_options.parse({"path": log.path, "topic": "new"})
+    task = batch_write.plan_write(options, has_partitions=True)
+    explicit = task.stage([columns(value=[b"v"], partition=[1])], 0, 0)
+    keyed = task.stage([columns(value=[b"w"], key=[b"k"], partition=[0])], 1, 0)
+    hashed = task.stage([columns(value=[b"x"], key=[b"k"], partition=[None])], 2, 0)
+    log.create_topic("new", partitions=partitions)
+
+    with pytest.raises((InvalidRecordError, UnknownTopicOrPartitionError), match=error):
+        batch_write.publish(options, [explicit, keyed, hashed], None)
+    assert len(log["new"]) == 0
+    if partitions > 1:
+        batch_write.publish(options, [explicit, keyed], None)
+        assert content(log, "new")[:2] == [[b"w"], [b"v"]]
+
+
+def test_without_rows_a_new_topic_is_not_created(log):
+    """It may need any number of partitions later."""
+    assert write(log, columns(value=[], partition=[]), topic="new").records == 0
+    assert "new" not in log.topics()
+
+
+@pytest.mark.parametrize("name", ["a/b", ".."])
+def test_a_name_that_no_topic_can_have_is_an_error_before_the_tasks(log, name):
+    """The driver checks it, although it creates the topic later."""
+    options = sink_options.parse({"path": log.path, "topic": name})
+    with pytest.raises(embedlog.errors.InvalidTopicError):
+        batch_write.plan_write(options, has_partitions=True)
 
 
 def test_a_null_topic_is_an_error(log):
@@ -258,6 +340,16 @@ def test_options_may_be_in_any_case_and_those_about_brokers_have_no_effect(caplo
 
     assert (parsed.path, parsed.topic, parsed.durability) == ("/y", "T", "fsync")
     assert "kafka.acks" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["true", "false", "", "anything"])
+def test_include_headers_has_no_effect(log, caplog, value):
+    """Kafka's sink accepts it, so a pipeline may pass the same options to both sides."""
+    headers = [[{"key": "h", "value": b"1"}]]
+    write(log, columns(value=[b"v"], headers=headers), topic="u", includeHeaders=value)
+
+    assert "headers" in log["u"].to_arrow().column_names
+    assert caplog.records == []
 
 
 def test_a_batch_cannot_overwrite_and_an_application_needs_a_version():

@@ -1,8 +1,14 @@
 """Streaming queries, driven batch by batch as Spark does, without Spark."""
 
+import io
 import json
+import subprocess
+import sys
 
 import pytest
+from pyspark.serializers import CPickleSerializer, write_int, write_with_length
+from pyspark.sql.streaming.python_streaming_source_runner import INITIAL_OFFSET_FUNC_ID
+from pyspark.sql.types import StructType
 from support.clock import START
 from support.roots import encoded
 from support.spark_reads import read_all, values_of
@@ -16,8 +22,11 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.record import TopicPartition
+from embedlog.spark.datasource import EmbedlogDataSource
 from embedlog.spark.micro_batch import MicroBatchStream
 from embedlog.spark.source_options import parse
+
+RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 class Query:
@@ -543,7 +552,7 @@ def test_a_stream_reads_a_log_that_is_not_writable(log, query, send, monkeypatch
     """The stream reads the records that other processes flushed."""
     send("t", {0: [1]})
     log.flush()
-    monkeypatch.setattr("embedlog.spark.source.os.access", lambda path, how: False)
+    monkeypatch.setattr("embedlog.spark.log_cache.os.access", lambda path, how: False)
     running = query(**EARLIEST)
 
     assert running.batch() == [1]
@@ -596,3 +605,23 @@ def test_a_stream_in_spark_before_4_2_reads_to_the_end(query, send):
         2,
     ]
     assert embedlog.__version__
+
+
+def test_a_wrong_option_is_the_only_error_of_the_source_process(log, options):
+    """Spark's process stops the reader in any case, so there must be one."""
+    source = EmbedlogDataSource(options(endingOffsets="latest"))
+    sent = io.BytesIO()
+    write_with_length(b"%d.%d" % sys.version_info[:2], sent)
+    write_with_length(b"", sent)  # the directory of Spark's files
+    write_int(0, sent)  # no zip files
+    CPickleSerializer()._write_with_length(source, sent)
+    write_with_length(StructType().add("value", "binary").json().encode(), sent)
+    write_int(10_000, sent)  # rows of a batch
+    write_int(INITIAL_OFFSET_FUNC_ID, sent)
+    code = f"import sys, {RUNNER} as runner; runner.main(sys.stdin.buffer, sys.stdout.buffer)"
+    process = subprocess.run(
+        [sys.executable, "-c", code], input=sent.getvalue(), capture_output=True, check=False
+    )
+
+    assert b"InvalidConfigError: The option 'endingOffsets' is for batch" in process.stdout
+    assert b"UnboundLocalError" not in process.stdout

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource
 
-from embedlog.spark import datasource, sink, sink_options, source_options
+from embedlog.spark import datasource, sink, sink_options
 
 SINK = (
     *("before plan", "before stage", "within stage", "after stage"),
@@ -154,7 +154,7 @@ class Killable(DataSource):
 
     def streamReader(self, schema: Any) -> Any:  # noqa: N802
         kills, options = self._split_options()
-        return KillableReader(source_options.parse(options), schema, kills)
+        return KillableReader(options, schema, kills)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
         kills, options = self._split_options()

@@ -1,0 +1,84 @@
+"""The plan of a query: which bytes of which files each task reads.
+
+Made on the driver from metadata, read by tasks in other processes, in Python or, as JSON,
+in Java.  So that a planner starts quickly, this imports neither pyarrow nor pyspark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from embedlog.record import TopicPartition
+
+
+class PartitionOffsets(NamedTuple):
+    """The offsets ``[from_offset, until_offset)`` of a partition."""
+
+    topic_partition: TopicPartition
+    from_offset: int
+    until_offset: int
+
+
+class FileChunk(NamedTuple):
+    """A part of one segment file; a plan has one or more for each segment, so they are tuples."""
+
+    path: str
+    """Relative to the log root."""
+    sealed: bool
+    headers: bool
+    """Whether the file has a column of headers."""
+    position: int
+    """Where to start to read; 0 is the first batch."""
+    end_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSlice:
+    """The offsets ``[from_offset, until_offset)`` of one partition, and the files with them."""
+
+    topic: str
+    partition: int
+    from_offset: int
+    until_offset: int
+    leader_epoch: int
+    """The log's epoch when this was planned: batches of a later one are not part of the plan."""
+    chunks: tuple[FileChunk, ...]
+    size: int = 0
+    """About how many bytes to read."""
+    rows: int | None = None
+    """How many records there are; None if offsets may lack records, as after compaction."""
+
+    def to_json(self) -> list[Any]:
+        """Return it as a list for `json.dumps`, with a list for each chunk."""
+        return [
+            *(self.topic, self.partition, self.from_offset, self.until_offset),
+            *(self.leader_epoch, self.size, self.rows, self.chunks),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class LogInputPartition:
+    """What one task reads; the value of a Spark `InputPartition`."""
+
+    root: str
+    slices: tuple[PartitionSlice, ...]
+
+
+def plan_to_json(root: str, tasks: Sequence[LogInputPartition]) -> dict[str, Any]:
+    """Return the plan of a query as an object for `json.dumps`.
+
+    Returns:
+        ``{"root": path, "size": bytes, "rows": number or None, "tasks": [[slice, ...], ...]}``,
+        with slices as `PartitionSlice.to_json` returns them.  ``rows`` is None if that of a
+        slice is.
+    """
+    slices = [part for task in tasks for part in task.slices]
+    counts = [part.rows for part in slices]
+    return {
+        "root": root,
+        "size": sum(part.size for part in slices),
+        "rows": None if None in counts else sum(count for count in counts if count is not None),
+        "tasks": [[part.to_json() for part in task.slices] for task in tasks],
+    }

@@ -1,0 +1,208 @@
+"""Plans the queries of one Spark session; `planner` calls it for Spark's driver in the JVM.
+
+Every argument and result is JSON.  A call that failed halfway may be repeated: none of them
+changes a log, except for leases and for offsets that are committed to a group.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from embedlog.errors import EmbedlogError, IllegalStateError, InvalidConfigError
+from embedlog.record import TopicPartition
+from embedlog.spark import kafka_columns
+from embedlog.spark.input_partitions import plan_batch
+from embedlog.spark.log_cache import LogCache
+from embedlog.spark.micro_batch import MicroBatchStream, StreamState
+from embedlog.spark.plan import plan_to_json
+from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
+from embedlog.spark.stream_offset import StreamOffset
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+_logger = logging.getLogger("embedlog.spark")
+
+
+class QueryPlanner:
+    """The open streams and logs of a Spark session, and the methods that Spark's driver calls.
+
+    Any thread may call it, but the calls for one stream must not overlap.
+    """
+
+    METHODS = (
+        *("check_reader", "plan_batch", "open_stream", "initial_offset", "latest_offset"),
+        *("report_latest_offset", "prepare_for_available_now", "plan_micro_batch", "commit"),
+        "close_stream",
+    )
+
+    def __init__(self) -> None:
+        self._logs = LogCache()
+        self._streams: dict[int, MicroBatchStream] = {}
+        self._stream_numbers = itertools.count(1)
+
+    def close(self) -> None:
+        """Release the leases of all streams, and close the logs."""
+        for stream in list(self._streams):
+            try:
+                self.close_stream(stream)
+            except EmbedlogError as error:
+                _logger.warning("A lease is left to its time limit: %s", error)
+        self._logs.close()
+
+    def is_open(self, stream: object) -> bool:
+        """Whether this is the number of an open stream."""
+        return isinstance(stream, int) and stream in self._streams
+
+    def check_reader(self, options: Json, fields: Sequence[Sequence[str]] | None = None) -> Json:
+        """Check all options of a reader without opening the log.
+
+        Args:
+            options: The options of the reader.
+            fields: The columns that the user asks for, as pairs of name and type; None is all.
+
+        Returns:
+            The columns to read, as such pairs, the names of the topics for descriptions, and
+            whether the loss of records fails the query.
+        """
+        parsed = parse(options)
+        if parsed.ignored:
+            _logger.warning(
+                "These options are about brokers and have no effect: %s", ", ".join(parsed.ignored)
+            )
+        names = kafka_columns.columns(parsed.include_headers)
+        if fields is not None:
+            pairs = [(name, spark_type) for name, spark_type in fields]
+            names = kafka_columns.projected_columns(pairs, parsed.include_headers)
+        columns = [[name, kafka_columns.SPARK_TYPES[name]] for name in names]
+        return {
+            "columns": columns,
+            "topics": _topics(parsed),
+            "fail_on_data_loss": parsed.fail_on_data_loss,
+        }
+
+    def plan_batch(
+        self,
+        options: Json,
+        filters: Sequence[Sequence[Any]] = (),
+        limit: int | None = None,
+        cores: int | None = None,
+    ) -> Json:
+        """Return the plan of a batch query.
+
+        Args:
+            options: The options of the reader.
+            filters: ``(column, op, value)``, as in `pushed_filters`.
+            limit: The query needs this many of the records, no matter which.
+            cores: How many tasks run at once.
+        """
+        parsed = parse(options)
+        for name in check_batch(parsed):
+            _logger.warning("The option %r is for streams and has no effect here", name)
+        return plan_to_json(parsed.path, plan_batch(parsed, filters, limit, cores, self._logs))
+
+    def open_stream(self, options: Json, state: Json | None = None) -> Json:
+        """Begin a streaming query, or go on with one of a planner that was killed.
+
+        Args:
+            options: The options of the reader.
+            state: None for a new query.  Else "lease" as it was returned here, "initial", which
+                is the initial offset, and "available_now", which are the targets; each may be
+                missing or null.
+
+        Returns:
+            The number of the "stream", its "limit" for each micro-batch and its "lease".
+        """
+        parsed = parse(options)
+        check_stream(parsed)
+        stream = MicroBatchStream(parsed, state=_stream_state(state or {}), cache=self._logs)
+        number = next(self._stream_numbers)
+        self._streams[number] = stream
+        return {"stream": number, "limit": _limit(parsed), "lease": stream.state.lease_name}
+
+    def initial_offset(self, stream: int) -> Json:
+        """Return where a new query starts."""
+        return self._stream(stream).initial_offset()
+
+    def latest_offset(self, stream: int, start: Json, limited: bool) -> Json:
+        """Return where the next micro-batch ends."""
+        return self._stream(stream).latest_offset(_offset(start), limited)
+
+    def report_latest_offset(self, stream: int) -> Json:
+        """Return the end of the log."""
+        return self._stream(stream).report_latest_offset()
+
+    def prepare_for_available_now(self, stream: int) -> Json:
+        """Have the query read no further than the log goes now, and return these targets."""
+        query = self._stream(stream)
+        query.prepare_for_available_now()
+        return StreamOffset(query.state.available_now or {}).to_json()
+
+    def plan_micro_batch(
+        self, stream: int, start: Json, end: Json, cores: int | None = None
+    ) -> Json:
+        """Return the plan of the micro-batch between two offsets, for so many cores."""
+        query = self._stream(stream)
+        partitions = query.plan_input_partitions(_offset(start), _offset(end), cores)
+        return plan_to_json(query.options.path, partitions)
+
+    def commit(self, stream: int, end: Json) -> None:
+        """Note that the records before an offset were processed."""
+        self._stream(stream).commit(_offset(end))
+
+    def close_stream(self, stream: int) -> None:
+        """Release the lease of a stream; does nothing if it is not open."""
+        if self.is_open(stream):
+            self._streams.pop(stream).close()
+
+    def _stream(self, number: int) -> MicroBatchStream:
+        if not self.is_open(number):
+            raise IllegalStateError(
+                f"The planner has no open stream {number!r}", todo="Start the query again."
+            )
+        return self._streams[number]
+
+
+def _topics(options: SourceOptions) -> str:
+    names, pattern, assigned = options.subscription
+    return pattern if pattern is not None else ",".join(names or assigned or ())
+
+
+def _limit(options: SourceOptions) -> list[Any] | None:
+    """Return the limit to show to Spark, which passes it back unless it is to be ignored."""
+    if options.max_offsets_per_trigger is not None:
+        return ["rows", options.max_offsets_per_trigger]
+    if options.max_bytes_per_trigger is not None:
+        return ["bytes", options.max_bytes_per_trigger]
+    if options.min_offsets_per_trigger is not None:
+        return ["min_rows", options.min_offsets_per_trigger, options.max_trigger_delay_ms]
+    return None
+
+
+def _stream_state(state: Json) -> StreamState:
+    targets: dict[TopicPartition, int] | None = None
+    if state.get("available_now") is not None:
+        targets = dict(StreamOffset.from_json(_offset(state["available_now"])).offsets)
+    initial = state.get("initial")
+    lease_name = state.get("lease") or str(uuid.uuid4())
+    return StreamState(lease_name, None if initial is None else _offset(initial), targets)
+
+
+def _offset(value: Mapping[str, Any]) -> Json:
+    """Return an offset that may come from a checkpoint.
+
+    Raises:
+        InvalidConfigError: It is no offset of a log.
+    """
+    try:
+        StreamOffset.from_json(value)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidConfigError(
+            f"The checkpoint holds an offset that is not a position in a log: {value!r}",
+            todo="Use the checkpoint of a query that read a log, or an empty directory.",
+        ) from error
+    return dict(value)

@@ -1,0 +1,64 @@
+package embedlog.spark;
+
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.unsafe.Platform;
+import org.apache.spark.unsafe.types.UTF8String;
+
+/** A column of bytes or text: Arrow's offsets into Arrow's data. */
+final class BytesVector extends LogVector {
+  private final DamagedValues damaged;
+  private long offsets;
+  private long data;
+  private int size;
+
+  /**
+   * Makes a vector.
+   *
+   * @param type binary or string
+   * @param damaged makes the error for a value that is outside of the data
+   */
+  BytesVector(DataType type, DamagedValues damaged) {
+    super(type);
+    this.damaged = damaged;
+  }
+
+  /**
+   * Shows another batch.
+   *
+   * @param body its buffers
+   * @param first the number of the first of three: validity, offsets and data
+   * @param values how many values there are
+   * @param firstRow the row of the batch that becomes row 0
+   */
+  void show(BatchBody body, int first, int values, int firstRow) throws DamagedBatchException {
+    show(body.validity(first, values), firstRow);
+    // Arrow may leave out the offsets of no values.
+    long bytes = values == 0 ? 0 : Integer.BYTES * (values + 1L);
+    offsets = body.address(first + 1, bytes) + Integer.BYTES * (long) firstRow;
+    data = body.address(first + 2);
+    size = body.size(first + 2);
+  }
+
+  @Override
+  public byte[] getBinary(int row) {
+    long place = offsets + Integer.BYTES * (long) row;
+    int begin = Platform.getInt(null, place);
+    int length = Platform.getInt(null, place + Integer.BYTES) - begin;
+    check(begin, length, row);
+    byte[] value = new byte[length];
+    Platform.copyMemory(null, data + begin, value, Platform.BYTE_ARRAY_OFFSET, length);
+    return value;
+  }
+
+  @Override
+  public UTF8String getUTF8String(int row) {
+    return UTF8String.fromBytes(getBinary(row));
+  }
+
+  /** A checksum does not stop a hostile writer, and memory beyond the data is not ours. */
+  private void check(int begin, int length, int row) {
+    if ((begin | length) < 0 || begin > size - length) {
+      throw damaged.error("a value is outside of its column, in row " + row);
+    }
+  }
+}

@@ -1,0 +1,192 @@
+package embedlog.spark;
+
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.channels.FileChannel;
+import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
+
+/** Reads a part of a segment file, batch by batch: first the head, then the wanted columns. */
+final class ChunkReader implements AutoCloseable {
+  private final PartitionSlice slice;
+  private final FileChunk chunk;
+  private final DirectMemory memory;
+  private final BatchHead head;
+  private final BatchBody body;
+  private final FileChannel file;
+  private final FileWindow window;
+  private long position;
+
+  /** Where the batch of the head begins. */
+  private long current;
+
+  /**
+   * Opens the file.
+   *
+   * @param root the log root
+   * @param slice what the chunk is part of
+   * @param chunk what to read
+   * @param memory where to read it to
+   * @param head what to read the heads into
+   * @param body what to read the columns into
+   * @param readAhead how many bytes to read at once
+   * @throws DataLossException if the file was deleted
+   */
+  ChunkReader(
+      Path root,
+      PartitionSlice slice,
+      FileChunk chunk,
+      DirectMemory memory,
+      BatchHead head,
+      BatchBody body,
+      int readAhead)
+      throws IOException {
+    this.slice = slice;
+    this.chunk = chunk;
+    this.memory = memory;
+    this.head = head;
+    this.body = body;
+    this.file = open(root);
+    this.position = chunk.position();
+    this.window = new FileWindow(memory, file, position, chunk.endPosition(), readAhead);
+  }
+
+  private FileChannel open(Path root) throws IOException {
+    try {
+      return FileChannel.open(root.resolve(chunk.path()), StandardOpenOption.READ);
+    } catch (NoSuchFileException error) {
+      if (!Files.exists(root.resolve("embedlog.toml"))) {
+        throw EmbedlogException.noLogOnHost(root.toString());
+      }
+      throw new DataLossException(
+          "The file " + chunk.path() + " was deleted after the query was planned", slice);
+    }
+  }
+
+  /** Returns how many bytes were read. */
+  long bytesRead() {
+    return window.bytesRead();
+  }
+
+  /** Returns an error for the batch of the head. */
+  EmbedlogException damaged(String reason) {
+    return EmbedlogException.damagedBatch(reason, chunk.path(), current);
+  }
+
+  /**
+   * Reads the next head.
+   *
+   * @return false if there is none
+   * @throws EmbedlogException if the file is damaged or ends too early
+   */
+  boolean nextHead() throws IOException {
+    if (position == 0) {
+      position = schemaLength();
+    }
+    if (position >= chunk.endPosition()) {
+      return false;
+    }
+    current = position;
+    try {
+      readHead();
+    } catch (DamagedBatchException error) {
+      throw damaged(error.getMessage());
+    }
+    position += head.messageLength();
+    return true;
+  }
+
+  private void readHead() throws IOException, DamagedBatchException {
+    int begin = require(BatchHead.PREFIX_BYTES);
+    int length = BatchHead.length(window.buffer(), begin);
+    if (length == 0) {
+      throw new DamagedBatchException("the stream ends before the batches that were written");
+    }
+    begin = require(length);
+    head.read(window.buffer(), begin, length);
+    if (head.messageLength() > chunk.endPosition() - current) {
+      throw new DamagedBatchException("truncated");
+    }
+  }
+
+  /** Returns the index of the next bytes of the file in memory. */
+  private int require(int size) throws IOException {
+    int begin = window.require(position, size);
+    if (begin < 0) {
+      throw truncated();
+    }
+    return begin;
+  }
+
+  /** Returns where the first batch begins, behind the Arrow schema. */
+  private int schemaLength() throws IOException {
+    ByteBuffer bytes = window.buffer();
+    int begin = require(8);
+    bytes = window.buffer();
+    int length = bytes.getInt(begin + 4);
+    if (bytes.getInt(begin) != -1 || length <= 0 || length > 1 << 20) {
+      throw new EmbedlogException(
+          "CorruptionError",
+          "Not a segment of this log: it does not begin with an Arrow schema ["
+              + chunk.path()
+              + ", byte 0]. Run `embedlog verify`.");
+    }
+    return 8 + length;
+  }
+
+  /**
+   * Reads columns of the batch of the head.
+   *
+   * @throws EmbedlogException if a column is damaged or the file ends too early
+   */
+  void readColumns(LogColumn[] columns) throws IOException {
+    try {
+      head.checkColumnRanges();
+      int begin = window.reserve(current, head.messageLength());
+      head.move(window.buffer(), begin);
+      load(columns);
+      body.read(head, memory, columns);
+    } catch (DamagedBatchException error) {
+      throw damaged(error.getMessage());
+    }
+  }
+
+  /** Reads the columns into memory, in one piece if there is little between them. */
+  private void load(LogColumn[] columns) throws IOException {
+    int wanted = 0;
+    for (LogColumn column : columns) {
+      int number = column.number(head);
+      wanted += head.columnEnd(number) - head.columnBegin(number);
+    }
+    boolean complete = true;
+    if (wanted > head.messageLength() / 2) {
+      complete = window.load(head.begin(), head.begin() + head.messageLength());
+    } else {
+      for (LogColumn column : columns) {
+        int number = column.number(head);
+        complete &= window.load(head.columnBegin(number), head.columnEnd(number));
+      }
+    }
+    if (!complete) {
+      throw truncated();
+    }
+  }
+
+  private EmbedlogException truncated() throws IOException {
+    long size = file.size();
+    if (chunk.sealed()) {
+      return EmbedlogException.truncatedFile(chunk.path(), size, chunk.endPosition());
+    }
+    if (size < chunk.endPosition()) {
+      return new DataLossException("The file " + chunk.path() + " was truncated", slice);
+    }
+    return damaged("truncated");
+  }
+
+  @Override
+  public void close() throws IOException {
+    file.close();
+  }
+}

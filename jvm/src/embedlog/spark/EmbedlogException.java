@@ -1,0 +1,52 @@
+package embedlog.spark;
+
+/**
+ * An error of embedlog, as its Python classes name and word it.
+ *
+ * <p>The message begins with the name of the Python class, by which embedlog finds its errors in
+ * the text of Spark's.
+ */
+class EmbedlogException extends RuntimeException {
+  private static final long serialVersionUID = 1L;
+
+  /**
+   * Makes an error.
+   *
+   * @param type the class in {@code embedlog.errors}
+   * @param message what happened, where, and what to do
+   */
+  EmbedlogException(String type, String message) {
+    super("embedlog.errors." + type + ": " + message);
+  }
+
+  /** Returns the error for a batch that is not as it was written. */
+  static EmbedlogException damagedBatch(String reason, String path, long position) {
+    return new EmbedlogException(
+        "CorruptBatchError",
+        "The batch is damaged: "
+            + reason
+            + " ["
+            + path
+            + ", byte "
+            + position
+            + "]. Run verify, then repair, on the log.");
+  }
+
+  /** Returns the error for a sealed file that is shorter than it was. */
+  static EmbedlogException truncatedFile(String path, long size, long published) {
+    return new EmbedlogException(
+        "CorruptionError",
+        String.format(
+            "The file ends at byte %d, %d were published [%s, byte %d]",
+            size, published, path, size));
+  }
+
+  /** Returns the error for a log root that this host does not have. */
+  static EmbedlogException noLogOnHost(String root) {
+    return new EmbedlogException(
+        "NotALogError",
+        "The log is not on this host ["
+            + root
+            + "]. Executors read its files: share the directory under the same path on all hosts.");
+  }
+}

@@ -1,0 +1,48 @@
+package embedlog.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+
+/**
+ * The options of a reader, checked by the planner.
+ *
+ * @param schema the columns
+ * @param topics what is read, for descriptions
+ * @param failOnDataLoss whether to fail if records are gone
+ */
+record LogReader(StructType schema, String topics, boolean failOnDataLoss) {
+
+  /**
+   * Checks options.
+   *
+   * @param planner the planner of the session
+   * @param options the options as the user wrote them
+   * @param schema a user's choice of columns; null for all
+   * @throws EmbedlogException if an option or a column is wrong
+   */
+  static LogReader check(Planner planner, Map<String, String> options, StructType schema) {
+    Map<String, Object> params = new HashMap<>();
+    params.put("options", options);
+    params.put("fields", schema == null ? null : fields(schema));
+    JsonNode answer = planner.request("check_reader", params);
+    StructType columns = new StructType();
+    for (JsonNode column : answer.get("columns")) {
+      columns = columns.add(column.get(0).asText(), StructType.fromDDL("c " + column.get(1).asText()).fields()[0].dataType());
+    }
+    return new LogReader(
+        columns, answer.get("topics").asText(), answer.get("fail_on_data_loss").asBoolean());
+  }
+
+  private static List<List<String>> fields(StructType schema) {
+    List<List<String>> fields = new ArrayList<>();
+    for (StructField field : schema.fields()) {
+      fields.add(List.of(field.name(), field.dataType().simpleString()));
+    }
+    return fields;
+  }
+}

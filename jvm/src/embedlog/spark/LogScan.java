@@ -1,0 +1,147 @@
+package embedlog.spark;
+
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.OptionalLong;
+import java.util.Set;
+import org.apache.spark.sql.connector.expressions.Expression;
+import org.apache.spark.sql.connector.expressions.Expressions;
+import org.apache.spark.sql.connector.metric.CustomMetric;
+import org.apache.spark.sql.connector.read.Batch;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReaderFactory;
+import org.apache.spark.sql.connector.read.Statistics;
+import org.apache.spark.sql.connector.read.SupportsReportPartitioning;
+import org.apache.spark.sql.connector.read.SupportsReportStatistics;
+import org.apache.spark.sql.connector.read.partitioning.KeyGroupedPartitioning;
+import org.apache.spark.sql.connector.read.partitioning.Partitioning;
+import org.apache.spark.sql.connector.read.partitioning.UnknownPartitioning;
+import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
+import org.apache.spark.sql.types.StructType;
+
+/** One reading of the log, as a batch that sees what is in the log now, or as a stream. */
+final class LogScan
+    implements Batch, SupportsReportPartitioning, SupportsReportStatistics {
+  /** The limit of a query without one. */
+  static final int NO_LIMIT = -1;
+
+  private final Planner planner;
+  private final Map<String, String> options;
+  private final LogReader reader;
+  private final StructType columns;
+  private final List<PushedFilter> filters;
+  private final int limit;
+  private ReadPlan plan;
+
+  LogScan(
+      Planner planner,
+      Map<String, String> options,
+      LogReader reader,
+      StructType columns,
+      List<PushedFilter> filters,
+      int limit) {
+    this.planner = planner;
+    this.options = options;
+    this.reader = reader;
+    this.columns = columns;
+    this.filters = List.copyOf(filters);
+    this.limit = limit;
+  }
+
+  @Override
+  public StructType readSchema() {
+    return columns;
+  }
+
+  @Override
+  public String description() {
+    StringBuilder text = new StringBuilder("embedlog ").append(reader.topics());
+    text.append(" (read by the JVM): ").append(String.join(", ", columns.fieldNames()));
+    if (!filters.isEmpty()) {
+      text.append("; filters ").append(filters);
+    }
+    if (limit != NO_LIMIT) {
+      text.append("; limit ").append(limit);
+    }
+    return text.toString();
+  }
+
+  @Override
+  public ColumnarSupportMode columnarSupportMode() {
+    return ColumnarSupportMode.SUPPORTED;
+  }
+
+  @Override
+  public CustomMetric[] supportedCustomMetrics() {
+    return ReadMetrics.supported();
+  }
+
+  @Override
+  public Batch toBatch() {
+    return this;
+  }
+
+  @Override
+  public MicroBatchStream toMicroBatchStream(String checkpointLocation) {
+    return new LogMicroBatchStream(planner, options, createReaderFactory());
+  }
+
+  /** Plans once: statistics, partitioning and tasks are about the same records. */
+  private synchronized ReadPlan plan() {
+    if (plan == null) {
+      Map<String, Object> params = new HashMap<>();
+      params.put("options", options);
+      params.put("filters", filters.stream().map(PushedFilter::toJson).toList());
+      params.put("limit", limit == NO_LIMIT ? null : limit);
+      params.put("cores", Planner.cores());
+      plan = ReadPlan.parse(planner.request("plan_batch", params));
+    }
+    return plan;
+  }
+
+  @Override
+  public InputPartition[] planInputPartitions() {
+    return plan().partitions();
+  }
+
+  @Override
+  public PartitionReaderFactory createReaderFactory() {
+    TimeRange times =
+        filters.stream().map(PushedFilter::times).reduce(TimeRange.ALL, TimeRange::intersect);
+    return new LogReaderFactory(
+        new ReadRequest(List.of(columns.fieldNames()), reader.failOnDataLoss(), times, limit));
+  }
+
+  /** If each task reads a partition of the log, Spark need not shuffle to group by it. */
+  @Override
+  public Partitioning outputPartitioning() {
+    int tasks = plan().partitions().length;
+    boolean hasKeys =
+        Set.of(reader.schema().fieldNames()).containsAll(List.of("topic", "partition"));
+    if (tasks == 0 || !hasKeys || !plan().isOneTaskPerLogPartition()) {
+      return new UnknownPartitioning(tasks);
+    }
+    Expression[] keys = {Expressions.identity("topic"), Expressions.identity("partition")};
+    return new KeyGroupedPartitioning(keys, tasks);
+  }
+
+  @Override
+  public Statistics estimateStatistics() {
+    // As for files of columns: a part of the bytes for a part of the columns.
+    double part = (double) columns.defaultSize() / reader.schema().defaultSize();
+    long bytes = (long) (plan().sizeInBytes() * part);
+    OptionalLong rows = plan().rows();
+    return new Statistics() {
+      @Override
+      public OptionalLong sizeInBytes() {
+        return OptionalLong.of(bytes);
+      }
+
+      @Override
+      public OptionalLong numRows() {
+        return rows;
+      }
+    };
+  }
+}

@@ -1,0 +1,86 @@
+package embedlog.spark;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import org.apache.spark.sql.connector.expressions.filter.Predicate;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
+import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
+import org.apache.spark.sql.types.StructType;
+
+/** Collects what a query wants of the log: columns, conditions and a limit. */
+final class LogScanBuilder
+    implements SupportsPushDownRequiredColumns, SupportsPushDownV2Filters, SupportsPushDownLimit {
+  private final Planner planner;
+  private final Map<String, String> options;
+  private final LogReader reader;
+  private final List<PushedFilter> filters = new ArrayList<>();
+  private Predicate[] pushed = {};
+  private StructType columns;
+  private int limit = LogScan.NO_LIMIT;
+
+  /**
+   * Begins with all columns of a table.
+   *
+   * @throws EmbedlogException if an option or a column is wrong
+   */
+  LogScanBuilder(Planner planner, Map<String, String> options, StructType schema) {
+    this.planner = planner;
+    this.options = options;
+    this.columns = schema;
+    this.reader = LogReader.check(planner, options, schema);
+  }
+
+  @Override
+  public void pruneColumns(StructType required) {
+    columns = required;
+  }
+
+  /** Takes what narrows the plan, and returns what Spark must still apply to each row. */
+  @Override
+  public Predicate[] pushPredicates(Predicate[] predicates) {
+    List<Predicate> taken = new ArrayList<>();
+    List<Predicate> remaining = new ArrayList<>();
+    for (Predicate predicate : predicates) {
+      if (PushedFilter.isAlwaysTrue(predicate)) {
+        taken.add(predicate);
+        continue;
+      }
+      Optional<PushedFilter> filter = PushedFilter.of(predicate);
+      if (filter.isPresent()) {
+        filters.add(filter.get());
+        taken.add(predicate);
+      }
+      if (filter.isEmpty() || !filter.get().isExact()) {
+        remaining.add(predicate);
+      }
+    }
+    pushed = taken.toArray(Predicate[]::new);
+    return remaining.toArray(Predicate[]::new);
+  }
+
+  @Override
+  public Predicate[] pushedPredicates() {
+    return pushed;
+  }
+
+  @Override
+  public boolean pushLimit(int limit) {
+    this.limit = limit;
+    return true;
+  }
+
+  /** Each task stops at the limit; Spark takes so many rows of all tasks. */
+  @Override
+  public boolean isPartiallyPushed() {
+    return true;
+  }
+
+  @Override
+  public Scan build() {
+    return new LogScan(planner, options, reader, columns, filters, limit);
+  }
+}

@@ -1,0 +1,78 @@
+"""Reads and writes a log with the Spark that this Python imports, and prints what it saw.
+
+    PYTHONPATH=.venv/spark-4.1 python tests/support/spark_versions.py DIRECTORY READER
+
+`tests/spark/test_spark_versions.py` compares what it prints.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+warnings.simplefilter("ignore")
+
+import pyspark  # noqa: E402 - its imports warn
+
+import embedlog  # noqa: E402
+from embedlog.spark.jvm_reader import READER, is_loaded  # noqa: E402
+from support.spark_session import begin  # noqa: E402
+
+COUNT = 1000
+
+
+def main(directory: Path, reader: str) -> dict[str, Any]:
+    """Write a topic, read it in each way, copy it by a stream; return what was seen."""
+    root = directory / "log"
+    with embedlog.open(root, maintenance=False) as log:
+        log.create_topic("t", partitions=2)
+        with log.producer() as producer:
+            for number in range(COUNT):
+                value = None if number % 10 == 0 else b"%d" % number
+                headers = [("h", b"%d" % number)] if number % 3 == 0 else None
+                producer.send("t", key=b"%d" % (number % 7), value=value, headers=headers)
+    spark = begin(directory / "spark")
+    spark.conf.set(READER, reader)
+    options = {"path": str(root), "subscribe": "t", "includeHeaders": "true"}
+    frame = spark.read.format("embedlog").options(**options).load()
+    rows = sorted(frame.collect(), key=lambda row: (row.partition, row.offset))
+    first = frame.where("partition = 1 and offset < 5")
+    stream = spark.readStream.format("embedlog").options(**options, startingOffsets="earliest")
+    copy = stream.load().drop("partition").writeStream.format("embedlog")
+    sink = {"path": str(root), "topic": "copy", "checkpointLocation": str(directory / "checkpoint")}
+    query = copy.options(**sink).trigger(availableNow=True).start()
+    query.awaitTermination()
+    first.select("key", "value").write.format("embedlog").mode("append").options(
+        path=str(root), topic="few"
+    ).save()
+    seen = {
+        "version": pyspark.__version__,
+        "jvm": is_loaded(spark),
+        "plan": frame._jdf.queryExecution().executedPlan().toString(),
+        "rows": [[row.partition, row.offset, _text(row.key), _text(row.value)] for row in rows],
+        "headers": [row.headers and _text(row.headers[0].value) for row in rows],
+        "count": frame.count(),
+        "first": first.count(),
+        "limited": len(frame.limit(7).collect()),
+        "metrics": query.lastProgress["sources"][0]["metrics"],
+        "copied": _count(root, "copy"),
+        "written": _count(root, "few"),
+    }
+    spark.stop()
+    return seen
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else bytes(value).decode()
+
+
+def _count(root: Path, topic: str) -> int:
+    with embedlog.open(root, mode="r") as log:
+        return len(log.topic(topic))
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), sys.argv[2])))
