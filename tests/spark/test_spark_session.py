@@ -7,7 +7,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyspark
@@ -258,16 +260,25 @@ def test_the_workers_path_keeps_what_is_on_it():
     assert Path(startup, "sitecustomize.py").is_file()
 
 
+@pytest.fixture
+def short_directory() -> Iterator[str]:
+    """A directory for Unix sockets, whose paths have at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="embedlog-") as directory:
+        yield directory
+
+
 @pytest.mark.parametrize(
     ("worker", "error"), [("pyspark.worker", b""), ("pyspark_broken", b"ZeroDivisionError")]
 )
-def test_the_daemon_prints_no_traceback_for_a_closed_socket(tmp_path, worker, error):
+def test_the_daemon_prints_no_traceback_for_a_closed_socket(
+    tmp_path, short_directory, worker, error
+):
     """Spark closes sockets early after `show` and `limit`; other errors are printed."""
     (tmp_path / "pyspark_broken.py").write_text("1 / 0")
     environment = {
         "PYTHONPATH": str(tmp_path),
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
-        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": short_directory,
         "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
     }
     spark_session.add_worker_startup(environment)
