@@ -23,6 +23,7 @@ final class LogScanBuilder
   private final Planner planner;
   private final Map<String, String> options;
   private final LogReader reader;
+  private final StructType schema;
   private final List<PushedFilter> filters = new ArrayList<>();
   private Predicate[] pushed = {};
   private StructType columns;
@@ -38,13 +39,19 @@ final class LogScanBuilder
   LogScanBuilder(Planner planner, Map<String, String> options, StructType schema) {
     this.planner = planner;
     this.options = options;
+    this.schema = schema;
     this.columns = schema;
     this.reader = LogReader.check(planner, options, schema);
   }
 
+  /** Leaves out whole columns: of headers Spark may want the keys alone, but both are stored. */
   @Override
   public void pruneColumns(StructType required) {
-    columns = required;
+    StructType wanted = new StructType();
+    for (String name : required.fieldNames()) {
+      wanted = wanted.add(schema.apply(name));
+    }
+    columns = wanted;
   }
 
   /** Takes what narrows the plan, and returns what Spark must still apply to each row. */
