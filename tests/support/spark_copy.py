@@ -38,12 +38,17 @@ HANG_SECONDS = 240.0
 
 
 class Feed:
-    """A thread that appends to topic "from" until it is stopped."""
+    """A thread that appends to topic "from" until it is stopped.
 
-    def __init__(self, log: Log) -> None:
+    Args:
+        log: The log.
+        sent: The number of values of each key; this is the list that counts them.
+    """
+
+    def __init__(self, log: Log, sent: list[int] | None = None) -> None:
         self._log = log
         self._stop = threading.Event()
-        self.sent = [0] * KEYS
+        self.sent = [0] * KEYS if sent is None else sent
         """The number of values of each key."""
         self._thread = threading.Thread(target=self._run)
 

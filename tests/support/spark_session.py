@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlog.spark import session
+from support import planner_faults
 
 
 def begin(directory: Path, *, quick: bool = True) -> Any:
@@ -27,16 +28,27 @@ def begin(directory: Path, *, quick: bool = True) -> Any:
     return session("tests", "local[2]", settings)
 
 
+def faults_of(spark: Any) -> Path:
+    """Return the directory in which faults of the session's planner are ordered."""
+    return Path(spark.sparkContext.getConf().get("spark.pyspark.python")).with_name("faults")
+
+
 def quick_python(directory: Path) -> str:
-    """Return a Python for the workers that starts three times as fast.
+    """Return a Python for the workers that starts three times as fast, and for the planner.
 
     Spark puts a zip of pyspark first on their path, which has no bytecode: each
-    process would compile it again, for more than a second.
+    process would compile it again, for more than a second.  In the planner, tests
+    can order faults: see `faults_of`.
     """
     script = directory / "python"
+    startup = Path(planner_faults.__file__).with_name("planner_startup")
     script.write_text(
         "#!/bin/sh\n"
         "PYTHONPATH=$(echo \"$PYTHONPATH\" | sed 's/[^:]*pyspark[.]zip//')\n"
+        'if [ "$2" = embedlog.spark.planner ]; then\n'
+        f'  PYTHONPATH="{startup}:$PYTHONPATH"\n'
+        f'  export {planner_faults.VARIABLE}="{directory / "faults"}"\n'
+        "fi\n"
         f'export PYTHONPATH\nexec "{sys.executable}" "$@"\n'
     )
     script.chmod(0o755)
