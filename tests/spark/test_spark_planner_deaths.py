@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 
 import pytest
 from support import planner_faults
-from support.forks import tell, until
+from support.forks import until
 from support.patience import patient
+from support.spark_copy import PARTITIONS
 from support.spark_rounds import EXCEPTIONS, OFTEN, ROUNDS, Rounds
-from support.spark_session import faults_of
 
 import embedlog
 from embedlog.api import Log
@@ -39,16 +38,6 @@ def rounds(spark: Any, log: Log, tmp_path: Path) -> Rounds:
 
 
 @pytest.fixture
-def faults(spark: Any) -> Iterator[Path]:
-    """The directory of faults, which is gone after the test: the session serves others, too."""
-    directory = faults_of(spark)
-    directory.mkdir()
-    (directory / "journal").touch()
-    yield directory
-    shutil.rmtree(directory)
-
-
-@pytest.fixture
 def planner_of(spark: Any) -> Callable[[], int]:
     """Return the pid of the session's planner, or 0."""
     jvm = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
@@ -61,6 +50,19 @@ def planner_of(spark: Any) -> Callable[[], int]:
         return 0
 
     return planner_of
+
+
+@pytest.fixture
+def kill_planner(planner_of: Callable[[], int]) -> Callable[[int], None]:
+    """Send the session's planner a signal, and wait until it is gone; there may be none."""
+
+    def kill_planner(signal_number: int) -> None:
+        pid = planner_of()
+        if pid:
+            os.kill(pid, signal_number)
+            until(lambda: planner_of() != pid, 60)
+
+    return kill_planner
 
 
 @pytest.fixture
@@ -110,3 +112,143 @@ def test_no_query_notices_that_its_planner_is_killed(rounds, faults, point, skip
         assert len(left) <= (point == "before close_stream"), left
         for name in left:
             rounds.end_lease(name)
+
+
+@pytest.mark.tier("all")
+def test_a_planner_that_is_gone_between_two_queries(rounds, faults, kill_planner):
+    """Nobody has asked it anything when it dies."""
+    for round_ in (Rounds.count, Rounds.copy_what_there_is):
+        rounds.count()
+        kill_planner(signal.SIGKILL)
+        round_(rounds)
+
+
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("fault", ["kill", "print"])
+def test_a_planner_that_dies_or_prints_while_it_starts(rounds, faults, kill_planner, fault):
+    """Two die before they tell their version; what is printed before that is no answer."""
+    kill_planner(signal.SIGKILL)
+    planner_faults.order(faults, "start", fault, times=2)
+    rounds.count()
+    if fault == "print":
+        kill_planner(signal.SIGKILL)
+        rounds.count()
+    assert not (faults / "start").exists()
+
+
+@pytest.mark.tier("all")
+def test_garbage_between_the_answers_is_none(rounds, faults):
+    planner_faults.order(faults, "after latest_offset", "print", times=3)
+    rounds.copy_what_there_is()
+    assert not (faults / "after latest_offset").exists()
+
+
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("point", ["start", "before plan_batch"])
+def test_planners_that_die_again_and_again_are_an_error(rounds, faults, kill_planner, point):
+    """Three of them; the query after that may have better luck."""
+    kill_planner(signal.SIGKILL)
+    planner_faults.order(faults, point, times=4)
+    with pytest.raises(Exception, match=MESSAGE.format("ProcessDiedError", "3 planners died")):
+        rounds.count()
+    rounds.count()
+    assert not (faults / point).exists()
+
+
+@pytest.mark.tier("all")
+def test_a_stream_whose_planners_die_again_and_again_ends_with_an_error(rounds, faults):
+    """It does so soon, and its planner serves other queries."""
+    planner_faults.order(faults, "before plan_micro_batch", times=1000)
+    with pytest.raises(AssertionError, match=MESSAGE.format("ProcessDiedError", "3 planners died")):
+        rounds.copy_what_there_is()
+    (faults / "before plan_micro_batch").unlink()
+    (faults / "journal").write_text("")
+    rounds.copy_what_there_is()
+
+
+@pytest.mark.tier("all")
+def test_a_python_that_fails_to_start_the_planner_is_an_error_at_once(rounds, faults, kill_planner):
+    """It would fail again: the message says what to set."""
+    kill_planner(signal.SIGKILL)
+    planner_faults.order(faults, "start", "exit")
+    with pytest.raises(
+        Exception, match=MESSAGE.format("SparkSetupError", "exit status 3.*Set spa")
+    ):
+        rounds.count()
+    rounds.count()
+
+
+@pytest.mark.tier("nightly")
+@pytest.mark.parametrize("point", ["start", "before plan_batch", "after latest_offset"])
+def test_a_stopped_planner_is_replaced(rounds, faults, kill_planner, timeout, point):
+    """As by SIGSTOP: it neither answers nor ends."""
+    kill_planner(signal.SIGKILL)
+    planner_faults.order(faults, point, "stop")
+    rounds.copy_what_there_is() if "offset" in point else rounds.count()
+    assert not (faults / point).exists()
+
+
+@pytest.mark.tier("nightly")
+def test_planners_that_stop_again_and_again_are_an_error(rounds, faults, timeout):
+    planner_faults.order(faults, "before plan_batch", "stop", times=3)
+    with pytest.raises(Exception, match=MESSAGE.format("ProcessDiedError", "no sign of life for")):
+        rounds.count()
+    rounds.count()
+
+
+@pytest.mark.tier("nightly")
+def test_a_query_can_be_stopped_while_its_planner_is_silent(rounds, faults, planner_of):
+    """By default, a planner may be silent for two minutes."""
+    planner_faults.order(faults, "before plan_micro_batch", "stop")
+    _, query = rounds.start("earliest", processingTime="50 milliseconds")
+    until(lambda: not (faults / "before plan_micro_batch").exists(), patient(30))
+    query.stop()
+    assert not query.isActive
+    os.kill(planner_of(), signal.SIGKILL)
+    rounds.count()
+
+
+@pytest.mark.tier("all")
+def test_a_long_request_is_no_silence(spark, rounds, faults):
+    """Another process may hold a lock for longer than a planner may be silent."""
+    rounds.count()
+    spark.conf.set(TIMEOUT, "1s")
+    try:
+        planner_faults.order(faults, "before plan_batch", "sleep")
+        rounds.count()
+    finally:
+        spark.conf.unset(TIMEOUT)
+    assert len(planner_faults.journal(faults, "plan_batch")) == 2
+
+
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("value", ["soon", "5 parsecs"])
+def test_a_wrong_timeout_is_an_error(spark, rounds, value):
+    spark.conf.set(TIMEOUT, value)
+    try:
+        with pytest.raises(Exception, match=MESSAGE.format("InvalidConfigError", TIMEOUT)):
+            rounds.count()
+    finally:
+        spark.conf.unset(TIMEOUT)
+
+
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+def test_retention_waits_for_a_query_whose_planner_is_gone(
+    rounds, faults, kill_planner, log, signal_number
+):
+    """A batch is being processed: no planner has to be there for its lease to hold."""
+    log.alter_topic("from", config={"retention.ms": 1, "file.delete.delay.ms": 0})
+    starts = []
+
+    def process(frame, number):
+        if number < 2:
+            kill_planner(signal_number)
+        log.maintain()
+        starts.append([log.partition("from", n).start_offset() for n in range(PARTITIONS)])
+        frame.write.format("noop").mode("append").save()
+
+    rounds.process_what_there_is(process)
+    assert len(starts) > 3
+    assert starts[0] == [0] * PARTITIONS
+    assert sum(starts[-1]) > 0, "retention deleted nothing, so the lease kept nothing"

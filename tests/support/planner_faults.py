@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ def order(
     Args:
         directory: The directory of faults.
         point: Where it happens.
-        fault: "kill" or "stop" the planner by a signal, "exit", "print" garbage on stdout, kill
-            the "driver" (and go on until stdin ends), or kill "both".
+        fault: "kill" or "stop" the planner by a signal, "exit", "sleep" for a while, "print"
+            garbage on stdout, kill the "driver" (and go on until stdin ends), or kill "both".
         skip: How often the point is passed before it happens.
         times: How often it happens then.
     """
@@ -77,6 +78,8 @@ def _act(fault: str, stdout: int, end: bytes = b"") -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "sleep":
+        time.sleep(5)
     if fault == "exit":
         os._exit(3)
     if fault == "print":

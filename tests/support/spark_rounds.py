@@ -43,7 +43,7 @@ class Rounds:
     def copy_what_there_is(self) -> None:
         """Copy the topic with Trigger.AvailableNow: exactly up to where it ended at the start."""
         with Feed(self._log, self._sent):
-            copied, query = self._start("earliest", availableNow=True)
+            copied, query = self.start("earliest", availableNow=True)
             _end(query)
         copied.update()
         (targets,) = planner_faults.journal(self._faults, "prepare_for_available_now")
@@ -53,7 +53,7 @@ class Rounds:
     def copy_from_the_end(self) -> None:
         """Copy what is appended from now on, and stop the query."""
         with Feed(self._log, self._sent) as feed:
-            copied, query = self._start("latest", processingTime="50 milliseconds")
+            copied, query = self.start("latest", processingTime="50 milliseconds")
             try:
                 until(lambda: self._has_begun(query, "initial_offset"), HANG_SECONDS)
                 starts = planner_faults.journal(self._faults, "initial_offset")
@@ -67,6 +67,12 @@ class Rounds:
             assert query.exception() is None, str(query.exception())
         copied.update()
         assert (copied.lost, copied.duplicated) == (0, 0)
+
+    def process_what_there_is(self, process: Callable[[Any, int], None]) -> None:
+        """Pass the topic, as it is now, to a function in micro-batches."""
+        writer = self._reader("earliest").load().writeStream.foreachBatch(process)
+        writer = writer.option("checkpointLocation", str(self._directory / "processed"))
+        _end(writer.trigger(availableNow=True).start())
 
     def count(self) -> None:
         """Count the records of the topic."""
@@ -100,15 +106,19 @@ class Rounds:
         self._log.create_topic(topic, 2, {"segment.bytes": 30_000})
         return topic
 
-    def _start(self, starting: str, **trigger: Any) -> tuple[Copied, Any]:
+    def start(self, starting: str, **trigger: Any) -> tuple[Copied, Any]:
+        """Start a query that copies the topic to a new one."""
         topic = self._new_topic()
-        limits = OPTIONS | {"maxOffsetsPerTrigger": 200, "commitToGroup": topic}
-        reader = self._spark.readStream.format("embedlog").options(path=self._log.path, **limits)
-        reader = reader.options(subscribe="from", startingOffsets=starting)
+        reader = self._reader(starting).option("commitToGroup", topic)
         writer = reader.load().select("key", "value").writeStream.format("embedlog")
         writer = writer.options(path=self._log.path, topic=topic)
         writer = writer.option("checkpointLocation", str(self._directory / topic))
         return Copied(self._log, topic), writer.trigger(**trigger).start()
+
+    def _reader(self, starting: str) -> Any:
+        options = OPTIONS | {"maxOffsetsPerTrigger": 200, "startingOffsets": starting}
+        reader = self._spark.readStream.format("embedlog").options(**options)
+        return reader.options(path=self._log.path, subscribe="from")
 
     def _has_begun(self, query: Any, method: str) -> bool:
         assert query.isActive, str(query.exception())

@@ -11,7 +11,7 @@ from embedlog.spark import session
 from support import planner_faults
 
 
-def begin(directory: Path, *, quick: bool = True) -> Any:
+def begin(directory: Path, *, quick: bool = True, master: str = "local[2]") -> Any:
     """Start a session that knows `format("embedlog")`; a quick one starts soon, and runs slowly."""
     directory.mkdir(parents=True, exist_ok=True)
     os.environ["PYSPARK_PYTHON"] = quick_python(directory)
@@ -20,12 +20,13 @@ def begin(directory: Path, *, quick: bool = True) -> Any:
         "spark.log.level": "OFF",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.memory": "1g",
+        "spark.executor.memory": "512m",  # of executors in JVMs of their own
         "spark.sql.streaming.pollingDelay": "10ms",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
     }
     if quick:
         settings["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1"
-    return session("tests", "local[2]", settings)
+    return session("tests", master, settings)
 
 
 def faults_of(spark: Any) -> Path:
