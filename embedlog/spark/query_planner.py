@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from embedlog.errors import EmbedlogError, IllegalStateError, InvalidConfigError
+from embedlog.partition.leases import release_all
 from embedlog.record import TopicPartition
 from embedlog.spark import kafka_columns
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.log_cache import LogCache
 from embedlog.spark.micro_batch import MicroBatchStream, StreamState
 from embedlog.spark.plan import plan_to_json
+from embedlog.spark.source import batch_lease_prefix
 from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
 from embedlog.spark.stream_offset import StreamOffset
 
@@ -42,14 +44,20 @@ class QueryPlanner:
 
     def __init__(self) -> None:
         self._logs = LogCache()
+        self._session = str(uuid.uuid4())
         self._streams: dict[int, MicroBatchStream] = {}
         self._stream_numbers = itertools.count(1)
 
     def close(self) -> None:
-        """Release the leases of all streams, and close the logs."""
+        """Release the leases of all queries, and close the logs."""
         for stream in list(self._streams):
             try:
                 self.close_stream(stream)
+            except EmbedlogError as error:
+                _logger.warning("A lease is left to its time limit: %s", error)
+        for log in self._logs.open_logs():
+            try:
+                release_all(log.root.context, batch_lease_prefix(self._session))
             except EmbedlogError as error:
                 _logger.warning("A lease is left to its time limit: %s", error)
         self._logs.close()
@@ -103,7 +111,8 @@ class QueryPlanner:
         parsed = parse(options)
         for name in check_batch(parsed):
             _logger.warning("The option %r is for streams and has no effect here", name)
-        return plan_to_json(parsed.path, plan_batch(parsed, filters, limit, cores, self._logs))
+        partitions = plan_batch(parsed, filters, limit, cores, self._logs, self._session)
+        return plan_to_json(parsed.path, partitions)
 
     def open_stream(self, options: Json, state: Json | None = None) -> Json:
         """Begin a streaming query, or go on with one of a planner that was killed.
