@@ -183,11 +183,20 @@ class QueryPlanner:
         return topic_tables.properties(self._logs, options, topic)
 
     def create_table(
-        self, options: Json, topic: str, fields: Sequence[Sequence[str]], properties: Json
+        self,
+        options: Json,
+        topic: str,
+        fields: Sequence[Sequence[str]],
+        properties: Json,
+        only_check: bool = False,
     ) -> bool:
-        """Create a topic; return False if it exists."""
+        """Create a topic, or with ``only_check`` see whether that is possible.
+
+        Returns:
+            False if it exists.
+        """
         pairs = [(name, spark_type) for name, spark_type in fields]
-        return topic_tables.create_topic(self._logs, options, topic, pairs, properties)
+        return topic_tables.create_topic(self._logs, options, topic, pairs, properties, only_check)
 
     def alter_table(self, options: Json, topic: str, properties: Json) -> bool:
         """Change the properties of a topic; return False if there is no such topic."""

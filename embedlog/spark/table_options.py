@@ -22,12 +22,11 @@ TOPIC_OPTIONS = ("subscribe", "subscribePattern", "assign", "topic")
 """Options that say which topics a table is about."""
 
 _NAMES = tuple(
-    name
-    for name in dict.fromkeys((*READER_OPTIONS, *WRITER_OPTIONS))
-    if name not in QUERY_OPTIONS
+    name for name in dict.fromkeys((*READER_OPTIONS, *WRITER_OPTIONS)) if name not in QUERY_OPTIONS
 )
 _HINTS = {
-    name.lower(): "Set it on the streaming query; a table may have several." for name in QUERY_OPTIONS
+    name.lower(): "Set it on the streaming query; a table may have several."
+    for name in QUERY_OPTIONS
 }
 
 

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from embedlog.api import Log
+from embedlog.catalog import check_topic_name
 from embedlog.errors import InvalidConfigError, TopicAlreadyExistsError
 from embedlog.spark import table_options
+from embedlog.spark.kafka_columns import SPARK_TYPES
 from embedlog.spark.log_cache import LogCache
 from embedlog.spark.sink_options import COLUMNS as WRITER_COLUMNS
-from embedlog.spark.kafka_columns import SPARK_TYPES
 
 PARTITIONS = "partitions"
 """The property that is no setting of a topic."""
@@ -57,6 +58,7 @@ def create_topic(
     topic: str,
     fields: Iterable[tuple[str, str]],
     properties: Mapping[str, str],
+    only_check: bool = False,
 ) -> bool:
     """Create a topic.
 
@@ -67,6 +69,7 @@ def create_topic(
         fields: The columns of the statement, as pairs of name and type: any that a topic has,
             or that a writer takes, since ``CREATE TABLE … AS SELECT`` passes those of the query.
         properties: Settings of the topic, and ``partitions``.
+        only_check: Change nothing.
 
     Returns:
         False if the topic exists; nothing was changed then.
@@ -87,6 +90,9 @@ def create_topic(
     settings = dict(properties)
     partitions = _partitions(settings.pop(PARTITIONS, "1"))
     with _open_log(logs, options) as log:
+        if only_check:
+            check_topic_name(topic)
+            return topic not in log
         try:
             log.create_topic(topic, partitions, settings)
         except TopicAlreadyExistsError:

@@ -20,7 +20,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * them apart. They are checked when the columns are first asked for, as {@code CREATE TABLE} and
  * every query do, but not {@code DROP TABLE}: a table with wrong options can be dropped.
  */
-final class CatalogTable extends LogTable {
+class CatalogTable extends LogTable {
   private static final String PATH = "path";
 
   private final String name;
@@ -121,6 +121,12 @@ final class CatalogTable extends LogTable {
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
     Map<String, String> merged = merge("table_writer_options", info.options());
     return new LogTable(info.schema(), merged).newWriteBuilder(new TableWriteInfo(info, merged));
+  }
+
+  /** Names the table in the progress of a stream that writes to it. */
+  @Override
+  public String toString() {
+    return name;
   }
 
   /** Spark loads a table for each query, and looks for an equal one among those it has cached. */

@@ -13,6 +13,8 @@ import org.apache.spark.sql.catalyst.analysis.TableAlreadyExistsException;
 import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.NamespaceChange;
+import org.apache.spark.sql.connector.catalog.StagedTable;
+import org.apache.spark.sql.connector.catalog.StagingTableCatalog;
 import org.apache.spark.sql.connector.catalog.SupportsNamespaces;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCatalog;
@@ -28,7 +30,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * <p>All topics are in one namespace, which may be left out. Settings below the catalog's name are
  * options of all its tables. Nothing is cached, so topics of other processes appear at once.
  */
-public final class LogCatalog implements TableCatalog, SupportsNamespaces {
+public final class LogCatalog implements StagingTableCatalog, SupportsNamespaces {
   private static final String NAMESPACE = "default";
 
   /** Properties that Spark adds to those of the user and that mean nothing to a topic. */
@@ -69,14 +71,15 @@ public final class LogCatalog implements TableCatalog, SupportsNamespaces {
   public Identifier[] listTables(String[] namespace) throws NoSuchNamespaceException {
     checkNamespace(namespace);
     List<Identifier> tables = new ArrayList<>();
-    request("tables", Map.of())
+    Planner.active()
+        .request("tables", Map.of("options", options))
         .forEach(topic -> tables.add(Identifier.of(defaultNamespace(), topic.asText())));
     return tables.toArray(Identifier[]::new);
   }
 
   @Override
   public Table loadTable(Identifier ident) throws NoSuchTableException {
-    JsonNode answer = isNamespace(ident.namespace()) ? ofTopic("table", ident, Map.of()) : null;
+    JsonNode answer = isNamespace(ident.namespace()) ? request("table", ident, Map.of()) : null;
     if (answer == null || answer.isNull()) {
       throw new NoSuchTableException(ident);
     }
@@ -84,28 +87,24 @@ public final class LogCatalog implements TableCatalog, SupportsNamespaces {
     answer
         .properties()
         .forEach(property -> properties.put(property.getKey(), property.getValue().asText()));
+    return new CatalogTable(fullName(ident), null, tableOptions(ident), properties);
+  }
+
+  private String fullName(Identifier ident) {
+    return name + "." + NAMESPACE + "." + ident.name();
+  }
+
+  private Map<String, String> tableOptions(Identifier ident) {
     Map<String, String> ofTable = new HashMap<>(options);
     ofTable.put("subscribe", ident.name());
-    String fullName = name + "." + NAMESPACE + "." + ident.name();
-    return new CatalogTable(fullName, null, ofTable, properties);
+    return ofTable;
   }
 
   /** Creates a topic; its number of partitions and its settings are properties of the table. */
   @Override
   public Table createTable(Identifier ident, TableInfo info)
       throws TableAlreadyExistsException, NoSuchNamespaceException {
-    checkNamespace(ident.namespace());
-    if (info.partitions().length > 0) {
-      throw invalid(
-          "A topic cannot be partitioned by columns. Set the number of its partitions:"
-              + " TBLPROPERTIES ('partitions' = '4').");
-    }
-    Map<String, Object> params = new HashMap<>();
-    params.put("fields", fields(info.columns()));
-    params.put("properties", settings(info.properties()));
-    params.put("options", options);
-    params.put("topic", ident.name());
-    if (!Planner.active().requestOnce("create_table", params).asBoolean()) {
+    if (!createTopic(ident, info, false)) {
       throw new TableAlreadyExistsException(ident);
     }
     try {
@@ -113,6 +112,77 @@ public final class LogCatalog implements TableCatalog, SupportsNamespaces {
     } catch (NoSuchTableException e) {
       throw invalid("The topic %s was deleted while Spark created it.", ident.name());
     }
+  }
+
+  /**
+   * Begins {@code CREATE TABLE … AS SELECT}.
+   *
+   * <p>If the rows name partitions, and the statement does not say how many there are, the writer
+   * creates the topic when it knows how many it needs; so a copy of a topic has as many.
+   */
+  @Override
+  public StagedTable stageCreate(Identifier ident, TableInfo info)
+      throws TableAlreadyExistsException, NoSuchNamespaceException {
+    boolean hasPartitions =
+        Arrays.stream(info.columns()).anyMatch(column -> column.name().equals("partition"));
+    boolean byWriter = hasPartitions && settings(info.properties()).isEmpty();
+    if (!createTopic(ident, info, byWriter)) {
+      throw new TableAlreadyExistsException(ident);
+    }
+    return new NewTopicTable(
+        fullName(ident),
+        tableOptions(ident),
+        Map.of(),
+        () -> {
+          if (byWriter && !tableExists(ident)) {
+            // There were no rows.
+            createOnce(ident, Map.of("fields", List.of(), "properties", Map.of()));
+          }
+        },
+        () -> {
+          if (!byWriter) {
+            dropTable(ident);
+          }
+        });
+  }
+
+  /**
+   * Refuses to replace a topic.
+   *
+   * <p>Without this method Spark would delete the topic first, and fail then, because a log is
+   * never overwritten.
+   */
+  @Override
+  public StagedTable stageReplace(Identifier ident, TableInfo info) {
+    throw invalid(
+        "The topic %s cannot be replaced. Append to it, or delete it first: DROP TABLE.",
+        ident.name());
+  }
+
+  @Override
+  public StagedTable stageCreateOrReplace(Identifier ident, TableInfo info) {
+    return stageReplace(ident, info);
+  }
+
+  /** Creates a topic, unless it is only to be checked; returns false if it exists. */
+  private boolean createTopic(Identifier ident, TableInfo info, boolean onlyCheck)
+      throws NoSuchNamespaceException {
+    checkNamespace(ident.namespace());
+    if (info.partitions().length > 0) {
+      throw invalid(
+          "A topic cannot be partitioned by columns. Set the number of its partitions:"
+              + " TBLPROPERTIES ('partitions' = '4').");
+    }
+    Map<String, Object> params =
+        Map.of(
+            "fields", fields(info.columns()),
+            "properties", settings(info.properties()),
+            "only_check", onlyCheck);
+    return createOnce(ident, params);
+  }
+
+  private boolean createOnce(Identifier ident, Map<String, Object> params) {
+    return Planner.active().requestOnce("create_table", ofTopic(ident, params)).asBoolean();
   }
 
   private static List<List<String>> fields(Column[] columns) {
@@ -156,7 +226,7 @@ public final class LogCatalog implements TableCatalog, SupportsNamespaces {
     }
     boolean isTopic =
         isNamespace(ident.namespace())
-            && ofTopic("alter_table", ident, Map.of("properties", properties)).asBoolean();
+            && request("alter_table", ident, Map.of("properties", properties)).asBoolean();
     if (!isTopic) {
       throw new NoSuchTableException(ident);
     }
@@ -166,14 +236,14 @@ public final class LogCatalog implements TableCatalog, SupportsNamespaces {
   /** Deletes the topic and its records. */
   @Override
   public boolean dropTable(Identifier ident) {
-    return isNamespace(ident.namespace()) && ofTopic("drop_table", ident, Map.of()).asBoolean();
+    return isNamespace(ident.namespace()) && request("drop_table", ident, Map.of()).asBoolean();
   }
 
   @Override
   public void renameTable(Identifier oldIdent, Identifier newIdent) {
     throw invalid(
-        "A topic cannot be renamed. Copy it: CREATE TABLE %s AS SELECT * FROM %s.",
-        newIdent.name(), oldIdent.name());
+        "The topic %s cannot be renamed. Create another one, and copy the records.",
+        oldIdent.name());
   }
 
   @Override
@@ -224,16 +294,15 @@ public final class LogCatalog implements TableCatalog, SupportsNamespaces {
     }
   }
 
-  private JsonNode ofTopic(String method, Identifier ident, Map<String, Object> params) {
-    Map<String, Object> ofTopic = new HashMap<>(params);
-    ofTopic.put("topic", ident.name());
-    return request(method, ofTopic);
+  private JsonNode request(String method, Identifier ident, Map<String, Object> params) {
+    return Planner.active().request(method, ofTopic(ident, params));
   }
 
-  private JsonNode request(String method, Map<String, Object> params) {
-    Map<String, Object> all = new HashMap<>(params);
-    all.put("options", options);
-    return Planner.active().request(method, all);
+  private Map<String, Object> ofTopic(Identifier ident, Map<String, Object> params) {
+    Map<String, Object> ofTopic = new HashMap<>(params);
+    ofTopic.put("options", options);
+    ofTopic.put("topic", ident.name());
+    return ofTopic;
   }
 
   private static EmbedlogException invalid(String message, Object... values) {
