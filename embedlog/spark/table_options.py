@@ -24,10 +24,9 @@ TOPIC_OPTIONS = ("subscribe", "subscribePattern", "assign", "topic")
 _NAMES = tuple(
     name for name in dict.fromkeys((*READER_OPTIONS, *WRITER_OPTIONS)) if name not in QUERY_OPTIONS
 )
-_HINTS = {
-    name.lower(): "Set it on the streaming query; a table may have several."
-    for name in QUERY_OPTIONS
-}
+_HINTS = dict.fromkeys(
+    (name.lower() for name in QUERY_OPTIONS), "Set it on each streaming query that writes."
+)
 
 
 def check(options: Mapping[str, str]) -> source_options.SourceOptions:
