@@ -14,7 +14,7 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /** Topics of a log as a table, which is read in the JVM and written by the Python sink. */
-final class LogTable implements SupportsRead, SupportsWrite {
+class LogTable implements SupportsRead, SupportsWrite {
   private final StructType schema;
   private final Map<String, String> options;
 

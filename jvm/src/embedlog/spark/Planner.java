@@ -16,7 +16,7 @@ import org.slf4j.LoggerFactory;
  * What the driver asks Python: to check options, to plan queries, to keep leases.
  *
  * <p>A process serves all queries of a session. It is started by the first request, and again if it
- * dies; then requests that were not answered are repeated, which all of them allow.
+ * dies; then requests that were not answered are repeated, which most of them allow.
  */
 final class Planner {
   private static final Logger LOGGER = LoggerFactory.getLogger("embedlog.spark");
@@ -89,6 +89,21 @@ final class Planner {
    */
   JsonNode request(String method, Map<String, ?> params) {
     return repeatIfPlannerDies(process -> process.call(method, params));
+  }
+
+  /**
+   * Makes a request that must not be repeated, since it would find what it has changed.
+   *
+   * @throws EmbedlogException if it fails in Python, or Python dies before it answers
+   */
+  JsonNode requestOnce(String method, Map<String, ?> params) {
+    try {
+      return process().call(method, params);
+    } catch (PlannerDiedException e) {
+      String problem = "The planner died before it answered, perhaps after it did its work: ";
+      throw new EmbedlogException(
+          "ProcessDiedError", problem + e.getMessage() + ". See whether it did, or try again.");
+    }
   }
 
   /** A request, or several, to one process. */
