@@ -1,7 +1,9 @@
 """Plans the queries of one Spark session; `planner` calls it for Spark's driver in the JVM.
 
-Every argument and result is JSON.  A call that failed halfway may be repeated: none of them
-changes a log, except for leases and for offsets that are committed to a group.
+Every argument and result is JSON.  A call that failed halfway may be repeated: those of readers
+change no log, except for leases and for offsets that are committed to a group, and a publication
+is recognised by its version.  Only `QueryPlanner.publish_batch` without a version must not be
+repeated.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from embedlog.spark.micro_batch import MicroBatchStream, StreamState
 from embedlog.spark.plan import plan_to_json
 from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
 from embedlog.spark.stream_offset import StreamOffset
+from embedlog.spark.write_planner import WritePlanner
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -38,12 +41,14 @@ class QueryPlanner:
         *("check_reader", "plan_batch", "open_stream", "initial_offset", "latest_offset"),
         *("report_latest_offset", "prepare_for_available_now", "plan_micro_batch", "commit"),
         "close_stream",
+        *("plan_write", "publish_batch", "publish_micro_batch", "discard"),
     )
 
     def __init__(self) -> None:
         self._logs = LogCache()
         self._streams: dict[int, MicroBatchStream] = {}
         self._stream_numbers = itertools.count(1)
+        self._writers = WritePlanner()
 
     def close(self) -> None:
         """Release the leases of all streams, and close the logs."""
@@ -158,6 +163,31 @@ class QueryPlanner:
         """Release the lease of a stream; does nothing if it is not open."""
         if self.is_open(stream):
             self._streams.pop(stream).close()
+
+    def plan_write(
+        self, options: Json, fields: Sequence[Sequence[str]], batch: bool, overwrite: bool
+    ) -> Json:
+        """Check a write, and return what its tasks need; see `WritePlanner.plan`."""
+        return self._writers.plan(options, fields, batch, overwrite)
+
+    def publish_batch(self, options: Json, staged: Sequence[Json], topics: Sequence[int]) -> Json:
+        """Publish what the tasks of a batch write staged; see `WritePlanner.publish_batch`."""
+        return self._writers.publish_batch(options, staged, topics)
+
+    def publish_micro_batch(
+        self,
+        options: Json,
+        staged: Sequence[Json],
+        batch_id: int,
+        query_id: str,
+        run_id: str | None = None,
+    ) -> Json:
+        """Publish what the tasks of a micro-batch staged, unless it was published before."""
+        return self._writers.publish_micro_batch(options, staged, batch_id, query_id, run_id)
+
+    def discard(self, options: Json, staged: Sequence[Json]) -> None:
+        """Remove what the tasks of a write staged."""
+        self._writers.discard(options, staged)
 
     def _stream(self, number: int) -> MicroBatchStream:
         if not self.is_open(number):

@@ -69,6 +69,28 @@ final class Planner {
     return repeatIfPlannerDies(process -> process.call(method, params));
   }
 
+  /**
+   * Makes a request that must not be made twice: if the planner dies meanwhile, nobody knows whether
+   * it did what it was asked.
+   *
+   * @param todo what the user can do then
+   * @throws EmbedlogException if it fails in Python, or the planner dies
+   */
+  JsonNode requestOnce(String method, Map<String, ?> params, String todo) {
+    try {
+      return process().call(method, params);
+    } catch (PlannerDiedException death) {
+      throw new EmbedlogException(
+          "ProcessDiedError",
+          "The planner died in " + method + ": " + death.getMessage() + ". " + todo);
+    }
+  }
+
+  /** Makes a request whose failure does no harm, and waits for it even if interrupted. */
+  void requestAtEnd(String method, Map<String, ?> params) {
+    process().callAtEnd(method, params);
+  }
+
   /** A request, or several, to one process. */
   @FunctionalInterface
   interface Request {
