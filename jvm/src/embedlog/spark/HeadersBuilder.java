@@ -17,7 +17,7 @@ final class HeadersBuilder {
   /**
    * Adds the headers of a record, or null if it has none.
    *
-   * @throws EmbedlogException if a header is null, or has no name
+   * @throws EmbedlogException if a header is null, or has no key
    */
   void add(ArrayData headers) {
     if (count + 1 == offsets.length) {
@@ -25,26 +25,19 @@ final class HeadersBuilder {
     }
     int pairs = headers == null ? 0 : headers.numElements();
     for (int i = 0; i < pairs; i++) {
-      if (headers.isNullAt(i)) {
-        throw invalid("a header is null");
+      InternalRow pair = headers.isNullAt(i) ? null : headers.getStruct(i, 2);
+      if (pair == null || pair.isNullAt(0)) {
+        throw new EmbedlogException(
+            "SerializationError",
+            "A header has no key. Give each header a key, or leave the header out.");
       }
-      InternalRow pair = headers.getStruct(i, 2);
       field.show(pair, 0, true);
-      if (field.isNull()) {
-        throw invalid("a header has no key");
-      }
       names.add(field);
       field.show(pair, 1, false);
       values.add(field);
     }
     offsets[count + 1] = offsets[count] + pairs;
     count++;
-  }
-
-  private static EmbedlogException invalid(String problem) {
-    return new EmbedlogException(
-        "SerializationError",
-        "Column headers is array<struct<key:string,value:binary>>: " + problem);
   }
 
   void clear() {
