@@ -55,10 +55,10 @@ def write_in_jvm(
         pa.Table.from_batches(batches) if batches else pa.table({"value": pa.array([], "binary")})
     )
     frame = spark.createDataFrame(rows).coalesce(1)
-    # Spark would plan no task for rows of which it knows that there are none.
-    empty = frame.where("rand() > 2")
-    for _ in range(partition_id):
-        frame = empty.union(frame)
+    if partition_id:
+        # An RDD: for rows of which Spark knows that there are none it plans no tasks.
+        empty = spark.sparkContext.parallelize([], partition_id)
+        frame = spark.createDataFrame(empty, frame.schema).union(frame)
     try:
         writer = frame.write.format("embedlog").mode("append").option("path", log.path)
         writer.options(**options).save()
