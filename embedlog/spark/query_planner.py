@@ -1,8 +1,9 @@
 """Plans the queries of one Spark session; `planner` calls it for Spark's driver in the JVM.
 
-Every argument and result is JSON.  A call that failed halfway may be repeated, except for
-`QueryPlanner.create_table`, which would find the topic that it has created: the others change
-nothing in a log, or the same again.
+Every argument and result is JSON.  A call that failed halfway may be repeated: those of readers
+change no log, except for leases and for offsets that are committed to a group, and a publication
+is recognised by its version.  Two must not be repeated: `QueryPlanner.publish_batch` without a
+version, and `QueryPlanner.create_table`, which would find the topic that it has created.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from embedlog.spark.plan import plan_to_json
 from embedlog.spark.source import batch_lease_prefix
 from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
 from embedlog.spark.stream_offset import StreamOffset
+from embedlog.spark.write_planner import WritePlanner
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -42,6 +44,7 @@ class QueryPlanner:
         *("report_latest_offset", "prepare_for_available_now", "plan_micro_batch", "commit"),
         *("close_stream", "check_table", "table_reader_options", "table_writer_options"),
         *("tables", "table", "create_table", "alter_table", "drop_table"),
+        *("plan_write", "publish_batch", "publish_micro_batch", "discard"),
     )
 
     def __init__(self) -> None:
@@ -49,6 +52,7 @@ class QueryPlanner:
         self._session = str(uuid.uuid4())
         self._streams: dict[int, MicroBatchStream] = {}
         self._stream_numbers = itertools.count(1)
+        self._writers = WritePlanner()
 
     def close(self) -> None:
         """Release the leases of all queries, and close the logs."""
@@ -214,6 +218,31 @@ class QueryPlanner:
     def drop_table(self, options: Json, topic: str) -> bool:
         """Delete a topic; return False if there is no such topic."""
         return topic_tables.delete_topic(self._logs, options, topic)
+
+    def plan_write(
+        self, options: Json, fields: Sequence[Sequence[str]], batch: bool, overwrite: bool
+    ) -> Json:
+        """Check a write, and return what its tasks need; see `WritePlanner.plan`."""
+        return self._writers.plan(options, fields, batch, overwrite)
+
+    def publish_batch(self, options: Json, staged: Sequence[Json], topics: Sequence[int]) -> Json:
+        """Publish what the tasks of a batch write staged; see `WritePlanner.publish_batch`."""
+        return self._writers.publish_batch(options, staged, topics)
+
+    def publish_micro_batch(
+        self,
+        options: Json,
+        staged: Sequence[Json],
+        batch_id: int,
+        query_id: str,
+        run_id: str | None = None,
+    ) -> Json:
+        """Publish what the tasks of a micro-batch staged, unless it was published before."""
+        return self._writers.publish_micro_batch(options, staged, batch_id, query_id, run_id)
+
+    def discard(self, options: Json, staged: Sequence[Json]) -> None:
+        """Remove what the tasks of a write staged."""
+        self._writers.discard(options, staged)
 
     def _stream(self, number: int) -> MicroBatchStream:
         if not self.is_open(number):

@@ -5,6 +5,7 @@ import java.util.HashMap;
 import java.util.Map;
 import java.util.Objects;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
+import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.read.ScanBuilder;
@@ -120,7 +121,11 @@ class CatalogTable extends LogTable {
   @Override
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
     Map<String, String> merged = merge("table_writer_options", info.options());
-    return new LogTable(info.schema(), merged).newWriteBuilder(new TableWriteInfo(info, merged));
+    SupportsWrite table = new LogTable(info.schema(), merged);
+    if (ReaderChoice.isPython()) {
+      table = (SupportsWrite) ReaderChoice.pythonSource().getTable(info.schema(), null, merged);
+    }
+    return table.newWriteBuilder(new TableWriteInfo(info, merged));
   }
 
   /** Names the table in the progress of a stream that writes to it. */

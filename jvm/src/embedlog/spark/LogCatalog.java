@@ -182,7 +182,8 @@ public final class LogCatalog implements StagingTableCatalog, SupportsNamespaces
   }
 
   private boolean createOnce(Identifier ident, Map<String, Object> params) {
-    return Planner.active().requestOnce("create_table", ofTopic(ident, params)).asBoolean();
+    String todo = "The topic may have been created: see SHOW TABLES.";
+    return Planner.active().requestOnce("create_table", ofTopic(ident, params), todo).asBoolean();
   }
 
   private static List<List<String>> fields(Column[] columns) {

@@ -92,18 +92,25 @@ final class Planner {
   }
 
   /**
-   * Makes a request that must not be repeated, since it would find what it has changed.
+   * Makes a request that must not be made twice: if the planner dies meanwhile, nobody knows whether
+   * it did what it was asked.
    *
-   * @throws EmbedlogException if it fails in Python, or Python dies before it answers
+   * @param todo what the user can do then
+   * @throws EmbedlogException if it fails in Python, or the planner dies
    */
-  JsonNode requestOnce(String method, Map<String, ?> params) {
+  JsonNode requestOnce(String method, Map<String, ?> params, String todo) {
     try {
       return process().call(method, params);
-    } catch (PlannerDiedException e) {
-      String problem = "The planner died before it answered, perhaps after it did its work: ";
+    } catch (PlannerDiedException death) {
       throw new EmbedlogException(
-          "ProcessDiedError", problem + e.getMessage() + ". See whether it did, or try again.");
+          "ProcessDiedError",
+          "The planner died in " + method + ": " + death.getMessage() + ". " + todo);
     }
+  }
+
+  /** Makes a request whose failure does no harm, and waits for it even if interrupted. */
+  void requestAtEnd(String method, Map<String, ?> params) {
+    process().callAtEnd(method, params);
   }
 
   /** A request, or several, to one process. */
