@@ -52,6 +52,7 @@ CONNECTOR_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 <exclusions><exclusion><groupId>org.scala-lang</groupId><artifactId>*</artifactId></exclusion>
 </exclusions></dependency></dependencies></project>
 """
+MICRO_BATCHES = 20
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -69,11 +70,11 @@ class Source(NamedTuple):
         self._choose(spark)
         return spark.read.format(self.format).options(**self.options, **options).load()
 
-    def stream(self, spark: Any) -> Any:
-        """Load the rows as a stream from their beginning."""
+    def stream(self, spark: Any, **options: Any) -> Any:
+        """Load the rows as a stream, unless the options say otherwise from their beginning."""
         self._choose(spark)
-        reader = spark.readStream.format(self.format).options(**self.options)
-        return reader.option("startingOffsets", "earliest").load()
+        options = {"startingOffsets": "earliest", **self.options, **options}
+        return spark.readStream.format(self.format).options(**options).load()
 
     def _choose(self, spark: Any) -> None:
         if self.reader is not None:
@@ -216,13 +217,23 @@ class Bench:
 
     def stream(self, source: Source) -> None:
         """Read all rows as a stream that stops at the end."""
+        assert self._run(source.stream(self.spark)) == self.rows
+
+    def micro_batches(self, source: Source) -> None:
+        """Read the last rows in micro-batches of 100 rows."""
+        first = (self.rows - MICRO_BATCHES * 100) // 2
+        offsets = json.dumps({"t": {"0": first, "1": first}})
+        options = {"startingOffsets": offsets, "maxOffsetsPerTrigger": 100}
+        assert self._run(source.stream(self.spark, **options)) == MICRO_BATCHES * 100
+
+    def _run(self, frame: Any) -> int:
+        """Run a query to the end of the log; return the number of its rows."""
         self._number += 1
         checkpoint = self.directory / f"checkpoint-{self._number}"
-        writer = source.stream(self.spark).writeStream.format("noop")
-        query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
-        query = query.start()
+        writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+        query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
-        assert sum(progress.numInputRows for progress in query.recentProgress) == self.rows
+        return sum(progress.numInputRows for progress in query.recentProgress)
 
     def compare(
         self,
@@ -355,6 +366,13 @@ def measure_reads(arguments: argparse.Namespace, directory: Path) -> None:
         bench.compare("`sum(length(value))`", bench.sum_of_lengths, sources, rounds, warm)
         streams = [source for source in sources if source.format != "parquet"]
         bench.compare("stream, `availableNow`", bench.stream, streams, rounds, min(warm, 3))
+        bench.compare(
+            f"{MICRO_BATCHES} micro-batches of 100 rows",
+            bench.micro_batches,
+            streams,
+            rounds,
+            min(warm, 3),
+        )
         singles = log_sources(directory / "singles")
         bench.compare("one-record batches", bench.all_columns, singles, rounds, min(warm, 3))
         measure_first_queries(sources, arguments, jars)

@@ -49,7 +49,9 @@ class JvmTasks:
             pytest.skip("there is no JDK, or no jar of the reader")
         import pyspark
 
-        jars = os.pathsep.join([str(_JAR), os.path.join(os.path.dirname(pyspark.__file__), "jars/*")])
+        jars = os.pathsep.join(
+            [str(_JAR), os.path.join(os.path.dirname(pyspark.__file__), "jars/*")]
+        )
         command = [javac, "-proc:none", "-nowarn", "-cp", jars, "-d", str(directory), str(_SOURCE)]
         subprocess.run(command, check=True)
         opened = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED]
