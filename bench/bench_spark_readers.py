@@ -36,6 +36,7 @@ from embedlog.spark import session
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from support import kafka_broker
+from support.patience import patient
 
 BATCH_ROWS = 2500
 """As many as a producer puts into 256 KiB."""
@@ -273,7 +274,7 @@ def kafka() -> Iterator[tuple[str, int] | None]:
     """Run a broker; yield its address and process, or None if there can be none."""
     with ExitStack() as stack:
         try:
-            address = stack.enter_context(kafka_broker.broker(seconds=60))
+            address = stack.enter_context(kafka_broker.broker(patient(60)))
         except pytest.skip.Exception as error:
             print(f"Without Kafka: {error}", file=sys.stderr)
             yield None
