@@ -145,33 +145,30 @@ def _peak_kib(pid: int) -> int:
     return next((int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line), 0)
 
 
-def write_log(path: Path, rows: int, partitions: int, segment_bytes: int) -> None:
+def write_log(
+    path: Path, rows: int, partitions: int, segment_bytes: int, batch_rows: int = BATCH_ROWS
+) -> None:
     """Write a topic "t" whose k-th partition has rows in proportion to 1 / (k + 1).
 
     With two partitions, both have half of the rows.
     """
     weights = [1.0, 1.0] if partitions == 2 else [1 / (k + 1) for k in range(partitions)]
-    settings = {"segment.bytes": segment_bytes}
+    batches = [max(int(rows / batch_rows * weight / sum(weights)), 1) for weight in weights]
+    batches[0] += rows // batch_rows - sum(batches)
     with embedlog.open(path, maintenance=False) as log:
-        log.create_topic("t", partitions, settings)
-        written = 0
-        for number, weight in enumerate(weights):
-            last = number == partitions - 1
-            batches = (
-                rows // BATCH_ROWS - written
-                if last
-                else max(round(rows / BATCH_ROWS * weight / sum(weights)), 1)
-            )
-            for step in range(written, written + batches):
-                log.partition("t", number).append([_batch(step * BATCH_ROWS)])
-            written += batches
+        log.create_topic("t", partitions, {"segment.bytes": segment_bytes})
+        first = 0
+        for number, count in enumerate(batches):
+            for _ in range(count):
+                log.partition("t", number).append([_batch(first, batch_rows)])
+                first += batch_rows
 
 
-def _batch(first: int) -> Any:
-    numbers = range(first, first + BATCH_ROWS)
+def _batch(first: int, rows: int) -> Any:
     # Random bytes: Parquet stores equal values once, and would have nothing to read.
-    data = memoryview(os.urandom(VALUE_BYTES * BATCH_ROWS))
+    data = memoryview(os.urandom(VALUE_BYTES * rows))
     values = [data[at : at + VALUE_BYTES] for at in range(0, len(data), VALUE_BYTES)]
+    numbers = range(first, first + rows)
     keys = [b"k%09d" % number for number in numbers]
     return batch.encode_lists(values, keys, [START_MS + number for number in numbers])
 
@@ -425,9 +422,9 @@ def measure_fresh_session(request: str) -> None:
 
 def measure_scale(arguments: argparse.Namespace, directory: Path) -> None:
     """Read many segments of partitions of very different sizes."""
-    rows = arguments.rows * 10
-    per_segment = rows // (arguments.rows // 200)
-    write_log(directory / "log", rows, 100, per_segment * 117)
+    rows, batch_rows = arguments.rows * 10, 500
+    # Four batches of 124 bytes a row.
+    write_log(directory / "log", rows, 100, 4 * batch_rows * 128, batch_rows)
     with embedlog.open(directory / "log", mode="r") as log:
         segments = sum(len(log.partition("t", number).segments) for number in range(100))
     print(f"{rows:,} rows in 100 partitions and {segments:,} segments, {arguments.master}\n")
