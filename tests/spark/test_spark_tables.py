@@ -29,7 +29,7 @@ def table(spark, log):
     def table(columns="", **options):
         name = f"table_{next(_numbers)}"
         options = {"path": log.path, **(options or {"subscribe": "t"})}
-        pairs = ", ".join(f"{option} '{value}'" for option, value in options.items())
+        pairs = ", ".join(f"{name} '{value}'" for name, value in options.items() if value)
         spark.sql(f"CREATE TABLE {name} {columns} USING embedlog OPTIONS ({pairs})")
         names.append(name)
         return name
@@ -217,7 +217,7 @@ def test_options_of_both_kinds_and_properties_may_be_set(spark, table, sql, log,
         ("(value BINARY)", {"subscibe": "t"}, "Did you mean 'subscribe'?"),
         ("", {"subscribe": "t", "durability": "ram"}, "'durability' must be one of fsync, os"),
         ("(key STRING)", {"subscribe": "t"}, "The log has no column key of type string"),
-        ("", {"subscribe": "t", "path": ""}, "The option 'path' is missing"),
+        ("", {"subscribe": "t", "path": None}, "The option 'path' is missing"),
     ],
 )
 def test_a_wrong_option_is_an_error_of_create_table(spark, table, columns, options, message):
@@ -338,11 +338,14 @@ def test_a_topic_is_created_altered_and_deleted(spark, catalog, sql, log):
 
     sql(
         "CREATE TABLE {name} (key BINARY, value BINARY) "
-        "TBLPROPERTIES (partitions = 3, 'retention.ms' = '86400000', preallocate = true)",
+        "TBLPROPERTIES (partitions = 3, 'retention.ms' = 86400000, 'cleanup.policy' = 'compact')",
         name=name,
     )
-    expected = {"partitions": "3", "retention.ms": "86400000", "preallocate": "true"}
-    assert properties() == expected
+    assert properties() == {
+        "partitions": "3",
+        "retention.ms": "86400000",
+        "cleanup.policy": "compact",
+    }
     assert log.topic("new").partitions == 3
     assert log.topic("new").config["retention.ms"] == 86_400_000
 
@@ -350,7 +353,7 @@ def test_a_topic_is_created_altered_and_deleted(spark, catalog, sql, log):
     sql("CREATE TABLE IF NOT EXISTS {name}", name=name)
 
     sql("ALTER TABLE {name} SET TBLPROPERTIES (partitions = 5, 'retention.ms' = 9)", name=name)
-    sql("ALTER TABLE {name} UNSET TBLPROPERTIES ('preallocate')", name=name)
+    sql("ALTER TABLE {name} UNSET TBLPROPERTIES ('cleanup.policy')", name=name)
     assert properties() == {"partitions": "5", "retention.ms": "9"}
     assert log.topic("new").partitions == 5
 
