@@ -1,6 +1,8 @@
 """Tables of Spark over a log: of Spark's own catalog, of a catalog of topics, temporary views."""
 
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from embedlog.spark.jvm_reader import READER
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
 ]
+PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 _numbers = itertools.count()
 
 
@@ -488,3 +491,30 @@ def test_a_wrong_choice_of_the_reader_breaks_no_other_format(spark, options, tmp
     assert [row.value for row in lines.collect()] == ["a line"]
     error = error_of(spark.read.format("embedlog").options(**options()).load)
     assert error.startswith(f"InvalidConfigError: {READER} must be jvm or python, got 'jvmm'")
+
+
+def test_the_page_about_tables_runs_from_top_to_bottom(spark, log, sql, tmp_path):
+    """All statements and programs of its section, in their order."""
+    log.create_topic("flights")
+    (section,) = re.findall(r"^## Tables\n.*?(?=^## )", PAGE.read_text(), re.M | re.S)
+    section = section.replace("/data/log", log.path).replace("/data/", f"{tmp_path}/")
+    name = f"log_{next(_numbers)}"
+    section = re.sub(r"\blog(?=\.default|;)|(?<=catalog\.)log\b", name, section)
+    names = {"spark": spark}
+    try:
+        for language, block in re.findall(r"```(python|sql)\n(.*?)```", section, re.S):
+            if language == "python":
+                exec(block, names)
+            else:
+                for statement in block.strip().removesuffix(";").split(";\n"):
+                    sql(statement.replace("{", "{{").replace("}", "}}"))
+            if "query" in names:
+                names.pop("query").awaitTermination()
+    finally:
+        spark.sql("DROP TABLE IF EXISTS flights")
+        spark.catalog.dropTempView("recent")
+
+    assert log.topics() == ["delays", "flights", "t"]
+    assert values(log, "flights") == [b"arrived", b"departed"]
+    assert values(log, "delays") == [b"departed"]
+    assert log.topic("delays").config["cleanup.policy"] == "compact"
