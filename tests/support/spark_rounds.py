@@ -34,11 +34,13 @@ class Rounds:
         self._numbers = itertools.count()
         self._sent = [VALUES] * KEYS
         """The number of values of each key in the topic."""
-        log.create_topic("from", PARTITIONS, SOURCE)
+        log.create_topic("from", PARTITIONS, SOURCE | {"segment.bytes": 3000})
         with log.producer() as producer:
             for value in range(VALUES):
                 for key in range(KEYS):
                     producer.send("from", b"%d" % value, key=b"%d" % key)
+                # A batch each, and so several segments.
+                producer.flush()
 
     def copy_what_there_is(self) -> None:
         """Copy the topic with Trigger.AvailableNow: exactly up to where it ended at the start."""

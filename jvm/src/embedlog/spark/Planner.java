@@ -16,7 +16,7 @@ import org.slf4j.LoggerFactory;
  * What the driver asks Python: to check options, to plan queries, to keep leases.
  *
  * <p>A process serves all queries of a session. It is started by the first request, and again if it
- * dies; then requests that were not answered are repeated, which all of them allow.
+ * dies; then requests that were not answered are repeated, which most of them allow.
  */
 final class Planner {
   private static final Logger LOGGER = LoggerFactory.getLogger("embedlog.spark");
@@ -89,6 +89,28 @@ final class Planner {
    */
   JsonNode request(String method, Map<String, ?> params) {
     return repeatIfPlannerDies(process -> process.call(method, params));
+  }
+
+  /**
+   * Makes a request that must not be made twice: if the planner dies meanwhile, nobody knows whether
+   * it did what it was asked.
+   *
+   * @param todo what the user can do then
+   * @throws EmbedlogException if it fails in Python, or the planner dies
+   */
+  JsonNode requestOnce(String method, Map<String, ?> params, String todo) {
+    try {
+      return process().call(method, params);
+    } catch (PlannerDiedException death) {
+      throw new EmbedlogException(
+          "ProcessDiedError",
+          "The planner died in " + method + ": " + death.getMessage() + ". " + todo);
+    }
+  }
+
+  /** Makes a request whose failure does no harm, and waits for it even if interrupted. */
+  void requestAtEnd(String method, Map<String, ?> params) {
+    process().callAtEnd(method, params);
   }
 
   /** A request, or several, to one process. */
