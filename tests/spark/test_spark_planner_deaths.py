@@ -178,6 +178,36 @@ def test_a_python_that_fails_to_start_the_planner_is_an_error_at_once(rounds, fa
     rounds.count()
 
 
+@pytest.mark.tier("all")
+@pytest.mark.parametrize(("when", "written"), [("before", 0), ("after", 600)])
+def test_a_write_that_must_not_be_repeated_is_an_error(rounds, faults, when, written):
+    """Only the user can know whether to write the rows again, unless they have a txnVersion."""
+    planner_faults.order(faults, f"{when} publish_batch")
+    with pytest.raises(Exception, match=MESSAGE.format("ProcessDiedError", "look at the end of")):
+        rounds.write_once()
+    assert rounds.written_once() == written
+    rounds.write_once()
+
+
+@pytest.mark.tier("all")
+def test_a_write_that_was_not_asked_for_is_repeated(rounds, faults, kill_planner):
+    """The planner dies while it starts, and so cannot have created anything."""
+    kill_planner(signal.SIGKILL)
+    planner_faults.order(faults, "start")
+    rounds.create_table("new")
+    assert not (faults / "start").exists()
+
+
+@pytest.mark.tier("all")
+@pytest.mark.parametrize(("when", "exists"), [("before", False), ("after", True)])
+def test_create_table_is_not_repeated(rounds, faults, log, when, exists):
+    """It would find the topic that it has created itself."""
+    planner_faults.order(faults, f"{when} create_table")
+    with pytest.raises(Exception, match=MESSAGE.format("ProcessDiedError", "see SHOW TABLES")):
+        rounds.create_table("new")
+    assert ("new" in log.topics()) == exists
+
+
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize("point", ["start", "before plan_batch", "after latest_offset"])
 def test_a_stopped_planner_is_replaced(rounds, faults, kill_planner, timeout, point):
