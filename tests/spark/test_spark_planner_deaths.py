@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,24 @@ def kill_planner(planner_of: Callable[[], int]) -> Callable[[int], None]:
 
 
 @pytest.fixture
-def timeout(spark: Any) -> Iterator[None]:
-    """A planner is silent for too long sooner than a user would like it."""
-    spark.conf.set(TIMEOUT, f"{int(patient(5))}s")
+def timeout(spark: Any, kill_planner: Callable[[int], None]) -> Iterator[None]:
+    """A planner is silent for too long sooner than a user would like it; a test must not hang."""
+    seconds = int(patient(5))
+    hung = []
+
+    def end_hang() -> None:
+        hung.append(True)
+        while not finished.wait(1):
+            kill_planner(signal.SIGKILL)
+
+    finished, timer = threading.Event(), threading.Timer(10 * seconds + patient(60), end_hang)
+    spark.conf.set(TIMEOUT, f"{seconds}s")
+    timer.start()
     yield
+    finished.set()
+    timer.cancel()
     spark.conf.unset(TIMEOUT)
+    assert not hung, "Spark waited for a planner that was silent"
 
 
 def points() -> list[tuple[str, int]]:

@@ -114,10 +114,8 @@ class Rounds:
         options = f"path '{self._log.path}', subscribe '{topic}'"
         self._sql(f"CREATE TABLE `{topic}` USING embedlog OPTIONS ({options})")
         try:
-            self._read().select("key", "value").createOrReplaceTempView("rows")
-            self._spark.table("rows").write.option("txnAppId", topic).option(
-                "txnVersion", 1
-            ).insertInto(f"`{topic}`")
+            writer = self._read().select("key", "value").writeTo(f"`{topic}`")
+            writer.options(txnAppId=topic, txnVersion="1").append()
             self._check_copy(topic)
             assert self._spark.table(f"`{topic}`").count() == sum(self._sent)
         finally:
@@ -172,7 +170,7 @@ class Rounds:
         return self._spark.read.format("embedlog").options(**options).load()
 
     def _new_topic(self) -> str:
-        topic = self._last_topic = f"to-{next(self._numbers)}"
+        topic = self._last_topic = f"to_{next(self._numbers)}"
         self._log.create_topic(topic, 2, {"segment.bytes": 30_000})
         return topic
 
