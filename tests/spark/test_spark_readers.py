@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from support.clock import START
 from support.forks import in_memory
-from support.jvm_tasks import JvmTasks, consumer_rows, python_rows
+from support.jvm_tasks import consumer_rows, python_rows
 from support.random_conditions import random_condition
 from support.random_topics import fill_topics
 from support.spark_reads import ALL
@@ -21,14 +21,6 @@ from embedlog.spark.source_options import parse
 
 LONGS = ("-9223372036854775807L - 1L", "9223372036854775807L")
 SEEDS = range(choose(test=6, all=60, nightly=1000))
-
-
-@pytest.fixture(scope="module")
-def jvm(tmp_path_factory):
-    """A JVM that reads input partitions."""
-    tasks = JvmTasks(tmp_path_factory.mktemp("jvm"))
-    yield tasks
-    tasks.close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Reads the input partitions of a query with the reader in the JVM, in a JVM without Spark's session.
+"""Reads input partitions with the reader in the JVM, in a JVM without a Spark session.
 
 The classes are the real ones; `ReadTasks.java` does what an executor does with them.  So
 thousands of cases take seconds, and a crash of the JVM ends no session.
@@ -49,7 +49,9 @@ class JvmTasks:
             pytest.skip("there is no JDK, or no jar of the reader")
         import pyspark
 
-        jars = os.pathsep.join([str(_JAR), os.path.join(os.path.dirname(pyspark.__file__), "jars/*")])
+        jars = os.pathsep.join(
+            [str(_JAR), os.path.join(os.path.dirname(pyspark.__file__), "jars/*")]
+        )
         command = [javac, "-proc:none", "-nowarn", "-cp", jars, "-d", str(directory), str(_SOURCE)]
         subprocess.run(command, check=True)
         opened = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED]
