@@ -134,7 +134,7 @@ final class ChunkReader implements AutoCloseable {
     int begin = require(8);
     bytes = window.buffer();
     int length = bytes.getInt(begin + 4);
-    if (bytes.getInt(begin) != -1 || length <= 0 || length >= chunk.endPosition() - 8) {
+    if (bytes.getInt(begin) != -1 || length <= 0 || length > chunk.endPosition() - 8) {
       throw new EmbedlogException(
           "CorruptionError",
           "Not a segment of this log: it does not begin with an Arrow schema ["
