@@ -333,6 +333,7 @@ def write_again(log):
 
 def delete_records(log):
     log.delete_records({TopicPartition("t", 0): 25})
+    log.maintain()
 
 
 LOSSES = [delete, create_again, truncate, write_again, delete_records]
