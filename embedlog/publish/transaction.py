@@ -3,6 +3,7 @@
 In order, under the locks of all partitions, taken in the order of their keys:
 
 1. Read the application's versions: a publication at or below them was published before.
+   (Also before the locks, since a repetition may have no staged files any more.)
 2. Plan where each batch is written: past the end of the active segment, and into new
    segments where that is full.
 3. One transaction on `state` writes the journal entries, *prepared*: where each
@@ -159,16 +160,21 @@ def publish(
     """
     context = root.context
     context.check_appendable()
-    encoded = _by_partition(root, staged)
-    if not encoded and publication is None:
-        return PublishResult(0)
     records = sum(file.records for file in staged)
     target = None
     if publication is not None:
         topics = dict.fromkeys(publication.topics, "") | {
-            log.topic_id: log.topic for log in encoded
+            topic_id: topic for file in staged for topic, topic_id, _ in file.partitions
         }
         target = PublicationTarget(publication, topics, restart, records)
+        # Also before the files are opened: they are gone if a caller repeats this call because
+        # it did not see the result.
+        before = _visible_version(context, target)
+        if before is not None:
+            return PublishResult(0, before)
+    encoded = _by_partition(root, staged)
+    if not encoded and publication is None:
+        return PublishResult(0)
     with ExitStack() as locks:
         # In the order of the keys, as in every process: otherwise two could wait for each other.
         for log in encoded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import embedlog
@@ -84,6 +84,27 @@ def _target_topic(root: Root, name: str, has_partitions: bool) -> TopicInfo:
     if has_partitions and name not in root.topics() and name != ACTIVITY:
         return TopicInfo(check_topic_name(name), NEW_TOPIC_ID, 1, 0, TopicConfig())
     return root.ensure_topic(name)
+
+
+def batch_publication(options: SinkOptions, topics: Iterable[int]) -> Publication | None:
+    """Return the publication of a batch write; None if it has no ``txnAppId``.
+
+    Args:
+        options: The options of the writer.
+        topics: The ids of topics that count as written to even by a DataFrame without rows.
+    """
+    if options.txn_app_id is None or options.txn_version is None:
+        return None
+    return Publication(options.txn_app_id, options.txn_version, topics=tuple(topics))
+
+
+def micro_batch_publication(
+    options: SinkOptions, query_id: str, run_id: str | None, batch_id: int
+) -> Publication:
+    """Return the publication of a micro-batch, by which its repetition is recognised."""
+    application = options.txn_app_id or query_id
+    location = options.checkpoint_location
+    return Publication(application, batch_id, query_id, run_id or "", location)
 
 
 def publish(

@@ -226,11 +226,22 @@ def _check_partitions(target: TargetTopic, partitions: Any) -> None:
         )
 
 
+def _check_headers(column: Any) -> None:
+    """Refuse a header that is null or has no key: Arrow would store the former."""
+    headers = pc.list_flatten(column)
+    if headers.null_count or pc.struct_field(headers, "key").null_count:
+        raise errors.SerializationError(
+            "A header has no key", todo="Give each header a key, or leave the header out."
+        )
+
+
 def _record_columns(table: Any) -> Any:
     """Return rows with the columns of a batch; headers only if a row has some."""
     names = [name for name in _COLUMNS if name in table.column_names]
     if "headers" in names and not pc.sum(pc.list_value_length(table.column("headers"))).as_py():
         names.remove("headers")
+    if "headers" in names:
+        _check_headers(table.column("headers"))
     now_ms = time.time_ns() // 1_000_000
     columns = table_rows(table.select(names), None, None, None, now_ms).table
     # In one chunk: sorting the rows of several is slow, and a batch is one.

@@ -94,13 +94,13 @@ class BatchSink(StagingWriter, DataSourceArrowWriter):
 
     def commit(self, messages: list[Any]) -> None:
         """Publish what all tasks staged."""
-        options, publication = self.options, None
-        if options.txn_app_id is not None and options.txn_version is not None:
-            # An empty DataFrame counts as written to its topic, if that exists.
-            target = None if options.topic is None else self.task.targets[options.topic]
-            topics = () if target is None or target.is_new else (target.id,)
-            publication = Publication(options.txn_app_id, options.txn_version, topics=topics)
-        self.publish(messages, publication)
+        from embedlog.spark import batch_write
+
+        # An empty DataFrame counts as written to its topic, if that exists.
+        topic = self.options.topic
+        target = None if topic is None else self.task.targets[topic]
+        topics = () if target is None or target.is_new else (target.id,)
+        self.publish(messages, batch_write.batch_publication(self.options, topics))
 
 
 class StreamSink(StagingWriter, DataSourceStreamArrowWriter):
@@ -110,6 +110,8 @@ class StreamSink(StagingWriter, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Publish what all tasks staged, unless this batch of the query was published before."""
+        from embedlog.spark import batch_write
+
         messages = [message for message in messages if message is not None]
         queries = {(message.query_id, message.run_id) for message in messages}
         query_id, run_id = next(iter(queries)) if len(queries) == 1 else (None, None)
@@ -118,10 +120,9 @@ class StreamSink(StagingWriter, DataSourceStreamArrowWriter):
                 f"Micro-batch {batchId} has tasks of {len(queries)} queries; nothing was published",
                 todo="Report this as a bug of embedlog.",
             )
-        application = self.options.txn_app_id or query_id
-        location = self.options.checkpoint_location
-        publication = Publication(application, batchId, query_id, run_id or "", location)
-        self.publish(messages, publication)
+        self.publish(
+            messages, batch_write.micro_batch_publication(self.options, query_id, run_id, batchId)
+        )
 
 
 def _staged_rows(messages: Sequence[Any]) -> list[StagedRows]:

@@ -117,12 +117,25 @@ COLUMNS = {
 
 
 def check_columns(schema: Any, topic: str | None) -> None:
-    """Refuse a DataFrame whose columns a log cannot take, with the messages of Kafka's sink.
+    """Refuse a DataFrame of this schema if a log cannot take its columns.
+
+    Raises:
+        InvalidConfigError: As `check_column_types`.
+    """
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    check_column_types(types, topic)
+
+
+def check_column_types(types: Mapping[str, str], topic: str | None) -> None:
+    """Refuse columns that a log cannot take, with the messages of Kafka's sink.
+
+    Args:
+        types: Spark's name of the type of each column.
+        topic: The topic of all rows, if the options name it.
 
     Raises:
         InvalidConfigError: A column is missing or has another type.
     """
-    types = {field.name: field.dataType.simpleString() for field in schema.fields}
     if topic is None and "topic" not in types:
         raise InvalidConfigError(
             "topic option required when no 'topic' attribute is present. "

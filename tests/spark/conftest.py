@@ -13,7 +13,7 @@ import pytest
 from support.clock import START
 from support.jvm_tasks import JvmTasks
 from support.spark_reads import ALL, read_all
-from support.spark_session import begin
+from support.spark_session import begin, faults_of
 
 import embedlog
 from embedlog.api import Log
@@ -112,6 +112,19 @@ def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JvmTasks]:
     tasks = JvmTasks(tmp_path_factory.mktemp("jvm"))
     yield tasks
     tasks.close()
+
+
+@pytest.fixture
+def faults(spark: Any) -> Iterator[Path]:
+    """The directory of faults of the planner, which is gone after the test.
+
+    The session serves other tests, too.
+    """
+    directory = faults_of(spark)
+    directory.mkdir()
+    (directory / "journal").touch()
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import java.util.EnumSet;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.Set;
+import java.util.TreeMap;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.TableCapability;
@@ -13,8 +14,8 @@ import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** Topics of a log as a table, which is read in the JVM and written by the Python sink. */
-final class LogTable implements SupportsRead, SupportsWrite {
+/** Topics of a log as a table, which is read and written in the JVM. */
+class LogTable implements SupportsRead, SupportsWrite {
   private final StructType schema;
   private final Map<String, String> options;
 
@@ -48,7 +49,7 @@ final class LogTable implements SupportsRead, SupportsWrite {
         TableCapability.BATCH_WRITE,
         TableCapability.STREAMING_WRITE,
         TableCapability.TRUNCATE,
-        // The sink checks the columns by name, and takes text for bytes.
+        // The planner checks the columns by name, and takes text for bytes.
         TableCapability.ACCEPT_ANY_SCHEMA);
   }
 
@@ -61,8 +62,10 @@ final class LogTable implements SupportsRead, SupportsWrite {
 
   @Override
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
-    SupportsWrite table =
-        (SupportsWrite) ReaderChoice.pythonSource().getTable(schema, null, options);
-    return table.newWriteBuilder(info);
+    Map<String, String> all = new TreeMap<>(String.CASE_INSENSITIVE_ORDER);
+    all.putAll(options);
+    all.putAll(info.options().asCaseSensitiveMap());
+    return new LogWriteBuilder(
+        new WriteJob(Planner.active(), all, info.schema(), info.queryId()));
   }
 }
