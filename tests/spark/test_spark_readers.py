@@ -99,6 +99,28 @@ def test_tasks_return_the_rows_that_python_and_a_consumer_return(jvm, random_log
         assert len(jvm.read(tasks, ())) == len(expected)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_task_ends_at_its_limit_and_leaves_out_batches_of_other_times(jvm, random_log, seed):
+    """It returns whole batches: Spark takes as many rows as it wants, and filters again."""
+    dice = random.Random(seed)
+    log = random_log(dice)
+    for task in plan_batch(parse({"path": log.path, "subscribe": "a,b", "minPartitions": "4"})):
+        names = ("timestamp", "offset", "partition")
+        rows = jvm.read([task], names)
+        for limit in (0, 1, len(rows) - 1, len(rows), dice.randint(0, len(rows))):
+            limited = jvm.read([task], names, limit=max(limit, 0))
+            assert limited == rows[: len(limited)]
+            assert len(limited) >= min(limit, len(rows))
+            assert bool(limited) == bool(limit > 0 and rows)
+        times = [row[0] // 1000 for row in rows]
+        for _ in range(8 if times else 0):
+            first, last = sorted(dice.choice(times) + dice.choice([0, 0, -1, 1]) for _ in "ab")
+            left = jvm.read([task], names, times=(first, last))
+            wanted = [row for row, time in zip(rows, times, strict=True) if first <= time <= last]
+            assert [row for row in left if first <= row[0] // 1000 <= last] == wanted
+            assert not Counter(left) - Counter(rows)
+
+
 # Queries
 
 
