@@ -143,7 +143,7 @@ def test_without_the_jar_create_table_says_what_it_needs():
     """Spark passes a Python source the properties of a new table, and later nothing."""
     source = EmbedlogDataSource({"provider": "embedlog", "path": "/log", "subscribe": "t"})
 
-    with pytest.raises(SparkSetupError, match="needs the jar.*CREATE TEMPORARY VIEW"):
+    with pytest.raises(SparkSetupError, match=r"needs the jar.*CREATE TEMPORARY VIEW"):
         source.schema()
 
 
