@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from embedlog.errors import InvalidConfigError
-from embedlog.spark import table_options
+from embedlog.errors import InvalidConfigError, SparkSetupError
+from embedlog.spark import EmbedlogDataSource, table_options
 from embedlog.spark.errors import to_embedlog_error
 from embedlog.spark.jvm_reader import READER
 
@@ -137,6 +137,14 @@ def test_a_catalog_has_no_options_about_topics():
         table_options.check_catalog({"path": "/log", "includeHeader": "true"})
 
     assert table_options.check_catalog({"path": "/log", "includeHeaders": "true"}) == "/log"
+
+
+def test_without_the_jar_create_table_says_what_it_needs():
+    """Spark passes a Python source the properties of a new table, and later nothing."""
+    source = EmbedlogDataSource({"provider": "embedlog", "path": "/log", "subscribe": "t"})
+
+    with pytest.raises(SparkSetupError, match=r"needs the jar.*CREATE TEMPORARY VIEW"):
+        source.schema()
 
 
 # Tables of Spark's own catalog
