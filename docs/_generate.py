@@ -470,7 +470,7 @@ API = {
     "spark": (
         "Spark and Parquet",
         [
-            *("embedlog.spark.session", "embedlog.spark.register"),
+            *("embedlog.spark.session", "embedlog.spark.register", "embedlog.spark.jar_path"),
             *("embedlog.spark.recommended_conf", "embedlog.spark.offsets_behind_latest"),
             *("embedlog.pipeline.load", "embedlog.pipeline.audit", "embedlog.pipeline.AuditReport"),
         ],

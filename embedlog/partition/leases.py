@@ -71,14 +71,7 @@ class Lease:
         def step(txn: kv.Txn) -> None:
             for key, partition in keys.items():
                 offset = self.offsets[partition]
-                start, end = tail.ends(txn, key) or (0, None)
-                if offset < start or offset < 0 or (end is not None and offset > end):
-                    raise OffsetOutOfRangeError(
-                        f"The log holds offsets {start} to {end}",
-                        **partition._asdict(),
-                        offset=offset,
-                        todo="Nothing is held; pass an offset that the log has.",
-                    )
+                _check_offset(txn, key, partition, offset)
                 LEASES.put(txn, key, self.name, value=(offset, until_ms))
 
         context.live.write(step)
@@ -117,6 +110,57 @@ def hold(
     return Lease(root, name, offsets, seconds)
 
 
+def extend(
+    root: Partitions, name: str, offsets: Mapping[TopicPartition, int], until_ms: int
+) -> None:
+    """Have a lease keep records from these offsets on, too, at least until a time since boot.
+
+    Several readers can share such a lease.  It writes nothing if the lease covers them already;
+    otherwise it also deletes the rows of leases on these partitions that have ended.
+
+    Raises:
+        OffsetOutOfRangeError: Some of the records are deleted already; nothing has changed.
+        UnknownTopicOrPartitionError: There is no such partition.
+    """
+    context = root.context
+    context.check_writable()
+    keys = {root.partition(*partition).key: partition for partition in offsets}
+
+    def uncovered(txn: kv.Txn) -> list[bytes]:
+        missing = []
+        for key, partition in keys.items():
+            _check_offset(txn, key, partition, offsets[partition])
+            row = LEASES.get(txn, key, name)
+            if row is None or row.until_ms < until_ms or row.offset > offsets[partition]:
+                missing.append(key)
+        return missing
+
+    def step(txn: kv.Txn) -> None:
+        now_ms = context.files.uptime_ms()
+        for key in uncovered(txn):
+            offset, until = offsets[keys[key]], until_ms
+            for (_, lease), row in list(LEASES.scan(txn, key)):
+                if row.until_ms <= now_ms:
+                    LEASES.delete(txn, key, lease)
+                elif lease == name:
+                    offset, until = min(offset, row.offset), max(until, row.until_ms)
+            LEASES.put(txn, key, name, value=(offset, until))
+
+    if context.live.read(uncovered):
+        context.live.write(step)
+
+
+def _check_offset(txn: kv.Txn, key: bytes, partition: TopicPartition, offset: int) -> None:
+    start, end = tail.ends(txn, key) or (0, None)
+    if offset < start or offset < 0 or (end is not None and offset > end):
+        raise OffsetOutOfRangeError(
+            f"The log holds offsets {start} to {end}",
+            **partition._asdict(),
+            offset=offset,
+            todo="Nothing is held; pass an offset that the log has.",
+        )
+
+
 def release(context: Context, name: str, keep: Collection[bytes] = ()) -> None:
     """End the lease of that name, except in the partitions ``keep``, which are keys."""
 
@@ -126,6 +170,20 @@ def release(context: Context, name: str, keep: Collection[bytes] = ()) -> None:
                 LEASES.delete(txn, partition, lease)
 
     context.live.write(step)
+
+
+def release_all(context: Context, prefix: str) -> None:
+    """End the leases whose names begin with a text."""
+
+    def held(txn: kv.Txn) -> list[tuple[bytes, str]]:
+        return [(key, name) for key, name in LEASES.keys(txn) if name.startswith(prefix)]
+
+    def step(txn: kv.Txn) -> None:
+        for row in held(txn):
+            LEASES.delete(txn, *row)
+
+    if context.live.read(held):
+        context.live.write(step)
 
 
 def leases(root: Partitions) -> list[LeaseInfo]:

@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
+from embedlog.errors import SparkSetupError
 from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
 
 if TYPE_CHECKING:
@@ -61,6 +62,14 @@ class EmbedlogDataSource(DataSource):
         """
         from embedlog.spark.kafka_columns import schema_ddl
 
+        if "provider" in self.options:
+            # This is CREATE TABLE.  Spark would create it, and then use it without its options.
+            raise SparkSetupError(
+                "CREATE TABLE needs the jar of embedlog in this session",
+                todo="Start the session with embedlog.spark.session(), or with "
+                ".config('spark.jars', embedlog.spark.jar_path()); without the jar, "
+                "CREATE TEMPORARY VIEW … USING embedlog OPTIONS (…) works.",
+            )
         options = parse(self.options)
         if options.ignored:
             _logger.warning(

@@ -7,7 +7,6 @@ as there are cores; large ranges are split, at the start of a batch if possible.
 from __future__ import annotations
 
 import os
-import uuid
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -16,6 +15,7 @@ from itertools import accumulate, compress, pairwise
 from typing import Any, NamedTuple
 
 from embedlog.errors import OffsetOutOfRangeError
+from embedlog.files import process_id
 from embedlog.partition import PartitionLog
 from embedlog.partition.extents import Extent, extents, narrow, offset_near
 from embedlog.record import TopicPartition
@@ -87,6 +87,7 @@ def plan_batch(
     limit: int | None = None,
     cores: int | None = None,
     cache: LogCache | None = None,
+    session: str | None = None,
 ) -> list[LogInputPartition]:
     """Return the input partitions of a batch query, which read what is in the log now.
 
@@ -96,6 +97,8 @@ def plan_batch(
         limit: The query needs this many of the records, no matter which.
         cores: How many tasks run at once; by default the cores that this process may use.
         cache: Where the log stays open for other queries.
+        session: The Spark session, whose batch queries share leases; by default the JVM that
+            started this process.
 
     Raises:
         NotALogError: There is no log at the path.
@@ -110,12 +113,12 @@ def plan_batch(
     limit = limit if pushed.exact else None
     with closing(LogSource(options, durable=False, cache=cache)) as source:
         source.check_topics()
-        lease_name = str(uuid.uuid4())
+        session = session or str(process_id.ancestor("java") or process_id.process())
         for _ in range(_MAX_LEASE_ATTEMPTS):
             ranges = _resolve_ranges(source)
             # Only now: the same offsets are refused with filters as without.
             ranges = pushed.narrow(source.partitions(), ranges)
-            if source.hold(lease_name, _starts(ranges), new=True):
+            if source.hold_for_batch(session, _starts(ranges)):
                 break
         return plan_input_partitions(options, source.partitions(), ranges, cores, limit)
 

@@ -56,6 +56,11 @@ class LogCache:
                 self._users[log] -= 1
         self._close_unused()
 
+    def open_logs(self) -> list[Log]:
+        """Return the logs that are open."""
+        with self._lock:
+            return list(self._users)
+
     def close(self) -> None:
         """Close all logs."""
         with self._lock:

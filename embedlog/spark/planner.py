@@ -7,9 +7,9 @@ on stdout, not always in the order of the requests:
     {"id": 1, "result": {"flights": {"0": 23}}}
     {"id": 1, "error": {"type": "DataLossError", "message": "…"}}
 
-The methods are those of `QueryPlanner`.  The first line on stdout tells the version, once
-everything is imported.  The process ends when stdin does, so it never outlives the JVM; it
-releases the leases of its streams then.
+The methods are those of `QueryPlanner`, and "ping", which is answered at once.  The first line
+on stdout tells the version, once everything is imported.  The process ends when stdin does, so it
+never outlives the JVM; it releases its leases then.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ from embedlog.errors import EmbedlogError, SparkSetupError
 from embedlog.spark.query_planner import QueryPlanner
 from embedlog.version import __version__
 
+PING = "ping"
+"""The method by which Spark's driver sees that this process is not stopped or stuck."""
 MAX_BATCH_THREADS = 32
 """Batch queries that are planned at once; most of them wait for a disk or a lock."""
 END_SECONDS = 30
 """Requests that were begun when stdin ends may take this long."""
+TERMINATION_SECONDS = 5
+"""How long after SIGTERM the planner waits for the end of stdin."""
 
 _logger = logging.getLogger("embedlog.spark")
 
@@ -98,7 +102,10 @@ class RequestServer:
         except SparkSetupError as error:
             self._send({"id": None, **_error(error)})
         else:
-            self._executor(request.params.get("stream")).submit(self._answer, request)
+            if request.method == PING:
+                self._send({"id": request.id, "result": None})
+            else:
+                self._executor(request.params.get("stream")).submit(self._answer, request)
 
     def _executor(self, stream: Any) -> ThreadPoolExecutor:
         if not isinstance(stream, int) or not self._planner.is_open(stream):
@@ -164,7 +171,7 @@ def _end_at_the_latest(seconds: float) -> None:
     """End the process after some time, whatever its threads do then."""
 
     def end() -> None:
-        _logger.warning("The planner ends amid a request; leases are left to their time limit")
+        _logger.warning("The planner ends without releasing leases, which end by their time limit")
         os._exit(1)
 
     timer = threading.Timer(seconds, end)
@@ -176,10 +183,13 @@ def main() -> int:
     """Answer requests until stdin ends."""
     # Ctrl-C goes to the JVM as well, which decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # SIGTERM often does so, too.  If stdin goes on, so do the queries: then another planner needs
+    # the leases of this one.
+    signal.signal(signal.SIGTERM, lambda *_: _end_at_the_latest(TERMINATION_SECONDS))
     answers = _take_stdout()
     planner = QueryPlanner()
-    answers.write(json.dumps({"version": __version__}).encode() + b"\n")
+    # On a line of its own, whatever was printed before.
+    answers.write(b"\n" + json.dumps({"version": __version__}).encode() + b"\n")
     answers.flush()
     server = RequestServer(planner, sys.stdin.buffer, answers)
     try:

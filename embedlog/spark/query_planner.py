@@ -2,8 +2,8 @@
 
 Every argument and result is JSON.  A call that failed halfway may be repeated: those of readers
 change no log, except for leases and for offsets that are committed to a group, and a publication
-is recognised by its version.  Only `QueryPlanner.publish_batch` without a version must not be
-repeated.
+is recognised by its version.  Two must not be repeated: `QueryPlanner.publish_batch` without a
+version, and `QueryPlanner.create_table`, which would find the topic that it has created.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from embedlog.errors import EmbedlogError, IllegalStateError, InvalidConfigError
+from embedlog.partition.leases import release_all
 from embedlog.record import TopicPartition
-from embedlog.spark import kafka_columns
+from embedlog.spark import kafka_columns, table_options, topic_tables
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.log_cache import LogCache
 from embedlog.spark.micro_batch import MicroBatchStream, StreamState
 from embedlog.spark.plan import plan_to_json
+from embedlog.spark.source import batch_lease_prefix
 from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
 from embedlog.spark.stream_offset import StreamOffset
 from embedlog.spark.write_planner import WritePlanner
@@ -40,21 +42,28 @@ class QueryPlanner:
     METHODS = (
         *("check_reader", "plan_batch", "open_stream", "initial_offset", "latest_offset"),
         *("report_latest_offset", "prepare_for_available_now", "plan_micro_batch", "commit"),
-        "close_stream",
+        *("close_stream", "check_table", "table_reader_options", "table_writer_options"),
+        *("tables", "table", "create_table", "alter_table", "drop_table"),
         *("plan_write", "publish_batch", "publish_micro_batch", "discard"),
     )
 
     def __init__(self) -> None:
         self._logs = LogCache()
+        self._session = str(uuid.uuid4())
         self._streams: dict[int, MicroBatchStream] = {}
         self._stream_numbers = itertools.count(1)
         self._writers = WritePlanner()
 
     def close(self) -> None:
-        """Release the leases of all streams, and close the logs."""
+        """Release the leases of all queries, and close the logs."""
         for stream in list(self._streams):
             try:
                 self.close_stream(stream)
+            except EmbedlogError as error:
+                _logger.warning("A lease is left to its time limit: %s", error)
+        for log in self._logs.open_logs():
+            try:
+                release_all(log.root.context, batch_lease_prefix(self._session))
             except EmbedlogError as error:
                 _logger.warning("A lease is left to its time limit: %s", error)
         self._logs.close()
@@ -79,13 +88,9 @@ class QueryPlanner:
             _logger.warning(
                 "These options are about brokers and have no effect: %s", ", ".join(parsed.ignored)
             )
-        names = kafka_columns.columns(parsed.include_headers)
-        if fields is not None:
-            pairs = [(name, spark_type) for name, spark_type in fields]
-            names = kafka_columns.projected_columns(pairs, parsed.include_headers)
-        columns = [[name, kafka_columns.SPARK_TYPES[name]] for name in names]
+        names = _column_names(parsed, fields)
         return {
-            "columns": columns,
+            "columns": _columns(names),
             "topics": _topics(parsed),
             "fail_on_data_loss": parsed.fail_on_data_loss,
         }
@@ -108,7 +113,8 @@ class QueryPlanner:
         parsed = parse(options)
         for name in check_batch(parsed):
             _logger.warning("The option %r is for streams and has no effect here", name)
-        return plan_to_json(parsed.path, plan_batch(parsed, filters, limit, cores, self._logs))
+        partitions = plan_batch(parsed, filters, limit, cores, self._logs, self._session)
+        return plan_to_json(parsed.path, partitions)
 
     def open_stream(self, options: Json, state: Json | None = None) -> Json:
         """Begin a streaming query, or go on with one of a planner that was killed.
@@ -164,6 +170,55 @@ class QueryPlanner:
         if self.is_open(stream):
             self._streams.pop(stream).close()
 
+    def check_table(self, options: Json, fields: Sequence[Sequence[str]] | None = None) -> Any:
+        """Check all options of a table without opening the log, and return its columns.
+
+        Args:
+            options: The options of the table, for reading and for writing.
+            fields: The columns that its user declared, as pairs of name and type; None is all.
+        """
+        return _columns(_column_names(table_options.check(options), fields))
+
+    def table_reader_options(self, options: Json, of_query: Json) -> Json:
+        """Return the options with which a query reads a table."""
+        return table_options.reader_options(options, of_query)
+
+    def table_writer_options(self, options: Json, of_query: Json) -> Json:
+        """Return the options with which a query writes to a table."""
+        return table_options.writer_options(options, of_query)
+
+    def tables(self, options: Json) -> list[str]:
+        """Return the topics of a log, which are the tables of a catalog with these options."""
+        return topic_tables.topics(self._logs, options)
+
+    def table(self, options: Json, topic: str) -> Json | None:
+        """Return the properties of a topic; None if there is no such topic."""
+        return topic_tables.properties(self._logs, options, topic)
+
+    def create_table(
+        self,
+        options: Json,
+        topic: str,
+        fields: Sequence[Sequence[str]],
+        properties: Json,
+        only_check: bool = False,
+    ) -> bool:
+        """Create a topic, or with ``only_check`` see whether that is possible.
+
+        Returns:
+            False if it exists.
+        """
+        pairs = [(name, spark_type) for name, spark_type in fields]
+        return topic_tables.create_topic(self._logs, options, topic, pairs, properties, only_check)
+
+    def alter_table(self, options: Json, topic: str, properties: Json) -> bool:
+        """Change the properties of a topic; return False if there is no such topic."""
+        return topic_tables.alter_topic(self._logs, options, topic, properties)
+
+    def drop_table(self, options: Json, topic: str) -> bool:
+        """Delete a topic; return False if there is no such topic."""
+        return topic_tables.delete_topic(self._logs, options, topic)
+
     def plan_write(
         self, options: Json, fields: Sequence[Sequence[str]], batch: bool, overwrite: bool
     ) -> Json:
@@ -195,6 +250,20 @@ class QueryPlanner:
                 f"The planner has no open stream {number!r}", todo="Start the query again."
             )
         return self._streams[number]
+
+
+def _column_names(
+    options: SourceOptions, fields: Sequence[Sequence[str]] | None
+) -> tuple[str, ...]:
+    if fields is None:
+        return kafka_columns.columns(options.include_headers)
+    pairs = [(name, spark_type) for name, spark_type in fields]
+    return kafka_columns.projected_columns(pairs, options.include_headers)
+
+
+def _columns(names: Sequence[str]) -> list[list[str]]:
+    """Return pairs of name and type."""
+    return [[name, kafka_columns.SPARK_TYPES[name]] for name in names]
 
 
 def _topics(options: SourceOptions) -> str:

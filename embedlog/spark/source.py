@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from embedlog import errors
 from embedlog.catalog import INTERNAL
 from embedlog.partition import PartitionLog, flush
-from embedlog.partition.leases import Lease
+from embedlog.partition.leases import Lease, extend
 from embedlog.record import TopicPartition
 from embedlog.spark.log_cache import LogCache, open_existing_log
 from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
@@ -21,6 +21,14 @@ from embedlog.spark.stream_offset import StreamOffset
 logger = logging.getLogger("embedlog.spark")
 
 Offsets = dict[TopicPartition, int]
+
+_BATCH_LEASE_WINDOWS = 8
+"""Into how many windows, each with a lease of its own, the time of a lease is divided."""
+
+
+def batch_lease_prefix(session: str) -> str:
+    """Return how the names of the leases of a session's batch queries begin."""
+    return f"spark-batch-{session}-"
 
 
 class LogSource:
@@ -55,7 +63,7 @@ class LogSource:
         else:
             self._cache.release(self.log)
 
-    def hold(self, name: str, offsets: Mapping[TopicPartition, int], *, new: bool = False) -> bool:
+    def hold(self, name: str, offsets: Mapping[TopicPartition, int]) -> bool:
         """Lease the records from these offsets on: retention and compaction leave them alone.
 
         Spark does not say when the last task is done, so the lease ends by its time
@@ -64,20 +72,41 @@ class LogSource:
         Args:
             name: The name of the lease; an older one of that name is replaced.
             offsets: The first offset to keep in each partition.
-            new: Whether there can be no older one: looking for it takes longer, the more
-                queries have a lease.
 
         Returns:
             False if some of the records are already deleted.
         """
         if not self.writable or not offsets:
             return True
-        name, seconds = f"spark-{name}", self.options.read_lease_ms / 1000
+        seconds = self.options.read_lease_ms / 1000
         try:
-            if new:
-                self._lease = Lease(self.log.root, name, offsets, seconds)
-            else:
-                self._lease = self.log.hold(name, offsets, seconds=seconds)
+            self._lease = self.log.hold(f"spark-{name}", offsets, seconds=seconds)
+        except (errors.OffsetOutOfRangeError, errors.UnknownTopicOrPartitionError):
+            return False
+        return True
+
+    def hold_for_batch(self, session: str, offsets: Mapping[TopicPartition, int]) -> bool:
+        """Lease the records from these offsets on for a batch query, for readLeaseMs or longer.
+
+        Thousands of short queries would leave as many leases behind, since they end by their
+        time.  So the queries of a session share one, which begins again after an eighth of the
+        time: that lets go of the offsets of queries that are long over.
+
+        Args:
+            session: The name of the session.
+            offsets: The first offset to keep in each partition.
+
+        Returns:
+            False if some of the records are already deleted.
+        """
+        if not self.writable or not offsets:
+            return True
+        lease_ms = self.options.read_lease_ms
+        window_ms = max(lease_ms // _BATCH_LEASE_WINDOWS, 1)
+        window = self.log.root.context.files.uptime_ms() // window_ms
+        name, until_ms = f"{batch_lease_prefix(session)}{window}", (window + 1) * window_ms
+        try:
+            extend(self.log.root, name, offsets, until_ms + lease_ms)
         except (errors.OffsetOutOfRangeError, errors.UnknownTopicOrPartitionError):
             return False
         return True

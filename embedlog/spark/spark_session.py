@@ -97,7 +97,7 @@ def session(
         settings["spark.master"] = master
     jvm_reader.add_jar(settings, pyspark.__version__)
     builder = SparkSession.builder.appName(app_name).config(map=settings)
-    with default_log4j_settings(), warnings.catch_warnings():
+    with default_log4j_settings(), worker_startup_for_jvm(), warnings.catch_warnings():
         # Whoever uses pandas gets this warning there as well.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         spark = builder.getOrCreate()
@@ -128,6 +128,25 @@ def default_log4j_settings() -> Iterator[None]:
     finally:
         # Other programs that this process starts may use Log4j as well.
         del os.environ[_LOG4J_FILE]
+
+
+@contextmanager
+def worker_startup_for_jvm() -> Iterator[None]:
+    """Let the Python processes of a JVM that starts in this context import our `sitecustomize`.
+
+    `register` does this for the functions of a session only: Spark also starts processes of
+    its own, such as the one that looks for data sources.
+    """
+    before = os.environ.get("PYTHONPATH")
+    add_worker_startup(os.environ)
+    try:
+        yield
+    finally:
+        # Other programs that this process starts are not Spark's.
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def register(spark: SparkSession) -> None:

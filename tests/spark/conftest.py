@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.clock import START
 from support.spark_reads import ALL, read_all
-from support.spark_session import begin
+from support.spark_session import begin, faults_of
 
 import embedlog
 from embedlog.api import Log
@@ -103,6 +103,19 @@ def spark(spark_session: Any, reader: str) -> Any:
     """The session that all tests share, with one reader and then with the other."""
     spark_session.conf.set(READER, reader)
     return spark_session
+
+
+@pytest.fixture
+def faults(spark: Any) -> Iterator[Path]:
+    """The directory of faults of the planner, which is gone after the test.
+
+    The session serves other tests, too.
+    """
+    directory = faults_of(spark)
+    directory.mkdir()
+    (directory / "journal").touch()
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="session")

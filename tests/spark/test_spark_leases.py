@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 from support.children import in_child
@@ -12,6 +13,8 @@ from support.spark_reads import read_all, values_of
 
 import embedlog
 from embedlog.errors import DataLossError
+from embedlog.files import Files
+from embedlog.keyspace import LEASES
 from embedlog.spark.datasource import StreamReader
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.micro_batch import MicroBatchStream
@@ -19,6 +22,7 @@ from embedlog.spark.source import LogSource
 from embedlog.spark.source_options import parse
 
 DAY = 86_400_000
+HOUR = 3_600_000
 
 
 @pytest.fixture
@@ -42,6 +46,19 @@ def expire_records(log, clock):
     return expire_records
 
 
+@pytest.fixture
+def uptime(monkeypatch):
+    """The uptime of the machine, which stands still until the test moves it."""
+    uptime = SimpleNamespace(ms=0)
+    monkeypatch.setattr(Files, "uptime_ms", lambda _: 1_000_000_000 + uptime.ms)
+    return uptime
+
+
+def plan_from(options, start, session="s"):
+    starting = json.dumps({"t": {"0": start}})
+    return plan_batch(parse(options(startingOffsets=starting)), session=session)
+
+
 def start_of(log):
     return log.partition("t", 0).start_offset()
 
@@ -54,8 +71,73 @@ def test_retention_waits_for_a_batch_that_was_planned(log, options, expire_recor
     assert start_of(log) == 0
     assert values_of(read_all(tasks)) == list(range(60))
     (lease,) = log.leases()
-    assert lease.name.startswith("spark-")
-    assert 3_500_000 < lease.ms_left <= 3_600_000
+    assert lease.name.startswith("spark-batch-")
+    assert HOUR - 60_000 < lease.ms_left <= HOUR * 9 // 8
+
+
+def test_batches_of_a_session_share_a_lease_on_the_records_of_all(log, options, expire_records):
+    """It begins with the first record that one of them reads, whichever was planned last."""
+    starts = [40, 10, 50, 20]
+    tasks = [plan_from(options, start, session="one") for start in starts]
+    other = plan_from(options, 30, session="two")
+    expire_records()
+
+    assert [lease.offsets for lease in log.leases()] == [{("t", 0): 10}, {("t", 0): 30}]
+    assert 0 < start_of(log) <= 10
+    for start, planned in zip([*starts, 30], [*tasks, other], strict=True):
+        assert values_of(read_all(planned)) == list(range(start, 60))
+
+
+def test_a_covered_batch_writes_no_lease(log, options, monkeypatch):
+    """Thousands of short queries take one transaction, not one each."""
+    plan_from(options, 10)
+    monkeypatch.setattr(log.root.context.live.__class__, "write", lambda *_: 1 / 0)
+    for start in (10, 30):
+        assert values_of(read_all(plan_from(options, start))) == list(range(start, 60))
+    with pytest.raises(ZeroDivisionError):
+        plan_from(options, 9)
+
+
+def test_the_lease_of_batches_lets_go_of_what_old_ones_read(log, options, expire_records, uptime):
+    """There are never more than nine of them, and each ends an hour after its queries or later."""
+    plan_from(options, 5)
+    for minute in range(0, 300, 5):
+        uptime.ms = minute * 60_000
+        plan_from(options, 30)
+        leases = log.leases()
+        assert len(leases) <= 9
+        assert max(lease.ms_left for lease in leases) >= HOUR
+        assert minute >= 60 or min(lease.offsets["t", 0] for lease in leases) == 5
+        # A lease begins for the rest of an eighth of an hour, and an hour.
+        assert minute < 68 or min(lease.offsets["t", 0] for lease in leases) == 30
+    # Nobody keeps house here: who takes a lease deletes the rows of those that have ended.
+    assert len(log.root.context.live.read(lambda txn: list(LEASES.keys(txn)))) <= 10
+    expire_records()
+    assert 5 < start_of(log) <= 30
+
+
+def test_a_batch_of_a_topic_that_was_created_again_has_a_lease(log, options, clock, expire_records):
+    """Its records are others, and the lease for the deleted topic does not keep them."""
+    plan_from(options, 0)
+    log.delete_topic("t")
+    config = {"segment.bytes": 2000, "retention.ms": DAY, "file.delete.delay.ms": 0}
+    log.create_topic("t", 1, config)
+    for number in range(60):
+        log.partition("t", 0).append([encoded(b"%d" % number, at=clock.now)])
+    tasks = plan_from(options, 0)
+    expire_records()
+    assert values_of(read_all(tasks)) == list(range(60))
+
+
+def test_a_lease_of_batches_that_was_ended_is_taken_again(log, options, expire_records):
+    """A program may end any lease by its name."""
+    plan_from(options, 0)
+    (lease,) = log.leases()
+    log.hold(lease.name, {("t", 0): 0}, seconds=1).release()
+    assert log.leases() == []
+    tasks = plan_from(options, 0)
+    expire_records()
+    assert values_of(read_all(tasks)) == list(range(60))
 
 
 def test_records_deleted_after_a_short_lease_are_a_loss(log, options, expire_records):
@@ -72,14 +154,14 @@ def test_records_deleted_after_a_short_lease_are_a_loss(log, options, expire_rec
 
 def test_a_batch_that_loses_a_race_is_planned_again(log, options, expire_records, monkeypatch):
     """If retention moves the start after it was looked up, the earliest offset changes."""
-    hold, calls = LogSource.hold, []
+    hold, calls = LogSource.hold_for_batch, []
 
-    def late_hold(self, *args, **how):
+    def late_hold(self, *args):
         if not calls:
             calls.append(expire_records())
-        return hold(self, *args, **how)
+        return hold(self, *args)
 
-    monkeypatch.setattr(LogSource, "hold", late_hold)
+    monkeypatch.setattr(LogSource, "hold_for_batch", late_hold)
     tasks = plan_batch(parse(options()))
 
     assert values_of(read_all(tasks)) == list(range(start_of(log), 60))

@@ -59,8 +59,9 @@ class PlannerProgram:
         return self._last_id
 
     def read(self):
-        """Return the next line of the answers."""
-        line = self.process.stdout.readline()
+        """Return the next line of the answers; a blank one is none, for the driver as well."""
+        while (line := self.process.stdout.readline()) == b"\n":
+            pass
         assert line.endswith(b"\n"), f"the planner ended: {self.errors()}"
         return json.loads(line)
 
@@ -373,11 +374,60 @@ def test_ctrl_c_is_left_to_the_driver(planner, options, send):
     assert planner.errors() == ""
 
 
-def test_a_terminated_planner_releases_its_leases(planner, log, options, send):
+def test_a_terminated_planner_leaves_its_leases_to_the_next(planner, log, options, send):
+    """The driver goes on, and with it the query, whose records must not be deleted meanwhile."""
     send("t", {0: [1]})
     planner.call("initial_offset", stream=planner.call("open_stream", options=options())["stream"])
     planner.process.terminate()
-    assert planner.process.wait(patient(30)) == 0
+    assert planner.process.wait(patient(30)) == 1
+    assert len(log.leases()) == 1
+    assert "without releasing leases" in planner.errors()
+
+
+def test_a_planner_that_is_terminated_with_its_driver_releases_its_leases(
+    planner, log, options, send
+):
+    """As if someone ends a program and all that it has started."""
+    send("t", {0: [1]})
+    stream = planner.call("open_stream", options=options())["stream"]
+    planner.call("initial_offset", stream=stream)
+    planner.process.terminate()
+    # It serves until then, and the driver is ending the query.
+    assert planner.call("initial_offset", stream=stream)["t"] == {"0": 1, "1": 0}
+    assert planner.end() == ([], 0)
+    assert log.leases() == []
+
+
+def test_a_ping_is_answered_while_all_else_waits(planner, log, options, send):
+    """The driver kills a planner that does not answer it."""
+    send("t", {0: [1]})
+    stream = planner.call("open_stream", options=options())["stream"]
+    planner.call("report_latest_offset", stream=stream)
+    locked, unlock = threading.Event(), threading.Event()
+
+    def hold_lock(txn):
+        locked.set()
+        assert unlock.wait(patient(30))
+
+    with ThreadPoolExecutor(1) as thread:
+        holding = thread.submit(log.root.context.live.write, hold_lock)
+        assert locked.wait(patient(30))
+        try:
+            waiting = planner.send("initial_offset", stream=stream)
+            assert planner.call("ping") is None
+        finally:
+            unlock.set()
+        holding.result()
+    assert planner.receive(waiting)["t"] == {"0": 1, "1": 0}
+
+
+def test_a_session_of_many_batches_has_one_lease_until_it_ends(planner, log, options, send):
+    send("t", {0: range(3), 1: range(3)})
+    for _ in range(100):
+        planner.call("plan_batch", options=options())
+    # Two if its time has come.
+    assert 1 <= len(log.leases()) <= 2
+    assert planner.end() == ([], 0)
     assert log.leases() == []
 
 

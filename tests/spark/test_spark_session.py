@@ -7,7 +7,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyspark
@@ -258,16 +260,25 @@ def test_the_workers_path_keeps_what_is_on_it():
     assert Path(startup, "sitecustomize.py").is_file()
 
 
+@pytest.fixture
+def short_directory() -> Iterator[str]:
+    """A directory for Unix sockets, whose paths have at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="embedlog-") as directory:
+        yield directory
+
+
 @pytest.mark.parametrize(
     ("worker", "error"), [("pyspark.worker", b""), ("pyspark_broken", b"ZeroDivisionError")]
 )
-def test_the_daemon_prints_no_traceback_for_a_closed_socket(tmp_path, worker, error):
+def test_the_daemon_prints_no_traceback_for_a_closed_socket(
+    tmp_path, short_directory, worker, error
+):
     """Spark closes sockets early after `show` and `limit`; other errors are printed."""
     (tmp_path / "pyspark_broken.py").write_text("1 / 0")
     environment = {
         "PYTHONPATH": str(tmp_path),
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
-        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": short_directory,
         "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
     }
     spark_session.add_worker_startup(environment)
@@ -292,9 +303,31 @@ def test_the_daemon_prints_no_traceback_for_a_closed_socket(tmp_path, worker, er
     assert (b"Traceback" in stderr, error in stderr) == (error != b"", True)
 
 
+ENVIRONMENT = """
+import os, embedlog.spark
+before = dict(os.environ)
+spark = embedlog.spark.session("environment", "local[1]", {"spark.ui.enabled": "false"})
+with open(f"/proc/{spark.sparkContext._gateway.proc.pid}/environ") as file:
+    print("worker_startup" in file.read())
+print(os.environ.get("PYTHONPATH") == before.get("PYTHONPATH"))
+spark.stop()
+"""
+
+
+@pytest.mark.tier("all")
+@pytest.mark.xdist_group("spark")
+def test_processes_that_spark_starts_by_itself_begin_with_our_startup():
+    """Spark ends an idle one after a minute, whose daemon would print a traceback then."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("Java is not installed")
+
+    assert printed_words(ENVIRONMENT) == ["True", "True"]
+
+
 SHOW = """
 import sys, embedlog.spark
 conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+conf["spark.embedlog.reader"] = sys.argv[2]
 spark = embedlog.spark.session("show", "local[2]", conf)
 frame = spark.read.format("embedlog").options(path=sys.argv[1], subscribe="t").load()
 frame.select("offset").show(1)
@@ -306,7 +339,8 @@ spark.stop()
 
 @pytest.mark.tier("all")
 @pytest.mark.xdist_group("spark")
-def test_a_session_prints_nothing_about_closed_sockets_or_pandas(log):
+@pytest.mark.parametrize("reader", ["jvm", "python"])
+def test_a_session_prints_nothing_about_closed_sockets_or_pandas(log, reader):
     """Only a line of Java remains; `show` and `limit` stop while a worker has more rows."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("Java is not installed")
@@ -314,7 +348,7 @@ def test_a_session_prints_nothing_about_closed_sockets_or_pandas(log):
         for _ in range(12_000):
             producer.send("t", b"x" * 2_000, partition=0)
     process = subprocess.run(
-        [sys.executable, "-c", SHOW, log.path], capture_output=True, text=True, check=True
+        [sys.executable, "-c", SHOW, log.path, reader], capture_output=True, text=True, check=True
     )
 
     assert process.stdout.split()[-1] == "12000"

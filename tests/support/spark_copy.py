@@ -19,13 +19,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyspark
+
 import embedlog
 from embedlog.api import Log
 from embedlog.publish import app_versions
+from embedlog.spark.jvm_reader import READER
+from embedlog.spark.query_planner import QueryPlanner
 from support import spark_kill_points
 from support.forks import until
 from support.patience import patient
 from support.roots import rows
+from support.spark_session import begin, faults_of
 
 KEYS = 12
 PARTITIONS = 3
@@ -33,17 +38,26 @@ PARTITIONS = 3
 OPTIONS = {"maxOffsetsPerTrigger": 2000, "maxBytesPerPartition": 30_000}
 """Several micro-batches after each pause, and several tasks for a partition."""
 SOURCE = {"segment.bytes": 30_000, "index.interval.bytes": 1000}
+STARTS = ("initialOffset", "check_reader", "open_stream", "initial_offset")
+"""Where only a query comes that starts, or only a new one."""
+ENDS = ("prepare_for_available_now", "close_stream")
+"""Where only a query comes that is to end soon."""
 HANG_SECONDS = 240.0
 """Seconds without progress that count as a hang: on a busy machine a JVM starts in a minute."""
 
 
 class Feed:
-    """A thread that appends to topic "from" until it is stopped."""
+    """A thread that appends to topic "from" until it is stopped.
 
-    def __init__(self, log: Log) -> None:
+    Args:
+        log: The log.
+        sent: The number of values of each key; this is the list that counts them.
+    """
+
+    def __init__(self, log: Log, sent: list[int] | None = None) -> None:
         self._log = log
         self._stop = threading.Event()
-        self.sent = [0] * KEYS
+        self.sent = [0] * KEYS if sent is None else sent
         """The number of values of each key."""
         self._thread = threading.Thread(target=self._run)
 
@@ -122,33 +136,67 @@ def state(log: Log, directory: Path, topic: str) -> State:
     return State(offsets, -1 if marker is None else marker.version, commits)
 
 
-def start(spark: Any, directory: Path, topic: str, starting: str) -> Any:
-    """Start the query that copies topic "from" to another one, exactly once."""
-    options = {"path": str(directory / "log"), "kills": str(directory / "kills")}
-    reader = spark.readStream.format("killable").options(**options, subscribe="from", **OPTIONS)
-    reader = reader.options(startingOffsets=starting, commitToGroup=topic)
-    writer = reader.load().select("key", "value").writeStream
-    checkpoint = str(directory / f"checkpoint of {topic}")
-    writer = writer.format("killable").options(**options, checkpointLocation=checkpoint)
-    return writer.option("topic", topic).start()
+class Copy(NamedTuple):
+    """A query that copies topic "from" to another one, exactly once."""
+
+    topic: str
+    starting: str = "earliest"
+    reader: str = "python"
+    sink: str = "killable"
+    available_now: bool = False
+
+    def start(self, spark: Any, directory: Path) -> Any:
+        """Start it, or let it continue from its checkpoint."""
+        path, kills = str(directory / "log"), str(kills_of(self.reader, spark, directory))
+        kill_options = {"path": path, "kills": kills}
+        spark.conf.set(READER, self.reader)
+        if self.reader == "jvm":
+            reader = spark.readStream.format("embedlog").option("path", path)
+        else:
+            reader = spark.readStream.format("killable").options(**kill_options)
+        reader = reader.options(subscribe="from", startingOffsets=self.starting, **OPTIONS)
+        frame = reader.option("commitToGroup", self.topic).load().select("key", "value")
+        if self.reader == "jvm":
+            frame = frame.mapInArrow(spark_kill_points.die_within_read(kills), frame.schema)
+        checkpoint = str(directory / f"checkpoint of {self.topic}")
+        writer = frame.writeStream.format(self.sink)
+        writer = writer.options(**kill_options if self.sink == "killable" else {"path": path})
+        if self.available_now:
+            writer = writer.trigger(availableNow=True)
+        return writer.options(topic=self.topic, checkpointLocation=checkpoint).start()
+
+
+def kills_of(reader: str, spark: Any, directory: Path) -> Path:
+    """Return the directory of ordered kills: that of the planner if it serves."""
+    return faults_of(spark) if reader == "jvm" else directory / "kills"
 
 
 class InSession:
     """Runs the query in a session that stays up: only Python processes are killed."""
 
-    def __init__(self, spark: Any, directory: Path) -> None:
-        self._spark, self._directory = spark, directory
+    def __init__(self, spark: Any, directory: Path, reader: str = "python") -> None:
+        self._spark, self._directory, self.reader = spark, directory, reader
+        self.kills = kills_of(reader, spark, directory)
         self._query: Any = None
 
-    def start(self, topic: str, starting: str) -> None:
-        self._query = start(self._spark, self._directory, topic, starting)
+    def start(self, copy: Copy) -> None:
+        self._query = copy.start(self._spark, self._directory)
 
     def gone(self) -> bool:
         return self._query is None or not self._query.isActive
 
-    def stop(self) -> None:
+    def survives(self, kill_point: str) -> bool:
+        """Whether the query goes on after a kill, as if nothing had happened."""
+        return kill_point.split()[-1] in QueryPlanner.METHODS
+
+    def finish(self) -> None:
+        """Stop the query as a user does."""
         if self._query is not None:
             self._query.stop()
+
+    def stop(self) -> None:
+        """Stop the query, for example before another one."""
+        self.finish()
 
 
 class InDriver:
@@ -157,26 +205,51 @@ class InDriver:
     Args:
         directory: The directory of the log, the checkpoints and the ordered kills.
         jvm_only: Whether only the JVM is killed, and its Python goes on until it notices.
+        reader: Who reads the log: "jvm" or "python".
+        master: With executors in JVMs of their own, kills of tasks are kills of these.
     """
 
-    def __init__(self, directory: Path, jvm_only: bool = True) -> None:
-        self._directory = directory
+    def __init__(
+        self,
+        directory: Path,
+        jvm_only: bool = True,
+        reader: str = "python",
+        master: str = "local[2]",
+    ) -> None:
+        self._directory, self.reader, self._master = directory, reader, master
         self._victims = "java" if jvm_only else "both"
         self._process: subprocess.Popen[bytes] | None = None
+        self.kills = directory / ("spark/faults" if reader == "jvm" else "kills")
 
-    def start(self, topic: str, starting: str) -> None:
+    def start(self, copy: Copy) -> None:
         tests = str(Path(__file__).parents[1])
         paths = os.pathsep.join([str(Path(embedlog.__file__).parents[1]), tests])
+        (self._directory / "finish").unlink(missing_ok=True)
+        arguments = [str(self._directory), self._master, json.dumps(copy)]
+        environment = {
+            "PYTHONPATH": paths,
+            "KILL_DRIVER": self._victims,
+            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "SPARK_WORKER_DIR": str(self._directory / "work"),
+        }
         with (self._directory / "errors").open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "support.spark_copy", str(self._directory), topic, starting],
-                env={**os.environ, "PYTHONPATH": paths, "KILL_DRIVER": self._victims},
+                [sys.executable, "-m", "support.spark_copy", *arguments],
+                env={**os.environ, **environment},
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
             )
 
     def gone(self) -> bool:
         return self._process is None or self._process.poll() is not None
+
+    def survives(self, kill_point: str) -> bool:
+        """Whether the query goes on after a kill: Spark repeats tasks of lost executors."""
+        return kill_point == "within read" and self._master.startswith("local-cluster")
+
+    def finish(self) -> None:
+        """Have the application stop the query as a user does."""
+        (self._directory / "finish").touch()
 
     def stop(self) -> None:
         """Kill the application; its JVM exits when it notices."""
@@ -196,16 +269,20 @@ class Matrix:
         self.states: dict[str, Counter[str]] = {}
         """The progress of the query when it was killed, by kill point."""
         self._copies: list[Copied] = []
-        (directory / "kills").mkdir()
+        self._sink = "killable"
+        self._available_now = False
+        runner.kills.mkdir(parents=True, exist_ok=True)
         log.create_topic("from", PARTITIONS, SOURCE)
 
     def run(self, kill_points: list[str]) -> None:
         """Kill at each point in turn; for a point in the start of a query, start a new one."""
+        if self._runner.reader == "jvm" and not set(kill_points) & set(spark_kill_points.SINK):
+            self._sink = "embedlog"
         with Feed(self._log) as feed:
             topic = self._new_copy()
             copied = self._copy(topic)
             for kill_point in kill_points:
-                if "initialOffset" in kill_point:
+                if kill_point.split()[-1] in STARTS:
                     self._finish(copied, feed.sent)
                     topic = self._new_copy()
                     copied = self._copy(topic)
@@ -254,10 +331,21 @@ class Matrix:
         return self._copies[-1]
 
     def _kill(self, kill_point: str, topic: str) -> None:
-        ordered = self._directory / "kills" / kill_point
-        spark_kill_points.order(self._directory / "kills", kill_point)
+        ordered = self._runner.kills / kill_point
+        method = kill_point.split()[-1]
+        if method == "prepare_for_available_now":
+            self._runner.stop()
+            self._available_now = True
+        spark_kill_points.order(self._runner.kills, kill_point)
+        if method == "close_stream":
+            # Running, since records have been copied.
+            self._runner.finish()
         self._run_until(topic, lambda: not ordered.exists(), f"no process came to {kill_point!r}")
-        until(self._runner.gone, HANG_SECONDS)
+        self._available_now = False
+        if not self._runner.survives(kill_point):
+            until(self._runner.gone, HANG_SECONDS)
+        elif method not in ENDS:
+            assert not self._runner.gone(), f"the query ended after a kill {kill_point}"
         self.kills[kill_point] += 1
         step = state(self._log, self._directory, topic).step()
         self.states.setdefault(kill_point, Counter())[step] += 1
@@ -278,7 +366,8 @@ class Matrix:
                 deadline = time.monotonic() + patient(HANG_SECONDS)
             assert time.monotonic() < deadline, problem
             if self._runner.gone() and not condition():
-                self._runner.start(topic, self._starting)
+                reader, available_now = self._runner.reader, self._available_now
+                self._runner.start(Copy(topic, self._starting, reader, self._sink, available_now))
             time.sleep(0.02)
 
     def _check(self, copied: Copied, kill_point: str) -> None:
@@ -300,15 +389,17 @@ class Matrix:
         return f"{self.kills.total()} kills, {counts}: {kills}"
 
 
-def main(directory: Path, topic: str, starting: str) -> None:
-    """Run the application of `InDriver`: copy until it is killed."""
-    from support.spark_session import begin
-
-    spark = spark_kill_points.register(begin(directory / "spark"))
-    checkpoint = directory / f"checkpoint of {topic}"
-    spark_kill_points.watch(checkpoint, directory / "kills", spark.sparkContext._gateway.proc.pid)
-    start(spark, directory, topic, starting).awaitTermination()
+def main(directory: Path, master: str, copy: Copy) -> None:
+    """Run the application of `InDriver`: copy until it is killed, or told to finish."""
+    spark = spark_kill_points.register(begin(directory / "spark", master=master))
+    checkpoint = directory / f"checkpoint of {copy.topic}"
+    kills = kills_of(copy.reader, spark, directory)
+    spark_kill_points.watch(checkpoint, kills, spark.sparkContext._gateway.proc.pid)
+    query = copy.start(spark, directory)
+    while not query.awaitTermination(0.2):
+        if (directory / "finish").exists():
+            query.stop()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main(Path(sys.argv[1]), sys.argv[2], Copy(*json.loads(sys.argv[3])))

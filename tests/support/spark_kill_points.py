@@ -164,6 +164,17 @@ class Killable(DataSource):
         return writer
 
 
+def die_within_read(kills: str) -> Any:
+    """Return a function for `mapInArrow` that passes rows on, and is killed after some of them."""
+
+    def pass_on(batches: Any) -> Any:
+        for batch in batches:
+            yield batch
+            at(kills, "within read")
+
+    return pass_on
+
+
 def register(spark: Any) -> Any:
     """Make `format("killable")` known to a session."""
     from pyspark import cloudpickle

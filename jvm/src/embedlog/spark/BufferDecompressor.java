@@ -1,17 +1,13 @@
 package embedlog.spark;
 
 import com.github.luben.zstd.Zstd;
-import java.io.ByteArrayInputStream;
-import java.io.IOException;
-import java.io.InputStream;
 import java.nio.ByteBuffer;
-import net.jpountz.lz4.LZ4FrameInputStream;
 import org.apache.arrow.flatbuf.CompressionType;
 
 /** Decompresses buffers with the codecs of Arrow, by the libraries that Spark brings. */
 final class BufferDecompressor {
-  private byte[] compressed = new byte[0];
-  private byte[] raw = new byte[0];
+  /** Made when it is needed: it loads a native library. */
+  private Lz4Frame lz4;
 
   /**
    * Decompresses one buffer.
@@ -29,7 +25,8 @@ final class BufferDecompressor {
       case CompressionType.ZSTD ->
           complete =
               Zstd.decompressDirectByteBuffer(target, at, size, source, begin, length) == size;
-      case CompressionType.LZ4_FRAME -> complete = lz4(source, begin, length, target, at, size);
+      case CompressionType.LZ4_FRAME ->
+          complete = lz4().decompress(source, begin, length, target, at, size);
       default -> throw new DamagedBatchException("it has the unknown compression " + codec);
     }
     if (!complete) {
@@ -37,24 +34,10 @@ final class BufferDecompressor {
     }
   }
 
-  private boolean lz4(
-      ByteBuffer source, int begin, int length, ByteBuffer target, int at, int size) {
-    compressed = atLeast(compressed, length);
-    raw = atLeast(raw, size);
-    source.get(begin, compressed, 0, length);
-    try (InputStream frame =
-        new LZ4FrameInputStream(new ByteArrayInputStream(compressed, 0, length))) {
-      if (frame.readNBytes(raw, 0, size) != size || frame.read() >= 0) {
-        return false;
-      }
-    } catch (IOException | RuntimeException error) {
-      return false;
+  private Lz4Frame lz4() {
+    if (lz4 == null) {
+      lz4 = new Lz4Frame();
     }
-    target.put(at, raw, 0, size);
-    return true;
-  }
-
-  private static byte[] atLeast(byte[] array, int length) {
-    return array.length >= length ? array : new byte[Integer.highestOneBit(length) * 2];
+    return lz4;
   }
 }

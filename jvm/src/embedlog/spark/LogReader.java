@@ -5,6 +5,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.StringJoiner;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
@@ -30,15 +31,23 @@ record LogReader(StructType schema, String topics, boolean failOnDataLoss) {
     params.put("options", options);
     params.put("fields", schema == null ? null : fields(schema));
     JsonNode answer = planner.request("check_reader", params);
-    StructType columns = new StructType();
-    for (JsonNode column : answer.get("columns")) {
-      columns = columns.add(column.get(0).asText(), StructType.fromDDL("c " + column.get(1).asText()).fields()[0].dataType());
-    }
     return new LogReader(
-        columns, answer.get("topics").asText(), answer.get("fail_on_data_loss").asBoolean());
+        schema(answer.get("columns")),
+        answer.get("topics").asText(),
+        answer.get("fail_on_data_loss").asBoolean());
   }
 
-  private static List<List<String>> fields(StructType schema) {
+  /** Returns the schema for pairs of name and type, which the planner sends. */
+  static StructType schema(JsonNode columns) {
+    StringJoiner ddl = new StringJoiner(", ");
+    for (JsonNode column : columns) {
+      ddl.add("`" + column.get(0).asText() + "` " + column.get(1).asText());
+    }
+    return StructType.fromDDL(ddl.toString());
+  }
+
+  /** Returns pairs of name and type, which the planner takes for a schema. */
+  static List<List<String>> fields(StructType schema) {
     List<List<String>> fields = new ArrayList<>();
     for (StructField field : schema.fields()) {
       fields.add(List.of(field.name(), field.dataType().simpleString()));

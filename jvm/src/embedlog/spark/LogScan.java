@@ -1,6 +1,5 @@
 package embedlog.spark;
 
-import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.OptionalLong;
@@ -23,16 +22,13 @@ import org.apache.spark.sql.types.StructType;
 /** One reading of the log, as a batch that sees what is in the log now, or as a stream. */
 final class LogScan
     implements Batch, SupportsReportPartitioning, SupportsReportStatistics {
-  /** The limit of a query without one. */
-  static final int NO_LIMIT = -1;
-
   private final Planner planner;
   private final Map<String, String> options;
   private final LogReader reader;
   private final StructType columns;
   private final List<PushedFilter> filters;
   private final int limit;
-  private ReadPlan plan;
+  private final BatchPlan plan;
 
   LogScan(
       Planner planner,
@@ -40,13 +36,15 @@ final class LogScan
       LogReader reader,
       StructType columns,
       List<PushedFilter> filters,
-      int limit) {
+      int limit,
+      BatchPlan plan) {
     this.planner = planner;
     this.options = options;
     this.reader = reader;
     this.columns = columns;
     this.filters = List.copyOf(filters);
     this.limit = limit;
+    this.plan = plan;
   }
 
   @Override
@@ -61,7 +59,7 @@ final class LogScan
     if (!filters.isEmpty()) {
       text.append("; filters ").append(filters);
     }
-    if (limit != NO_LIMIT) {
+    if (limit != BatchPlan.NO_LIMIT) {
       text.append("; limit ").append(limit);
     }
     return text.toString();
@@ -87,22 +85,9 @@ final class LogScan
     return new LogMicroBatchStream(planner, options, createReaderFactory());
   }
 
-  /** Plans once: statistics, partitioning and tasks are about the same records. */
-  private synchronized ReadPlan plan() {
-    if (plan == null) {
-      Map<String, Object> params = new HashMap<>();
-      params.put("options", options);
-      params.put("filters", filters.stream().map(PushedFilter::toJson).toList());
-      params.put("limit", limit == NO_LIMIT ? null : limit);
-      params.put("cores", Planner.cores());
-      plan = ReadPlan.parse(planner.request("plan_batch", params));
-    }
-    return plan;
-  }
-
   @Override
   public InputPartition[] planInputPartitions() {
-    return plan().partitions();
+    return plan.get().partitions();
   }
 
   @Override
@@ -116,10 +101,10 @@ final class LogScan
   /** If each task reads a partition of the log, Spark need not shuffle to group by it. */
   @Override
   public Partitioning outputPartitioning() {
-    int tasks = plan().partitions().length;
+    int tasks = plan.get().partitions().length;
     boolean hasKeys =
         Set.of(reader.schema().fieldNames()).containsAll(List.of("topic", "partition"));
-    if (tasks == 0 || !hasKeys || !plan().isOneTaskPerLogPartition()) {
+    if (tasks == 0 || !hasKeys || !plan.get().isOneTaskPerLogPartition()) {
       return new UnknownPartitioning(tasks);
     }
     Expression[] keys = {Expressions.identity("topic"), Expressions.identity("partition")};
@@ -130,8 +115,8 @@ final class LogScan
   public Statistics estimateStatistics() {
     // As for files of columns: a part of the bytes for a part of the columns.
     double part = (double) columns.defaultSize() / reader.schema().defaultSize();
-    long bytes = (long) (plan().sizeInBytes() * part);
-    OptionalLong rows = plan().rows();
+    long bytes = (long) (plan.get().sizeInBytes() * part);
+    OptionalLong rows = plan.get().rows();
     return new Statistics() {
       @Override
       public OptionalLong sizeInBytes() {

@@ -4,23 +4,32 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.OptionalLong;
+import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
 import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
 import org.apache.spark.sql.types.StructType;
 
-/** Collects what a query wants of the log: columns, conditions and a limit. */
+/** Collects what a query wants of the log: columns, conditions, a count and a limit. */
 final class LogScanBuilder
-    implements SupportsPushDownRequiredColumns, SupportsPushDownV2Filters, SupportsPushDownLimit {
+    implements SupportsPushDownRequiredColumns,
+        SupportsPushDownV2Filters,
+        SupportsPushDownAggregates,
+        SupportsPushDownLimit {
   private final Planner planner;
   private final Map<String, String> options;
   private final LogReader reader;
+  private final StructType schema;
   private final List<PushedFilter> filters = new ArrayList<>();
   private Predicate[] pushed = {};
   private StructType columns;
-  private int limit = LogScan.NO_LIMIT;
+  private int limit = BatchPlan.NO_LIMIT;
+  private BatchPlan planWithoutLimit;
+  private PlannedCount count;
 
   /**
    * Begins with all columns of a table.
@@ -30,13 +39,19 @@ final class LogScanBuilder
   LogScanBuilder(Planner planner, Map<String, String> options, StructType schema) {
     this.planner = planner;
     this.options = options;
+    this.schema = schema;
     this.columns = schema;
     this.reader = LogReader.check(planner, options, schema);
   }
 
+  /** Leaves out whole columns: of headers Spark may want the keys alone, but both are stored. */
   @Override
   public void pruneColumns(StructType required) {
-    columns = required;
+    StructType wanted = new StructType();
+    for (String name : required.fieldNames()) {
+      wanted = wanted.add(schema.apply(name));
+    }
+    columns = wanted;
   }
 
   /** Takes what narrows the plan, and returns what Spark must still apply to each row. */
@@ -67,6 +82,27 @@ final class LogScanBuilder
     return pushed;
   }
 
+  /** Takes {@code count(*)}, if the plan tells how many records there are. */
+  @Override
+  public boolean pushAggregation(Aggregation aggregation) {
+    if (!PlannedCount.answers(aggregation)) {
+      return false;
+    }
+    planWithoutLimit = new BatchPlan(planner, options, filters, BatchPlan.NO_LIMIT);
+    OptionalLong rows = planWithoutLimit.get().rows();
+    if (rows.isEmpty()) {
+      return false;
+    }
+    int columns = aggregation.aggregateExpressions().length;
+    count = new PlannedCount(reader.topics(), rows.getAsLong(), columns);
+    return true;
+  }
+
+  @Override
+  public boolean supportCompletePushDown(Aggregation aggregation) {
+    return PlannedCount.answers(aggregation);
+  }
+
   @Override
   public boolean pushLimit(int limit) {
     this.limit = limit;
@@ -81,6 +117,12 @@ final class LogScanBuilder
 
   @Override
   public Scan build() {
-    return new LogScan(planner, options, reader, columns, filters, limit);
+    if (count != null) {
+      return count;
+    }
+    boolean isPlanned = planWithoutLimit != null && limit == BatchPlan.NO_LIMIT;
+    BatchPlan plan =
+        isPlanned ? planWithoutLimit : new BatchPlan(planner, options, filters, limit);
+    return new LogScan(planner, options, reader, columns, filters, limit, plan);
   }
 }

@@ -3,9 +3,12 @@ package embedlog.spark;
 import com.fasterxml.jackson.databind.JsonNode;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.TimeUnit;
 import org.apache.spark.SparkContext;
+import org.apache.spark.network.util.JavaUtils;
 import org.apache.spark.scheduler.SparkListener;
 import org.apache.spark.scheduler.SparkListenerApplicationEnd;
+import org.apache.spark.sql.internal.SQLConf;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -13,10 +16,19 @@ import org.slf4j.LoggerFactory;
  * What the driver asks Python: to check options, to plan queries, to keep leases.
  *
  * <p>A process serves all queries of a session. It is started by the first request, and again if it
- * dies; then requests that were not answered are repeated once, which all of them allow.
+ * dies; then requests that were not answered are repeated, which most of them allow.
  */
 final class Planner {
   private static final Logger LOGGER = LoggerFactory.getLogger("embedlog.spark");
+
+  /** How long a planner may take to start, or to answer a ping, before it is killed. */
+  private static final String TIMEOUT = "spark.embedlog.planner.timeout";
+
+  /**
+   * To how many planners a request is made. A request of which they die must not go on for ever;
+   * another one that is pending at the same time must survive that.
+   */
+  private static final int ATTEMPTS = 3;
 
   /** By Python: another session in the same JVM may have another one. */
   private static final Map<String, Planner> PLANNERS = new ConcurrentHashMap<>();
@@ -52,6 +64,16 @@ final class Planner {
   private static String python(SparkContext context) {
     String fromEnvironment = System.getenv().getOrDefault("PYSPARK_PYTHON", "python3");
     return context.conf().get("spark.pyspark.python", fromEnvironment);
+  }
+
+  static long timeoutMillis() {
+    String timeout = SQLConf.get().getConfString(TIMEOUT, "120s");
+    try {
+      return Math.max(TimeUnit.SECONDS.toMillis(JavaUtils.timeStringAsSec(timeout)), 1);
+    } catch (NumberFormatException e) {
+      String problem = TIMEOUT + " must be a time such as 120s, got '" + timeout + "'.";
+      throw new EmbedlogException("InvalidConfigError", problem + " Correct the setting.");
+    }
   }
 
   /** Returns how many tasks the session runs at once, by which plans are split. */
@@ -98,16 +120,16 @@ final class Planner {
   }
 
   JsonNode repeatIfPlannerDies(Request request) {
-    try {
-      return request.send(process());
-    } catch (PlannerDiedException first) {
-      LOGGER.warn("Starting another planner: {}", first.getMessage());
-    }
-    try {
-      return request.send(process());
-    } catch (PlannerDiedException second) {
-      String problem = "The planner died again: " + second.getMessage();
-      throw new EmbedlogException("ProcessDiedError", problem);
+    for (int attempt = 1; ; attempt++) {
+      try {
+        return request.send(process());
+      } catch (PlannerDiedException died) {
+        if (attempt == ATTEMPTS) {
+          String problem = attempt + " planners died, the last one so: " + died.getMessage();
+          String todo = ". See the log of Spark's driver, and start the query again.";
+          throw new EmbedlogException("ProcessDiedError", problem + todo);
+        }
+      }
     }
   }
 
@@ -116,7 +138,11 @@ final class Planner {
       // A stream may notice the end of its session later than this.
       throw new EmbedlogException("ClosedError", "The Spark session has ended. Start another one.");
     }
-    if (process == null || process.isDead()) {
+    if (process != null && process.death() != null) {
+      LOGGER.warn("Starting another planner: {}", process.death());
+      process = null;
+    }
+    if (process == null) {
       process = PlannerProcess.start(python);
     }
     return process;

@@ -2,14 +2,12 @@ package embedlog.spark;
 
 import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.MissingNode;
 import java.io.BufferedReader;
-import java.io.BufferedWriter;
 import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.InterruptedIOException;
-import java.io.OutputStreamWriter;
 import java.io.UncheckedIOException;
-import java.io.Writer;
 import java.nio.charset.StandardCharsets;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
@@ -18,12 +16,17 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicLong;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * One Python process that plans queries, and the pipes to it; see {@code embedlog.spark.planner}.
  *
  * <p>Any thread may make requests: one thread reads all answers and passes each to the thread that
  * waits for it. A thread that is interrupted leaves alone, and its answer is dropped.
+ *
+ * <p>A request may take long, for example while another process holds a lock. But a planner answers
+ * a ping at once; one that does not is stopped or stuck, and is killed.
  */
 final class PlannerProcess {
   private static final String MODULE = "embedlog.spark.planner";
@@ -32,15 +35,32 @@ final class PlannerProcess {
           + " starts.";
   private static final long SECONDS_TO_END = 10;
 
+  /**
+   * A planner is silent for too long after so many waits, one after the other, without a sign of
+   * it: were it one long wait, a JVM that is itself stopped for a time would kill its planner.
+   */
+  private static final int WAITS = 10;
+
+  /** What Java reports for a process that was killed by signal 1; it adds the signal to 128. */
+  private static final int FIRST_SIGNAL_STATUS = 129;
+
+  private static final Logger LOGGER = LoggerFactory.getLogger("embedlog.spark");
+
   private final String python;
   private final Process process;
   private final PythonErrors errors;
-  private final Writer requests;
+  private final RequestWriter requests;
   private final AtomicLong lastId = new AtomicLong();
   private final Map<Long, CompletableFuture<JsonNode>> pending = new ConcurrentHashMap<>();
 
   /** Completed when the planner has told its version, or cannot be used. */
   private final CompletableFuture<Void> started = new CompletableFuture<>();
+
+  /** How many lines the planner has printed on stdout: its signs of life. */
+  private final AtomicLong lines = new AtomicLong();
+
+  /** Why this process killed the planner, if it did. */
+  private volatile String reasonToKill;
 
   /** Why there will be no more answers, once the process has ended. */
   private volatile String death;
@@ -49,9 +69,7 @@ final class PlannerProcess {
     this.python = python;
     this.process = process;
     errors = new PythonErrors(process.getErrorStream());
-    requests =
-        new BufferedWriter(
-            new OutputStreamWriter(process.getOutputStream(), StandardCharsets.UTF_8));
+    requests = new RequestWriter(process.getOutputStream());
   }
 
   /**
@@ -74,24 +92,18 @@ final class PlannerProcess {
     }
   }
 
-  /** Whether the process has ended. */
-  boolean isDead() {
-    return death != null;
+  /** Returns why the process has ended; null as long as it has not. */
+  String death() {
+    return death;
   }
 
   /** Has the process release its leases and end, once it has answered all requests. */
   void close() {
-    try {
-      synchronized (requests) {
-        requests.close();
-      }
-    } catch (IOException e) {
-      process.destroyForcibly();
-    }
+    requests.close();
   }
 
   /**
-   * Makes a request, and waits for the answer as long as that takes.
+   * Makes a request, and waits for the answer as long as the planner shows signs of life.
    *
    * @throws EmbedlogException if the answer is an error, or the Python has no planner
    * @throws PlannerDiedException if the process ends before it answers
@@ -99,9 +111,8 @@ final class PlannerProcess {
    */
   JsonNode call(String method, Map<String, ?> params) throws PlannerDiedException {
     long id = lastId.incrementAndGet();
-    CompletableFuture<JsonNode> answer = send(id, method, params);
     try {
-      return result(answer.get());
+      return result(await(send(id, method, params), method));
     } catch (InterruptedException e) {
       throw interrupted(method);
     } catch (ExecutionException e) {
@@ -138,26 +149,60 @@ final class PlannerProcess {
       pending.remove(id);
       throw new PlannerDiedException(death);
     }
-    String request = Json.write(Map.of("id", id, "method", method, "params", params));
-    try {
-      synchronized (requests) {
-        requests.write(request + "\n");
-        requests.flush();
-      }
-    } catch (IOException e) {
-      // The process is ending, and so is its output: then the thread that reads fails the answer.
-    }
+    requests.write(id, method, params);
     return answer;
   }
 
   private void awaitStart(String method) throws PlannerDiedException {
     try {
-      started.get();
+      await(started, method);
     } catch (InterruptedException e) {
       throw interrupted(method);
     } catch (ExecutionException e) {
+      if (e.getCause() instanceof PlannerDiedException died) {
+        throw died;
+      }
       throw (EmbedlogException) e.getCause();
     }
+  }
+
+  /** Waits for the planner; kills it if it is silent for too long, which fails the result. */
+  private <T> T await(CompletableFuture<T> result, String method)
+      throws InterruptedException, ExecutionException {
+    long timeoutMillis = Planner.timeoutMillis();
+    long linesBefore = lines.get();
+    int silentWaits = 0;
+    for (long waits = 1; ; waits++) {
+      try {
+        return result.get(Math.max(timeoutMillis / WAITS, 1), TimeUnit.MILLISECONDS);
+      } catch (TimeoutException e) {
+        // What a script prints before the planner starts is no sign of it.
+        boolean silent = lines.get() == linesBefore || !started.isDone();
+        silentWaits = silent ? silentWaits + 1 : 0;
+        linesBefore = lines.get();
+      }
+      if (silentWaits == WAITS) {
+        String problem = started.isDone() ? "gave no sign of life for " : "did not start within ";
+        kill(problem + timeoutMillis / 1000 + " s, and was killed");
+      } else if (waits % WAITS == 0) {
+        LOGGER.warn(
+            "The planner, process {}, is alive, but has not answered {} for {} s",
+            process.pid(),
+            method,
+            waits * timeoutMillis / WAITS / 1000);
+      }
+      if (started.isDone()) {
+        // Id 0 is that of no request, so the answer is dropped.
+        requests.write(0, "ping", Map.of());
+      }
+    }
+  }
+
+  private void kill(String reason) {
+    reasonToKill = reason;
+    // A script that started the Python must not leave it behind with the pipes.
+    process.descendants().forEach(ProcessHandle::destroyForcibly);
+    process.destroyForcibly();
   }
 
   private static JsonNode result(JsonNode answer) {
@@ -190,21 +235,29 @@ final class PlannerProcess {
   }
 
   private void accept(String line) {
-    JsonNode message;
-    try {
-      message = Json.parse(line);
-    } catch (JsonProcessingException e) {
+    lines.incrementAndGet();
+    JsonNode message = parse(line);
+    boolean isFirst = !started.isDone();
+    if (!message.has(isFirst ? "version" : "id")) {
       // Printed by a script that starts the Python, for example.
-      System.err.println(line);
-      return;
-    }
-    if (!started.isDone()) {
-      checkVersion(message.path("version").asText());
+      if (!line.isBlank()) {
+        System.err.println(line);
+      }
+    } else if (isFirst) {
+      checkVersion(message.get("version").asText());
     } else {
-      CompletableFuture<JsonNode> waiting = pending.remove(message.path("id").asLong());
+      CompletableFuture<JsonNode> waiting = pending.remove(message.get("id").asLong());
       if (waiting != null) {
         waiting.complete(message);
       }
+    }
+  }
+
+  private static JsonNode parse(String line) {
+    try {
+      return Json.parse(line);
+    } catch (JsonProcessingException e) {
+      return MissingNode.getInstance();
     }
   }
 
@@ -228,23 +281,29 @@ final class PlannerProcess {
   private void end() {
     close();
     String command = python + " -m " + MODULE;
-    String status = exitStatus();
-    death = command + " ended with " + status + ": " + errors.lastLine();
-    started.completeExceptionally(new EmbedlogException("SparkSetupError", death + ". " + TODO));
+    int status = exitStatus();
+    String how = "ended with exit status " + status + ": " + errors.lastLine();
+    death = command + " " + (reasonToKill == null ? how : reasonToKill);
+    PlannerDiedException died = new PlannerDiedException(death);
+    if (reasonToKill == null && status < FIRST_SIGNAL_STATUS) {
+      // Another one would end in the same way.
+      started.completeExceptionally(new EmbedlogException("SparkSetupError", death + ". " + TODO));
+    }
+    started.completeExceptionally(died);
     for (CompletableFuture<JsonNode> answer : pending.values()) {
-      answer.completeExceptionally(new PlannerDiedException(death));
+      answer.completeExceptionally(died);
     }
   }
 
-  private String exitStatus() {
+  private int exitStatus() {
     try {
       if (!process.waitFor(SECONDS_TO_END, TimeUnit.SECONDS)) {
-        process.destroyForcibly();
+        kill("closed its output but did not end, and was killed");
       }
       errors.join(TimeUnit.SECONDS.toMillis(SECONDS_TO_END));
-      return "exit status " + process.waitFor();
+      return process.waitFor();
     } catch (InterruptedException e) {
-      return "no exit status";
+      throw new IllegalStateException("No thread interrupts the one that reads answers", e);
     }
   }
 }

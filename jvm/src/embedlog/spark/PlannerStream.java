@@ -50,7 +50,7 @@ final class PlannerStream {
 
   /** Releases the lease; does nothing if the planner is gone, or was never asked. */
   synchronized void close() {
-    if (process != null && !process.isDead()) {
+    if (process != null && process.death() == null) {
       process.callAtEnd("close_stream", Map.of("stream", opened.get("stream")));
     }
     process = null;

@@ -97,9 +97,14 @@ record PushedFilter(String column, String operator, List<Object> values) {
       case "<" -> new TimeRange(range.first(), Math.floorDiv(greatest - 1, 1000L));
       case "<=" -> new TimeRange(range.first(), Math.floorDiv(greatest, 1000L));
       case ">" -> new TimeRange(Math.floorDiv(least, 1000L) + 1, range.last());
-      case ">=" -> new TimeRange(-Math.floorDiv(-least, 1000L), range.last());
-      default -> new TimeRange(-Math.floorDiv(-least, 1000L), Math.floorDiv(greatest, 1000L));
+      case ">=" -> new TimeRange(roundUp(least), range.last());
+      default -> new TimeRange(roundUp(least), Math.floorDiv(greatest, 1000L));
     };
+  }
+
+  /** Returns microseconds as milliseconds; also the least of them, which has no opposite. */
+  private static long roundUp(long microseconds) {
+    return Math.floorDiv(microseconds, 1000L) + (Math.floorMod(microseconds, 1000L) == 0 ? 0 : 1);
   }
 
   @Override

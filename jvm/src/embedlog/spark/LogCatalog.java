@@ -1,0 +1,312 @@
+package embedlog.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.apache.spark.sql.catalyst.analysis.NoSuchNamespaceException;
+import org.apache.spark.sql.catalyst.analysis.NoSuchTableException;
+import org.apache.spark.sql.catalyst.analysis.TableAlreadyExistsException;
+import org.apache.spark.sql.connector.catalog.Column;
+import org.apache.spark.sql.connector.catalog.Identifier;
+import org.apache.spark.sql.connector.catalog.NamespaceChange;
+import org.apache.spark.sql.connector.catalog.StagedTable;
+import org.apache.spark.sql.connector.catalog.StagingTableCatalog;
+import org.apache.spark.sql.connector.catalog.SupportsNamespaces;
+import org.apache.spark.sql.connector.catalog.Table;
+import org.apache.spark.sql.connector.catalog.TableCatalog;
+import org.apache.spark.sql.connector.catalog.TableChange;
+import org.apache.spark.sql.connector.catalog.TableInfo;
+import org.apache.spark.sql.internal.SQLConf;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/**
+ * The topics of a log as tables: {@code spark.sql.catalog.NAME=embedlog.spark.LogCatalog} with
+ * {@code spark.sql.catalog.NAME.path=/data/log}.
+ *
+ * <p>All topics are in one namespace, which may be left out. Settings below the catalog's name are
+ * options of all its tables. Nothing is cached, so topics of other processes appear at once.
+ */
+public final class LogCatalog implements StagingTableCatalog, SupportsNamespaces {
+  private static final String NAMESPACE = "default";
+
+  /** Properties that Spark adds to those of the user and that mean nothing to a topic. */
+  private static final Set<String> IGNORED =
+      Set.of(TableCatalog.PROP_OWNER, PROP_IS_MANAGED_LOCATION, PROP_PROVIDER);
+
+  private String name;
+  private Map<String, String> options;
+
+  /**
+   * Takes the settings below the name of the catalog.
+   *
+   * @throws EmbedlogException if the path is missing
+   */
+  @Override
+  public void initialize(String name, CaseInsensitiveStringMap options) {
+    this.name = name;
+    this.options = options.asCaseSensitiveMap();
+    if (options.getOrDefault("path", "").isBlank()) {
+      throw invalid(
+          "The catalog %s has no path. Set spark.sql.catalog.%s.path to the directory of the log.",
+          name, name);
+    }
+  }
+
+  @Override
+  public String name() {
+    return name;
+  }
+
+  @Override
+  public String[] defaultNamespace() {
+    return new String[] {NAMESPACE};
+  }
+
+  /** Returns the topics, without internal ones. */
+  @Override
+  public Identifier[] listTables(String[] namespace) throws NoSuchNamespaceException {
+    checkNamespace(namespace);
+    List<Identifier> tables = new ArrayList<>();
+    Planner.active()
+        .request("tables", Map.of("options", options))
+        .forEach(topic -> tables.add(Identifier.of(defaultNamespace(), topic.asText())));
+    return tables.toArray(Identifier[]::new);
+  }
+
+  @Override
+  public Table loadTable(Identifier ident) throws NoSuchTableException {
+    JsonNode answer = isNamespace(ident.namespace()) ? request("table", ident, Map.of()) : null;
+    if (answer == null || answer.isNull()) {
+      throw new NoSuchTableException(ident);
+    }
+    Map<String, String> properties = new HashMap<>(Map.of(PROP_PROVIDER, ReaderChoice.FORMAT));
+    answer
+        .properties()
+        .forEach(property -> properties.put(property.getKey(), property.getValue().asText()));
+    return new CatalogTable(fullName(ident), null, tableOptions(ident), properties);
+  }
+
+  private String fullName(Identifier ident) {
+    return name + "." + NAMESPACE + "." + ident.name();
+  }
+
+  private Map<String, String> tableOptions(Identifier ident) {
+    Map<String, String> ofTable = new HashMap<>(options);
+    ofTable.put("subscribe", ident.name());
+    return ofTable;
+  }
+
+  /** Creates a topic; its number of partitions and its settings are properties of the table. */
+  @Override
+  public Table createTable(Identifier ident, TableInfo info)
+      throws TableAlreadyExistsException, NoSuchNamespaceException {
+    if (!createTopic(ident, info, false)) {
+      throw new TableAlreadyExistsException(ident);
+    }
+    try {
+      return loadTable(ident);
+    } catch (NoSuchTableException e) {
+      throw invalid("The topic %s was deleted while Spark created it.", ident.name());
+    }
+  }
+
+  /**
+   * Begins {@code CREATE TABLE … AS SELECT}.
+   *
+   * <p>If the rows name partitions, and the statement does not say how many there are, the writer
+   * creates the topic when it knows how many it needs; so a copy of a topic has as many.
+   */
+  @Override
+  public StagedTable stageCreate(Identifier ident, TableInfo info)
+      throws TableAlreadyExistsException, NoSuchNamespaceException {
+    boolean hasPartitions =
+        Arrays.stream(info.columns()).anyMatch(column -> column.name().equals("partition"));
+    boolean byWriter = hasPartitions && settings(info.properties()).isEmpty();
+    if (!createTopic(ident, info, byWriter)) {
+      throw new TableAlreadyExistsException(ident);
+    }
+    return new NewTopicTable(
+        fullName(ident),
+        tableOptions(ident),
+        Map.of(),
+        () -> {
+          if (byWriter && !tableExists(ident)) {
+            // There were no rows.
+            createOnce(ident, Map.of("fields", List.of(), "properties", Map.of()));
+          }
+        },
+        () -> {
+          if (!byWriter) {
+            dropTable(ident);
+          }
+        });
+  }
+
+  /**
+   * Refuses to replace a topic.
+   *
+   * <p>Without this method Spark would delete the topic first, and fail then, because a log is
+   * never overwritten.
+   */
+  @Override
+  public StagedTable stageReplace(Identifier ident, TableInfo info) {
+    throw invalid(
+        "The topic %s cannot be replaced. Append to it, or delete it first: DROP TABLE.",
+        ident.name());
+  }
+
+  @Override
+  public StagedTable stageCreateOrReplace(Identifier ident, TableInfo info) {
+    return stageReplace(ident, info);
+  }
+
+  /** Creates a topic, unless it is only to be checked; returns false if it exists. */
+  private boolean createTopic(Identifier ident, TableInfo info, boolean onlyCheck)
+      throws NoSuchNamespaceException {
+    checkNamespace(ident.namespace());
+    if (info.partitions().length > 0) {
+      throw invalid(
+          "A topic cannot be partitioned by columns. Set the number of its partitions:"
+              + " TBLPROPERTIES ('partitions' = '4').");
+    }
+    Map<String, Object> params =
+        Map.of(
+            "fields", fields(info.columns()),
+            "properties", settings(info.properties()),
+            "only_check", onlyCheck);
+    return createOnce(ident, params);
+  }
+
+  private boolean createOnce(Identifier ident, Map<String, Object> params) {
+    String todo = "The topic may have been created: see SHOW TABLES.";
+    return Planner.active().requestOnce("create_table", ofTopic(ident, params), todo).asBoolean();
+  }
+
+  private static List<List<String>> fields(Column[] columns) {
+    return Arrays.stream(columns)
+        .map(column -> List.of(column.name(), column.dataType().simpleString()))
+        .toList();
+  }
+
+  /** Returns the properties that are about the topic, and refuses those that it cannot have. */
+  private static Map<String, String> settings(Map<String, String> properties) {
+    Map<String, String> settings = new HashMap<>(properties);
+    // Writers that name no format pass Spark's default one.
+    String provider = settings.getOrDefault(PROP_PROVIDER, ReaderChoice.FORMAT);
+    if (!Set.of(ReaderChoice.FORMAT, SQLConf.get().defaultDataSourceName()).contains(provider)) {
+      throw invalid("A topic cannot be stored as %s. Leave out USING %s.", provider, provider);
+    }
+    if (settings.containsKey(TableCatalog.PROP_LOCATION)) {
+      throw invalid("A topic is in the directory of its log. Leave out LOCATION.");
+    }
+    if (settings.keySet().stream().anyMatch(property -> property.startsWith(OPTION_PREFIX))) {
+      throw invalid("A topic has no options. Set its properties instead: TBLPROPERTIES (…).");
+    }
+    settings.keySet().removeAll(IGNORED);
+    return settings;
+  }
+
+  /** Changes settings of a topic, or its number of partitions. */
+  @Override
+  public Table alterTable(Identifier ident, TableChange... changes) throws NoSuchTableException {
+    Map<String, String> properties = new HashMap<>();
+    for (TableChange change : changes) {
+      if (change instanceof TableChange.SetProperty set) {
+        properties.put(set.property(), set.value());
+      } else if (change instanceof TableChange.RemoveProperty remove) {
+        properties.put(remove.property(), null);
+      } else {
+        throw invalid(
+            "The columns of a topic cannot be changed. Only its properties can:"
+                + " ALTER TABLE … SET TBLPROPERTIES (…).");
+      }
+    }
+    boolean isTopic =
+        isNamespace(ident.namespace())
+            && request("alter_table", ident, Map.of("properties", properties)).asBoolean();
+    if (!isTopic) {
+      throw new NoSuchTableException(ident);
+    }
+    return loadTable(ident);
+  }
+
+  /** Deletes the topic and its records. */
+  @Override
+  public boolean dropTable(Identifier ident) {
+    return isNamespace(ident.namespace()) && request("drop_table", ident, Map.of()).asBoolean();
+  }
+
+  @Override
+  public void renameTable(Identifier oldIdent, Identifier newIdent) {
+    throw invalid(
+        "The topic %s cannot be renamed. Create another one, and copy the records.",
+        oldIdent.name());
+  }
+
+  @Override
+  public String[][] listNamespaces() {
+    return new String[][] {defaultNamespace()};
+  }
+
+  @Override
+  public String[][] listNamespaces(String[] namespace) throws NoSuchNamespaceException {
+    checkNamespace(namespace);
+    return namespace.length == 0 ? listNamespaces() : new String[0][];
+  }
+
+  @Override
+  public Map<String, String> loadNamespaceMetadata(String[] namespace)
+      throws NoSuchNamespaceException {
+    checkNamespace(namespace);
+    return Map.of(SupportsNamespaces.PROP_LOCATION, options.get("path"));
+  }
+
+  @Override
+  public void createNamespace(String[] namespace, Map<String, String> metadata) {
+    throw oneNamespace();
+  }
+
+  @Override
+  public void alterNamespace(String[] namespace, NamespaceChange... changes) {
+    throw oneNamespace();
+  }
+
+  @Override
+  public boolean dropNamespace(String[] namespace, boolean cascade) {
+    throw oneNamespace();
+  }
+
+  private EmbedlogException oneNamespace() {
+    return invalid("The catalog %s has one namespace, %s, which stays as it is.", name, NAMESPACE);
+  }
+
+  /** Whether topics are there: {@code log.flights} is {@code log.default.flights}. */
+  private static boolean isNamespace(String[] namespace) {
+    return namespace.length == 0 || (namespace.length == 1 && namespace[0].equals(NAMESPACE));
+  }
+
+  private static void checkNamespace(String[] namespace) throws NoSuchNamespaceException {
+    if (!isNamespace(namespace)) {
+      throw new NoSuchNamespaceException(namespace);
+    }
+  }
+
+  private JsonNode request(String method, Identifier ident, Map<String, Object> params) {
+    return Planner.active().request(method, ofTopic(ident, params));
+  }
+
+  private Map<String, Object> ofTopic(Identifier ident, Map<String, Object> params) {
+    Map<String, Object> ofTopic = new HashMap<>(params);
+    ofTopic.put("options", options);
+    ofTopic.put("topic", ident.name());
+    return ofTopic;
+  }
+
+  private static EmbedlogException invalid(String message, Object... values) {
+    return new EmbedlogException("InvalidConfigError", String.format(message, values));
+  }
+}

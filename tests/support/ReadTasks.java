@@ -1,0 +1,108 @@
+package embedlog.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.HexFormat;
+import java.util.List;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.util.ArrayData;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReader;
+import org.apache.spark.sql.vectorized.ColumnarBatch;
+
+/**
+ * Runs the tasks of plans as an executor does, without a Spark session: hundreds in a second.
+ *
+ * <p>Each line of the input is a request: {@code {"plan": ..., "columns": [...],
+ * "failOnDataLoss": true, "times": [first, last], "limit": -1}}. The answer is a line {@code
+ * {"rows": [[...], ...]}}, with bytes in hexadecimal digits, or {@code {"error": class, "message":
+ * text}}.
+ */
+public final class ReadTasks {
+  private static final ObjectMapper MAPPER = new ObjectMapper();
+
+  private ReadTasks() {}
+
+  /** Answers until the input ends. */
+  public static void main(String[] arguments) throws Exception {
+    BufferedReader requests =
+        new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+    for (String line = requests.readLine(); line != null; line = requests.readLine()) {
+      System.out.println(MAPPER.writeValueAsString(answer(MAPPER.readTree(line))));
+    }
+  }
+
+  private static ObjectNode answer(JsonNode request) {
+    ObjectNode answer = MAPPER.createObjectNode();
+    try {
+      answer.set("rows", rows(request));
+    } catch (Throwable error) { // An OutOfMemoryError is what a test looks for, too.
+      answer.removeAll();
+      answer.put("error", error.getClass().getName());
+      answer.put("message", error.getMessage());
+    }
+    return answer;
+  }
+
+  private static ArrayNode rows(JsonNode request) throws Exception {
+    List<String> columns = new ArrayList<>();
+    request.get("columns").forEach(column -> columns.add(column.asText()));
+    TimeRange times =
+        new TimeRange(request.get("times").get(0).asLong(), request.get("times").get(1).asLong());
+    ReadRequest read =
+        new ReadRequest(
+            columns,
+            request.get("failOnDataLoss").asBoolean(),
+            times,
+            request.get("limit").asInt());
+    ArrayNode rows = MAPPER.createArrayNode();
+    LogReaderFactory factory = new LogReaderFactory(read);
+    for (InputPartition task : ReadPlan.parse(request.get("plan")).partitions()) {
+      try (PartitionReader<ColumnarBatch> reader = factory.createColumnarReader(task)) {
+        while (reader.next()) {
+          reader.get().rowIterator().forEachRemaining(row -> rows.add(row(row, columns)));
+        }
+      }
+    }
+    return rows;
+  }
+
+  private static ArrayNode row(InternalRow row, List<String> columns) {
+    ArrayNode values = MAPPER.createArrayNode();
+    for (int number = 0; number < columns.size(); number++) {
+      if (row.isNullAt(number)) {
+        values.addNull();
+        continue;
+      }
+      switch (columns.get(number)) {
+        case "key", "value" -> values.add(HexFormat.of().formatHex(row.getBinary(number)));
+        case "topic" -> values.add(row.getUTF8String(number).toString());
+        case "partition", "timestampType" -> values.add(row.getInt(number));
+        case "offset", "timestamp" -> values.add(row.getLong(number));
+        default -> values.add(headers(row.getArray(number)));
+      }
+    }
+    return values;
+  }
+
+  private static ArrayNode headers(ArrayData pairs) {
+    ArrayNode headers = MAPPER.createArrayNode();
+    for (int number = 0; number < pairs.numElements(); number++) {
+      InternalRow pair = pairs.getStruct(number, 2);
+      byte[] key = pair.getUTF8String(0).getBytes();
+      ArrayNode header = headers.addArray().add(HexFormat.of().formatHex(key));
+      if (pair.isNullAt(1)) {
+        header.addNull();
+      } else {
+        header.add(HexFormat.of().formatHex(pair.getBinary(1)));
+      }
+    }
+    return headers;
+  }
+}

@@ -1,0 +1,181 @@
+"""Reads the input partitions of a query with the reader in the JVM, in a JVM without Spark's session.
+
+The classes are the real ones; `ReadTasks.java` does what an executor does with them.  So
+thousands of cases take seconds, and a crash of the JVM ends no session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedlog import errors
+from embedlog.spark.errors import to_embedlog_error
+from embedlog.spark.plan import LogInputPartition, plan_to_json
+from support.patience import patient
+from support.spark_reads import ALL, read_all
+
+_SOURCE = Path(__file__).with_name("ReadTasks.java")
+_JAR = Path(errors.__file__).parent / "spark" / "embedlog-spark.jar"
+_MEMORY = "384m"
+"""For the heap, and as much for direct memory: a hostile length must not take more."""
+_OPENED = ("java.lang", "java.nio", "sun.nio.ch", "java.util")
+"""Packages that Spark opens to itself."""
+_LONG = (-(1 << 63), (1 << 63) - 1)
+_SECONDS = 20.0
+
+Row = tuple[Any, ...]
+
+
+class JvmCrashError(AssertionError):
+    """The JVM died, did not answer, or failed with another error than one of embedlog."""
+
+
+class JvmTasks:
+    """A JVM that reads input partitions; start it in a directory for its classes."""
+
+    def __init__(self, directory: Path) -> None:
+        javac, java = _tool("javac"), _tool("java")
+        if javac is None or java is None or not _JAR.exists():
+            pytest.skip("there is no JDK, or no jar of the reader")
+        import pyspark
+
+        jars = os.pathsep.join([str(_JAR), os.path.join(os.path.dirname(pyspark.__file__), "jars/*")])
+        command = [javac, "-proc:none", "-nowarn", "-cp", jars, "-d", str(directory), str(_SOURCE)]
+        subprocess.run(command, check=True)
+        opened = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED]
+        memory = [f"-Xmx{_MEMORY}", f"-XX:MaxDirectMemorySize={_MEMORY}", "-XX:+UseSerialGC"]
+        self._command = [
+            *(java, *opened, *memory, "-XX:TieredStopAtLevel=1", "-XX:-CreateCoredumpOnCrash"),
+            *(f"-XX:ErrorFile={directory}/crash.log", "-cp", f"{directory}{os.pathsep}{jars}"),
+            "embedlog.spark.ReadTasks",
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pending = b""
+
+    def close(self) -> None:
+        """End the JVM."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+    def read(
+        self,
+        tasks: Sequence[LogInputPartition],
+        names: Sequence[str] = ALL,
+        fail_on_data_loss: bool = True,
+        times: tuple[int, int] = _LONG,
+        limit: int = -1,
+    ) -> list[Row]:
+        """Read input partitions, and return their rows as `python_rows` does.
+
+        Args:
+            tasks: The input partitions.
+            names: The columns.
+            fail_on_data_loss: The option of the reader.
+            times: Timestamps in ms, both included; batches that have none of them are left out.
+            limit: After so many rows each task ends; it may return more.
+
+        Raises:
+            EmbedlogError: As the reader does.
+            JvmCrashError: Anything else happened.
+        """
+        root = tasks[0].root if tasks else ""
+        request = {
+            "plan": plan_to_json(root, tasks),
+            "columns": list(names),
+            "failOnDataLoss": fail_on_data_loss,
+            "times": times,
+            "limit": limit,
+        }
+        answer = json.loads(self._ask(json.dumps(request).encode() + b"\n"))
+        if "rows" in answer:
+            return [tuple(map(_value, names, row)) for row in answer["rows"]]
+        message = f"{answer['error']}: {answer['message']}"
+        error = to_embedlog_error(RuntimeError(message))
+        if isinstance(error, errors.SparkQueryError):
+            raise JvmCrashError(message)
+        raise error
+
+    def _ask(self, line: bytes) -> bytes:
+        if self._process is None:
+            self._pending = b""
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        try:
+            stdin.write(line)
+            stdin.flush()
+            while b"\n" not in self._pending:
+                ready, _, _ = select.select([stdout], [], [], patient(_SECONDS))
+                data = os.read(stdout.fileno(), 1 << 20) if ready else b""
+                if not data:
+                    reason = "died" if ready else "did not answer"
+                    raise JvmCrashError(f"The JVM {reason}: {line[:2000]!r}")
+                self._pending += data
+        except (BrokenPipeError, JvmCrashError) as error:
+            self.close()
+            raise JvmCrashError(str(error)) from error
+        answer, self._pending = self._pending.split(b"\n", 1)
+        return answer
+
+
+def python_rows(
+    tasks: Sequence[LogInputPartition], names: Sequence[str] = ALL, fail_on_data_loss: bool = True
+) -> list[Row]:
+    """Return the rows that the Python reader reads: values of the columns, times in µs."""
+    return [
+        tuple(_plain(row[name]) for name in names)
+        for row in read_all(list(tasks), tuple(names), fail_on_data_loss)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [(header["key"].encode(), header["value"]) for header in value]
+    if hasattr(value, "isoformat"):
+        epoch = type(value).fromisoformat("1970-01-01T00:00:00+00:00")
+        return (value - epoch) // type(value - epoch)(microseconds=1)
+    return value
+
+
+def _value(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if name == "headers":
+        return [(bytes.fromhex(key), None if v is None else bytes.fromhex(v)) for key, v in value]
+    return bytes.fromhex(value) if name in ("key", "value") else value
+
+
+def consumer_rows(log: Any, *topics: str) -> list[Row]:
+    """Return the rows of all records of topics, as embedlog's own consumer reads them."""
+    return [
+        (
+            *(record.key, record.value, record.topic, record.partition, record.offset),
+            *(record.timestamp * 1000, record.timestamp_type),
+            [(key.encode(), value) for key, value in record.headers] or None,
+        )
+        for topic in topics
+        for record in log.topic(topic, raw=True)
+    ]
+
+
+def _tool(name: str) -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which(os.path.join(home, "bin", name) if home else name) or shutil.which(name)
