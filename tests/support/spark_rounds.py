@@ -78,15 +78,18 @@ class Rounds:
         """Count the records of the topic."""
         assert self._read().count() == sum(self._sent)
 
-    def write(self) -> None:
+    def write(self, **options: Any) -> None:
         """Write a batch."""
         topic = self._new_topic()
-        self._read().select("key", "value").write.format("embedlog").options(
-            path=self._log.path, topic=topic
-        ).mode("append").save()
+        writer = self._read().select("key", "value").write.format("embedlog").mode("append")
+        writer.options(path=self._log.path, topic=topic, **options).save()
         copied = Copied(self._log, topic)
         assert copied.update() == self._sent
         assert (copied.lost, copied.duplicated) == (0, 0)
+
+    def write_version(self) -> None:
+        """Write a batch that the log recognises if it is published again."""
+        self.write(txnAppId="rounds", txnVersion=1)
 
     def leases_of_streams(self) -> list[str]:
         """Return the names of leases, except those that batch queries share."""
@@ -156,9 +159,17 @@ ROUNDS: dict[str, tuple[Round, ...]] = {
     "plan_micro_batch": (Rounds.copy_what_there_is, Rounds.copy_from_the_end),
     "commit": (Rounds.copy_what_there_is,),
     "close_stream": (Rounds.copy_what_there_is, Rounds.copy_from_the_end),
+    "plan_write": (Rounds.write, Rounds.copy_what_there_is),
+    "publish_batch": (Rounds.write_version,),
+    "publish_micro_batch": (Rounds.copy_what_there_is, Rounds.copy_from_the_end),
 }
 """The queries that call a method of the planner.  A new method needs an entry here."""
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "discard": "only a write that fails calls it: see test_spark_writer.py",
+}
 """Methods that no query of `ROUNDS` calls, and why."""
-OFTEN = ("latest_offset", "report_latest_offset", "plan_micro_batch", "commit")
+OFTEN = (
+    *("latest_offset", "report_latest_offset", "plan_micro_batch", "commit"),
+    "publish_micro_batch",
+)
 """Methods that a stream calls for each micro-batch."""
