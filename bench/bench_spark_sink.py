@@ -1,4 +1,4 @@
-"""What does the sink cost per row, compared with Parquet in the same run, and per micro-batch?
+"""What do the writers cost per row, compared with Parquet in the same run, and per micro-batch?
 
 The rows come from Parquet, which Spark reads in a third of the time; micro-batches
 come from a source that costs almost nothing, so that Spark and embedlog take their time.
@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from support import spark_session
 
 from embedlog import batch
+from embedlog.spark.jvm_reader import READER
 
 ROWS = int(os.environ.get("EMBEDLOG_BENCH_SPARK_ROWS", "2000000"))
 APPENDS = int(os.environ.get("EMBEDLOG_BENCH_SPARK_APPENDS", "60"))
@@ -110,9 +111,16 @@ def bench_rows_to_parquet(benchmark, note, frame, tmp_path):
     assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) > ROWS * 100
 
 
+@pytest.fixture(params=["jvm", "python"])
+def writer(request, spark):
+    """The writer that serves, in the JVM or in Python."""
+    spark.conf.set(READER, request.param)
+    return request.param
+
+
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 @pytest.mark.parametrize("partitions", [1, 4], ids="partitions={}".format)
-def bench_rows_to_log(benchmark, note, frame, log, partitions, durability):
+def bench_rows_to_log(benchmark, note, frame, log, writer, partitions, durability):
     """Tasks stage the rows, one step publishes them; keys are hashed if partitions > 1."""
     note(records=ROWS, floor="bench_rows_read", floors=1)
     log.create_topic("t", partitions=partitions)
@@ -124,7 +132,7 @@ def bench_rows_to_log(benchmark, note, frame, log, partitions, durability):
 
 @pytest.mark.parametrize("source", ["words", "log"])
 @pytest.mark.parametrize("durability", ["os", "fsync"])
-def bench_micro_batch(benchmark, note, spark, log, tmp_path, durability, source):
+def bench_micro_batch(benchmark, note, spark, log, tmp_path, writer, durability, source):
     """From an append to the source until a reader of the target topic sees the record."""
     log.create_topic("in")
     log.create_topic("out")
