@@ -20,7 +20,6 @@ from support.roots import values
 import embedlog
 from embedlog.api import Log
 
-
 PYTHON = pytest.mark.parametrize("reader", ["python"], indirect=True)
 """The sink in Python writes, whatever reads; `test_spark_planner_deaths` has the other one."""
 
