@@ -36,6 +36,7 @@ from embedlog.spark import session
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from support import kafka_broker
+from support.patience import patient
 
 BATCH_ROWS = 2500
 """As many as a producer puts into 256 KiB."""
@@ -52,6 +53,7 @@ CONNECTOR_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 <exclusions><exclusion><groupId>org.scala-lang</groupId><artifactId>*</artifactId></exclusion>
 </exclusions></dependency></dependencies></project>
 """
+MICRO_BATCHES = 20
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -69,11 +71,11 @@ class Source(NamedTuple):
         self._choose(spark)
         return spark.read.format(self.format).options(**self.options, **options).load()
 
-    def stream(self, spark: Any) -> Any:
-        """Load the rows as a stream from their beginning."""
+    def stream(self, spark: Any, **options: Any) -> Any:
+        """Load the rows as a stream, unless the options say otherwise from their beginning."""
         self._choose(spark)
-        reader = spark.readStream.format(self.format).options(**self.options)
-        return reader.option("startingOffsets", "earliest").load()
+        options = {"startingOffsets": "earliest", **self.options, **options}
+        return spark.readStream.format(self.format).options(**options).load()
 
     def _choose(self, spark: Any) -> None:
         if self.reader is not None:
@@ -143,33 +145,30 @@ def _peak_kib(pid: int) -> int:
     return next((int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line), 0)
 
 
-def write_log(path: Path, rows: int, partitions: int, segment_bytes: int) -> None:
+def write_log(
+    path: Path, rows: int, partitions: int, segment_bytes: int, batch_rows: int = BATCH_ROWS
+) -> None:
     """Write a topic "t" whose k-th partition has rows in proportion to 1 / (k + 1).
 
     With two partitions, both have half of the rows.
     """
     weights = [1.0, 1.0] if partitions == 2 else [1 / (k + 1) for k in range(partitions)]
-    settings = {"segment.bytes": segment_bytes}
+    batches = [max(int(rows / batch_rows * weight / sum(weights)), 1) for weight in weights]
+    batches[0] += rows // batch_rows - sum(batches)
     with embedlog.open(path, maintenance=False) as log:
-        log.create_topic("t", partitions, settings)
-        written = 0
-        for number, weight in enumerate(weights):
-            last = number == partitions - 1
-            batches = (
-                rows // BATCH_ROWS - written
-                if last
-                else max(round(rows / BATCH_ROWS * weight / sum(weights)), 1)
-            )
-            for step in range(written, written + batches):
-                log.partition("t", number).append([_batch(step * BATCH_ROWS)])
-            written += batches
+        log.create_topic("t", partitions, {"segment.bytes": segment_bytes})
+        first = 0
+        for number, count in enumerate(batches):
+            for _ in range(count):
+                log.partition("t", number).append([_batch(first, batch_rows)])
+                first += batch_rows
 
 
-def _batch(first: int) -> Any:
-    numbers = range(first, first + BATCH_ROWS)
+def _batch(first: int, rows: int) -> Any:
     # Random bytes: Parquet stores equal values once, and would have nothing to read.
-    data = memoryview(os.urandom(VALUE_BYTES * BATCH_ROWS))
+    data = memoryview(os.urandom(VALUE_BYTES * rows))
     values = [data[at : at + VALUE_BYTES] for at in range(0, len(data), VALUE_BYTES)]
+    numbers = range(first, first + rows)
     keys = [b"k%09d" % number for number in numbers]
     return batch.encode_lists(values, keys, [START_MS + number for number in numbers])
 
@@ -216,13 +215,23 @@ class Bench:
 
     def stream(self, source: Source) -> None:
         """Read all rows as a stream that stops at the end."""
+        assert self._run(source.stream(self.spark)) == self.rows
+
+    def micro_batches(self, source: Source) -> None:
+        """Read the last rows in micro-batches of 100 rows."""
+        first = (self.rows - MICRO_BATCHES * 100) // 2
+        offsets = json.dumps({"t": {"0": first, "1": first}})
+        options = {"startingOffsets": offsets, "maxOffsetsPerTrigger": 100}
+        assert self._run(source.stream(self.spark, **options)) == MICRO_BATCHES * 100
+
+    def _run(self, frame: Any) -> int:
+        """Run a query to the end of the log; return the number of its rows."""
         self._number += 1
         checkpoint = self.directory / f"checkpoint-{self._number}"
-        writer = source.stream(self.spark).writeStream.format("noop")
-        query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
-        query = query.start()
+        writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+        query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
-        assert sum(progress.numInputRows for progress in query.recentProgress) == self.rows
+        return sum(progress.numInputRows for progress in query.recentProgress)
 
     def compare(
         self,
@@ -262,7 +271,7 @@ def kafka() -> Iterator[tuple[str, int] | None]:
     """Run a broker; yield its address and process, or None if there can be none."""
     with ExitStack() as stack:
         try:
-            address = stack.enter_context(kafka_broker.broker(seconds=60))
+            address = stack.enter_context(kafka_broker.broker(patient(60)))
         except pytest.skip.Exception as error:
             print(f"Without Kafka: {error}", file=sys.stderr)
             yield None
@@ -355,6 +364,13 @@ def measure_reads(arguments: argparse.Namespace, directory: Path) -> None:
         bench.compare("`sum(length(value))`", bench.sum_of_lengths, sources, rounds, warm)
         streams = [source for source in sources if source.format != "parquet"]
         bench.compare("stream, `availableNow`", bench.stream, streams, rounds, min(warm, 3))
+        bench.compare(
+            f"{MICRO_BATCHES} micro-batches of 100 rows",
+            bench.micro_batches,
+            streams,
+            rounds,
+            min(warm, 3),
+        )
         singles = log_sources(directory / "singles")
         bench.compare("one-record batches", bench.all_columns, singles, rounds, min(warm, 3))
         measure_first_queries(sources, arguments, jars)
@@ -406,9 +422,9 @@ def measure_fresh_session(request: str) -> None:
 
 def measure_scale(arguments: argparse.Namespace, directory: Path) -> None:
     """Read many segments of partitions of very different sizes."""
-    rows = arguments.rows * 10
-    per_segment = rows // (arguments.rows // 200)
-    write_log(directory / "log", rows, 100, per_segment * 117)
+    rows, batch_rows = arguments.rows * 10, 500
+    # Four batches of 124 bytes a row.
+    write_log(directory / "log", rows, 100, 4 * batch_rows * 128, batch_rows)
     with embedlog.open(directory / "log", mode="r") as log:
         segments = sum(len(log.partition("t", number).segments) for number in range(100))
     print(f"{rows:,} rows in 100 partitions and {segments:,} segments, {arguments.master}\n")

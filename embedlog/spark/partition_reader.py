@@ -19,7 +19,13 @@ import pyarrow as pa
 from embedlog import batch as batches
 from embedlog.batch import Batch, BatchRun
 from embedlog.batch.tables import PieceRows, rows_in_range, table
-from embedlog.errors import CorruptBatchError, DataLossError, NotALogError, StorageError
+from embedlog.errors import (
+    CorruptBatchError,
+    CorruptionError,
+    DataLossError,
+    NotALogError,
+    StorageError,
+)
 from embedlog.files import Files
 from embedlog.segment import SegmentFile
 from embedlog.spark import arrow_columns
@@ -92,22 +98,28 @@ def _read_slice(files: Files, part: PartitionSlice, names: tuple[str, ...]) -> I
 def _combined(
     groups: Iterable[list[PieceRows]], part: PartitionSlice, schema: Any
 ) -> Iterator[Any]:
-    """Yield tables with enough rows for Spark."""
+    """Yield tables with enough rows for Spark; before a loss of records, the rows until then."""
     tables: list[Any] = []
     rows = size = 0
-    for group in groups:
-        tables.append(table(group, part.partition, schema))
-        rows += tables[-1].num_rows
-        if group[0][0].is_compressed:
-            size += tables[-1].nbytes
-        else:
-            # For many small batches Arrow is slow to compute ``nbytes``.
-            size += sum(batch.size for batch, _, _ in group)
-        if rows >= TARGET_ROWS or size >= TARGET_BYTES:
-            yield pa.concat_tables(tables)
-            tables, rows, size = [], 0, 0
+    loss: DataLossError | None = None
+    try:
+        for group in groups:
+            tables.append(table(group, part.partition, schema))
+            rows += tables[-1].num_rows
+            if group[0][0].is_compressed:
+                size += tables[-1].nbytes
+            else:
+                # For many small batches Arrow is slow to compute ``nbytes``.
+                size += sum(batch.size for batch, _, _ in group)
+            if rows >= TARGET_ROWS or size >= TARGET_BYTES:
+                yield pa.concat_tables(tables)
+                tables, rows, size = [], 0, 0
+    except DataLossError as error:
+        loss = error
     if tables:
         yield pa.concat_tables(tables)
+    if loss is not None:
+        raise loss
 
 
 def _row_groups(files: Files, part: PartitionSlice) -> Iterator[list[PieceRows]]:
@@ -159,6 +171,14 @@ def _read_batches(
             part, f"The file {chunk.path} was deleted after the query was planned"
         ) from error
     position, end = chunk.position or file.start, chunk.end_position
+    if position > end:
+        # No checksum covers the length of the schema; else there would be no rows, and no error.
+        raise CorruptionError(
+            "Not a segment of this log: its schema is longer than the file",
+            path=chunk.path,
+            position=0,
+            todo="Run `embedlog verify`.",
+        )
     read = file.mapped_fast if chunk.sealed else file.read_fast
     while position < end:
         try:
@@ -169,11 +189,13 @@ def _read_batches(
             raise _data_loss(part, f"The file {chunk.path} was truncated") from error
         if not decoded:
             raise _data_loss(part, f"The file {chunk.path} was truncated")
-        if decoded[-1].leader_epoch > part.leader_epoch:
+        planned = [piece for piece in decoded if piece.leader_epoch <= part.leader_epoch]
+        if planned:
+            yield planned
+        if len(planned) < len(decoded):
             raise _data_loss(
                 part, "The log was truncated and written again after the query was planned"
             )
-        yield decoded
         if decoded[-1].next_offset >= part.until_offset:
             return
         position = decoded[-1].position + decoded[-1].size

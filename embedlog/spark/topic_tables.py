@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from embedlog.api import Log
 from embedlog.catalog import check_topic_name
@@ -48,7 +47,7 @@ def properties(logs: LogCache, options: Mapping[str, str], topic: str) -> dict[s
         info = log.root.topics().get(topic)
         if info is None:
             return None
-        settings = {name: _text(value) for name, value in info.config.overrides().items()}
+        settings = {name: str(value) for name, value in info.config.overrides().items()}
         return {PARTITIONS: str(info.partitions), **settings}
 
 
@@ -168,7 +167,3 @@ def _partitions(text: str | None) -> int:
         raise InvalidConfigError(
             f"The property {PARTITIONS!r} must be a whole number, got {text!r}"
         ) from None
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

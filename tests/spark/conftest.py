@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.clock import START
+from support.jvm_tasks import JvmTasks
 from support.spark_reads import ALL, read_all
 from support.spark_session import begin, faults_of
 
@@ -103,6 +104,14 @@ def spark(spark_session: Any, reader: str) -> Any:
     """The session that all tests share, with one reader and then with the other."""
     spark_session.conf.set(READER, reader)
     return spark_session
+
+
+@pytest.fixture(scope="module")
+def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JvmTasks]:
+    """A JVM that reads input partitions, without Spark."""
+    tasks = JvmTasks(tmp_path_factory.mktemp("jvm"))
+    yield tasks
+    tasks.close()
 
 
 @pytest.fixture

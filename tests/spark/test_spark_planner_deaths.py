@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,24 @@ def kill_planner(planner_of: Callable[[], int]) -> Callable[[int], None]:
 
 
 @pytest.fixture
-def timeout(spark: Any) -> Iterator[None]:
-    """A planner is silent for too long sooner than a user would like it."""
-    spark.conf.set(TIMEOUT, f"{int(patient(5))}s")
+def timeout(spark: Any, kill_planner: Callable[[int], None]) -> Iterator[None]:
+    """A planner is silent for too long sooner than a user would like it; a test must not hang."""
+    seconds = int(patient(5))
+    hung = []
+
+    def end_hang() -> None:
+        hung.append(True)
+        while not finished.wait(1):
+            kill_planner(signal.SIGKILL)
+
+    finished, timer = threading.Event(), threading.Timer(10 * seconds + patient(60), end_hang)
+    spark.conf.set(TIMEOUT, f"{seconds}s")
+    timer.start()
     yield
+    finished.set()
+    timer.cancel()
     spark.conf.unset(TIMEOUT)
+    assert not hung, "Spark waited for a planner that was silent"
 
 
 def points() -> list[tuple[str, int]]:
@@ -178,6 +192,36 @@ def test_a_python_that_fails_to_start_the_planner_is_an_error_at_once(rounds, fa
     rounds.count()
 
 
+@pytest.mark.tier("all")
+@pytest.mark.parametrize(("when", "written"), [("before", 0), ("after", 600)])
+def test_a_write_that_must_not_be_repeated_is_an_error(rounds, faults, when, written):
+    """Only the user can know whether to write the rows again, unless they have a txnVersion."""
+    planner_faults.order(faults, f"{when} publish_batch")
+    with pytest.raises(Exception, match=MESSAGE.format("ProcessDiedError", "look at the end of")):
+        rounds.write_once()
+    assert rounds.written_once() == written
+    rounds.write_once()
+
+
+@pytest.mark.tier("all")
+def test_a_write_that_was_not_asked_for_is_repeated(rounds, faults, kill_planner):
+    """The planner dies while it starts, and so cannot have created anything."""
+    kill_planner(signal.SIGKILL)
+    planner_faults.order(faults, "start")
+    rounds.create_table("new")
+    assert not (faults / "start").exists()
+
+
+@pytest.mark.tier("all")
+@pytest.mark.parametrize(("when", "exists"), [("before", False), ("after", True)])
+def test_create_table_is_not_repeated(rounds, faults, log, when, exists):
+    """It would find the topic that it has created itself."""
+    planner_faults.order(faults, f"{when} create_table")
+    with pytest.raises(Exception, match=MESSAGE.format("ProcessDiedError", "see SHOW TABLES")):
+        rounds.create_table("new")
+    assert ("new" in log.topics()) == exists
+
+
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize("point", ["start", "before plan_batch", "after latest_offset"])
 def test_a_stopped_planner_is_replaced(rounds, faults, kill_planner, timeout, point):
@@ -252,3 +296,5 @@ def test_retention_waits_for_a_query_whose_planner_is_gone(
     assert len(starts) > 3
     assert starts[0] == [0] * PARTITIONS
     assert sum(starts[-1]) > 0, "retention deleted nothing, so the lease kept nothing"
+    # Statistics of the whole log would take a lease on all of it.
+    assert planner_faults.journal(faults, "plan_batch") == []

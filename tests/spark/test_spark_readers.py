@@ -8,27 +8,23 @@ from collections import Counter
 import pytest
 from support.clock import START
 from support.forks import in_memory
-from support.jvm_tasks import JvmTasks, consumer_rows, python_rows
+from support.jvm_tasks import consumer_rows, python_rows
 from support.random_conditions import random_condition
 from support.random_topics import fill_topics
+from support.roots import encoded, segment_files
 from support.spark_reads import ALL
 from support.tiers import choose
 
 import embedlog
+from embedlog.record import TopicPartition
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.jvm_reader import READER
 from embedlog.spark.source_options import parse
 
+functions = pytest.importorskip("pyspark.sql.functions")
+
 LONGS = ("-9223372036854775807L - 1L", "9223372036854775807L")
 SEEDS = range(choose(test=6, all=60, nightly=1000))
-
-
-@pytest.fixture(scope="module")
-def jvm(tmp_path_factory):
-    """A JVM that reads input partitions."""
-    tasks = JvmTasks(tmp_path_factory.mktemp("jvm"))
-    yield tasks
-    tasks.close()
 
 
 @pytest.fixture
@@ -101,6 +97,28 @@ def test_tasks_return_the_rows_that_python_and_a_consumer_return(jvm, random_log
         expected = python_rows(tasks, names)
         assert jvm.read(tasks, names) == expected, names
         assert len(jvm.read(tasks, ())) == len(expected)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_task_ends_at_its_limit_and_leaves_out_batches_of_other_times(jvm, random_log, seed):
+    """It returns whole batches: Spark takes as many rows as it wants, and filters again."""
+    dice = random.Random(seed)
+    log = random_log(dice)
+    for task in plan_batch(parse({"path": log.path, "subscribe": "a,b", "minPartitions": "4"})):
+        names = ("timestamp", "offset", "partition")
+        rows = jvm.read([task], names)
+        for limit in (0, 1, len(rows) - 1, len(rows), dice.randint(0, len(rows))):
+            limited = jvm.read([task], names, limit=max(limit, 0))
+            assert limited == rows[: len(limited)]
+            assert len(limited) >= min(limit, len(rows))
+            assert bool(limited) == bool(limit > 0 and rows)
+        times = [row[0] // 1000 for row in rows]
+        for _ in range(8 if times else 0):
+            first, last = sorted(dice.choice(times) + dice.choice([0, 0, -1, 1]) for _ in "ab")
+            left = jvm.read([task], names, times=(first, last))
+            wanted = [row for row, time in zip(rows, times, strict=True) if first <= time <= last]
+            assert [row for row in left if first <= row[0] // 1000 <= last] == wanted
+            assert not Counter(left) - Counter(rows)
 
 
 # Queries
@@ -215,3 +233,186 @@ def test_a_filter_by_the_least_or_greatest_time_is_right(load, log, options, sen
 
     assert counts == [0, 0, 0, 3, 3, 3, 3, 0, 0, 0]
     assert frame.filter(f"timestamp in ({least}, {greatest})").count() == 0
+
+
+# Rows that outlive their batch
+
+
+@pytest.fixture
+def both(spark_session, load, log):
+    """Load DataFrames of many small batches of all kinds: from the JVM, then from Python."""
+    dice = random.Random(11)
+    log.alter_topic("t", {"segment.bytes": 20_000})
+    for number in range(120):
+        size = dice.choice([1, 3, 50])
+        values = [b"%d" % number * dice.randrange(9) for _ in range(size)]
+        headers = [[(f"h{number}", value), ("x", None)][: dice.randrange(3)] for value in values]
+        compression = dice.choice(["none", "lz4", "zstd"])
+        keys = [b"k%d" % dice.randrange(9) for _ in values]
+        batch = encoded(*values, keys=keys, headers=headers, compression=compression)
+        log.partition("t", number % 2).append([batch])
+    options = {"path": log.path, "subscribe": "t", "includeHeaders": "true"}
+
+    def both():
+        for name in ("jvm", "python"):
+            spark_session.conf.set(READER, name)
+            yield load(options)
+
+    return both
+
+
+def joined(frame):
+    left = frame.selectExpr("partition", "offset", "value as left", "headers as first")
+    return left.join(functions.broadcast(frame), ["partition", "offset"])
+
+
+def cached(frame):
+    cached = frame.cache()
+    try:
+        cached.count()
+        return [cached.collect(), cached.filter("offset % 7 = 0").collect()]
+    finally:
+        cached.unpersist()
+
+
+def window(frame):
+    order = "over (partition by partition order by offset)"
+    parts = (f"lag(value, 60) {order}", f"lead(headers, 3) {order}", f"first(headers) {order}")
+    return frame.selectExpr("partition", "offset", *parts)
+
+
+def aggregated(*columns):
+    return lambda frame: frame.groupBy("partition").agg(*map(functions.expr, columns))
+
+
+def in_python(frame):
+    longer = functions.udf(lambda value, headers: f"{value} {headers}", "string")
+    return frame.select("partition", "offset", longer("value", "headers"))
+
+
+OPERATIONS = {
+    "cache": cached,
+    "sort": lambda frame: frame.orderBy("value", "partition", "offset").collect(),
+    "sort headers": lambda frame: frame.orderBy("headers", "partition", "offset").collect(),
+    "lists": aggregated("sort_array(collect_list(struct(offset, value, headers)))"),
+    "greatest": aggregated("max(struct(offset, headers))", "max_by(headers, offset)"),
+    "least": aggregated("min(value)", "min(headers)", "min_by(value, offset)"),
+    "counts": aggregated("count(headers)", "sum(size(headers))", "count(distinct key)"),
+    "distinct": lambda frame: frame.select("key", "headers").distinct(),
+    "join": joined,
+    "window": window,
+    "pandas": lambda frame: frame.orderBy("partition", "offset").toPandas().values.tolist(),
+    "python": in_python,
+    "repartition": lambda frame: frame.repartition(3).sortWithinPartitions("offset"),
+    "coalesce": lambda frame: frame.coalesce(1),
+    "first key": lambda frame: frame.selectExpr("headers[0].key"),
+    "first value": lambda frame: frame.selectExpr("offset", "headers[0].value", "value"),
+    "keys": lambda frame: frame.selectExpr("headers.key"),
+    "values": lambda frame: frame.selectExpr("headers.value", "offset"),
+    "explode": lambda frame: frame.selectExpr("explode(headers) as h").selectExpr("h.value"),
+    "explode keys": lambda frame: frame.selectExpr("offset", "explode(headers.key)"),
+    "functions": lambda frame: frame.filter("size(headers) > 1").selectExpr(
+        "reverse(headers)", "filter(headers, h -> h.value is null)", "element_at(headers, -1)"
+    ),
+    "a filter of headers": lambda frame: frame.filter("headers[0].value = '11'").select("offset"),
+}
+
+
+@pytest.mark.parametrize("reader", ["jvm"])
+def test_rows_may_outlive_the_memory_of_their_batch(both, reader):
+    """The reader uses its memory again for the next batch, and frees it at the end of a task."""
+    for name, operation in OPERATIONS.items():
+        of_jvm, of_python = (sorted(map(repr, rows_of(operation(frame)))) for frame in both())
+        assert of_jvm == of_python, name
+        assert of_jvm, name
+
+
+def rows_of(result):
+    return result if isinstance(result, list) else result.collect()
+
+
+# Records that are gone
+
+
+def delete(log):
+    log.delete_topic("t")
+
+
+def create_again(log):
+    log.delete_topic("t")
+    log.create_topic("t", 2)
+    log.partition("t", 0).append([encoded(*[b"new"] * 100)])
+
+
+def truncate(log):
+    log.partition("t", 0).truncate_to(25)
+
+
+def write_again(log):
+    log.partition("t", 0).truncate_to(25)
+    log.partition("t", 0).append([encoded(*[b"new"] * 100)])
+
+
+def delete_records(log):
+    log.delete_records({TopicPartition("t", 0): 25})
+    log.maintain()
+
+
+LOSSES = [delete, create_again, truncate, write_again, delete_records]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_records_that_are_lost_between_plan_and_task(load, log, options, loss):
+    """The query fails, or goes on with what is left of the records that were planned."""
+    log.alter_topic("t", {"file.delete.delay.ms": 0})
+    for number in range(5):
+        log.partition("t", 0).append([encoded(*(b"%d" % (number * 10 + row) for row in range(10)))])
+        if number in (0, 1, 2):
+            log.partition("t", 0).roll()
+    log.partition("t", 1).append([encoded(b"1000")])
+    strict, lenient = load(options()), load(options(failOnDataLoss="false"))
+    for frame in (strict, lenient):
+        assert len(frame.collect()) == 51
+    loss(log)
+
+    with pytest.raises(Exception, match=r"DataLossError: .*failOnDataLoss"):
+        strict.collect()
+    left = {(row.partition, int(row.value)) for row in lenient.collect()}
+    planned = {(0, value) for value in range(50)} | {(1, 1000)}
+    assert left <= planned
+    kept = {"truncate": set(range(20)), "write_again": set(range(20))}.get(loss.__name__, set())
+    assert left >= {(0, value) for value in kept}
+    assert ((1, 1000) in left) == (loss not in (delete, create_again))
+
+
+def test_retention_waits_for_a_query(load, log, options):
+    """Its lease keeps the records from the plan to the last task."""
+    log.alter_topic("t", {"file.delete.delay.ms": 0, "retention.ms": 1, "segment.bytes": 2000})
+    for number in range(40):
+        log.partition("t", 0).append([encoded(b"%d" % number)])
+    frame = load(options())
+    assert frame.count() == 40
+    log.maintain()
+    log.maintain()
+
+    assert sorted(int(row.value) for row in frame.select("value").collect()) == list(range(40))
+
+
+def test_a_log_that_was_repaired_is_read(load, log, options):
+    """The damaged batch leaves a gap in its segment."""
+    for number in range(4):
+        log.partition("t", 0).append([encoded(*[b"%d" % number] * 10)])
+    log.partition("t", 0).roll()
+    (path,) = [path for path in segment_files(log.path) if path.stat().st_size > 1000]
+    data = bytearray(path.read_bytes())
+    data[data.index(b"1" * 10)] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(Exception, match="the CRC of column value is wrong"):
+        load(options()).collect()
+    log.repair(dry_run=False)
+
+    rows = load(options()).select("offset", "value").collect()
+
+    assert sorted(row.offset for row in rows) == [*range(10), *range(20, 40)]
+    assert {bytes(row.value) for row in rows} == {b"0", b"2", b"3"}
+    assert load(options()).filter("offset >= 15").count() == 20

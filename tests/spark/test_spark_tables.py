@@ -1,17 +1,20 @@
 """Tables of Spark over a log: of Spark's own catalog, of a catalog of topics, temporary views."""
 
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 
-from embedlog.errors import InvalidConfigError
-from embedlog.spark import table_options
+from embedlog.errors import InvalidConfigError, SparkSetupError
+from embedlog.spark import EmbedlogDataSource, table_options
 from embedlog.spark.errors import to_embedlog_error
 from embedlog.spark.jvm_reader import READER
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
 ]
+PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 _numbers = itertools.count()
 
 
@@ -29,7 +32,7 @@ def table(spark, log):
     def table(columns="", **options):
         name = f"table_{next(_numbers)}"
         options = {"path": log.path, **(options or {"subscribe": "t"})}
-        pairs = ", ".join(f"{option} '{value}'" for option, value in options.items())
+        pairs = ", ".join(f"{name} '{value}'" for name, value in options.items() if value)
         spark.sql(f"CREATE TABLE {name} {columns} USING embedlog OPTIONS ({pairs})")
         names.append(name)
         return name
@@ -136,6 +139,14 @@ def test_a_catalog_has_no_options_about_topics():
     assert table_options.check_catalog({"path": "/log", "includeHeaders": "true"}) == "/log"
 
 
+def test_without_the_jar_create_table_says_what_it_needs():
+    """Spark passes a Python source the properties of a new table, and later nothing."""
+    source = EmbedlogDataSource({"provider": "embedlog", "path": "/log", "subscribe": "t"})
+
+    with pytest.raises(SparkSetupError, match=r"needs the jar.*CREATE TEMPORARY VIEW"):
+        source.schema()
+
+
 # Tables of Spark's own catalog
 
 
@@ -217,7 +228,7 @@ def test_options_of_both_kinds_and_properties_may_be_set(spark, table, sql, log,
         ("(value BINARY)", {"subscibe": "t"}, "Did you mean 'subscribe'?"),
         ("", {"subscribe": "t", "durability": "ram"}, "'durability' must be one of fsync, os"),
         ("(key STRING)", {"subscribe": "t"}, "The log has no column key of type string"),
-        ("", {"subscribe": "t", "path": ""}, "The option 'path' is missing"),
+        ("", {"subscribe": "t", "path": None}, "The option 'path' is missing"),
     ],
 )
 def test_a_wrong_option_is_an_error_of_create_table(spark, table, columns, options, message):
@@ -338,11 +349,14 @@ def test_a_topic_is_created_altered_and_deleted(spark, catalog, sql, log):
 
     sql(
         "CREATE TABLE {name} (key BINARY, value BINARY) "
-        "TBLPROPERTIES (partitions = 3, 'retention.ms' = '86400000', preallocate = true)",
+        "TBLPROPERTIES (partitions = 3, 'retention.ms' = 86400000, 'cleanup.policy' = 'compact')",
         name=name,
     )
-    expected = {"partitions": "3", "retention.ms": "86400000", "preallocate": "true"}
-    assert properties() == expected
+    assert properties() == {
+        "partitions": "3",
+        "retention.ms": "86400000",
+        "cleanup.policy": "compact",
+    }
     assert log.topic("new").partitions == 3
     assert log.topic("new").config["retention.ms"] == 86_400_000
 
@@ -350,7 +364,7 @@ def test_a_topic_is_created_altered_and_deleted(spark, catalog, sql, log):
     sql("CREATE TABLE IF NOT EXISTS {name}", name=name)
 
     sql("ALTER TABLE {name} SET TBLPROPERTIES (partitions = 5, 'retention.ms' = 9)", name=name)
-    sql("ALTER TABLE {name} UNSET TBLPROPERTIES ('preallocate')", name=name)
+    sql("ALTER TABLE {name} UNSET TBLPROPERTIES ('cleanup.policy')", name=name)
     assert properties() == {"partitions": "5", "retention.ms": "9"}
     assert log.topic("new").partitions == 5
 
@@ -485,3 +499,30 @@ def test_a_wrong_choice_of_the_reader_breaks_no_other_format(spark, options, tmp
     assert [row.value for row in lines.collect()] == ["a line"]
     error = error_of(spark.read.format("embedlog").options(**options()).load)
     assert error.startswith(f"InvalidConfigError: {READER} must be jvm or python, got 'jvmm'")
+
+
+def test_the_page_about_tables_runs_from_top_to_bottom(spark, log, sql, tmp_path):
+    """All statements and programs of its section, in their order."""
+    log.create_topic("flights")
+    (section,) = re.findall(r"^## Tables\n.*?(?=^## )", PAGE.read_text(), re.M | re.S)
+    section = section.replace("/data/log", log.path).replace("/data/", f"{tmp_path}/")
+    name = f"log_{next(_numbers)}"
+    section = re.sub(r"\blog(?=\.default|;)|(?<=catalog\.)log\b", name, section)
+    names = {"spark": spark}
+    try:
+        for language, block in re.findall(r"```(python|sql)\n(.*?)```", section, re.S):
+            if language == "python":
+                exec(block, names)
+            else:
+                for statement in block.strip().removesuffix(";").split(";\n"):
+                    sql(statement.replace("{", "{{").replace("}", "}}"))
+            if "query" in names:
+                names.pop("query").awaitTermination()
+    finally:
+        spark.sql("DROP TABLE IF EXISTS flights")
+        spark.catalog.dropTempView("recent")
+
+    assert log.topics() == ["delays", "flights", "t"]
+    assert values(log, "flights") == [b"arrived", b"departed"]
+    assert values(log, "delays") == [b"departed"]
+    assert log.topic("delays").config["cleanup.policy"] == "compact"

@@ -25,7 +25,7 @@ def _home(version: str) -> Path:
 @pytest.mark.parametrize("reader", ["jvm", "python"])
 @pytest.mark.parametrize("version", TESTED_VERSIONS[:-1])
 def test_a_version_of_spark_reads_and_writes(tmp_path, version, reader):
-    """Batches, filters, limits, headers, a stream and both sinks."""
+    """Batches, filters, limits, headers, a stream, both sinks, tables and a catalog."""
     if not _home(version).exists():
         pytest.skip(f"Spark {version} is not installed: run `make spark-versions`")
     support = ROOT / "tests"
@@ -49,6 +49,10 @@ def test_a_version_of_spark_reads_and_writes(tmp_path, version, reader):
     assert len([header for header in seen["headers"] if header]) == -(-count // 3)
     assert seen["first"] == seen["written"] == 5
     assert seen["limited"] == 7
+    assert seen["tables"] == ["copy", "few", "made", "selected", "streamed", "t"]
+    assert seen["inserted"] == 9
+    assert seen["selected"] == count
+    assert seen["streamed"] == 5
     assert bool(seen["metrics"]) == (reader == "jvm")
 
 

@@ -1,4 +1,4 @@
-"""Reads the input partitions of a query with the reader in the JVM, in a JVM without Spark's session.
+"""Reads input partitions with the reader in the JVM, in a JVM without a Spark session.
 
 The classes are the real ones; `ReadTasks.java` does what an executor does with them.  So
 thousands of cases take seconds, and a crash of the JVM ends no session.
@@ -20,9 +20,10 @@ import pytest
 
 from embedlog import errors
 from embedlog.spark.errors import to_embedlog_error
+from embedlog.spark.partition_reader import read_input_partition
 from embedlog.spark.plan import LogInputPartition, plan_to_json
 from support.patience import patient
-from support.spark_reads import ALL, read_all
+from support.spark_reads import ALL
 
 _SOURCE = Path(__file__).with_name("ReadTasks.java")
 _JAR = Path(errors.__file__).parent / "spark" / "embedlog-spark.jar"
@@ -49,7 +50,9 @@ class JvmTasks:
             pytest.skip("there is no JDK, or no jar of the reader")
         import pyspark
 
-        jars = os.pathsep.join([str(_JAR), os.path.join(os.path.dirname(pyspark.__file__), "jars/*")])
+        jars = os.pathsep.join(
+            [str(_JAR), os.path.join(os.path.dirname(pyspark.__file__), "jars/*")]
+        )
         command = [javac, "-proc:none", "-nowarn", "-cp", jars, "-d", str(directory), str(_SOURCE)]
         subprocess.run(command, check=True)
         opened = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED]
@@ -140,18 +143,21 @@ def python_rows(
     tasks: Sequence[LogInputPartition], names: Sequence[str] = ALL, fail_on_data_loss: bool = True
 ) -> list[Row]:
     """Return the rows that the Python reader reads: values of the columns, times in µs."""
-    return [
-        tuple(_plain(row[name]) for name in names)
-        for row in read_all(list(tasks), tuple(names), fail_on_data_loss)
-    ]
+    rows = []
+    for task in tasks:
+        for batch in read_input_partition(task, tuple(names), fail_on_data_loss):
+            columns = [
+                # Python has fewer years than Spark.
+                (column.cast("int64") if name == "timestamp" else column).to_pylist()
+                for name, column in zip(names, batch.columns, strict=True)
+            ]
+            rows += [tuple(map(_plain, row)) for row in zip(*columns, strict=True)]
+    return rows
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [(header["key"].encode(), header["value"]) for header in value]
-    if hasattr(value, "isoformat"):
-        epoch = type(value).fromisoformat("1970-01-01T00:00:00+00:00")
-        return (value - epoch) // type(value - epoch)(microseconds=1)
     return value
 
 

@@ -106,9 +106,7 @@ class TopicFiller:
         start, end = part.start_offset(), part.end_offset()
         # Those that were compacted before may have no record.
         candidates = [
-            number
-            for number, info in enumerate(sealed)
-            if info.base_offset >= start and info.dense
+            number for number, info in enumerate(sealed) if info.base_offset >= start and info.dense
         ]
         if candidates:
             number = self._dice.choice(candidates)

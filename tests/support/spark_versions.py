@@ -48,6 +48,17 @@ def main(directory: Path, reader: str) -> dict[str, Any]:
     first.select("key", "value").write.format("embedlog").mode("append").options(
         path=str(root), topic="few"
     ).save()
+    spark.sql(f"CREATE TABLE flights USING embedlog OPTIONS (path '{root}', subscribe 't')")
+    spark.conf.set("spark.sql.catalog.log", "embedlog.spark.LogCatalog")
+    spark.conf.set("spark.sql.catalog.log.path", str(root))
+    spark.sql("CREATE TABLE log.default.made TBLPROPERTIES (partitions = 3)")
+    spark.sql("INSERT INTO log.default.made SELECT key, value FROM flights LIMIT 9")
+    spark.sql("CREATE TABLE log.default.selected AS SELECT * FROM log.default.t")
+    table_copy = spark.readStream.option("startingOffsets", "earliest").table("log.default.few")
+    query_of_table = table_copy.select("value").writeStream.option(
+        "checkpointLocation", str(directory / "table checkpoint")
+    )
+    query_of_table.trigger(availableNow=True).toTable("log.default.streamed").awaitTermination()
     seen = {
         "version": pyspark.__version__,
         "jvm": is_loaded(spark),
@@ -60,6 +71,10 @@ def main(directory: Path, reader: str) -> dict[str, Any]:
         "metrics": query.lastProgress["sources"][0]["metrics"],
         "copied": _count(root, "copy"),
         "written": _count(root, "few"),
+        "tables": [row.tableName for row in spark.sql("SHOW TABLES IN log").collect()],
+        "inserted": _count(root, "made"),
+        "selected": spark.table("log.default.selected").count(),
+        "streamed": _count(root, "streamed"),
     }
     spark.stop()
     return seen

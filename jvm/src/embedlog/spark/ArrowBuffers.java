@@ -2,6 +2,7 @@ package embedlog.spark;
 
 import java.nio.ByteBuffer;
 import org.apache.arrow.flatbuf.Buffer;
+import org.apache.arrow.flatbuf.FieldNode;
 import org.apache.arrow.flatbuf.Message;
 import org.apache.arrow.flatbuf.MessageHeader;
 import org.apache.arrow.flatbuf.RecordBatch;
@@ -16,6 +17,7 @@ final class ArrowBuffers {
   private final Message message = new Message();
   private final RecordBatch batch = new RecordBatch();
   private final Buffer buffer = new Buffer();
+  private final FieldNode node = new FieldNode();
   private BatchHead head;
   private int begin;
   private int length;
@@ -38,7 +40,9 @@ final class ArrowBuffers {
         throw new DamagedBatchException(
             "it has " + batch.length() + " rows, not " + head.count());
       }
-      if (batch.buffersLength() != bufferCount() || isCompressed() != head.isCompressed()) {
+      if (batch.buffersLength() != bufferCount()
+          || batch.nodesLength() != head.columns() + (head.hasHeaders() ? 3 : 0)
+          || isCompressed() != head.isCompressed()) {
         throw new DamagedBatchException("its metadata is that of another batch");
       }
     } catch (IndexOutOfBoundsException | IllegalArgumentException error) {
@@ -58,6 +62,25 @@ final class ArrowBuffers {
   /** Returns Arrow's number of the compression. */
   byte codec() {
     return batch.compression().codec();
+  }
+
+  /**
+   * Checks how many values a column is said to have.
+   *
+   * @throws DamagedBatchException if it is not one for each row
+   */
+  void checkRows(LogColumn column) throws DamagedBatchException {
+    long rows;
+    try {
+      // Only the headers have nodes below their own.
+      int behindHeaders = column == LogColumn.OFFSET && head.hasHeaders() ? 3 : 0;
+      rows = batch.nodes(node, column.number(head) + behindHeaders).length();
+    } catch (IndexOutOfBoundsException error) {
+      throw new DamagedBatchException("its metadata leads outside of it");
+    }
+    if (rows != head.count()) {
+      throw new DamagedBatchException("column " + column.columnName() + " has " + rows + " rows");
+    }
   }
 
   /**

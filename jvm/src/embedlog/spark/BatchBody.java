@@ -36,6 +36,7 @@ final class BatchBody implements AutoCloseable {
     long total = 0;
     for (LogColumn column : columns) {
       head.checkColumn(column.number(head), column.columnName());
+      arrow.checkRows(column);
       int first = column.firstBuffer(head);
       for (int number = first; number < first + column.buffers(); number++) {
         total += find(window.buffer(), number, column);

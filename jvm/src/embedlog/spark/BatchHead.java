@@ -120,6 +120,7 @@ final class BatchHead {
             && blockLength >= HEADER_BYTES + COLUMN_ENTRY_BYTES * columns + TRAILER_BYTES
             && count >= 0
             && baseOffset >= 0
+            && span >= 0
             // Only compaction leaves gaps, or an empty batch.
             && (count == span || hasOffsets() && count <= span)
             && message >= body - begin

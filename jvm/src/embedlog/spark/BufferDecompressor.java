@@ -1,6 +1,7 @@
 package embedlog.spark;
 
 import com.github.luben.zstd.Zstd;
+import com.github.luben.zstd.ZstdException;
 import java.nio.ByteBuffer;
 import org.apache.arrow.flatbuf.CompressionType;
 
@@ -22,15 +23,23 @@ final class BufferDecompressor {
       throws DamagedBatchException {
     boolean complete;
     switch (codec) {
-      case CompressionType.ZSTD ->
-          complete =
-              Zstd.decompressDirectByteBuffer(target, at, size, source, begin, length) == size;
+      case CompressionType.ZSTD -> complete = zstd(source, begin, length, target, at, size);
       case CompressionType.LZ4_FRAME ->
           complete = lz4().decompress(source, begin, length, target, at, size);
       default -> throw new DamagedBatchException("it has the unknown compression " + codec);
     }
     if (!complete) {
       throw new DamagedBatchException("a buffer does not decompress to its " + size + " bytes");
+    }
+  }
+
+  private static boolean zstd(
+      ByteBuffer source, int begin, int length, ByteBuffer target, int at, int size) {
+    try {
+      return Zstd.decompressDirectByteBuffer(target, at, size, source, begin, length) == size;
+    } catch (ZstdException error) {
+      // Which versions of the library throw, and which return a code, differs.
+      return false;
     }
   }
 

@@ -22,6 +22,9 @@ final class ChunkReader implements AutoCloseable {
   /** Where the batch of the head begins. */
   private long current;
 
+  /** The next batch begins at this offset, or later: a repair leaves gaps. */
+  private long leastOffset;
+
   /**
    * Opens the file.
    *
@@ -85,7 +88,7 @@ final class ChunkReader implements AutoCloseable {
     if (position == 0) {
       position = schemaLength();
     }
-    if (position >= chunk.endPosition()) {
+    if (position == chunk.endPosition()) {
       return false;
     }
     current = position;
@@ -95,6 +98,7 @@ final class ChunkReader implements AutoCloseable {
       throw damaged(error.getMessage());
     }
     position += head.messageLength();
+    leastOffset = head.nextOffset();
     return true;
   }
 
@@ -106,6 +110,10 @@ final class ChunkReader implements AutoCloseable {
     }
     begin = require(length);
     head.read(window.buffer(), begin, length);
+    if (head.baseOffset() < leastOffset) {
+      throw new DamagedBatchException(
+          "offset " + head.baseOffset() + " follows offset " + (leastOffset - 1));
+    }
     if (head.messageLength() > chunk.endPosition() - current) {
       throw new DamagedBatchException("truncated");
     }
@@ -126,7 +134,7 @@ final class ChunkReader implements AutoCloseable {
     int begin = require(8);
     bytes = window.buffer();
     int length = bytes.getInt(begin + 4);
-    if (bytes.getInt(begin) != -1 || length <= 0 || length > 1 << 20) {
+    if (bytes.getInt(begin) != -1 || length <= 0 || length > chunk.endPosition() - 8) {
       throw new EmbedlogException(
           "CorruptionError",
           "Not a segment of this log: it does not begin with an Arrow schema ["
@@ -176,13 +184,13 @@ final class ChunkReader implements AutoCloseable {
 
   private EmbedlogException truncated() throws IOException {
     long size = file.size();
+    if (size >= chunk.endPosition()) {
+      return damaged("truncated");
+    }
     if (chunk.sealed()) {
       return EmbedlogException.truncatedFile(chunk.path(), size, chunk.endPosition());
     }
-    if (size < chunk.endPosition()) {
-      return new DataLossException("The file " + chunk.path() + " was truncated", slice);
-    }
-    return damaged("truncated");
+    return new DataLossException("The file " + chunk.path() + " was truncated", slice);
   }
 
   @Override

@@ -30,6 +30,9 @@ final class LogScan
   private final int limit;
   private final BatchPlan plan;
 
+  /** Whether micro-batches read: then there is no plan of all that is in the log. */
+  private volatile boolean isStream;
+
   LogScan(
       Planner planner,
       Map<String, String> options,
@@ -82,6 +85,7 @@ final class LogScan
 
   @Override
   public MicroBatchStream toMicroBatchStream(String checkpointLocation) {
+    isStream = true;
     return new LogMicroBatchStream(planner, options, createReaderFactory());
   }
 
@@ -101,6 +105,9 @@ final class LogScan
   /** If each task reads a partition of the log, Spark need not shuffle to group by it. */
   @Override
   public Partitioning outputPartitioning() {
+    if (isStream) {
+      return new UnknownPartitioning(0);
+    }
     int tasks = plan.get().partitions().length;
     boolean hasKeys =
         Set.of(reader.schema().fieldNames()).containsAll(List.of("topic", "partition"));
@@ -113,14 +120,20 @@ final class LogScan
 
   @Override
   public Statistics estimateStatistics() {
+    if (isStream) {
+      return statistics(OptionalLong.empty(), OptionalLong.empty());
+    }
     // As for files of columns: a part of the bytes for a part of the columns.
     double part = (double) columns.defaultSize() / reader.schema().defaultSize();
     long bytes = (long) (plan.get().sizeInBytes() * part);
-    OptionalLong rows = plan.get().rows();
+    return statistics(OptionalLong.of(bytes), plan.get().rows());
+  }
+
+  private static Statistics statistics(OptionalLong bytes, OptionalLong rows) {
     return new Statistics() {
       @Override
       public OptionalLong sizeInBytes() {
-        return OptionalLong.of(bytes);
+        return bytes;
       }
 
       @Override

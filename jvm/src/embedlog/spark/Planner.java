@@ -99,13 +99,18 @@ final class Planner {
    * @throws EmbedlogException if it fails in Python, or the planner dies
    */
   JsonNode requestOnce(String method, Map<String, ?> params, String todo) {
-    try {
-      return process().call(method, params);
-    } catch (PlannerDiedException death) {
-      throw new EmbedlogException(
-          "ProcessDiedError",
-          "The planner died in " + method + ": " + death.getMessage() + ". " + todo);
-    }
+    return repeatIfPlannerDies(
+        process -> {
+          try {
+            return process.call(method, params);
+          } catch (PlannerDiedException death) {
+            if (death.wasAsked()) {
+              String problem = "The planner died in " + method + ": " + death.getMessage();
+              throw new EmbedlogException("ProcessDiedError", problem + ". " + todo);
+            }
+            throw death;
+          }
+        });
   }
 
   /** Makes a request whose failure does no harm, and waits for it even if interrupted. */

@@ -4,7 +4,20 @@ package embedlog.spark;
 final class PlannerDiedException extends Exception {
   private static final long serialVersionUID = 1L;
 
-  PlannerDiedException(String message) {
+  private final boolean wasAsked;
+
+  /**
+   * Makes an exception.
+   *
+   * @param message how it died
+   * @param wasAsked whether the request was sent, so that it may have done what it was asked
+   */
+  PlannerDiedException(String message, boolean wasAsked) {
     super(message);
+    this.wasAsked = wasAsked;
+  }
+
+  boolean wasAsked() {
+    return wasAsked;
   }
 }

@@ -116,7 +116,7 @@ final class PlannerProcess {
     } catch (InterruptedException e) {
       throw interrupted(method);
     } catch (ExecutionException e) {
-      throw new PlannerDiedException(e.getCause().getMessage());
+      throw new PlannerDiedException(e.getCause().getMessage(), true);
     } finally {
       pending.remove(id);
     }
@@ -147,7 +147,7 @@ final class PlannerProcess {
     // The thread that reads fails what is pending after it has set this.
     if (death != null) {
       pending.remove(id);
-      throw new PlannerDiedException(death);
+      throw new PlannerDiedException(death, false);
     }
     requests.write(id, method, params);
     return answer;
@@ -284,7 +284,7 @@ final class PlannerProcess {
     int status = exitStatus();
     String how = "ended with exit status " + status + ": " + errors.lastLine();
     death = command + " " + (reasonToKill == null ? how : reasonToKill);
-    PlannerDiedException died = new PlannerDiedException(death);
+    PlannerDiedException died = new PlannerDiedException(death, false);
     if (reasonToKill == null && status < FIRST_SIGNAL_STATUS) {
       // Another one would end in the same way.
       started.completeExceptionally(new EmbedlogException("SparkSetupError", death + ". " + TODO));
