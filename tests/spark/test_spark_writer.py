@@ -203,10 +203,10 @@ def test_rows_of_many_partitions_are_written_before_they_take_much_memory(spark,
 @JVM
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 def test_values_of_many_megabytes_are_written(spark, log, compression):
-    """Larger than a block of lz4, and than a batch usually is; and bytes that do not compress."""
+    """Of several blocks of lz4, some of which do not compress, and larger than most batches."""
     log.create_topic("large", config={"max.message.bytes": 64 << 20})
     noise = random.Random(1).randbytes(3 << 20)
-    table = pa.table({"value": pa.array([noise, b"x" * (20 << 20), b"", noise], pa.binary())})
+    table = pa.table({"value": pa.array([noise + b"x" * (20 << 20), b"", noise], pa.binary())})
     save(log, spark.createDataFrame(table).coalesce(1), topic="large", compression=compression)
 
     assert values(log.partition("large", 0)) == table["value"].to_pylist()
