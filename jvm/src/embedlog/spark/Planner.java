@@ -92,8 +92,8 @@ final class Planner {
   }
 
   /**
-   * Makes a request that must not be made twice: if the planner dies meanwhile, nobody knows whether
-   * it did what it was asked.
+   * Makes a request that must not be made twice: if the planner dies meanwhile, nobody knows
+   * whether it did what it was asked.
    *
    * @param todo what the user can do then
    * @throws EmbedlogException if it fails in Python, or the planner dies
