@@ -6,6 +6,7 @@ import os
 import random
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -203,10 +204,10 @@ def test_rows_of_many_partitions_are_written_before_they_take_much_memory(spark,
 @JVM
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 def test_values_of_many_megabytes_are_written(spark, log, compression):
-    """Larger than a block of lz4, and than a batch usually is; and bytes that do not compress."""
+    """Of several blocks of lz4, some of which do not compress, and larger than most batches."""
     log.create_topic("large", config={"max.message.bytes": 64 << 20})
     noise = random.Random(1).randbytes(3 << 20)
-    table = pa.table({"value": pa.array([noise, b"x" * (20 << 20), b"", noise], pa.binary())})
+    table = pa.table({"value": pa.array([noise + b"x" * (20 << 20), b"", noise], pa.binary())})
     save(log, spark.createDataFrame(table).coalesce(1), topic="large", compression=compression)
 
     assert values(log.partition("large", 0)) == table["value"].to_pylist()
@@ -302,6 +303,20 @@ def test_a_failed_attempt_leaves_nothing_and_its_repetition_is_written_once(spar
     assert staged_files(log) == []
     save(log, spark.sql(rows).where("topic = 'u'"))
     assert len(log["u"]) == 999
+
+
+@JVM
+def test_writes_at_the_same_time_do_not_disturb_each_other(spark, log):
+    """They share the planner, an open log, and the directory of staged files until it is empty."""
+
+    def write_some(number: int) -> None:
+        for _ in range(4):
+            save(log, spark.range(3).selectExpr(f"'{number}' value"), topic="tu"[number % 2])
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(write_some, range(6)))
+    assert (len(log["t"]), len(log["u"])) == (36, 36)
+    assert staged_files(log) == []
 
 
 # Streams

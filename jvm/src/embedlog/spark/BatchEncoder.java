@@ -83,8 +83,7 @@ final class BatchEncoder implements AutoCloseable {
   private boolean isWithinLimits(
       OpenBatch batch, int first, int last, ByteBuffer head, BodyWriter body) {
     boolean isOver =
-        KafkaSize.isOver(
-            batch, first, last, body.size(), compressor != null, topic.messageLimit());
+        KafkaSize.isOver(batch, first, last, body.size(), compressor != null, topic.messageLimit());
     return !isOver && (long) head.remaining() + body.size() <= topic.segmentLimit();
   }
 
@@ -136,8 +135,7 @@ final class BatchEncoder implements AutoCloseable {
     putHeader(head.position(block), batch, first, last, columns, (long) length + body.size());
     for (int column = 0; column < columns; column++) {
       int begin = body.begin(FIRST_BUFFERS[column]);
-      int end =
-          body.begin(column + 1 < columns ? FIRST_BUFFERS[column + 1] : body.count());
+      int end = body.begin(column + 1 < columns ? FIRST_BUFFERS[column + 1] : body.count());
       head.putLong(end).putInt(checksum(body.bytes(), begin, end)).putInt(nulls[column]);
     }
     head.putInt(blockLength).putInt(END_MAGIC);

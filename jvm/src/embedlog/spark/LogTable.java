@@ -65,7 +65,6 @@ class LogTable implements SupportsRead, SupportsWrite {
     Map<String, String> all = new TreeMap<>(String.CASE_INSENSITIVE_ORDER);
     all.putAll(options);
     all.putAll(info.options().asCaseSensitiveMap());
-    return new LogWriteBuilder(
-        new WriteJob(Planner.active(), all, info.schema(), info.queryId()));
+    return new LogWriteBuilder(new WriteJob(Planner.active(), all, info.schema(), info.queryId()));
   }
 }

@@ -53,8 +53,7 @@ final class OpenBatch {
 
   /** Whether a row can be added without making a batch of more than so many bytes. */
   boolean hasRoomFor(SinkRow row, long limit) {
-    return count == 0
-        || bytes() + ROW_BYTES + row.key().length() + row.value().length() <= limit;
+    return count == 0 || bytes() + ROW_BYTES + row.key().length() + row.value().length() <= limit;
   }
 
   /** Returns how much memory it takes. */

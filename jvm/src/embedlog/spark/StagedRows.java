@@ -35,7 +35,9 @@ record StagedRows(
   record Batch(int partition, long position, int size, boolean headers)
       implements java.io.Serializable {}
 
-  /** Returns the messages for the planner, in the order of the tasks, which a repetition has too. */
+  /**
+   * Returns the messages for the planner, in the order of the tasks, which a repetition has too.
+   */
   static List<Map<String, Object>> toJson(WriterCommitMessage[] messages) {
     // Spark passes null for a task that did not commit.
     return Stream.of(messages)

@@ -13,12 +13,7 @@ import java.io.Serializable;
  * @param compression "none", "lz4" or "zstd"
  */
 record TargetTopic(
-    String name,
-    long id,
-    int partitions,
-    long messageLimit,
-    long segmentLimit,
-    String compression)
+    String name, long id, int partitions, long messageLimit, long segmentLimit, String compression)
     implements Serializable {
   /** The most partitions of a topic. */
   static final int MAX_PARTITIONS = 20_000;

@@ -97,8 +97,7 @@ final class WriteJob {
 
   /** Removes what tasks staged; what was published of it is a copy, and stays. */
   void discard(WriterCommitMessage[] messages) {
-    Map<String, Object> params =
-        Map.of("options", options, "staged", StagedRows.toJson(messages));
+    Map<String, Object> params = Map.of("options", options, "staged", StagedRows.toJson(messages));
     planner.requestAtEnd("discard", params);
   }
 }
