@@ -35,8 +35,9 @@ from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.source_options import parse
 
 DAMAGED = (CorruptBatchError, CorruptionError, UnsupportedFormatError)
-HARMLESS = ("null_count value", "UTF8")
-"""Contradictions that nothing depends on: a count of nulls, and bytes that are no text."""
+HARMLESS = ("null_count value", "UTF8", "non-monotonic offset")
+"""Contradictions that nothing depends on: a count of nulls, bytes that are no text, and where a
+null value would be.  The places of other values are compared with their column."""
 STRICTER = ("written again", "outside of its column", "follows offset")
 """What the JVM refuses and Python does not: epochs of a batch among others, overlapping columns."""
 STORED = ("timestamp", "key", "value", "headers", "offset")
