@@ -65,21 +65,28 @@ final class ArrowBuffers {
   }
 
   /**
-   * Checks how many values a column is said to have.
+   * Checks how many values a column is said to have, and that it says which of them are null.
    *
-   * @throws DamagedBatchException if it is not one for each row
+   * @throws DamagedBatchException if it is not one for each row, or nulls are not told
    */
   void checkRows(LogColumn column) throws DamagedBatchException {
     long rows;
+    boolean tellsNulls;
     try {
       // Only the headers have nodes below their own.
       int behindHeaders = column == LogColumn.OFFSET && head.hasHeaders() ? 3 : 0;
       rows = batch.nodes(node, column.number(head) + behindHeaders).length();
+      tellsNulls =
+          node.nullCount() == 0 || batch.buffers(buffer, column.firstBuffer(head)).length() > 0;
     } catch (IndexOutOfBoundsException error) {
       throw new DamagedBatchException("its metadata leads outside of it");
     }
     if (rows != head.count()) {
       throw new DamagedBatchException("column " + column.columnName() + " has " + rows + " rows");
+    }
+    if (!tellsNulls) {
+      throw new DamagedBatchException(
+          "column " + column.columnName() + " has nulls, and does not tell where");
     }
   }
 
