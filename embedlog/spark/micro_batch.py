@@ -11,13 +11,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from embedlog import catalog
 from embedlog.consumer.group_client import open_group
-from embedlog.errors import CommitFailedError, UnknownTopicOrPartitionError
+from embedlog.errors import CommitFailedError, EmbedlogError, UnknownTopicOrPartitionError
 from embedlog.groups.offsets import check_group_id
 from embedlog.partition import PartitionLog
 from embedlog.partition.extents import end_within, extents
@@ -148,13 +149,17 @@ class MicroBatchStream:
 
     def initial_offset(self) -> Json:
         """Return where a new query starts: the same at each call."""
+        start = self._start_of_new_query()
+        self._renew_lease(dict(start.offsets))
+        return start.to_json()
+
+    def _start_of_new_query(self) -> StreamOffset:
         if self._initial_offset is None:
             self.source.check_topics()
             bound = self.options.starting_offsets or OffsetBound("offset", LATEST)
             start = self.source.stream_offset(self.source.resolve(bound, "starting"))
-            self._renew_lease(dict(start.offsets))
             self._initial_offset = replace(start, is_initial=True).to_json()
-        return self._initial_offset
+        return StreamOffset.from_json(self._initial_offset)
 
     def latest_offset(self, start: Json | None, limited: bool = True) -> Json:
         """Return where the next batch ends; ``start`` if there is nothing to read.
@@ -168,10 +173,12 @@ class MicroBatchStream:
                 is true.
         """
         if start is None:
+            # Spark asks for the initial offset later, and only if the query is new.
+            first = None
+            with suppress(EmbedlogError):  # `initial_offset` reports it
+                first = self._start_of_new_query()
             latest = self.source.stream_offset(self.source.readable_ends())
-            if self._initial_offset is not None:
-                latest = replace(latest, batch_start=StreamOffset.from_json(self._initial_offset))
-            return latest.to_json()
+            return replace(latest, batch_start=first).to_json()
         previous = StreamOffset.from_json(start)
         logs = self.source.partitions()
         self._check_missing_partitions(previous, logs)

@@ -20,6 +20,9 @@ from support.roots import values
 import embedlog
 from embedlog.api import Log
 
+PYTHON = pytest.mark.parametrize("reader", ["python"], indirect=True)
+"""The sink in Python writes, whatever reads; `test_spark_planner_deaths` has the other one."""
+
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Log]:
@@ -80,6 +83,7 @@ def kill_at(spark: Any, log: Log, directory: Path, kill_points: list[str]) -> in
     return kills
 
 
+@PYTHON
 def test_a_killed_process_loses_and_duplicates_nothing(spark, log, tmp_path):
     """The query restarts from its checkpoint, and published batches are recognised."""
     kill_points = ["within stage", "within publish", "after publish"]
@@ -89,6 +93,7 @@ def test_a_killed_process_loses_and_duplicates_nothing(spark, log, tmp_path):
 
 
 @pytest.mark.tier("nightly")
+@PYTHON
 def test_many_killed_processes_lose_and_duplicate_nothing(spark, log, tmp_path):
     """More than a hundred processes are killed, in random order."""
     kill_points = list(spark_kill_points.SINK) * 16

@@ -12,9 +12,11 @@ from support.roots import encoded
 from support.spark_reads import read_all, values_of
 
 import embedlog
-from embedlog.errors import DataLossError
+from embedlog.errors import DataLossError, OffsetOutOfRangeError
 from embedlog.files import Files
 from embedlog.keyspace import LEASES
+from embedlog.partition.leases import extend
+from embedlog.record import TopicPartition
 from embedlog.spark.datasource import StreamReader
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.micro_batch import MicroBatchStream
@@ -86,6 +88,22 @@ def test_batches_of_a_session_share_a_lease_on_the_records_of_all(log, options, 
     assert 0 < start_of(log) <= 10
     for start, planned in zip([*starts, 30], [*tasks, other], strict=True):
         assert values_of(read_all(planned)) == list(range(start, 60))
+
+
+def test_a_lease_that_is_extended_keeps_what_it_kept(log, uptime):
+    """Neither a later record nor an earlier end takes anything away from others."""
+    now, key = 1_000_000_000, TopicPartition("t", 0)
+    for offset, until, kept in [(20, 50, 20), (30, 70, 20), (10, 60, 10), (40, 90, 10)]:
+        extend(log.root, "shared", {key: offset}, now + until)
+        (lease,) = log.leases()
+        assert lease.offsets[key] == kept
+    assert lease.ms_left == 90
+    uptime.ms = 90
+    extend(log.root, "shared", {key: 30}, now + 200)
+    assert log.leases()[0].offsets[key] == 30
+    for offset in (-1, 61):
+        with pytest.raises(OffsetOutOfRangeError, match="The log holds offsets 0 to 60"):
+            extend(log.root, "shared", {key: offset}, now + 300)
 
 
 def test_a_covered_batch_writes_no_lease(log, options, monkeypatch):

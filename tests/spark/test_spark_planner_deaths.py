@@ -173,7 +173,7 @@ def test_planners_that_die_again_and_again_are_an_error(rounds, faults, kill_pla
 def test_a_stream_whose_planners_die_again_and_again_ends_with_an_error(rounds, faults):
     """It does so soon, and its planner serves other queries."""
     planner_faults.order(faults, "before plan_micro_batch", times=1000)
-    with pytest.raises(AssertionError, match=MESSAGE.format("ProcessDiedError", "3 planners died")):
+    with pytest.raises(Exception, match=MESSAGE.format("ProcessDiedError", "3 planners died")):
         rounds.copy_what_there_is()
     (faults / "before plan_micro_batch").unlink()
     (faults / "journal").write_text("")

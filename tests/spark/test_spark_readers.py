@@ -235,6 +235,24 @@ def test_a_filter_by_the_least_or_greatest_time_is_right(load, log, options, sen
     assert frame.filter(f"timestamp in ({least}, {greatest})").count() == 0
 
 
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("reader", ["jvm"])
+def test_a_filter_by_time_selects_rows_within_a_batch(load, options, send):
+    """The reader leaves out whole batches, so Spark filters again; the bound may be on the left."""
+    send("t", {0: range(5)})
+    frame, bound = load(options()), f"timestamp_millis({START + 1})"
+
+    counts = {
+        symbol: [
+            len(frame.filter(f"timestamp {symbol} {bound}").collect()),
+            len(frame.filter(f"{bound} {symbol} timestamp").collect()),
+        ]
+        for symbol in ("<", "<=", "=", ">=", ">")
+    }
+
+    assert counts == {"<": [1, 3], "<=": [2, 4], "=": [1, 1], ">=": [4, 2], ">": [3, 1]}
+
+
 # Rows that outlive their batch
 
 
@@ -314,6 +332,7 @@ OPERATIONS = {
     "functions": lambda frame: frame.filter("size(headers) > 1").selectExpr(
         "reverse(headers)", "filter(headers, h -> h.value is null)", "element_at(headers, -1)"
     ),
+    "values of a function": lambda frame: frame.selectExpr("transform(headers, h -> h.value)"),
     "a filter of headers": lambda frame: frame.filter("headers[0].value = '11'").select("offset"),
 }
 

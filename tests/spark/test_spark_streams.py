@@ -13,7 +13,6 @@ from support.clock import START
 from support.roots import encoded
 from support.spark_reads import read_all, values_of
 
-import embedlog
 from embedlog.errors import (
     DataLossError,
     InvalidConfigError,
@@ -593,18 +592,37 @@ def test_a_group_with_members_is_not_changed(log, query, send):
         assert log.group("busy").lag()[TopicPartition("t", 0)] in (None, 1, 0)
 
 
-def test_a_stream_in_spark_before_4_2_reads_to_the_end(query, send):
-    """Spark before 4.2 does not pass the start of the batch."""
-    running = query(startingOffsets="latest")
-    start = running.stream.initial_offset()
+@pytest.mark.parametrize("asked_first", ["start", "end"])
+@pytest.mark.parametrize(("starting", "expected"), [("earliest", [0, 1, 2]), ("latest", [1, 2])])
+def test_a_stream_in_spark_before_4_2_reads_to_the_end(
+    query, send, asked_first, starting, expected
+):
+    """It does not pass the start of the batch, and may ask for it after the end."""
+    send("t", {0: [0]})
+    running = query(startingOffsets=starting)
+    if asked_first == "start":
+        running.stream.initial_offset()
+    else:
+        assert running.stream.latest_offset(None)["t"] == {"0": 1, "1": 0}
     send("t", {0: [1, 2]})
     end = running.stream.latest_offset(None)
+    send("t", {0: [3]})
+    start = running.stream.initial_offset()
 
-    assert values_of(read_all(running.stream.plan_input_partitions(start, end), ("value",))) == [
-        1,
-        2,
-    ]
-    assert embedlog.__version__
+    planned = running.stream.plan_input_partitions(start, end)
+    assert values_of(read_all(planned, ("value",))) == expected
+
+
+def test_spark_before_4_2_continues_although_the_first_records_are_gone(query, send, log):
+    """A query that continues does not need the start that its options name."""
+    send("t", {0: [0, 1, 2]})
+    assigned = json.dumps({"t": {"0": 1, "1": 0}})
+    running = query(startingOffsets=assigned)
+    end = running.stream.latest_offset(None)
+    log.delete_records({TopicPartition("t", 0): 2})
+    continued = query(startingOffsets=assigned)
+
+    assert continued.stream.latest_offset(None)["t"] == end["t"]
 
 
 def test_a_wrong_option_is_the_only_error_of_the_source_process(log, options):

@@ -20,8 +20,7 @@ import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.types.StructType;
 
 /** One reading of the log, as a batch that sees what is in the log now, or as a stream. */
-final class LogScan
-    implements Batch, SupportsReportPartitioning, SupportsReportStatistics {
+final class LogScan implements Batch, SupportsReportPartitioning, SupportsReportStatistics {
   private final Planner planner;
   private final Map<String, String> options;
   private final LogReader reader;
