@@ -10,8 +10,8 @@ import org.apache.arrow.flatbuf.RecordBatch;
 /**
  * Where the buffers of a batch are in its body, from Arrow's metadata.
  *
- * <p>The metadata has a checksum, but bytes with a right checksum may be hostile all the same: every
- * position is compared with the column that the buffer belongs to.
+ * <p>The metadata has a checksum, but bytes with a right checksum may be hostile all the same:
+ * every position is compared with the column that the buffer belongs to.
  */
 final class ArrowBuffers {
   private final Message message = new Message();
@@ -37,8 +37,7 @@ final class ArrowBuffers {
         throw new DamagedBatchException("its metadata is not that of a batch");
       }
       if (batch.length() != head.count()) {
-        throw new DamagedBatchException(
-            "it has " + batch.length() + " rows, not " + head.count());
+        throw new DamagedBatchException("it has " + batch.length() + " rows, not " + head.count());
       }
       if (batch.buffersLength() != bufferCount()
           || batch.nodesLength() != head.columns() + (head.hasHeaders() ? 3 : 0)

@@ -8,7 +8,9 @@ import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** The columns that a query wants, over the batch that is read; the same objects for all batches. */
+/**
+ * The columns that a query wants, over the batch that is read; the same objects for all batches.
+ */
 final class BatchColumns {
   private static final long MICROSECONDS = 1000;
 
@@ -18,8 +20,7 @@ final class BatchColumns {
   private final HeadersVector headers;
   private final LongVector offset = new LongVector(DataTypes.LongType, 1);
   private final ConstantColumnVector topic = new ConstantColumnVector(1, DataTypes.StringType);
-  private final ConstantColumnVector partition =
-      new ConstantColumnVector(1, DataTypes.IntegerType);
+  private final ConstantColumnVector partition = new ConstantColumnVector(1, DataTypes.IntegerType);
   private final ConstantColumnVector timestampType =
       new ConstantColumnVector(1, DataTypes.IntegerType);
   private final List<String> names;

@@ -1,6 +1,8 @@
 package embedlog.spark;
 
-/** Says that records that a query planned to read are gone; an error unless the options allow it. */
+/**
+ * Says that records that a query planned to read are gone; an error unless the options allow it.
+ */
 final class DataLossException extends EmbedlogException {
   private static final long serialVersionUID = 1L;
 

@@ -10,8 +10,8 @@ import java.nio.ByteOrder;
  * Bytes outside of Java's heap, which the kernel reads into and Spark reads by address.
  *
  * <p>Files are read and not mapped: a map of a file that is truncated meanwhile would kill the JVM
- * when a checksum or a decompressor touches it.  A read that stays in the processor's cache costs
- * no more than the page faults of a map.
+ * when a checksum or a decompressor touches it. A read that stays in the processor's cache costs no
+ * more than the page faults of a map.
  */
 final class DirectMemory implements AutoCloseable {
   private static final Object UNSAFE;

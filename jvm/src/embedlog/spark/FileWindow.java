@@ -7,7 +7,7 @@ import java.nio.channels.FileChannel;
 /**
  * The bytes of a segment file that are in memory: some of a batch, or many small batches.
  *
- * <p>Memory mirrors the file from {@link #start} on.  Of a large batch only the columns that are
+ * <p>Memory mirrors the file from {@link #start} on. Of a large batch only the columns that are
  * wanted are read, each to its place.
  */
 final class FileWindow {

@@ -19,8 +19,7 @@ record LogInputPartition(String root, List<PartitionSlice> slices) implements Ha
     PartitionSlice first = slices.get(0);
     return slices.stream()
         .allMatch(
-            slice ->
-                slice.topic().equals(first.topic()) && slice.partition() == first.partition());
+            slice -> slice.topic().equals(first.topic()) && slice.partition() == first.partition());
   }
 
   /** Returns topic and partition; Spark asks only if all tasks read one log partition each. */

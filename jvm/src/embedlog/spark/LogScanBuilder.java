@@ -121,8 +121,7 @@ final class LogScanBuilder
       return count;
     }
     boolean isPlanned = planWithoutLimit != null && limit == BatchPlan.NO_LIMIT;
-    BatchPlan plan =
-        isPlanned ? planWithoutLimit : new BatchPlan(planner, options, filters, limit);
+    BatchPlan plan = isPlanned ? planWithoutLimit : new BatchPlan(planner, options, filters, limit);
     return new LogScan(planner, options, reader, columns, filters, limit, plan);
   }
 }

@@ -120,6 +120,7 @@ abstract class LogVector extends ColumnVector {
   }
 
   private UnsupportedOperationException unsupported() {
-    return new UnsupportedOperationException("A column of type " + type.sql() + " has no such value");
+    return new UnsupportedOperationException(
+        "A column of type " + type.sql() + " has no such value");
   }
 }

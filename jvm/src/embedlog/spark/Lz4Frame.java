@@ -24,8 +24,7 @@ final class Lz4Frame {
   private static final int STORED = 1 << 31;
   private static final int MIN_MATCH = 4;
 
-  private final LZ4SafeDecompressor decompressor =
-      LZ4Factory.fastestInstance().safeDecompressor();
+  private final LZ4SafeDecompressor decompressor = LZ4Factory.fastestInstance().safeDecompressor();
   private byte[] compressed = new byte[0];
   private byte[] raw = new byte[0];
   private ByteBuffer source;

@@ -19,8 +19,7 @@ import org.apache.spark.unsafe.types.UTF8String;
  * @param values numbers or text; one, except for {@code in}; timestamps in microseconds
  */
 record PushedFilter(String column, String operator, List<Object> values) {
-  private static final List<String> COLUMNS =
-      List.of("topic", "partition", "offset", "timestamp");
+  private static final List<String> COLUMNS = List.of("topic", "partition", "offset", "timestamp");
 
   /** Longer lists cost the plan more than they save. */
   private static final int MAX_VALUES = 100;
