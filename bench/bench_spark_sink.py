@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from bench_spark_readers import Meter
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from support import spark_session
 
@@ -96,11 +97,15 @@ def frame(spark, tmp_path_factory):
     return spark.read.parquet(str(path))
 
 
-def bench_rows_read(benchmark, note, frame):
+def bench_rows_read(benchmark, note, spark, frame):
     """The floor: Spark reads the rows and discards them."""
     note(records=ROWS)
+    meter, cpu = Meter(spark, None), []
     write = frame.write.format("noop").mode("overwrite")
-    benchmark.pedantic(write.save, rounds=ROUNDS, warmup_rounds=1)
+    benchmark.pedantic(
+        lambda: cpu.append(meter.cost(write.save).cpu), rounds=ROUNDS, warmup_rounds=1
+    )
+    note(cpu_s=round(statistics.median(cpu[1:]), 2))
 
 
 def bench_rows_to_parquet(benchmark, note, frame, tmp_path):
@@ -120,13 +125,17 @@ def writer(request, spark):
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 @pytest.mark.parametrize("partitions", [1, 4], ids="partitions={}".format)
-def bench_rows_to_log(benchmark, note, frame, log, writer, partitions, durability):
+def bench_rows_to_log(benchmark, note, spark, frame, log, writer, partitions, durability):
     """Tasks stage the rows, one step publishes them; keys are hashed if partitions > 1."""
     note(records=ROWS, floor="bench_rows_read", floors=1)
     log.create_topic("t", partitions=partitions)
+    meter, cpu = Meter(spark, None), []
     write = frame.write.format("embedlog").mode("append").option("path", log.path)
     write = write.option("topic", "t").option("durability", durability)
-    benchmark.pedantic(write.save, rounds=ROUNDS, warmup_rounds=1)
+    benchmark.pedantic(
+        lambda: cpu.append(meter.cost(write.save).cpu), rounds=ROUNDS, warmup_rounds=1
+    )
+    note(cpu_s=round(statistics.median(cpu[1:]), 2))
     assert len(log["t"]) == (ROUNDS + 1) * ROWS
 
 
