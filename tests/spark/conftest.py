@@ -21,18 +21,30 @@ from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.jvm_reader import READER
 from embedlog.spark.source_options import parse
 
+IN_PYTHON = ("test_spark_source.py", "test_spark_sink.py")
+"""The files whose tests of the tier `test` run with the reader in Python as well."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests that use the session in one worker; each worker would start its own.
+    """Run the tests that use a JVM in one worker; each worker would start its own.
 
-    Each takes a second or more.  The tier `test` runs only those marked with it: a read and a
-    write of each kind.
+    Those with a session take a second or more.  The tier `test` runs only those marked with it:
+    a read and a write of each kind, and with the reader in Python only those of `IN_PYTHON`.
     """
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
+        fixtures = getattr(item, "fixturenames", ())
+        if {"spark", "jvm"} & set(fixtures):
             item.add_marker(pytest.mark.xdist_group("spark"))
-            if item.get_closest_marker("tier") is None:
-                item.add_marker(pytest.mark.tier("all"))
+        if "spark" in fixtures and _is_large(item):
+            item.add_marker(pytest.mark.tier("all"))
+
+
+def _is_large(item: pytest.Item) -> bool:
+    if item.get_closest_marker("tier") is None:
+        return True
+    parameters = getattr(item, "callspec", None)
+    in_python = parameters is not None and parameters.params.get("reader") == "python"
+    return in_python and item.path.name not in IN_PYTHON
 
 
 @pytest.fixture
@@ -106,7 +118,7 @@ def spark(spark_session: Any, reader: str) -> Any:
     return spark_session
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JvmTasks]:
     """A JVM that reads input partitions, without Spark."""
     tasks = JvmTasks(tmp_path_factory.mktemp("jvm"))
