@@ -277,7 +277,7 @@ def assert_equal(source, max_bytes, names):
 
 @pytest.mark.parametrize("kind", [one, nine])
 def test_no_word_of_a_batch_is_believed(kind):
-    """Each is changed in turn (in `test` some), with right checksums, in a batch that could continue a run."""
+    """Each, or in `test` some, is changed in a batch that could continue a run, with checksums."""
     part = {"kind": kind, "count": MIN_BATCHES + 9, "append_time": None, "epoch": 0, "gap": 0}
     messages, _ = stamped([{**part, "seed": 2}])
     number = next(n for n in range(MIN_BATCHES, len(messages)) if has_null(messages[n]))
