@@ -301,6 +301,24 @@ def test_hostile_batches_with_right_checksums_are_refused_or_read_as_python_read
     assert results[list] and results[CorruptBatchError]
 
 
+def test_a_batch_of_a_newer_version_is_not_called_damaged(jvm, damage):
+    """Nobody must repair it: a newer embedlog can read it."""
+    segment = damage[0]
+    first = segment.batches[0]
+    data = bytearray(segment.data[first.position : first.position + first.size])
+    block, _ = block_of(bytes(data))
+    data[block + 12 : block + 14] = (2).to_bytes(2, "little")
+    newer = with_right_checksums(bytes(data), len(segment.schema.names))
+    segment.write(
+        segment.data[: first.position] + newer + segment.data[first.position + first.size :]
+    )
+    for read in (jvm.read, python_rows):
+        result = outcome(read, segment.tasks, ("value",))
+        assert isinstance(result, UnsupportedFormatError)
+        assert "format version 2" in str(result)
+    segment.restore()
+
+
 def hostile_problem(segment, names, result):
     """Return what is wrong with the rows or the error for a hostile file; None if nothing is."""
     if isinstance(result, InvalidRecordError):

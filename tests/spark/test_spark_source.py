@@ -266,8 +266,8 @@ def test_a_stream_continues_from_its_checkpoint(run, log, send, tmp_path):
     assert run(failOnDataLoss="false") == list(range(300, 420))
 
 
-def test_a_stream_reads_new_rows_partitions_and_topics(load, log, send, spark):
-    """It does so while it runs; its progress has the lag."""
+def test_a_stream_reads_new_rows_partitions_and_topics(load, log, send, spark, reader):
+    """It does so while it runs; its progress has the lag, and in the JVM names the topics."""
     send("t", {0: [1]})
     stream = load(stream=True, subscribePattern="t.*", startingOffsets="earliest")
     query = start_query(stream.writeStream.format("memory").queryName("seen").start)
@@ -282,6 +282,11 @@ def test_a_stream_reads_new_rows_partitions_and_topics(load, log, send, spark):
 
         assert values(spark.table("seen")) == [1, 2, 3, 4, 5]
         assert offsets_behind_latest(query.lastProgress)["maxOffsetsBehindLatest"] == 0
+        (source,) = query.lastProgress["sources"]
+        if reader == "jvm":
+            assert source["description"] == "embedlog t.*"
+            lag = {"min": "0", "max": "0", "avg": "0.0"}
+            assert source["metrics"] == {f"{k}OffsetsBehindLatest": v for k, v in lag.items()}
     finally:
         query.stop()
 

@@ -30,7 +30,7 @@ final class ArrowBuffers {
   void read(ByteBuffer bytes, BatchHead head) throws DamagedBatchException {
     this.head = head;
     ByteBuffer metadata = bytes.duplicate().order(bytes.order());
-    metadata.limit(head.body()).position(head.begin() + BatchHead.PREFIX_BYTES);
+    metadata.limit(head.body()).position(head.begin() + BatchFormat.PREFIX_BYTES);
     try {
       Message.getRootAsMessage(metadata, message);
       if (message.headerType() != MessageHeader.RecordBatch || message.header(batch) == null) {

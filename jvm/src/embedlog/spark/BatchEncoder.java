@@ -24,16 +24,6 @@ final class BatchEncoder implements AutoCloseable {
   private static final int MAX_BODY_BYTES = 64 << 20;
   private static final int[] FIRST_BUFFERS = {0, 2, 5, 8};
 
-  private static final int PREFIX_BYTES = 8;
-  private static final int HEADER_BYTES = 96;
-  private static final int ENTRY_BYTES = 16;
-  private static final int TRAILER_BYTES = 8;
-  private static final int CONTINUATION = 0xFFFFFFFF;
-  private static final int MAGIC = magic("EMBL");
-  private static final int END_MAGIC = magic("embl");
-  private static final short VERSION = 1;
-  private static final short COMPRESSED = 1;
-  private static final short HEADERS = 2;
   private static final long NONE = -1;
 
   private final Map<String, BufferCompressor> compressors = new HashMap<>();
@@ -50,12 +40,6 @@ final class BatchEncoder implements AutoCloseable {
   @FunctionalInterface
   interface Output {
     void add(ByteBuffer head, ByteBuffer body, boolean headers, int records);
-  }
-
-  private static int magic(String text) {
-    return ByteBuffer.wrap(text.getBytes(java.nio.charset.StandardCharsets.US_ASCII))
-        .order(ByteOrder.LITTLE_ENDIAN)
-        .getInt();
   }
 
   /** Encodes rows as one batch, or as several if one would be over the limits of the topic. */
@@ -127,18 +111,21 @@ final class BatchEncoder implements AutoCloseable {
       0, batch.keys().nulls(first, last), batch.values().nulls(first, last), 0,
     };
     ByteBuffer metadata = encodeMetadata(batch, first, last, nulls, body);
-    int block = PREFIX_BYTES + (int) BodyWriter.padded(metadata.remaining());
-    int blockLength = HEADER_BYTES + ENTRY_BYTES * columns + TRAILER_BYTES;
+    int block = BatchFormat.PREFIX_BYTES + (int) BodyWriter.padded(metadata.remaining());
+    int blockLength =
+        BatchFormat.HEADER_BYTES
+            + BatchFormat.COLUMN_ENTRY_BYTES * columns
+            + BatchFormat.TRAILER_BYTES;
     int length = block + blockLength;
     ByteBuffer head = ByteBuffer.allocate(length).order(ByteOrder.LITTLE_ENDIAN);
-    head.putInt(CONTINUATION).putInt(length - PREFIX_BYTES).put(metadata);
+    head.putInt(BatchFormat.CONTINUATION).putInt(length - BatchFormat.PREFIX_BYTES).put(metadata);
     putHeader(head.position(block), batch, first, last, columns, (long) length + body.size());
     for (int column = 0; column < columns; column++) {
       int begin = body.begin(FIRST_BUFFERS[column]);
       int end = body.begin(column + 1 < columns ? FIRST_BUFFERS[column + 1] : body.count());
       head.putLong(end).putInt(checksum(body.bytes(), begin, end)).putInt(nulls[column]);
     }
-    head.putInt(blockLength).putInt(END_MAGIC);
+    head.putInt(blockLength).putInt(BatchFormat.END_MAGIC);
     head.putInt(block + 8, checksum(head, 0, block));
     head.putInt(block + 4, checksum(head, block + 8, length));
     return head.flip();
@@ -147,10 +134,15 @@ final class BatchEncoder implements AutoCloseable {
   /** Writes the header of the block, without checksums. */
   private void putHeader(
       ByteBuffer head, OpenBatch batch, int first, int last, int columns, long message) {
-    int flags = (compressor == null ? 0 : COMPRESSED) | (batch.hasHeaders() ? HEADERS : 0);
-    int blockLength = HEADER_BYTES + ENTRY_BYTES * columns + TRAILER_BYTES;
-    head.putInt(MAGIC).putInt(0).putInt(0);
-    head.putShort(VERSION).putShort((short) flags).putInt(last - first);
+    int flags =
+        (compressor == null ? 0 : BatchFormat.COMPRESSED)
+            | (batch.hasHeaders() ? BatchFormat.HEADERS : 0);
+    int blockLength =
+        BatchFormat.HEADER_BYTES
+            + BatchFormat.COLUMN_ENTRY_BYTES * columns
+            + BatchFormat.TRAILER_BYTES;
+    head.putInt(BatchFormat.MAGIC).putInt(0).putInt(0);
+    head.putShort((short) BatchFormat.VERSION).putShort((short) flags).putInt(last - first);
     head.putShort((short) columns).putShort((short) 0).putInt(blockLength).putLong(message);
     // Base offset, next offset, leader epoch.
     head.putLong(0).putLong(last - first).putInt(0);

@@ -1,7 +1,6 @@
 package embedlog.spark;
 
 import java.nio.ByteBuffer;
-import java.nio.ByteOrder;
 import java.util.zip.CRC32C;
 
 /**
@@ -11,28 +10,17 @@ import java.util.zip.CRC32C;
  * batches of a task.
  */
 final class BatchHead {
-  /** How many bytes tell how long the head is. */
-  static final int PREFIX_BYTES = 8;
-
   private static final int MAX_HEAD_BYTES = 1 << 20;
   private static final int MAX_BATCH_BYTES = 64 << 20;
   private static final int MAX_MESSAGE_BYTES =
       MAX_BATCH_BYTES + MAX_BATCH_BYTES / 64 + MAX_HEAD_BYTES;
-  private static final int HEADER_BYTES = 96;
-  private static final int TRAILER_BYTES = 8;
-  private static final int COLUMN_ENTRY_BYTES = 16;
-  private static final int VERSION = 1;
-  private static final int CONTINUATION = 0xFFFFFFFF;
-  private static final int MAGIC = magic("EMBL");
-  private static final int END_MAGIC = magic("embl");
 
-  private static final int COMPRESSED = 1;
-  private static final int HEADERS = 2;
-  private static final int EXPLICIT_OFFSETS = 4;
-  private static final int LOG_APPEND_TIME = 8;
-  private static final int CONTROL = 16;
   private static final int KNOWN_FLAGS =
-      COMPRESSED | HEADERS | EXPLICIT_OFFSETS | LOG_APPEND_TIME | CONTROL;
+      BatchFormat.COMPRESSED
+          | BatchFormat.HEADERS
+          | BatchFormat.EXPLICIT_OFFSETS
+          | BatchFormat.LOG_APPEND_TIME
+          | BatchFormat.CONTROL;
 
   private final CRC32C crc = new CRC32C();
   private ByteBuffer bytes;
@@ -46,12 +34,6 @@ final class BatchHead {
   private long baseOffset;
   private long nextOffset;
 
-  private static int magic(String text) {
-    return ByteBuffer.wrap(text.getBytes(java.nio.charset.StandardCharsets.US_ASCII))
-        .order(ByteOrder.LITTLE_ENDIAN)
-        .getInt();
-  }
-
   /**
    * Returns the length of a head, from its first bytes; 0 at the end of the stream.
    *
@@ -60,15 +42,17 @@ final class BatchHead {
   static int length(ByteBuffer bytes, int begin) throws DamagedBatchException {
     int marker = bytes.getInt(begin);
     int extent = bytes.getInt(begin + 4);
-    if (marker == CONTINUATION && extent == 0) {
+    if (marker == BatchFormat.CONTINUATION && extent == 0) {
       return 0;
     }
     boolean plausible =
-        extent > HEADER_BYTES + TRAILER_BYTES && extent <= MAX_HEAD_BYTES && (extent & 7) == 0;
-    if (marker != CONTINUATION || !plausible) {
+        extent > BatchFormat.HEADER_BYTES + BatchFormat.TRAILER_BYTES
+            && extent <= MAX_HEAD_BYTES
+            && (extent & 7) == 0;
+    if (marker != BatchFormat.CONTINUATION || !plausible) {
       throw new DamagedBatchException("no batch begins here");
     }
-    return PREFIX_BYTES + extent;
+    return BatchFormat.PREFIX_BYTES + extent;
   }
 
   /**
@@ -83,14 +67,15 @@ final class BatchHead {
     this.bytes = bytes;
     this.begin = begin;
     body = begin + length;
-    int blockLength = bytes.getInt(body - TRAILER_BYTES);
-    if (bytes.getInt(body - 4) != END_MAGIC
-        || blockLength < HEADER_BYTES + TRAILER_BYTES
+    int blockLength = bytes.getInt(body - BatchFormat.TRAILER_BYTES);
+    if (bytes.getInt(body - 4) != BatchFormat.END_MAGIC
+        || blockLength < BatchFormat.HEADER_BYTES + BatchFormat.TRAILER_BYTES
         || blockLength > length - 16) {
       throw new DamagedBatchException("the block has no end");
     }
     block = body - blockLength;
-    if (bytes.getInt(block) != MAGIC || bytes.getInt(block + 4) != checksum(block + 8, body)) {
+    if (bytes.getInt(block) != BatchFormat.MAGIC
+        || bytes.getInt(block + 4) != checksum(block + 8, body)) {
       throw new DamagedBatchException("the block's CRC is wrong");
     }
     if (bytes.getInt(block + 8) != checksum(begin, block)) {
@@ -107,17 +92,19 @@ final class BatchHead {
   private void checkFields(long message, int blockLength, int trailerLength)
       throws DamagedBatchException {
     int version = bytes.getShort(block + 12);
-    if (version > VERSION) {
-      throw new DamagedBatchException(
-          "it has format version " + version + ", which is too new for this reader");
+    if (version > BatchFormat.VERSION) {
+      throw new NewerFormatException(version);
     }
     long span = nextOffset - baseOffset;
     int expectedColumns = 3 + (hasHeaders() ? 1 : 0) + (hasOffsets() ? 1 : 0);
     boolean plausible =
-        version == VERSION
+        version == BatchFormat.VERSION
             && blockLength == trailerLength
             && columns == expectedColumns
-            && blockLength >= HEADER_BYTES + COLUMN_ENTRY_BYTES * columns + TRAILER_BYTES
+            && blockLength
+                >= BatchFormat.HEADER_BYTES
+                    + BatchFormat.COLUMN_ENTRY_BYTES * columns
+                    + BatchFormat.TRAILER_BYTES
             && count >= 0
             && baseOffset >= 0
             && span >= 0
@@ -178,7 +165,7 @@ final class BatchHead {
   }
 
   private int entry(int column) {
-    return block + HEADER_BYTES + COLUMN_ENTRY_BYTES * column;
+    return block + BatchFormat.HEADER_BYTES + BatchFormat.COLUMN_ENTRY_BYTES * column;
   }
 
   /** Returns where the bytes of a column begin in memory. */
@@ -238,21 +225,21 @@ final class BatchHead {
   }
 
   boolean isCompressed() {
-    return (flags & COMPRESSED) != 0;
+    return (flags & BatchFormat.COMPRESSED) != 0;
   }
 
   boolean hasHeaders() {
-    return (flags & HEADERS) != 0;
+    return (flags & BatchFormat.HEADERS) != 0;
   }
 
   /** Whether the last column holds the offsets, as in compacted segments. */
   boolean hasOffsets() {
-    return (flags & EXPLICIT_OFFSETS) != 0;
+    return (flags & BatchFormat.EXPLICIT_OFFSETS) != 0;
   }
 
   /** Whether the log, not the producer, set the timestamps. */
   boolean isLogAppendTime() {
-    return (flags & LOG_APPEND_TIME) != 0;
+    return (flags & BatchFormat.LOG_APPEND_TIME) != 0;
   }
 
   /** Whether all records have the greatest timestamp, whatever their column says. */

@@ -94,6 +94,8 @@ final class ChunkReader implements AutoCloseable {
     current = position;
     try {
       readHead();
+    } catch (NewerFormatException error) {
+      throw EmbedlogException.newerFormat(error.getMessage(), chunk.path(), current);
     } catch (DamagedBatchException error) {
       throw damaged(error.getMessage());
     }
@@ -103,7 +105,7 @@ final class ChunkReader implements AutoCloseable {
   }
 
   private void readHead() throws IOException, DamagedBatchException {
-    int begin = require(BatchHead.PREFIX_BYTES);
+    int begin = require(BatchFormat.PREFIX_BYTES);
     int length = BatchHead.length(window.buffer(), begin);
     if (length == 0) {
       throw new DamagedBatchException("the stream ends before the batches that were written");

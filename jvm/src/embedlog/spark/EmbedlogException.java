@@ -32,6 +32,19 @@ class EmbedlogException extends RuntimeException {
             + "]. Run verify, then repair, on the log.");
   }
 
+  /** Returns the error for a batch of a newer version of embedlog. */
+  static EmbedlogException newerFormat(String reason, String path, long position) {
+    return new EmbedlogException(
+        "UnsupportedFormatError",
+        "The batch cannot be read: "
+            + reason
+            + " ["
+            + path
+            + ", byte "
+            + position
+            + "]. Use a newer embedlog.");
+  }
+
   /** Returns the error for a sealed file that is shorter than it was. */
   static EmbedlogException truncatedFile(String path, long size, long published) {
     return new EmbedlogException(

@@ -17,14 +17,16 @@ import org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow
 final class LogMicroBatchStream
     implements MicroBatchStream, SupportsTriggerAvailableNow, ReportsSourceMetrics {
   private final PlannerStream stream;
+  private final String topics;
   private final PartitionReaderFactory factory;
 
   /** The end of the log when Spark last asked for it. */
   private volatile StreamOffset logEnd;
 
   LogMicroBatchStream(
-      Planner planner, Map<String, String> options, PartitionReaderFactory factory) {
+      Planner planner, Map<String, String> options, String topics, PartitionReaderFactory factory) {
     this.stream = new PlannerStream(planner, options);
+    this.topics = topics;
     this.factory = factory;
   }
 
@@ -126,5 +128,11 @@ final class LogMicroBatchStream
         "minOffsetsBehindLatest", Long.toString(behind.getMin()),
         "maxOffsetsBehindLatest", Long.toString(behind.getMax()),
         "avgOffsetsBehindLatest", Double.toString(behind.getAverage()));
+  }
+
+  /** Names the source in the progress of the query. */
+  @Override
+  public String toString() {
+    return "embedlog " + topics;
   }
 }

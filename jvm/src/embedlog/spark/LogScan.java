@@ -85,7 +85,7 @@ final class LogScan implements Batch, SupportsReportPartitioning, SupportsReport
   @Override
   public MicroBatchStream toMicroBatchStream(String checkpointLocation) {
     isStream = true;
-    return new LogMicroBatchStream(planner, options, createReaderFactory());
+    return new LogMicroBatchStream(planner, options, reader.topics(), createReaderFactory());
   }
 
   @Override
