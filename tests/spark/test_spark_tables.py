@@ -504,6 +504,8 @@ def test_a_wrong_choice_of_the_reader_breaks_no_other_format(spark, options, tmp
 def test_the_page_about_tables_runs_from_top_to_bottom(spark, log, sql, tmp_path):
     """All statements and programs of its section, in their order."""
     log.create_topic("flights")
+    # A view of another test would hide the table.
+    spark.catalog.dropTempView("flights")
     (section,) = re.findall(r"^## Tables\n.*?(?=^## )", PAGE.read_text(), re.M | re.S)
     section = section.replace("/data/log", log.path).replace("/data/", f"{tmp_path}/")
     name = f"log_{next(_numbers)}"
@@ -519,8 +521,8 @@ def test_the_page_about_tables_runs_from_top_to_bottom(spark, log, sql, tmp_path
             if "query" in names:
                 names.pop("query").awaitTermination()
     finally:
-        spark.sql("DROP TABLE IF EXISTS flights")
         spark.catalog.dropTempView("recent")
+        spark.sql("DROP TABLE IF EXISTS flights")
 
     assert log.topics() == ["delays", "flights", "t"]
     assert values(log, "flights") == [b"arrived", b"departed"]
