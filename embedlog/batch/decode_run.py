@@ -214,7 +214,8 @@ def _run_layout(layout: BufferLayout) -> RunLayout | None:
 class BatchRun:
     """Consecutive small batches without gaps, their heads and blocks checked.
 
-    Like a `Batch`: the columns are checked and decoded on demand.  All have the same flags.
+    Like a `Batch`: the columns are checked and decoded on demand.  All have the same flags
+    and leader epoch.
     """
 
     __slots__ = (
@@ -234,7 +235,7 @@ class BatchRun:
         self.base_offset, self.next_offset = int(first["base_offset"]), int(last["next_offset"])
         self.count = self.next_offset - self.base_offset
         self.size = int(starts[-1] - starts[0] + last["size"])
-        self.flags, self.leader_epoch = int(first["flags"]), int(last["leader_epoch"])
+        self.flags, self.leader_epoch = int(first["flags"]), int(first["leader_epoch"])
 
     def __repr__(self) -> str:
         return f"<{len(self._starts)} batches [{self.base_offset}, {self.next_offset})>"
@@ -467,6 +468,7 @@ def _runs(
         usual[1:]
         & usual[:-1]
         & (block["flags"][1:] == block["flags"][:-1])
+        & (block["leader_epoch"][1:] == block["leader_epoch"][:-1])
         & (block["base_offset"][1:] == block["next_offset"][:-1])
     )
     bounds = [0, *(np.flatnonzero(~continued) + 1).tolist(), len(starts)]
