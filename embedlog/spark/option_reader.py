@@ -1,7 +1,7 @@
 """Reads the options of ``format("embedlog")`` by name and type, for the source and the sink.
 
 Spark passes the names in lower case, whatever the user wrote; so the names in messages are
-spelled as in the documentation, and only a name that nobody knows is spelled as it came.
+spelled as in the documentation, and only an unknown name is spelled as it came.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def test_groups_and_other_aggregates_are_counted_from_the_rows(load, send):
 
 
 def test_a_count_sees_new_records(load, send, spark):
-    """Each query of a view is planned anew."""
+    """Each query of a view makes a plan of its own."""
     send("t", {0: [b"a"] * 3})
     load().createOrReplaceTempView("counted")
     before = spark.sql("select count(*) from counted").first()[0]
