@@ -137,11 +137,9 @@ final class ChunkReader implements AutoCloseable {
     bytes = window.buffer();
     int length = bytes.getInt(begin + 4);
     if (bytes.getInt(begin) != -1 || length <= 0 || length > chunk.endPosition() - 8) {
-      throw new EmbedlogException(
-          "CorruptionError",
-          "Not a segment of this log: it does not begin with an Arrow schema ["
-              + chunk.path()
-              + ", byte 0]. Run `embedlog verify`.");
+      String problem = "Not a segment of this log: it does not begin with an Arrow schema";
+      String todo = "Run `embedlog verify`.";
+      throw EmbedlogException.inFile("CorruptionError", problem, chunk.path(), 0, todo);
     }
     return 8 + length;
   }

@@ -21,28 +21,22 @@ class EmbedlogException extends RuntimeException {
 
   /** Returns the error for a batch that is not as it was written. */
   static EmbedlogException damagedBatch(String reason, String path, long position) {
-    return new EmbedlogException(
-        "CorruptBatchError",
-        "The batch is damaged: "
-            + reason
-            + " ["
-            + path
-            + ", byte "
-            + position
-            + "]. Run verify, then repair, on the log.");
+    String problem = "The batch is damaged: " + reason;
+    String todo = "Run verify, then repair, on the log.";
+    return inFile("CorruptBatchError", problem, path, position, todo);
   }
 
   /** Returns the error for a batch of a newer version of embedlog. */
   static EmbedlogException newerFormat(String reason, String path, long position) {
+    String problem = "The batch cannot be read: " + reason;
+    return inFile("UnsupportedFormatError", problem, path, position, "Use a newer embedlog.");
+  }
+
+  /** Returns an error that says where in a file the problem is. */
+  static EmbedlogException inFile(
+      String type, String problem, String path, long position, String todo) {
     return new EmbedlogException(
-        "UnsupportedFormatError",
-        "The batch cannot be read: "
-            + reason
-            + " ["
-            + path
-            + ", byte "
-            + position
-            + "]. Use a newer embedlog.");
+        type, String.format("%s [%s, byte %d]. %s", problem, path, position, todo));
   }
 
   /** Returns the error for a sealed file that is shorter than it was. */
