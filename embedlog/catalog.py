@@ -19,15 +19,26 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from embedlog import keyspace, kv
+from embedlog.batch.wire import HEADERS, TOMBSTONES
 from embedlog.config import TopicConfig
 from embedlog.errors import (
+    CorruptionError,
     InvalidPartitionError,
     InvalidPartitionsError,
+    InvalidSchemaError,
     InvalidTopicError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.keyspace import COUNTERS, PARTITION_KEY, SEGMENTS, TOPICS, UNCOMMITTED_FILES
+from embedlog.keyspace import (
+    COUNTERS,
+    PARTITION_KEY,
+    SCHEMAS,
+    SEGMENTS,
+    TOPICS,
+    UNCOMMITTED_FILES,
+)
+from embedlog.schemas.topic_schema import TopicSchema
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 FORBIDDEN_ENDS = (".tmp", ".deleted")
@@ -56,6 +67,8 @@ class TopicInfo:
     partitions: int
     created_ms: int
     config: TopicConfig
+    schema_version: int = 0
+    """The current version of its schema; 0 for a topic of bytes."""
 
     @property
     def directory(self) -> str:
@@ -72,8 +85,15 @@ class TopicInfo:
 
     def put(self, txn: kv.Txn) -> None:
         """Write its row."""
-        fields = {"id": self.id, "partitions": self.partitions, "created_ms": self.created_ms}
-        TOPICS.put(txn, self.name, value={**fields, "config": self.config.overrides()})
+        fields: dict[str, Any] = {
+            "id": self.id,
+            "partitions": self.partitions,
+            "created_ms": self.created_ms,
+            "config": self.config.overrides(),
+        }
+        if self.schema_version:
+            fields["schema_version"] = self.schema_version
+        TOPICS.put(txn, self.name, value=fields)
 
 
 @lru_cache(maxsize=1024)
@@ -101,6 +121,15 @@ class SegmentInfo(NamedTuple):
     """When its last batch was appended, as `Tail.appended_ms`; only known once sealed."""
     dense: bool = False
     """Whether each of its offsets has a record; if not, records must be counted."""
+    tombstones: bool = False
+    """Whether it has the column of a typed topic that says which rows are tombstones."""
+    schema_version: int = 0
+    """The version of the topic's schema that its batches have; 0 for a topic of bytes."""
+
+    @property
+    def column_flags(self) -> int:
+        """The flags of the columns that its batches have besides those of every segment."""
+        return (HEADERS if self.headers else 0) | (TOMBSTONES if self.tombstones else 0)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -186,6 +215,8 @@ class Catalog:
         """Returns a number that grows with every change of anything in `state`."""
         self._version = -1
         self._cache: dict[str, TopicInfo] = {}
+        self._schemas: dict[tuple[int, int], TopicSchema] = {}
+        """By the topic's id and the version."""
 
     def topics(self) -> dict[str, TopicInfo]:
         """Return every topic by name, sorted."""
@@ -219,8 +250,71 @@ class Catalog:
             cache[name] = topic
         return topic
 
+    def schema(self, topic: TopicInfo, version: int | None = None) -> TopicSchema | None:
+        """Return a version of a topic's schema, by default the current one; None if it is bytes.
+
+        Raises:
+            CorruptionError: The row is damaged, or missing.
+        """
+        version = topic.schema_version if version is None else version
+        if not version:
+            return None
+        key = topic.id, version
+        schema = self._schemas.get(key)
+        if schema is None:
+            packed = SCHEMAS.get(self._state, *key)
+            if packed is None:
+                raise CorruptionError(
+                    f"Version {version} of the topic's schema is missing",
+                    topic=topic.name,
+                    todo="Run `embedlog verify`.",
+                )
+            # A version never changes, so it is never read again.
+            schema = self._schemas.setdefault(key, TopicSchema.unpack(version, packed))
+        return schema
+
+    def schema_versions(self, topic: TopicInfo) -> list[TopicSchema]:
+        """Return all versions of a topic's schema, in order; none for a topic of bytes."""
+        versions = self._state.read(lambda txn: list(SCHEMAS.keys(txn, topic.id)))
+        schemas = [self.schema(topic, version) for _, version in versions]
+        return [schema for schema in schemas if schema is not None]
+
+    def alter_schema(self, name: str, change: Callable[[TopicSchema], TopicSchema]) -> TopicInfo:
+        """Add the next version of a typed topic's schema.
+
+        Args:
+            name: The topic.
+            change: Returns the next version, given the current one; the same if nothing changes.
+
+        Raises:
+            InvalidSchemaError: The topic is of bytes.
+        """
+
+        def changed(txn: kv.Txn, topic: TopicInfo) -> TopicInfo:
+            if not topic.schema_version:
+                raise InvalidSchemaError(
+                    "The values of the topic are bytes, so it has no schema",
+                    topic=name,
+                    todo="Create a typed topic with create_topic(…, schema=…), and copy it.",
+                )
+            packed = SCHEMAS.get(txn, topic.id, topic.schema_version)
+            assert packed is not None
+            before = TopicSchema.unpack(topic.schema_version, packed)
+            after = change(before)
+            if after is before:
+                return topic
+            SCHEMAS.put(txn, topic.id, after.version, value=after.pack())
+            return replace(topic, schema_version=after.version)
+
+        return self._change(name, changed)
+
     def create_topic(
-        self, name: str, partitions: int, config: TopicConfig, now_ms: int
+        self,
+        name: str,
+        partitions: int,
+        config: TopicConfig,
+        now_ms: int,
+        schema: TopicSchema | None = None,
     ) -> TopicInfo:
         """Add a topic with one empty segment in each partition; the first use creates the files."""
         check_topic_name(name)
@@ -231,8 +325,11 @@ class Catalog:
                 raise TopicAlreadyExistsError(
                     "The topic already exists", topic=name, todo="To use it, pass exist_ok=True."
                 )
-            topic = TopicInfo(name, next_number(txn, "topic"), partitions, now_ms, config)
+            number, version = next_number(txn, "topic"), 0 if schema is None else schema.version
+            topic = TopicInfo(name, number, partitions, now_ms, config, version)
             topic.put(txn)
+            if schema is not None:
+                SCHEMAS.put(txn, number, version, value=schema.pack())
             _add_partitions(txn, topic, 0, now_ms)
             return topic
 
@@ -299,6 +396,7 @@ class Catalog:
             if topic is None or topic.id != info.id:
                 raise UnknownTopicOrPartitionError("The topic was just deleted", topic=info.name)
             TOPICS.delete(txn, topic.name)
+            SCHEMAS.delete_all(txn, topic.id)
             keyspace.delete_partitions(txn, keyspace.STATE, map(topic.key, range(topic.partitions)))
             fields = {"name": topic.name, "partitions": topic.partitions}
             keyspace.DELETED_TOPICS.put(txn, topic.id, value=fields)
@@ -385,7 +483,7 @@ def refuse_differences(
 
 def _add_partitions(txn: kv.Txn, topic: TopicInfo, first: int, now_ms: int) -> None:
     for partition in range(first, topic.partitions):
-        new_segment(txn, topic.key(partition), now_ms)
+        new_segment(txn, topic.key(partition), now_ms, topic.schema_version)
         PARTITIONS.put(txn, topic.key(partition), value=PartitionInfo())
 
 
@@ -422,9 +520,11 @@ def raise_number(txn: kv.Txn, counter: str, number: int) -> None:
         COUNTERS.put(txn, counter, value=number)
 
 
-def new_segment(txn: kv.Txn, key: bytes, now_ms: int) -> None:
+def new_segment(txn: kv.Txn, key: bytes, now_ms: int, schema_version: int = 0) -> None:
     """Add the first segment of a partition to the manifest."""
-    put_segment(txn, key, SegmentInfo(0, next_number(txn, "segment"), now_ms, dense=True))
+    number = next_number(txn, "segment")
+    segment = SegmentInfo(0, number, now_ms, dense=True, schema_version=schema_version)
+    put_segment(txn, key, segment)
 
 
 def adopt_topic(txn: kv.Txn, name: str, topic_id: int, partitions: int) -> bool:
@@ -448,6 +548,16 @@ def deleted_topics(txn: kv.Txn) -> list[TopicInfo]:
         TopicInfo(fields["name"], topic_id, fields["partitions"], 0, TopicConfig())
         for (topic_id,), fields in keyspace.DELETED_TOPICS.scan(txn)
     ]
+
+
+def adopt_schema(txn: kv.Txn, name: str, schema: TopicSchema | None) -> None:
+    """Add a version of a topic's schema that was lost, but that a segment has; None is none."""
+    topic = find_topic(txn, name)
+    if schema is None or topic is None or SCHEMAS.exists(txn, topic.id, schema.version):
+        return
+    SCHEMAS.put(txn, topic.id, schema.version, value=schema.pack())
+    if schema.version > topic.schema_version:
+        replace(topic, schema_version=schema.version).put(txn)
 
 
 # The manifest
@@ -517,7 +627,8 @@ def last_segment(txn: kv.Txn, key: bytes) -> SegmentInfo | None:
 
 def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
     # The value first: the checksum covers the key, whose length may be damaged.
-    flags, end, created, latest, appended, size, position, headers = SEGMENTS.load(row_key, row)
+    (flags, end, created, latest, appended, size, position,
+     columns, schema_version) = SEGMENTS.load(row_key, row)  # fmt: skip
     _, base, number = SEGMENTS.parse_key(row_key)
     next_offset = end if flags & _SEALED else None
     max_timestamp = latest if flags & _HAS_TIMESTAMP else None
@@ -525,16 +636,18 @@ def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
     numbers = base, number, created, next_offset, size, position, max_timestamp
     # As `_make`, which is in Python: a plan reads thousands of them.
     new: Callable[..., SegmentInfo] = tuple.__new__
-    return new(SegmentInfo, (*numbers, headers != 0, appended, dense))
+    headers, tombstones = columns & HEADERS != 0, columns & TOMBSTONES != 0
+    return new(SegmentInfo, (*numbers, headers, appended, dense, tombstones, schema_version))
 
 
 def put_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
     """Write one line of the manifest."""
-    base_offset, number, created, end, size, position, latest, headers, appended, dense = segment
+    base_offset, number, created, end, size, position, latest, _, appended, dense = segment[:10]
     flags = _SEALED if segment.sealed else 0
     flags |= _HAS_TIMESTAMP if latest is not None else 0
     flags |= _DENSE if dense else 0
-    fields = (flags, end or 0, created, latest or 0, appended, size, position, headers)
+    columns = segment.column_flags, segment.schema_version
+    fields = (flags, end or 0, created, latest or 0, appended, size, position, *columns)
     SEGMENTS.put(txn, key, base_offset, number, value=fields)
 
 

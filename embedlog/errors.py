@@ -127,6 +127,15 @@ class InvalidConfigError(EmbedlogError, ValueError):
     """
 
 
+class InvalidSchemaError(EmbedlogError, ValueError):
+    """A topic cannot have these columns, or cannot change to them; ``column`` is the one to blame.
+
+    Nothing was changed.  A retry does not help: do what the error says.
+    """
+
+    column: str | None = None
+
+
 class InvalidPartitionsError(EmbedlogError, ValueError):
     """The number of partitions is not positive, too large, or less than before.
 

@@ -36,7 +36,7 @@ from embedlog.files import Files
 V = TypeVar("V")
 W = TypeVar("W")
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Of the root.  Raise it with every change below, and migrate roots of the version before."""
 FORMAT_FILE = "embedlog.toml"
 
@@ -386,14 +386,21 @@ TOPICS = Table[Any](
     "T",
     "topic: text",
     "fields: JSON",
-    "A topic: `id`, `partitions`, `created_ms`, and `config`, without defaults",
+    "A topic: `id`, `partitions`, `created_ms`, `config`, without defaults, and, if it is typed, "
+    "`schema_version`",
 )
 SEGMENTS = Table[Any](
     "S",
     _SEGMENT,
     "flags: u8, next_offset: i64, created_ms: i64, max_timestamp: i64, appended_ms: i64, "
-    "size: u64, end_position: u64, has_headers: u8",
+    "size: u64, end_position: u64, columns: u8, schema_version: u32",
     "The manifest: a segment file; a file without a row is garbage",
+)
+SCHEMAS = Table[bytes](
+    "F",
+    "topic_id: u64, version: u32",
+    "schema: bytes",
+    "A version of the schema of a typed topic, as an Arrow schema",
 )
 SEGMENT_INDEXES = Table[bytes](
     "X", _SEGMENT, "entries: bytes", "The index of a sealed segment", optional=True

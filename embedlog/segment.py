@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from embedlog import batch as batches
 from embedlog.batch import Batch, BatchRun, BatchSource
+from embedlog.batch.wire import layout_of
 from embedlog.errors import CorruptBatchError, CorruptionError
 from embedlog.files import Files
 from embedlog.lazy import pa
@@ -85,7 +86,7 @@ class SegmentFile:
         """Whether its batches have an offset column, as in a compacted segment."""
         if self._has_offsets is None:
             # Cached: every append reads it of the active segment.
-            self._has_offsets = "offset" in self.schema.names
+            self._has_offsets = layout_of(self.schema).has_offsets
         return self._has_offsets
 
     @property

@@ -310,6 +310,11 @@ def adapt(
         return setting
     if isinstance(setting, str):
         return _builtin(setting, action, allow_pickle)
+    if action == "deserialize" and isinstance(setting, type) and dataclasses.is_dataclass(setting):
+        from embedlog.schemas.rows import maker_of
+
+        # For typed topics, whose values are dicts.
+        return _adapt_plain(maker_of(setting), pass_none=pass_none)
     method = getattr(setting, action, None)
     if callable(method) and not isinstance(setting, type):
         return _adapt_method(method, pass_none)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from embedlog.api.offset_range import OffsetRange
+from embedlog.batch import Batch
 from embedlog.batch.arrays import numbers, repeated, true
 from embedlog.lazy import pa, pc
 from embedlog.partitioner import partition_for_key, partitions_for_keys
@@ -13,20 +14,23 @@ from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 
 if TYPE_CHECKING:
-    from embedlog.compaction.last_records import LastRecord
+    from embedlog.compaction.last_records import LastRecord, ValueAt
 
 Ranges = Callable[[], Sequence[OffsetRange]]
 """Returns the ranges of the view as of now."""
 
 
 def get(
-    root: Root, name: str, ranges: Ranges, key: bytes
+    root: Root, name: str, ranges: Ranges, key: bytes, value_at: ValueAt | None = None
 ) -> tuple[TopicPartition, LastRecord] | None:
-    """Return the latest record of a key and its partition; None if there is none."""
+    """Return the latest record of a key and its partition; None if there is none.
+
+    ``value_at`` is that of `last_record`.
+    """
     home, version = partition_for_key(key, root.partitions(name)), root.context.catalog.version
     while True:
         version_before, parts = version(), _not_empty(ranges)
-        records = _last_records(root, name, parts, key, home)
+        records = _last_records(root, name, parts, key, home, value_at)
         # Otherwise compaction may have removed the record because of one after the ranges.
         if records.get(home) or version() == version_before or _not_empty(ranges) == parts:
             break
@@ -42,14 +46,20 @@ def _not_empty(ranges: Ranges) -> list[OffsetRange]:
 
 
 def _last_records(
-    root: Root, name: str, parts: list[OffsetRange], key: bytes, home: int
+    root: Root,
+    name: str,
+    parts: list[OffsetRange],
+    key: bytes,
+    home: int,
+    value_at: ValueAt | None,
 ) -> dict[int, LastRecord]:
     """Return the last record of a key by partition; only of its home partition if it is there."""
     from embedlog.compaction.last_records import last_record
 
     records = {}
     for part in sorted(parts, key=lambda part: part.partition != home):
-        last = last_record(root.partition(name, part.partition), key, part.start, part.stop)
+        log = root.partition(name, part.partition)
+        last = last_record(log, key, part.start, part.stop, value_at)
         if last is not None:
             records[part.partition] = last
             if part.partition == home:
@@ -57,21 +67,32 @@ def _last_records(
     return records
 
 
-def latest(root: Root, name: str, ranges: Ranges, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the last record of each key that was not deleted, with the columns of a schema."""
+def latest(
+    root: Root,
+    name: str,
+    ranges: Ranges,
+    schema: pa.Schema,
+    read: Callable[[Batch], Any] = Batch.columns,
+) -> Iterator[pa.Table]:
+    """Yield the last record of each key that was not deleted, with the columns of a schema.
+
+    ``read`` is that of `last_records`; of a typed topic it adds the column ``_tombstone``.
+    """
     parts = _not_empty(ranges)
     if len(parts) == 1:
-        for table in _last_of_partition(root, name, parts[0], ranges):
+        for table in _last_of_partition(root, name, parts[0], ranges, read):
             yield _select(table, schema)
         return
-    tables = [table for part in parts for table in _last_of_partition(root, name, part, ranges)]
+    tables = [
+        table for part in parts for table in _last_of_partition(root, name, part, ranges, read)
+    ]
     if tables:
         table = pa.concat_tables(tables, promote_options="default")
         yield _select(_deduplicate(table, root.partitions(name)), schema)
 
 
 def _last_of_partition(
-    root: Root, name: str, part: OffsetRange, ranges: Ranges
+    root: Root, name: str, part: OffsetRange, ranges: Ranges, read: Callable[[Batch], Any]
 ) -> Iterator[pa.Table]:
     from embedlog.compaction.last_records import last_records
 
@@ -80,7 +101,7 @@ def _last_of_partition(
         return same[0].stop if len(same) == 1 else part.stop
 
     log = root.partition(name, part.partition)
-    for table in last_records(log, part.start, part.stop, current_end):
+    for table in last_records(log, part.start, part.stop, current_end, read):
         number = repeated(part.partition, pa.int32(), table.num_rows)
         yield table.append_column("partition", number)
 
@@ -105,7 +126,9 @@ def _deduplicate(table: pa.Table, partitions: int) -> pa.Table:
 
 def _select(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the records that are not tombstones, with the columns of a schema."""
-    if table["value"].null_count:
+    if "_tombstone" in table.column_names:
+        table = table.filter(pc.invert(table["_tombstone"]))
+    elif table["value"].null_count:
         table = table.filter(pc.is_valid(table["value"]))
     for field in schema:
         if field.name not in table.schema.names:

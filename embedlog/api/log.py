@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import (
     TYPE_CHECKING,
@@ -52,6 +52,10 @@ from embedlog.root.location import directory_of
 from embedlog.root.repair import repair_root
 from embedlog.root.root import Root, check_root
 from embedlog.root.verify import Finding, rebuild_index, verify_root
+from embedlog.schemas.evolution import changed_schema, renamed
+from embedlog.schemas.infer import SchemaLike, columns_of
+from embedlog.schemas.settings import check_typed_config, refuse_other_schema
+from embedlog.schemas.topic_schema import TopicSchema, first_version
 from embedlog.serializers import SerializerName
 
 if TYPE_CHECKING:
@@ -195,11 +199,16 @@ class Log:
         partitions: int | None = None,
         config: TopicOptions | Mapping[str, object] | None = None,
         *,
-        key: SerializerName | None = None,
+        key: str | Sequence[str] | None = None,
         value: SerializerName | None = None,
+        schema: SchemaLike | None = None,
+        timestamp: str | None = None,
         exist_ok: bool = False,
     ) -> Topic:
         """Create a topic and return a view of it.
+
+        With a ``schema`` it is a typed topic: its values are rows with these columns, each of
+        which is stored and read by itself.
 
         Args:
             name: At most 200 letters, digits, '.', '_' and '-'.
@@ -207,16 +216,27 @@ class Log:
                 later, but not shrink.
             config: Kafka's topic settings, with dots or underscores.
             key, value: How keys and values are stored, such as ``"str"`` and ``"json"``; the
-                same as the settings ``key.serializer`` and ``value.serializer``.
+                same as the settings ``key.serializer`` and ``value.serializer``.  With a
+                ``schema``, ``key`` is the name of the key column, or a list of several.
+            schema: The columns of a typed topic: a `pyarrow.Schema`, anything else that has
+                ``__arrow_c_schema__``, a frame as an example, or a dataclass.
+            timestamp: The column of a typed topic that has the timestamps of the records.
             exist_ok: If the topic exists already, return it, unless it has another number
                 of partitions or other settings than those given here (None means the
                 default of a setting).
 
         Raises:
-            InvalidTopicError, InvalidPartitionsError, InvalidConfigError: Nothing was created.
+            InvalidTopicError, InvalidPartitionsError, InvalidConfigError, InvalidSchemaError:
+                Nothing was created.
             TopicAlreadyExistsError: The topic exists; with ``exist_ok``, it differs.  Nothing
                 was changed; the error names the `differences` and the calls to apply them.
         """
+        columns = None
+        if schema is not None:
+            columns = first_version(columns_of(schema), key, timestamp)
+            key = None
+        elif timestamp is not None:
+            raise InvalidConfigError("timestamp names a column, so it needs a schema", topic=name)
         serializers = {"key.serializer": key, "value.serializer": value}
         settings = _merged(config or {}, {n: v for n, v in serializers.items() if v is not None})
         refuse_internal(name)
@@ -224,10 +244,14 @@ class Log:
             info = self.root.topics().get(name) if exist_ok else None
             if info is not None:
                 refuse_differences(info, partitions, settings)
+                refuse_other_schema(info, self.root.context.catalog.schema(info), columns)
                 return self.topic(name)
             count = 1 if partitions is None else partitions
             try:
-                self.root.create_topic(name, count, TopicConfig.parse(settings))
+                parsed = TopicConfig.parse(settings)
+                if columns is not None:
+                    check_typed_config(name, parsed, columns)
+                self.root.create_topic(name, count, parsed, columns)
                 return self.topic(name)
             except TopicAlreadyExistsError:
                 # With exist_ok: another process has just created it, so compare with that.
@@ -247,9 +271,51 @@ class Log:
         refuse_internal(name)
         self.root.grow_topic(name, total)
 
-    def alter_topic(self, name: str, config: TopicOptions | Mapping[str, object]) -> None:
-        """Change settings of a topic; None sets one back to its default."""
-        self.root.alter_topic(name, config)
+    def alter_topic(
+        self,
+        name: str,
+        config: TopicOptions | Mapping[str, object] | None = None,
+        *,
+        schema: SchemaLike | None = None,
+        rename: Mapping[str, str] | None = None,
+        defaults: Mapping[str, object] | None = None,
+    ) -> None:
+        """Change settings of a topic, or the schema of a typed topic.
+
+        A new schema may add columns that are nullable or have a default, make types wider
+        (integers, floats, decimals, dates to timestamps), let columns be null, rename columns,
+        and drop them.  Every record, old or new, is then seen through it.
+
+        Args:
+            name: The topic.
+            config: The settings; None sets one back to its default.
+            schema: The columns, as in `create_topic`.
+            rename: The old and the new name of each column that is renamed.
+            defaults: The value of each added column in the records that are stored already.
+
+        Raises:
+            InvalidConfigError: A setting is not valid.  Nothing was changed.
+            InvalidSchemaError: The change is not possible; the error says why, and what would
+                work.  Nothing was changed.
+        """
+        info = self.root.topic(name)
+        if schema is not None or rename or defaults:
+            if config:
+                raise InvalidConfigError(
+                    "Change the settings and the schema of a topic in two calls", topic=name
+                )
+            columns = None if schema is None else columns_of(schema)
+
+            def change(before: TopicSchema) -> TopicSchema:
+                new = renamed(before.plain, rename or {}) if columns is None else columns
+                return changed_schema(before, new, rename, defaults)
+
+            self.root.alter_schema(name, change)
+            return
+        before = self.root.context.catalog.schema(info)
+        if before is not None:
+            check_typed_config(name, info.config.changed(config or {}), before)
+        self.root.alter_topic(name, config or {})
 
     def topics(self, *, internal: bool = False) -> list[str]:
         """Return the names of all topics, sorted.
@@ -300,9 +366,15 @@ class Log:
             UnknownTopicOrPartitionError: There is no such topic; the error names the most
                 similar one.
         """
-        self.root.topic(name)
+        info = self.root.topic(name)
         self._start_maintenance()
-        return Topic(self.root, name, raw=raw)
+        if not info.schema_version:
+            return Topic(self.root, name, raw=raw)
+        from embedlog.api.typed_topic import TypedTopic, no_bytes
+
+        if raw:
+            raise no_bytes(name)
+        return TypedTopic(self.root, name)
 
     def __getitem__(self, name: str) -> Topic:
         """The same as `topic`."""

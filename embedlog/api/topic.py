@@ -31,13 +31,17 @@ from embedlog.partition import PartitionLog
 from embedlog.progress import format_bytes
 from embedlog.record import K, Record, TopicPartition, V
 from embedlog.root.root import Root, check_root
+from embedlog.schemas.reading import names_in
 from embedlog.serializers import adapt, shortened
 from embedlog.times import When, milliseconds
 
 if TYPE_CHECKING:
     import pandas
     import polars
+    import pyarrow.compute
     from matplotlib.axes import Axes
+
+    from embedlog.compaction.last_records import ValueAt
 
 Between = tuple[When, When]
 _READ_BYTES, _LEAST_READ_BYTES = 4 << 20, 64 << 10
@@ -260,7 +264,7 @@ class TopicView(Generic[K, V]):
         for part, batches in self._reads():
             partition = TopicPartition(self.name, part.partition)
             for batch, first, last in batches:
-                rows = RowLists(batch, batch.base_offset, True)
+                rows = RowLists(batch, batch.base_offset, True, deserializers.typed)
                 if first or last < batch.count:
                     rows.keep(slice(first, last))
                 failure = None if deserializers is RAW else deserializers.apply(rows, partition)
@@ -286,17 +290,30 @@ class TopicView(Generic[K, V]):
         self,
         columns: Sequence[str] | None = None,
         *,
+        where: pyarrow.compute.Expression | None = None,
         since: When | None = None,
         between: Between | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield Arrow batches without copies, with all or some columns of `schema`, as stored.
 
-        Needs the memory of a few batches, whatever the size of the topic.  ``since`` and
-        ``between`` are those of `to_arrow`.
+        Needs the memory of a few batches, whatever the size of the topic.  ``where``, ``since``
+        and ``between`` are those of `to_arrow`.
         """
         view = self._limited(since, between)
-        for table in view._tables(self.schema(columns)):
-            yield from table.to_batches()
+        schema = self.schema(columns)
+        for table in view._tables(self._with_columns_of(schema, where)):
+            if where is not None:
+                table = table.filter(where)
+            yield from table.select(schema.names).to_batches()
+
+    def _with_columns_of(
+        self, schema: pa.Schema, where: pyarrow.compute.Expression | None
+    ) -> pa.Schema:
+        """Return columns, and those that an expression refers to."""
+        if where is None:
+            return schema
+        others = names_in(where, self.schema().names)
+        return self.schema(list(dict.fromkeys([*schema.names, *others])))
 
     def _tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
         for part, batches in self._reads():
@@ -320,6 +337,7 @@ class TopicView(Generic[K, V]):
         self,
         columns: Sequence[str] | None = None,
         *,
+        where: pyarrow.compute.Expression | None = None,
         latest: bool = False,
         since: When | None = None,
         between: Between | None = None,
@@ -336,6 +354,8 @@ class TopicView(Generic[K, V]):
 
         Args:
             columns: Names of columns; by default all.
+            where: Only rows for which this expression is true, such as
+                ``pyarrow.compute.field("timestamp") > …``.
             latest: Return only the last record of each key, without tombstones; the result
                 is the same whether or not compaction has run.
             since: Only records from this time on, such as ``"15m"`` (ago); see the method
@@ -350,6 +370,10 @@ class TopicView(Generic[K, V]):
         if isinstance(columns, str):
             raise TypeError(f"columns must be a list of names, got {columns!r}")
         view = self._limited(since, between)
+        if where is not None:
+            table = self.to_arrow(latest=latest, since=since, between=between, raw=raw)
+            table = table.filter(where)
+            return table if columns is None else table.select(columns)
         serializers = ("bytes", "bytes") if raw else self._serializers()
         if serializers == ("bytes", "bytes"):
             return view._stored(columns, latest)
@@ -372,6 +396,7 @@ class TopicView(Generic[K, V]):
         self,
         columns: Sequence[str] | None = None,
         *,
+        where: pyarrow.compute.Expression | None = None,
         latest: bool = False,
         since: When | None = None,
         between: Between | None = None,
@@ -379,20 +404,25 @@ class TopicView(Generic[K, V]):
     ) -> pandas.DataFrame:
         """Return a pandas DataFrame; see `to_arrow`."""
         need("pandas")
-        table = self.to_arrow(columns, latest=latest, since=since, between=between, raw=raw)
+        table = self.to_arrow(
+            columns, where=where, latest=latest, since=since, between=between, raw=raw
+        )
         return table.to_pandas()
 
     def to_polars(
         self,
         columns: Sequence[str] | None = None,
         *,
+        where: pyarrow.compute.Expression | None = None,
         latest: bool = False,
         since: When | None = None,
         between: Between | None = None,
         raw: bool = False,
     ) -> polars.DataFrame:
         """Return a Polars DataFrame; see `to_arrow`."""
-        table = self.to_arrow(columns, latest=latest, since=since, between=between, raw=raw)
+        table = self.to_arrow(
+            columns, where=where, latest=latest, since=since, between=between, raw=raw
+        )
         frame: polars.DataFrame = need("polars").from_arrow(table)
         return frame
 
@@ -434,7 +464,7 @@ class TopicView(Generic[K, V]):
         others only if it is not there.
         """
         key_bytes = self._key_bytes(key)
-        latest = get(self._root, self.name, self.ranges, key_bytes)
+        latest = get(self._root, self.name, self.ranges, key_bytes, self._value_at)
         if latest is None or latest[1].value is None:
             return default
         partition, (offset, _, stored) = latest
@@ -444,6 +474,9 @@ class TopicView(Generic[K, V]):
             raise failure.error(key_bytes, stored, partition, offset)
         value: V = values[0]
         return value
+
+    _value_at: ValueAt | None = None
+    """Returns the value in a row of a batch, if it is not stored as bytes."""
 
     def _key_bytes(self, key: Any) -> bytes:
         serializer, _ = self._serializers()
@@ -509,14 +542,18 @@ class TopicView(Generic[K, V]):
 
     def _repr_html_(self) -> str:
         """For notebooks: the title and the records; of many only the first and the last ones."""
-        heads = ("partition", "offset", "timestamp", "key", "value")
         try:
+            heads = self._heads()
             if len(self) <= 2 * _SHOWN:
                 return html_table(self._title(), heads, self._cells())
             first, last = self[:_SHOWN]._cells(), self[-_SHOWN:]._cells()
             return html_table(self._title(), heads, (*first, ("…",) * len(heads), *last))
         except EmbedlogError:
             return html_table(repr(self)[1:-1], (), ())
+
+    def _heads(self) -> tuple[str, ...]:
+        """Return the heads of the columns of a display."""
+        return ("partition", "offset", "timestamp", "key", "value")
 
     def _cells(self) -> Iterator[tuple[object, ...]]:
         """Yield the cells of each record; what cannot be decoded is shown as stored."""
@@ -526,7 +563,9 @@ class TopicView(Generic[K, V]):
             deserializers = self._deserializers()
         for record in TopicView(self._root, self.name, self.ranges(), raw=True):
             texts = []
-            for deserializer, data in zip(deserializers, (record.key, record.value), strict=True):
+            for deserializer, data in zip(
+                deserializers[:2], (record.key, record.value), strict=True
+            ):
                 item, _ = convert(deserializer, self.name, None, [data])
                 texts.append(short(*item or [data]))
             texts[0] = cut(texts[0], _KEY_WIDTH)

@@ -21,6 +21,9 @@ from embedlog.batch.wire import (
     EXPLICIT_OFFSETS,
     HEADERS,
     LOG_APPEND_TIME,
+    NOT_FAST,
+    TOMBSTONES,
+    TYPED,
     schema,
 )
 
@@ -30,6 +33,9 @@ __all__ = [
     "EXPLICIT_OFFSETS",
     "HEADERS",
     "LOG_APPEND_TIME",
+    "NOT_FAST",
+    "TOMBSTONES",
+    "TYPED",
     "Batch",
     "BatchLimits",
     "BatchRun",

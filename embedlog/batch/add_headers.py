@@ -6,7 +6,7 @@ from typing import Any
 
 from embedlog.batch.decode import Batch, parse
 from embedlog.batch.encode import EncodedBatch, encode
-from embedlog.batch.wire import EXPLICIT_OFFSETS, HEADER, headers_type, schema
+from embedlog.batch.wire import HEADER, headers_type, schema
 from embedlog.lazy import pa
 
 
@@ -29,7 +29,7 @@ def add_headers(encoded: EncodedBatch) -> EncodedBatch:
 
 def rows_without_key(encoded: EncodedBatch) -> list[int]:
     """Return the rows that have a null key; slow, for the message of an error (A6)."""
-    keys = decoded(encoded).column("key")
+    keys = _to_batch(encoded).keys(verify=False)
     return [row for row, is_null in enumerate(keys.is_null().to_pylist()) if is_null]
 
 
@@ -40,9 +40,7 @@ def decoded(encoded: EncodedBatch) -> Any:
 
 def _to_batch(encoded: EncodedBatch) -> Batch:
     message = pa.py_buffer(b"".join(encoded.stamp(0, 0)))
-    has_offsets = bool(encoded.flags & EXPLICIT_OFFSETS)
-    stored = schema(headers=encoded.has_headers, offsets=has_offsets)
-    return parse(message, 0, message.size, path="", position=0, schema=stored)
+    return parse(message, 0, message.size, path="", position=0, schema=encoded.stored_schema())
 
 
 def to_encoded(batch: Batch) -> EncodedBatch:

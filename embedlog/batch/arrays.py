@@ -35,6 +35,16 @@ def repeated(value: int, data_type: Any, count: int) -> Any:
     return numbers(np.full(count, value, f"i{data_type.bit_width // 8}"), data_type)
 
 
+def in_ms(column: Any) -> Any:
+    """Return timestamps of any unit and zone in ms, rounded down, as those of records are."""
+    count = len(column)
+    times = np.frombuffer(column.buffers()[1], np.int64, count, column.offset * 8)
+    unit = column.type.unit
+    if unit != "ms":
+        times = times * 1000 if unit == "s" else times // (1000 if unit == "us" else 1_000_000)
+    return numbers(times, pa.timestamp("ms", tz="UTC"))
+
+
 def data(value: bytes, data_type: Any) -> Any:
     """Return bytes, or text given as UTF-8, as a scalar."""
     offsets = pa.py_buffer(pack("<ii", 0, len(value)))

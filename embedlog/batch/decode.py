@@ -9,7 +9,8 @@ from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
 from embedlog.batch import decode_small
-from embedlog.batch.arrays import numbers, repeated
+from embedlog.batch.arrays import in_ms, numbers, repeated
+from embedlog.batch.key_bytes import key_bytes
 from embedlog.batch.wire import (
     COMPRESSED,
     CONTINUATION,
@@ -29,7 +30,9 @@ from embedlog.batch.wire import (
     PREFIX,
     SEAL,
     SEALED,
+    TOMBSTONES,
     TRAILER,
+    TYPED,
     VERSION,
     ZSTD_FRAME,
     BufferLayout,
@@ -301,6 +304,11 @@ class Batch:
         return self._source.layout.schema
 
     @property
+    def layout(self) -> BufferLayout:
+        """Where its columns are; the same object for all batches of a segment."""
+        return self._source.layout
+
+    @property
     def codec(self) -> str:
         """The compression: ``none``, ``lz4`` or ``zstd``."""
         if not self.flags & COMPRESSED:
@@ -311,6 +319,46 @@ class Batch:
     def null_count(self, name: str) -> int:
         """Return how many rows of a column are null; reads the block and decodes nothing."""
         return int(self._fields[_TABLE + 3 * self._source.layout.names.index(name) + 2])
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether it has the columns of a typed topic."""
+        return bool(self.flags & TYPED)
+
+    @property
+    def may_lack_keys(self) -> bool:
+        """Whether a record may have no key; reads the block and decodes nothing."""
+        key = self._source.layout.key
+        return not key or all(self.null_count(name) for name in key)
+
+    @property
+    def may_have_tombstones(self) -> bool:
+        """Whether a record may be a tombstone; reads the block and decodes nothing."""
+        if self.flags & TYPED:
+            return bool(self.flags & TOMBSTONES)
+        return self.null_count("value") > 0
+
+    def keys(self, verify: bool = True) -> Any:
+        """Return the key of each row as a `pyarrow.BinaryArray`.
+
+        Raises:
+            CorruptBatchError: As `columns`.
+        """
+        names = self._source.layout.key
+        if not names:
+            return pa.nulls(self.count, pa.binary())
+        columns = self.columns(names, verify).columns
+        return key_bytes(columns) if self.flags & TYPED else columns[0]
+
+    def timestamps(self, verify: bool = True) -> Any:
+        """Return the timestamp of each row, in ms, as a `pyarrow.TimestampArray`.
+
+        Raises:
+            CorruptBatchError: As `columns`.
+        """
+        layout = self._source.layout
+        column = self.columns((layout.names[layout.time],), verify).column(0)
+        return column if layout.time_in_ms else in_ms(column)
 
     def columns(self, names: Sequence[str] | None = None, verify: bool = True) -> Any:
         """Return columns as a `pyarrow.RecordBatch`; without ``names`` all but the offsets.
@@ -403,12 +451,13 @@ class Batch:
         layout = self._source.layout
         self._check_crcs(range(len(layout.names)))
         columns = self._decode(layout.select(True))
-        self._validate(columns)
+        self.check(columns)
         end = self._fields[_TABLE + 3 * len(layout.names) - 3]
         if end != self.size - (self._body - self._start):
             self._source.corrupt(self._start, "its columns do not fill it")
 
-    def _validate(self, columns: Any) -> None:
+    def check(self, columns: Any) -> None:
+        """Raise a `CorruptBatchError` if columns of the batch are not valid."""
         try:
             columns.validate(full=True)
         except pa.ArrowException as error:
@@ -419,6 +468,14 @@ class Batch:
         if self.flags & EXPLICIT_OFFSETS:
             return self.columns(self._source.layout.names[-1:]).column(0)
         return offset_range(self.base_offset, self.next_offset)
+
+    def header_lists(self, verify: bool = True) -> list[list[tuple[str, bytes | None]]] | None:
+        """Return the headers of each record; None if the batch has no such column."""
+        if not self.flags & HEADERS:
+            return None
+        columns = self.columns((self._source.layout.added("headers"),), verify)
+        self.check(columns)
+        return _header_lists(columns.column(0))
 
     def lists(self, verify: bool = True) -> decode_small.RowLists:
         """Return timestamps, keys, values and headers as lists that have one item per record."""
@@ -432,7 +489,7 @@ class Batch:
             if rows is not None:
                 return rows
         columns = self.columns(verify=verify)
-        self._validate(columns)
+        self.check(columns)
         time, key, value = (columns.column(i) for i in range(3))
         headers = _header_lists(columns.column(3)) if self.flags & HEADERS else None
         if self.min_timestamp == self.max_timestamp:

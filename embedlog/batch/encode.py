@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from embedlog.batch.arrays import numbers
 from embedlog.batch.wire import (
@@ -71,6 +71,13 @@ class EncodedBatch:
     producer_epoch: int | None = None
     base_sequence: int | None = None
     delete_horizon: int | None = None
+
+    schema_version: ClassVar[int] = 0
+    """The version of the topic's schema; 0 for a topic of bytes."""
+
+    def stored_schema(self) -> Any:
+        """Return the columns that it has."""
+        return schema(headers=self.has_headers, offsets=bool(self.flags & EXPLICIT_OFFSETS))
 
     @property
     def has_headers(self) -> bool:
@@ -188,7 +195,7 @@ def encode(
     table += TRAILER.pack(block_length, END_MAGIC)
     size = extent + block_length + body.size
     return EncodedBatch(
-        head, table, (body,), crc32c(head), count, size, flags | layout.headers_flag, *timestamps
+        head, table, (body,), crc32c(head), count, size, flags | layout.flags, *timestamps
     )
 
 
@@ -481,7 +488,7 @@ def from_lists(
     ]
     if headers is not None:
         assert len(headers) == count
-        arrays.append(_headers_array(headers))
+        arrays.append(headers_array(headers))
     return pa.RecordBatch.from_arrays(arrays, schema=_schema(headers is not None))
 
 
@@ -504,7 +511,12 @@ def binary_array(values: Sequence[bytes | None] | None, count: int, lengths: Len
     return pa.Array.from_buffers(pa.binary(), count, [validity, offsets, data], nulls)
 
 
-def _headers_array(headers: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> Any:
+def headers_array(headers: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> Any:
+    """Return headers, a list of pairs or None for each record, as a `pyarrow.ListArray`.
+
+    Raises:
+        SerializationError: A header is no pair of str and bytes.
+    """
     ends = [0, *accumulate(len(record) if record else 0 for record in headers)]
     pairs = [pair for record in headers if record for pair in record]
     try:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from embedlog.batch.add_headers import decoded
 from embedlog.batch.encode import EncodedBatch
-from embedlog.batch.wire import COMPRESSED, ENTRY, HEADERS
+from embedlog.batch.wire import COMPRESSED, ENTRY, HEADERS, TYPED
 from embedlog.lazy import np
 
 BATCH_OVERHEAD = 61
@@ -66,11 +66,14 @@ def is_over(batch: EncodedBatch, limit: int) -> bool:
 def kafka_size(batch: EncodedBatch) -> int:
     """Return the bytes of Kafka's batch of the same records, without a loop over them.
 
+    For a typed topic, whose records Kafka could not have, it is what the columns take here.
     For a compressed batch that is the compressed size here plus Kafka's header, since Kafka
     compresses another layout; or the uncompressed size if that is smaller.
     """
     if not batch.count:
         return BATCH_OVERHEAD
+    if batch.flags & TYPED:
+        return _upper_bound(batch)
     columns = decoded(batch)
     times = columns.column("timestamp")
     deltas = np.frombuffer(times.buffers()[1], np.int64, batch.count, times.offset * 8)
@@ -87,7 +90,7 @@ def kafka_size(batch: EncodedBatch) -> int:
 def _upper_bound(batch: EncodedBatch) -> int:
     """Return a size that `kafka_size` does not exceed, in constant time."""
     body = int(ENTRY.unpack_from(batch.table, len(batch.table) - 8 - ENTRY.size)[0])
-    if batch.flags & COMPRESSED:
+    if batch.flags & (COMPRESSED | TYPED):
         return BATCH_OVERHEAD + body
     count, has_headers = batch.count, bool(batch.flags & HEADERS)
     # The timestamps and the Arrow offsets of keys and values are not data.

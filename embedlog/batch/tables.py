@@ -6,7 +6,7 @@ checking and decoding all the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -35,7 +35,6 @@ def table(batches: Sequence[PieceRows], partition: int, schema: Any) -> Any:
     Raises:
         CorruptBatchError: A batch is not as written.
     """
-    count = sum(last - first for _, first, last in batches)
     stored = set(batches[0][0].schema.names)
     names = [name for name in schema.names if name in stored and name not in (OFFSET, PARTITION)]
     columns: dict[str, Any] = {}
@@ -45,6 +44,21 @@ def table(batches: Sequence[PieceRows], partition: int, schema: Any) -> Any:
             part = batch.columns(names)
             parts.append(part if last - first == batch.count else part.slice(first, last - first))
         columns = dict(zip(names, pa.Table.from_batches(parts).columns, strict=True))
+    return with_positions(batches, partition, schema, columns)
+
+
+def with_positions(
+    batches: Sequence[PieceRows], partition: int, schema: Any, columns: Mapping[str, Any]
+) -> Any:
+    """Return columns as a `pyarrow.Table` with the offset and the partition of each row.
+
+    Args:
+        batches: Where the rows come from.
+        partition: The number of the partition.
+        schema: The columns of the table; those that are missing are null.
+        columns: The others, by name.
+    """
+    count = sum(last - first for _, first, last in batches)
     arrays = []
     for field in schema:
         if field.name == OFFSET:

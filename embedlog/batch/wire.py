@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -20,6 +21,10 @@ MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + MAX_BATCH_BYTES // 64 + MAX_HEAD_BYTES
 
 VERSION = 1
 COMPRESSED, HEADERS, EXPLICIT_OFFSETS, LOG_APPEND_TIME, CONTROL = 1, 2, 4, 8, 16
+TYPED, TOMBSTONES = 32, 64
+NOT_FAST = HEADERS | TYPED
+"""Flags of batches that `append_fast` leaves to the general way."""
+"""The batch has the columns of a typed topic; it has a column that says which are tombstones."""
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 PREFIX = struct.Struct("<Ii")
@@ -39,6 +44,11 @@ MAGIC, END_MAGIC = b"EMBL", b"embl"
 ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
 """How each buffer that is compressed with zstd begins, after its length."""
 MIN_BLOCK = HEADER.size + TRAILER.size
+
+
+KEY, TIME = b"embedlog.key", b"embedlog.timestamp"
+"""Metadata of the segments of a typed topic: the key columns, as JSON, and the timestamps'."""
+SCHEMA_VERSION = b"embedlog.schema"
 
 
 @cache
@@ -90,24 +100,37 @@ class BufferLayout:
         counts = [_count(data_type) for data_type in original.types]
         self.nodes = [0, *accumulate(nodes for nodes, _ in counts)]
         self.buffers = [0, *accumulate(buffers for _, buffers in counts)]
-        time = (original.metadata or {}).get(b"embedlog.timestamp")
+        metadata = original.metadata or {}
+        time = metadata.get(TIME)
+        self.typed = time is not None
+        """Whether it has the columns of a typed topic."""
         self.time = 0 if time is None else self.names.index(time.decode())
+        self.key: tuple[str, ...] = tuple(json.loads(metadata[KEY])) if self.typed else ("key",)
+        """The names of the key columns."""
         self.time_in_ms = original.types[self.time] == timestamp_type()
         head = head_of_nulls(original)
         self.message = find_message(head)
         self.plain_skeleton = _plain_skeleton(head)
         self.table = struct.Struct("<" + "QII" * len(counts))
         self.column_indexes = tuple(range(len(counts)))
-        has_headers = "headers" in self.names and self.names[0] == "timestamp"
-        self.headers_flag = HEADERS if has_headers or "_headers" in self.names else 0
-        allowed = COMPRESSED | LOG_APPEND_TIME | CONTROL | self.headers_flag
-        if self.names[-1] in ("offset", "_offset"):
+        self.flags = HEADERS if self.added("headers") in self.names else 0
+        """Flags that every batch of this schema has."""
+        if self.typed:
+            self.flags |= TYPED | (TOMBSTONES if "_tombstone" in self.names else 0)
+        allowed = COMPRESSED | LOG_APPEND_TIME | CONTROL | self.flags
+        self.has_offsets = self.names[-1] == self.added("offset")
+        """Whether its last column has the offsets, as in a compacted segment."""
+        if self.has_offsets:
             allowed |= EXPLICIT_OFFSETS
         self.unknown_flags = 0xFFFF & ~allowed
         """Flags that no batch of this schema may have."""
         self.selections: dict[tuple[str, ...] | bool, ColumnSelection] = {}
         self.head_layout: Any = None
         """The `HeadLayout` of the last batch that was read; `decode` sets it."""
+
+    def added(self, name: str) -> str:
+        """Return the name that a column of embedlog's own has in a segment."""
+        return f"_{name}" if self.typed else name
 
     def is_plain(self, head: bytes) -> bool:
         """Return whether a batch is certainly uncompressed; if not, its flatbuffer must be read."""

@@ -30,7 +30,7 @@ from embedlog.compaction.cleanable import CleanableRange, inspect, select_due
 from embedlog.compaction.key_hash import BoolArray
 from embedlog.compaction.offset_map import OffsetMap
 from embedlog.compaction.rewriter import UNSTAMPED, BatchKind, Rewriter
-from embedlog.compaction.scanner import ScannedBatches, SegmentScanner, nulls
+from embedlog.compaction.scanner import ScannedBatches, SegmentScanner, tombstone_rows
 from embedlog.config import LONG_MAX, MaintenanceConfig
 from embedlog.errors import ClosedError, DiskFullError, EmbedlogError, FencedError, StorageError
 from embedlog.partition import PartitionLog, flush, pending_deletes, replace
@@ -430,7 +430,7 @@ class CleanPass:
 
     def _needs_tombstone_work(self, batch: Batch) -> bool:
         """Whether a batch has tombstones to remove, or without a delete horizon."""
-        if not batch.null_count("value") or batch.flags & CONTROL:
+        if not batch.may_have_tombstones or batch.flags & CONTROL:
             return False
         return batch.delete_horizon is None or self._has_passed(batch.delete_horizon)
 
@@ -522,9 +522,9 @@ class CleanPass:
     ) -> list[tuple[BoolArray, int | None]]:
         """Return the rows of a batch, with the delete horizon of the tombstones in them (D17)."""
         batch = chunk.batches[index]
-        if not batch.null_count("value") or batch.flags & CONTROL:
+        if not batch.may_have_tombstones or batch.flags & CONTROL:
             return [(rows, None)]
-        tombstones = nulls(batch.columns(("value",)).column(0))
+        tombstones = tombstone_rows(batch)
         cleaned = chunk.offsets[chunk.start(index) : chunk.ends[index]] < self.end
         horizon = batch.delete_horizon
         if horizon is not None and self._has_passed(horizon):
@@ -550,10 +550,11 @@ class SegmentGroup:
 
     def __init__(self, log: PartitionLog, first: SegmentInfo) -> None:
         self.sources: list[SegmentInfo] = []
-        self.new = Replacement(log, first.base_offset, headers=first.headers)
+        self.new = Replacement(log, first.base_offset, first)
         self._max_span = log.config.segment_max_offset_span
         max_bytes = log.config.max_message_bytes
-        self.rewriter = Rewriter(self.new, first.base_offset, first.headers, max_bytes)
+        schema = log.schema_of(self.new.info, offsets=True)
+        self.rewriter = Rewriter(self.new, first.base_offset, schema, max_bytes)
         self.records_read = self.records_kept = self.keyless = self.tombstones = 0
 
     def fits(self, segment: SegmentInfo, kept_bytes: int, limit: int) -> bool:
@@ -564,7 +565,8 @@ class SegmentGroup:
             self.rewriter.size + kept_bytes <= limit
             and span <= self._max_span
             and read < _MAX_INPUT_SEGMENTS * limit
-            and self.new.info.headers >= segment.headers
+            and not segment.column_flags & ~self.new.info.column_flags
+            and segment.schema_version == self.new.info.schema_version
         )
 
     def count(self, result: CleanResult) -> None:

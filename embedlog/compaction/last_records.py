@@ -20,7 +20,11 @@ _READ_BYTES = 4 << 20
 
 
 def last_records(
-    log: PartitionLog, start: int, stop: int, end: Callable[[], int] | None = None
+    log: PartitionLog,
+    start: int,
+    stop: int,
+    end: Callable[[], int] | None = None,
+    read: Callable[[Batch], Any] = Batch.columns,
 ) -> Iterator[Any]:
     """Yield the last record of each key in ``[start, stop)``, tombstones too, as tables.
 
@@ -34,6 +38,8 @@ def last_records(
         stop: The end of the offsets, or what ``end`` returned last.
         end: Returns the current end.  A compaction meanwhile may remove a record because of
             one at or after ``stop``; with ``end`` that one is yielded in its place.
+        read: Returns the columns of a batch, with those of the keys in ``key``; by default
+            those that are stored.
 
     Raises:
         OffsetOutOfRangeError, CorruptBatchError: As when reading.
@@ -54,10 +60,10 @@ def last_records(
         parts = [(i, rows[chunk.start(i) : chunk.ends[i]]) for i in range(len(batches))]
         if wanted := [(index, part) for index, part in parts if part.any()]:
             yielded.append(chunk.offsets[rows] + 1)
-            yield chunk.table(wanted)
+            yield chunk.table(wanted, read)
     missing = np.setdiff1d(offset_map.all_ends(), np.concatenate(yielded))
     if len(missing) and end is not None and end() > stop:
-        for table in last_records(log, stop, end(), end):
+        for table in last_records(log, stop, end(), end, read):
             keys = hasher.keys(table["key"].combine_chunks())
             mask = np.isin(offset_map.ends(*keys), missing)
             if mask.any():
@@ -91,14 +97,27 @@ class LastRecord(NamedTuple):
 
     offset: int
     timestamp: int
-    value: bytes | None
+    value: Any
 
 
-def last_record(log: PartitionLog, key: bytes, start: int, stop: int) -> LastRecord | None:
+ValueAt = Callable[[Batch, int], Any]
+"""Returns the value in a row of a batch; None for a tombstone."""
+
+
+def _bytes_at(batch: Batch, row: int) -> bytes | None:
+    value: bytes | None = batch.columns(("value",)).column(0)[row].as_py()
+    return value
+
+
+def last_record(
+    log: PartitionLog, key: bytes, start: int, stop: int, value_at: ValueAt | None = None
+) -> LastRecord | None:
     """Return the last record of one key in ``[start, stop)``, or None.
 
     Reads the keys of the newest segment first, and goes on only until it finds the key.
+    ``value_at`` is needed for a typed topic.
     """
+    value_at = value_at or _bytes_at
     log.refresh()
     key_scalar = data(key, pa.binary())
     for segment in reversed(log.segments.values()):
@@ -106,15 +125,17 @@ def last_record(log: PartitionLog, key: bytes, start: int, stop: int) -> LastRec
         end = stop if segment.next_offset is None else min(segment.next_offset, stop)
         record = None
         for read_from, batches in _read(log, first, end) if first < end else ():
-            record = _last_in(batches, key_scalar, read_from, end) or record
+            record = _last_in(batches, key_scalar, read_from, end, value_at) or record
         if record is not None:
             return record
     return None
 
 
-def _last_in(batches: Sequence[Batch], key: Any, start: int, stop: int) -> LastRecord | None:
+def _last_in(
+    batches: Sequence[Batch], key: Any, start: int, stop: int, value_at: ValueAt
+) -> LastRecord | None:
     for batch in reversed(batches):
-        same = pc.equal(batch.columns(("key",)).column(0), key)
+        same = pc.equal(batch.keys(), key)
         rows = np.flatnonzero(bits(same.buffers()[1], same) & ~nulls(same))
         if not len(rows) or batch.flags & CONTROL:
             continue
@@ -122,7 +143,7 @@ def _last_in(batches: Sequence[Batch], key: Any, start: int, stop: int) -> LastR
         within = np.flatnonzero((offsets >= start) & (offsets < stop))
         if len(within):
             index = int(within[-1])
-            timestamps, values = batch.columns(("timestamp", "value")).columns
             row = int(rows[index])
-            return LastRecord(int(offsets[index]), timestamps[row].value, values[row].as_py())
+            timestamp = batch.timestamps()[row].value
+            return LastRecord(int(offsets[index]), timestamp, value_at(batch, row))
     return None

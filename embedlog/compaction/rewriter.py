@@ -11,6 +11,7 @@ from embedlog import batch as batches
 from embedlog.batch import CONTROL, LOG_APPEND_TIME, Batch, EncodedBatch
 from embedlog.batch.arrays import empty
 from embedlog.partition.replace import Replacement
+from embedlog.schemas.segment_schema import absent
 
 TARGET_BYTES = 512 << 10
 """The uncompressed size to aim at for a batch: larger ones make a lookup read more."""
@@ -48,13 +49,13 @@ class Rewriter:
     Args:
         new: The segment.
         start: Its first offset.
-        headers: Whether its batches have the headers column.
+        schema: The Arrow schema of its batches, with the offsets in the last column.
         max_bytes: The largest batch of the topic.
     """
 
-    def __init__(self, new: Replacement, start: int, headers: bool, max_bytes: int) -> None:
+    def __init__(self, new: Replacement, start: int, schema: pa.Schema, max_bytes: int) -> None:
         self._new, self._offset = new, start
-        self._schema = batches.schema(headers=headers, offsets=True)
+        self._schema = schema
         self._target = min(TARGET_BYTES, max_bytes)
         self._rows: list[Any] = []
         self._bytes = 0
@@ -126,7 +127,7 @@ class Rewriter:
             return
         assert self._kind is not None
         table = rows[0] if len(rows) == 1 else pa.concat_tables(rows, promote_options="default")
-        last = table["offset"][-1].as_py()
+        last = table[self._schema.names[-1]][-1].as_py()
         encoded = self._encode(table, self._kind, horizon)
         if self._pending is not None:
             self._write(self._pending)
@@ -135,13 +136,13 @@ class Rewriter:
 
     def _encode(self, table: Any, kind: BatchKind, horizon: int | None) -> EncodedBatch:
         missing = [name for name in self._schema.names if name not in table.schema.names]
-        for name in missing:  # The headers, which only some of the merged segments have.
-            nulls = pa.nulls(table.num_rows, self._schema.field(name).type)
-            table = table.append_column(name, nulls)
+        for name in missing:  # Such as headers, which only some of the merged segments have.
+            table = table.append_column(name, absent(self._schema.field(name), table.num_rows))
         if not table.schema.equals(self._schema):
             table = table.select(self._schema.names).cast(self._schema)
         chunks = table.combine_chunks().to_batches()
-        columns = chunks[0] if chunks else pa.RecordBatch.from_pylist([], schema=self._schema)
+        arrays = chunks[0].columns if chunks else [pa.nulls(0, f.type) for f in self._schema]
+        columns = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         encoded = batches.encode(columns, kind.codec, offsets=True)
         return replace(encoded, flags=encoded.flags | kind.flags, delete_horizon=horizon)
 

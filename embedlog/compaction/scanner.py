@@ -46,18 +46,18 @@ class ScannedBatches:
             self.offsets = np.concatenate([offsets_of(batch) for batch in batches])
         self.valid: BoolArray | None = None
         """Which rows have a key; None if all have."""
-        if any(batch.null_count("key") for batch in batches):
+        if any(batch.may_lack_keys for batch in batches):
             self.valid = ~nulls(self._keys)
 
     @cached_property
     def _keys(self) -> Any:
         keys = []
         for index, batch in enumerate(self.batches):
-            if self._whole and batch.size <= _SMALL_BATCH_BYTES:
+            if self._whole and batch.size <= _SMALL_BATCH_BYTES and not batch.is_typed:
                 columns = self._decoded[index] = batch.columns()
                 keys.append(columns.column(1))
             else:
-                keys.append(batch.columns(("key",)).column(0))
+                keys.append(batch.keys())
         return keys[0] if len(keys) == 1 else pa.concat_arrays(keys)
 
     @cached_property
@@ -104,19 +104,23 @@ class ScannedBatches:
         """Return the index of the first row of a batch."""
         return int(self.ends[index]) - self.batches[index].count
 
-    def table(self, rows: list[tuple[int, BoolArray]]) -> Any:
+    def table(
+        self, rows: list[tuple[int, BoolArray]], read: Callable[[Batch], Any] = Batch.columns
+    ) -> Any:
         """Return some rows of some batches as a `pyarrow.Table` with their offsets.
 
         Args:
             rows: The index of a batch, and a mask of its rows.
+            read: Returns the columns of a batch; by default those that are stored.
         """
         decoded = [
-            self._decoded[index] if index in self._decoded else self.batches[index].columns()
+            self._decoded[index] if index in self._decoded else read(self.batches[index])
             for index, _ in rows
         ]
         table = pa.Table.from_batches(decoded)
         offsets = [self.offsets[self.start(index) : self.ends[index]] for index, _ in rows]
-        table = table.append_column("offset", numbers(np.concatenate(offsets), pa.int64()))
+        name = self.batches[0].layout.added("offset") if read is Batch.columns else "offset"
+        table = table.append_column(name, numbers(np.concatenate(offsets), pa.int64()))
         if table.num_rows < _FEW_ROWS * len(rows):
             table = table.combine_chunks()  # Arrow has a high cost per chunk.
         mask = np.concatenate([mask for _, mask in rows])
@@ -148,6 +152,16 @@ def nulls(column: Any) -> BoolArray:
     if validity is None:
         return np.zeros(len(column), bool)
     return ~bits(validity, column)
+
+
+def tombstone_rows(batch: Batch) -> BoolArray:
+    """Return which rows of a batch are tombstones."""
+    if not batch.is_typed:
+        return nulls(batch.columns(("value",)).column(0))
+    if not batch.may_have_tombstones:
+        return np.zeros(batch.count, bool)
+    column = batch.columns(("_tombstone",)).column(0)
+    return bits(column.buffers()[1], column)
 
 
 def bits(buffer: Any, column: Any) -> BoolArray:

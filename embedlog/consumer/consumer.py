@@ -27,7 +27,7 @@ from embedlog.consumer.arguments import (
 from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.committer import Callback
 from embedlog.consumer.cursor import PartitionCursor
-from embedlog.consumer.deserialize import RecordDecoder, check_columns
+from embedlog.consumer.deserialize import ColumnQuery, RecordDecoder, check_columns
 from embedlog.consumer.group_client import ConsumerGroupMetadata, GroupClient
 from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
@@ -55,6 +55,7 @@ from embedlog.root.root import Root, check_root
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     from embedlog.config.options import ConsumerOptions
 
@@ -507,6 +508,7 @@ class Consumer(Generic[K_co, V_co]):
         timeout_ms: float | None = 0,
         max_records: int | None = None,
         columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
     ) -> dict[TopicPartition, list[pa.RecordBatch]]:
         """Poll, but return `pyarrow.RecordBatch` objects, one for each stored batch.
 
@@ -514,16 +516,16 @@ class Consumer(Generic[K_co, V_co]):
             timeout_ms: As in `poll`.
             max_records: The maximum of rows over all partitions; None is as many as one fetch
                 brings (``max_partition_fetch_bytes``, ``fetch_max_bytes``).
-            columns: As in `iter_batches`.
+            columns, where: As in `iter_batches`.
 
         Raises:
             Exception: As `poll`; ValueError, if a column does not exist.
         """
         limit = check_max_records(max_records) or _UNLIMITED
-        names = check_columns(columns)
+        query = self._query(columns, where)
         with self._guard:
             return self._wait_for(
-                lambda: self._fetch_all(lambda cursor, n: cursor.take_rows(names, n), limit),
+                lambda: self._fetch_all(lambda cursor, n: cursor.take_rows(query, n), limit),
                 timeout_ms,
             )
 
@@ -566,7 +568,10 @@ class Consumer(Generic[K_co, V_co]):
         return chain.from_iterable(iter(lambda: self._next(take, ends), None))
 
     def iter_batches(
-        self, columns: Sequence[str] | None = None, until: Until = None
+        self,
+        columns: Sequence[str] | None = None,
+        until: Until = None,
+        where: pc.Expression | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Iterate over the stored batches from the positions on, as `pyarrow.RecordBatch`.
 
@@ -575,16 +580,25 @@ class Consumer(Generic[K_co, V_co]):
 
         Args:
             columns: The columns in order, of offset, partition, timestamp, key, value and
-                headers; None is all but headers.
+                headers, or, for a typed topic, its own in place of key and value; None is all
+                but headers.
             until: As in `iter_records`.
+            where: Only rows for which this expression is true; positions move past the others.
 
         Raises:
             Exception: As `poll`; ValueError, if a column does not exist.
         """
         with self._guard:
-            return self._iter_batches(check_columns(columns), self._ends(until))
+            return self._iter_batches(self._query(columns, where), self._ends(until))
 
-    def _iter_batches(self, names: tuple[str, ...], ends: Ends | None) -> Iterator[pa.RecordBatch]:
+    def _query(self, columns: Sequence[str] | None, where: pc.Expression | None) -> ColumnQuery:
+        names = None if columns is None else tuple(columns)
+        catalog = self._root.context.catalog
+        if names is not None and not any(info.schema_version for info in catalog.topics().values()):
+            check_columns(names)  # At the first batch otherwise, which may be of a typed topic.
+        return ColumnQuery(names, where)
+
+    def _iter_batches(self, query: ColumnQuery, ends: Ends | None) -> Iterator[pa.RecordBatch]:
         def take(cursor: PartitionCursor, stop: int | None) -> PartitionCursor | None:
             return cursor if cursor.buffered_bytes else None
 
@@ -594,7 +608,7 @@ class Consumer(Generic[K_co, V_co]):
             while not (cursor.paused or self._waiter.wakeup_pending or self._guard.closed):
                 try:
                     with self._guard:
-                        rows = cursor.next_rows(names, _UNLIMITED, stop)
+                        rows = cursor.next_rows(query, _UNLIMITED, stop)
                 except ClosedError:
                     break
                 if rows is None:

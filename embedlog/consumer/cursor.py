@@ -13,9 +13,11 @@ from typing import Any
 from embedlog.batch import CONTROL, Batch
 from embedlog.consumer.deserialize import (
     ArrowDecoder,
+    ColumnQuery,
     Deserializers,
     RecordDecoder,
     RecordRun,
+    TypedArrowDecoder,
     batch_offsets,
     locate_error,
 )
@@ -82,7 +84,7 @@ class PartitionCursor:
         """The last committed offset that this consumer saw; it need not be committed again."""
         self._batches: deque[Batch] = deque()
         self._run: RecordRun | None = None
-        self._arrow: ArrowDecoder | None = None
+        self._arrow: ArrowDecoder | TypedArrowDecoder | None = None
         self._deserializers: Deserializers | None = None
         """Those for what was fetched last; None if they were not needed yet."""
         self._reader: PartitionReader | None = None
@@ -365,14 +367,12 @@ class PartitionCursor:
                 return run
         return None
 
-    def next_rows(self, names: tuple[str, ...], max_rows: int, stop: int | None) -> Any:
+    def next_rows(self, query: ColumnQuery, max_rows: int, stop: int | None) -> Any:
         """Return rows of the batch at the position as columns; None if nothing is fetched."""
         if self._run is not None:
             self.recall_records()
-        arrow = self._arrow
-        if arrow is None or arrow.names is not names:
-            arrow = self._arrow = ArrowDecoder(self.partition, names, self._decoder.verify)
         while (head := self._head()) is not None:
+            arrow = self._arrow_decoder(query)
             position, after = self.position(), head.next_offset
             try:
                 whole = position <= head.base_offset and (stop is None or stop >= after)
@@ -383,11 +383,26 @@ class PartitionCursor:
             except CorruptBatchError as error:
                 raise locate_error(error, head, self.partition, position) from error
             self._position = max(after, position)
-            if rows is not None:
+            if rows is not None and (rows.num_rows or query.where is None):
                 self._count_records(head, rows.num_rows)
-            if rows is not None or after < head.next_offset:
                 return rows
+            if rows is None and after < head.next_offset:
+                return None
         return None
+
+    def _arrow_decoder(self, query: ColumnQuery) -> ArrowDecoder | TypedArrowDecoder:
+        """Return what decodes what was fetched; of a typed topic with its current schema."""
+        if (deserializers := self._deserializers) is None:
+            deserializers = self._decoder.deserializers(self.partition.topic)
+            self._deserializers, self._arrow = deserializers, None
+        arrow = self._arrow
+        if arrow is None or arrow.query is not query:
+            if deserializers.typed is None:
+                arrow = ArrowDecoder(self.partition, query, self._decoder.verify)
+            else:
+                arrow = TypedArrowDecoder(self.partition, query, deserializers.typed)
+            self._arrow = arrow
+        return arrow
 
     def _count_records(self, batch: Batch, count: int) -> None:
         """Count records of a batch that are about to be returned."""
@@ -404,9 +419,9 @@ class PartitionCursor:
         records = list(islice(run.records, max_records))
         return records, len(records)
 
-    def take_rows(self, names: tuple[str, ...], max_rows: int) -> tuple[list[Any], int] | None:
+    def take_rows(self, query: ColumnQuery, max_rows: int) -> tuple[list[Any], int] | None:
         """Take some rows of one batch as columns, and their number."""
-        rows = self.next_rows(names, max_rows, None)
+        rows = self.next_rows(query, max_rows, None)
         return None if rows is None else ([rows], rows.num_rows)
 
     def take_iterator(self, max_offsets: int | None, stop: int | None) -> Iterator[Record] | None:
@@ -426,7 +441,11 @@ class PartitionCursor:
 
 
 def _partial_rows(
-    arrow: ArrowDecoder, batch: Batch, position: int, stop: int | None, max_rows: int
+    arrow: ArrowDecoder | TypedArrowDecoder,
+    batch: Batch,
+    position: int,
+    stop: int | None,
+    max_rows: int,
 ) -> tuple[Any, int]:
     """Return some rows of a batch, or None if there are none, and the position after them."""
     after = batch.next_offset if stop is None else min(stop, batch.next_offset)

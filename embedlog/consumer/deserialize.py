@@ -22,9 +22,11 @@ from embedlog.errors import (
     RecordDeserializationError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.lazy import pa
+from embedlog.lazy import pa, pc
 from embedlog.record import Record, TopicPartition
 from embedlog.root.root import Root
+from embedlog.schemas.reading import TypedReader, names_in
+from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.serializers import Adapter, Field, adapt_for_topic, adapt_own, shortened
 
 COLUMNS = ("offset", "partition", "timestamp", "key", "value")
@@ -149,8 +151,11 @@ class RowLists:
 
     __slots__ = ("headers", "keys", "offsets", "times", "values")
 
-    def __init__(self, batch: Batch, position: int, verify: bool) -> None:
-        self.times, self.keys, self.values, self.headers = batch.lists(verify)
+    def __init__(
+        self, batch: Batch, position: int, verify: bool, typed: TypedReader | None = None
+    ) -> None:
+        rows: Any = batch.lists(verify) if typed is None else typed.lists(batch, verify)
+        self.times, self.keys, self.values, self.headers = rows
         self.offsets = batch_offsets(batch)
         row = bisect_left(self.offsets, position)
         if row:
@@ -169,6 +174,8 @@ class Deserializers(NamedTuple):
 
     key: Adapter | None
     value: Adapter | None
+    typed: TypedReader | None = None
+    """What reads the records of a typed topic: ``value`` then gets a dict, and not bytes."""
 
     def apply(self, rows: RowLists, partition: TopicPartition) -> RecordDeserializationError | None:
         """Deserialize rows in place; drop them from a failure on, and return its error."""
@@ -238,12 +245,19 @@ def topic_deserializers(
     allow_pickle: bool,
     key: Adapter | None = None,
     value: Adapter | None = None,
+    schema: TopicSchema | None = None,
 ) -> Deserializers:
     """Return the deserializers for a topic: those that are passed, or else the topic's.
+
+    For a typed topic, which has a ``schema``, only a program's own are used: the built-in ones
+    are for bytes.
 
     Raises:
         InvalidConfigError: The topic's is pickle, which is not allowed.
     """
+    if schema is not None:
+        key, value = (None if own is None or own.name else own for own in (key, value))
+        return Deserializers(key, value, TypedReader(schema))
     deserializers = Deserializers(
         adapt_for_topic(topic, key, config.key_serializer, "deserialize", "key", allow_pickle),
         adapt_for_topic(
@@ -282,7 +296,7 @@ class RecordDecoder:
             RecordDeserializationError: The first record cannot be decoded (E10).
         """
         try:
-            rows = self.rows_type(batch, position, self.verify)
+            rows = self.rows_type(batch, position, self.verify, deserializers.typed)
         except CorruptBatchError as error:
             raise locate_error(error, batch, partition, position) from error
         if deserializers is RAW:
@@ -307,13 +321,23 @@ class RecordDecoder:
         deserializers = self._topics.get(topic)
         if deserializers is None:
             try:
-                config = self._root.topic(topic).config
+                info = self._root.topic(topic)
+                config, schema = info.config, self._root.context.catalog.schema(info)
             except UnknownTopicOrPartitionError:
-                config = TopicConfig()  # deleted since the batch was fetched
+                config, schema = TopicConfig(), None  # deleted since the batch was fetched
             deserializers = self._topics[topic] = topic_deserializers(
-                topic, config, self._allow_pickle, self._key, self._value
+                topic, config, self._allow_pickle, self._key, self._value, schema
             )
         return deserializers
+
+
+class ColumnQuery(NamedTuple):
+    """Which columns of which rows a program asked a consumer for."""
+
+    names: tuple[str, ...] | None
+    """None is all but the headers."""
+    where: pc.Expression | None
+    """Only rows for which this is true; None is all."""
 
 
 class ArrowDecoder:
@@ -322,8 +346,10 @@ class ArrowDecoder:
     The columns of offsets and of the partition number are slices of long cached arrays.
     """
 
-    def __init__(self, partition: TopicPartition, names: tuple[str, ...], verify: bool) -> None:
+    def __init__(self, partition: TopicPartition, query: ColumnQuery, verify: bool) -> None:
+        names = check_columns(query.names)
         self.names, self._partition, self._verify = names, partition, verify
+        self.query = query
         metadata = {TOPIC: partition.topic.encode()}
         self._schema = pa.schema([_fields()[name] for name in names], metadata)
         stored = tuple(name for name in names if name not in ("offset", "partition"))
@@ -346,7 +372,9 @@ class ArrowDecoder:
             by_name = dict(zip(stored, columns, strict=True))
             arrays = [self._column(name, by_name, batch) for name in self.names]
         decoded = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        return decoded if rows is None else decoded.slice(rows.start, rows.stop - rows.start)
+        if rows is not None:
+            decoded = decoded.slice(rows.start, rows.stop - rows.start)
+        return decoded if self.query.where is None else decoded.filter(self.query.where)
 
     def _column(self, name: str, by_name: dict[str, Any], batch: Batch) -> Any:
         if name == "offset":
@@ -372,6 +400,46 @@ class ArrowDecoder:
             number, length = self._partition.partition, max(count, _CACHED_ROWS)
             self._partition_numbers = repeated(number, pa.int32(), length)
         return self._partition_numbers.slice(0, count)
+
+
+class TypedArrowDecoder:
+    """Decodes the batches of one partition of a typed topic to `pyarrow.RecordBatch` objects.
+
+    Args:
+        partition: The partition.
+        query: Which columns and rows.
+        reader: What reads the topic.
+
+    Raises:
+        ValueError: A column does not exist.
+    """
+
+    def __init__(self, partition: TopicPartition, query: ColumnQuery, reader: TypedReader) -> None:
+        self.query, self._partition, self._reader = query, partition, reader
+        try:
+            schema = reader.select(query.names)
+        except KeyError as error:
+            raise ValueError(error.args[0]) from None
+        self._schema = schema.with_metadata({TOPIC: partition.topic.encode()})
+        extra = [] if query.where is None else names_in(query.where, list(reader.result))
+        self._read = reader.select(list(dict.fromkeys([*schema.names, *extra])))
+
+    def decode(self, batch: Batch, rows: slice | None) -> Any:
+        """Return some rows, or all, that the query asks for.
+
+        Raises:
+            CorruptBatchError: The checksum of a column that is read does not match (E14).
+        """
+        first, last = (0, batch.count) if rows is None else (rows.start, rows.stop)
+        table = self._reader.table([(batch, first, last)], self._partition.partition, self._read)
+        if self.query.where is not None:
+            table = table.filter(self.query.where)
+        table = table.select(self._schema.names).combine_chunks()
+        columns = [
+            column.chunk(0) if column.num_chunks else pa.nulls(0, column.type)
+            for column in table.columns
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
 def check_columns(names: Sequence[str] | None) -> tuple[str, ...]:

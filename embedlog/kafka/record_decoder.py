@@ -10,6 +10,7 @@ from embedlog.batch import Batch
 from embedlog.consumer.deserialize import NO_HEADERS, RecordDecoder, RecordRun, RowLists
 from embedlog.kafka.structs import ConsumerRecord
 from embedlog.record import TopicPartition
+from embedlog.schemas.reading import TypedReader
 
 
 class _FromTuple(tuple):  # type: ignore[type-arg]
@@ -35,8 +36,10 @@ class SizedRowLists(RowLists):
 
     __slots__ = ("key_sizes", "value_sizes")
 
-    def __init__(self, batch: Batch, position: int, verify: bool) -> None:
-        super().__init__(batch, position, verify)
+    def __init__(
+        self, batch: Batch, position: int, verify: bool, typed: TypedReader | None = None
+    ) -> None:
+        super().__init__(batch, position, verify, typed)
         # `keep` drops rows at the end only, after this: `zip` ignores their sizes.
         self.key_sizes, self.value_sizes = _sizes(self.keys), _sizes(self.values)
 
@@ -45,8 +48,8 @@ def _sizes(items: list[bytes | None]) -> Iterable[int]:
     absent = items.count(None)
     if absent == len(items):
         return repeat(-1)
-    if absent:
-        return [-1 if item is None else len(item) for item in items]
+    if absent or not isinstance(items[0], bytes):
+        return [len(item) if isinstance(item, bytes) else -1 for item in items]
     return list(map(len, items))  # type: ignore[arg-type]
 
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from embedlog import batch as batches
 from embedlog import index, kv
 from embedlog.batch import EncodedBatch
 from embedlog.errors import CorruptionError, DiskFullError
@@ -121,18 +120,16 @@ def append_locked(
     """
     assert log.thread_lock.locked()
     pending = PendingAppend(log, tail, publish=not synced)
-    for batch in encoded:
+    for batch in validation.in_current_schema(log, encoded):
         receipt = pending.receipt_of_repeated(batch)
         if receipt is not None:
             pending.receipts.append(receipt)
             continue
         if roll.is_due(log, file, pending.tail, batch):
             _commit(log, file, pending)
-            pending.begin(roll.roll(log, pending.tail, headers=batch.has_headers, synced=synced))
+            pending.begin(roll.roll(log, pending.tail, roll.columns_of(batch), synced=synced))
             file = log.active_file()
-        # A segment has one schema: batches after one with headers get the column too.
-        add_column = log.active_segment.headers and not batch.has_headers
-        pending.add(batches.add_headers(batch) if add_column else batch)
+        pending.add(validation.with_columns_of(log.active_segment, batch))
     _commit(log, file, pending)
     return pending
 

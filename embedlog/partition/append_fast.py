@@ -8,7 +8,7 @@ changed.  It takes half the time.  Under the partition's lock.
 from __future__ import annotations
 
 from embedlog import index, kv
-from embedlog.batch import HEADERS, EncodedBatch
+from embedlog.batch import NOT_FAST, EncodedBatch
 from embedlog.index import IndexEntry
 from embedlog.partition import producer_state
 from embedlog.partition.producer_state import LAST_SEQUENCE
@@ -34,7 +34,7 @@ def append_fast(
         base == first
         or end > config.segment_bytes
         or timestamp - oldest > rules.max_segment_ms
-        or batch.flags & HEADERS
+        or batch.flags & NOT_FAST
         or file.has_offsets
     ):
         return None

@@ -110,7 +110,7 @@ def _first_at_time(log: PartitionState, tail: Tail, timestamp: int) -> OffsetAnd
 
 def first_record(batch: Batch, offset: int, timestamp: int = NO_TIME) -> OffsetAndTimestamp | None:
     """Return the first record of a batch at or above an offset and a time; None if it has none."""
-    times = batch.columns(["timestamp"]).column(0).cast(pa.int64())
+    times = batch.timestamps().view(pa.int64())
     offsets = batch.offsets()
     since, start = number(timestamp, pa.int64()), number(offset, pa.int64())
     matches = pc.and_(pc.greater_equal(times, since), pc.greater_equal(offsets, start))

@@ -90,14 +90,14 @@ class Replacement:
     Args:
         log: The partition.
         base_offset: The base offset of the first segment that it replaces.
-        headers: Whether it has the headers column.
+        columns: A segment that has the columns that it is to have.
     """
 
-    def __init__(self, log: PartitionState, base_offset: int, *, headers: bool) -> None:
+    def __init__(self, log: PartitionState, base_offset: int, columns: SegmentInfo) -> None:
         self._log = log
         self._uncommitted = True
         self._old: Sequence[SegmentInfo] = ()
-        new = SegmentInfo(base_offset, 0, log.context.clock(), headers=headers)
+        new = roll.with_columns(SegmentInfo(base_offset, 0, log.context.clock()), columns)
         self.info = uncommitted_files.new_file(log, new)
         """Its row of the manifest; complete once it is swapped in."""
         schema = roll.schema_of(log, self.info, offsets=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from embedlog import batch as batches
 from embedlog import catalog, index, keyspace, kv
-from embedlog.batch import EncodedBatch
+from embedlog.batch import HEADERS, TOMBSTONES, EncodedBatch
+from embedlog.batch.wire import SCHEMA_VERSION, layout_of
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import DurabilityError
 from embedlog.partition import producer_state, uncommitted_files
@@ -20,8 +20,11 @@ _logger = logging.getLogger("embedlog.partition")
 
 def is_due(log: PartitionState, file: SegmentFile, tail: Tail, batch: EncodedBatch) -> bool:
     """Whether a batch must go into a new segment: by size, time, span, or for a column (A11)."""
+    active = log.active_segment
     # What a truncation left of a compacted segment has a column too many.
-    if file.has_offsets or (batch.flags & batches.HEADERS and not log.active_segment.headers):
+    if file.has_offsets or batch.schema_version != active.schema_version:
+        return True
+    if batch.flags & (HEADERS | TOMBSTONES) & ~active.column_flags:
         return True
     span = tail.log_end_offset - tail.base_offset
     if not span:
@@ -35,11 +38,43 @@ def is_due(log: PartitionState, file: SegmentFile, tail: Tail, batch: EncodedBat
     return newest - tail.first_timestamp > log.rules.max_segment_ms
 
 
+def columns_of(*encoded: EncodedBatch) -> SegmentInfo:
+    """Return a segment, with nothing else, that has the columns of batches of one version."""
+    return SegmentInfo(
+        0,
+        0,
+        0,
+        headers=any(batch.flags & HEADERS for batch in encoded),
+        tombstones=any(batch.flags & TOMBSTONES for batch in encoded),
+        schema_version=encoded[0].schema_version,
+    )
+
+
+def columns_of_schema(schema: Any) -> SegmentInfo:
+    """Return a segment, with nothing else, that has the columns of a segment file's schema."""
+    flags, version = layout_of(schema).flags, (schema.metadata or {}).get(SCHEMA_VERSION)
+    return SegmentInfo(
+        0,
+        0,
+        0,
+        headers=bool(flags & HEADERS),
+        tombstones=bool(flags & TOMBSTONES),
+        schema_version=0 if version is None else int(version),
+    )
+
+
+def with_columns(info: SegmentInfo, other: SegmentInfo) -> SegmentInfo:
+    """Return a segment with the columns of another one."""
+    return info._replace(
+        headers=other.headers, tombstones=other.tombstones, schema_version=other.schema_version
+    )
+
+
 def roll(
     log: PartitionState,
     tail: Tail,
+    columns: SegmentInfo | None = None,
     *,
-    headers: bool | None = None,
     synced: bool | None = None,
     gap: bool = False,
 ) -> Tail:
@@ -48,13 +83,12 @@ def roll(
     Args:
         log: The partition.
         tail: Its tail.
-        headers: Whether the new segment has a column for headers; by default as the old one.
+        columns: A segment that has the columns for the new one; by default those of the old one.
         synced: Flush what is sealed first, and move the recovery point past it; by default
             if the ``durability`` of the log is "fsync".
         gap: Whether the last offsets of the sealed segment have no records.
     """
     old, file = log.active_segment, log.active_file()
-    headers = old.headers if headers is None else headers
     synced = log.context.durability == "fsync" if synced is None else synced
     if not tail.empty:
         file.write([END_MARK], tail.log_end_position)
@@ -62,7 +96,7 @@ def roll(
         sync_files(log, tail, file)
     # Name it first, create it second: a missing empty tail can be created again,
     # but a file that the manifest does not name is garbage.
-    new = _name_next(log, tail, old._replace(dense=old.dense and not gap), headers, synced)
+    new = _name_next(log, tail, old._replace(dense=old.dense and not gap), columns or old, synced)
     log.refresh()
     after = start_segment(log, tail, new, synced)
     _logger.debug(
@@ -75,9 +109,12 @@ def roll(
 
 
 def _name_next(
-    log: PartitionState, tail: Tail, old: SegmentInfo, headers: bool, synced: bool
+    log: PartitionState, tail: Tail, old: SegmentInfo, columns: SegmentInfo, synced: bool
 ) -> SegmentInfo:
-    """Seal the old segment in the manifest and name the new one, in one transaction."""
+    """Seal the old segment in the manifest and name the new one, in one transaction.
+
+    The new one has the columns of another one.
+    """
     entries = log.context.live.read(lambda txn: index.entries(txn, log.key, old.id))
     producers = log.remembered_producers() if synced else {}
     sealed = old._replace(
@@ -91,7 +128,9 @@ def _name_next(
 
     def step(txn: kv.Txn) -> SegmentInfo:
         number = catalog.next_number(txn, "segment")
-        new = SegmentInfo(tail.log_end_offset, number, created_ms, headers=headers, dense=True)
+        new = with_columns(
+            SegmentInfo(tail.log_end_offset, number, created_ms, dense=True), columns
+        )
         if tail.empty:
             uncommitted_files.drop_names(txn, log.key, [old])
         else:
@@ -169,4 +208,4 @@ def schema_of(log: PartitionState, info: SegmentInfo, offsets: bool = False) -> 
         b"embedlog.partition": str(log.partition).encode(),
         b"embedlog.base_offset": str(info.base_offset).encode(),
     }
-    return batches.schema(headers=info.headers, offsets=offsets, metadata=metadata)
+    return log.schema_of(info, offsets, metadata)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -38,6 +38,8 @@ from embedlog.partition.bounded_clock import last_reading
 from embedlog.partition.open_files import OpenFiles
 from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.tail import TAILS, CachedTail, Tail
+from embedlog.schemas.segment_schema import segment_schema
+from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.segment import SegmentFile, path_of
 
 _logger = logging.getLogger("embedlog.partition")
@@ -119,7 +121,8 @@ def append_rules(config: TopicConfig, active: SegmentInfo) -> AppendRules:
         uses_append_time
         or checks_timestamps
         or config.compacts
-        or active.headers
+        or active.column_flags
+        or active.schema_version
         or config.segment_max_offset_span < INT_MAX
         or has_flush_interval(config)
     ):
@@ -173,6 +176,8 @@ class PartitionState:
         self._snapshot_lock = threading.Lock()
         self.snapshot_version = -1
         self.config: TopicConfig = topic.config
+        self.schema: TopicSchema | None = None
+        """The current version of the schema of a typed topic; None if values are bytes."""
         self.rules: AppendRules
         self.active_segment: SegmentInfo
         self._segments: SortedDict[int, SegmentInfo] | None = None
@@ -275,7 +280,7 @@ class PartitionState:
         else:
             active = read(lambda txn: catalog.last_segment(txn, self.key))
             self.active_segment, self._segments = self._existing(active), None
-        self.config = topic.config
+        self.config, self.schema = topic.config, self.context.catalog.schema(topic)
         self.rules = append_rules(topic.config, self.active_segment)
         self.snapshot_version = version
 
@@ -399,8 +404,41 @@ class PartitionState:
 
     def open_segment(self, info: SegmentInfo, *, write: bool = False) -> SegmentFile:
         """Open one of the partition's segment files."""
-        expected = partial(_columns, info.headers)
+        expected = partial(self._expected_schemas, info)
         return SegmentFile(self.context.files, self.path_of(info), write=write, expected=expected)
+
+    def schema_of(
+        self,
+        info: SegmentInfo,
+        offsets: bool = False,
+        metadata: Mapping[bytes, bytes] | None = None,
+    ) -> Any:
+        """Return the Arrow schema of a segment's batches.
+
+        Args:
+            info: The segment.
+            offsets: Whether it is compacted, so that its last column has the offsets.
+            metadata: What the file says about itself.
+        """
+        schema = self.schema
+        if schema is None or schema.version != info.schema_version:
+            topic = self.context.catalog.topic(self.topic)
+            schema = self.context.catalog.schema(topic, info.schema_version)
+        if schema is None:
+            return batches.schema(headers=info.headers, offsets=offsets, metadata=metadata)
+        return segment_schema(
+            schema,
+            headers=info.headers,
+            tombstones=info.tombstones,
+            offsets=offsets,
+            metadata=metadata,
+        )
+
+    def _expected_schemas(self, info: SegmentInfo) -> tuple[Any, ...]:
+        """Return the schemas, without metadata, that a segment file may have."""
+        if not info.schema_version:
+            return _columns(info.headers)
+        return tuple(self.schema_of(info, offsets) for offsets in (False, True))
 
     def path_of(self, info: SegmentInfo) -> str:
         """Return the path of a segment, relative to the root."""

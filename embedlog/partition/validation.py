@@ -5,15 +5,48 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import cast
 
 from embedlog import batch as batches
-from embedlog.batch import EncodedBatch
+from embedlog.batch import TYPED, EncodedBatch
+from embedlog.catalog import SegmentInfo
 from embedlog.errors import InvalidRecordError, RecordBatchTooLargeError, RecordTooLargeError
 from embedlog.partition.state import PartitionState
+from embedlog.schemas.typed_batch import TypedBatch
 
 _logger = logging.getLogger("embedlog.partition")
 _warned: set[tuple[str, int]] = set()
 """The topics that this process has warned of: the path of the root, and the topic's id."""
+
+
+def in_current_schema(
+    log: PartitionState, encoded: Sequence[EncodedBatch]
+) -> Sequence[EncodedBatch]:
+    """Return batches of a typed topic in the current version of its schema.
+
+    Their producer may have encoded them before the schema changed.  Those of a topic of bytes
+    are returned as they are.
+    """
+    schema = log.schema
+    if schema is None:
+        return encoded
+    return [cast("TypedBatch", batch).fitted(schema, 0) for batch in encoded]
+
+
+def with_columns_of(info: SegmentInfo, batch: EncodedBatch) -> EncodedBatch:
+    """Return a batch with the columns that a segment has.
+
+    A segment has one schema: batches after one with headers get the column too, and those of a
+    typed topic that after a tombstone.
+    """
+    missing = info.column_flags & ~batch.flags
+    if not missing:
+        return batch
+    if batch.flags & TYPED:
+        typed = cast("TypedBatch", batch)
+        assert typed.schema is not None
+        return typed.fitted(typed.schema, missing)
+    return batches.add_headers(batch)
 
 
 def check(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
@@ -22,10 +55,18 @@ def check(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
     Raises:
         RecordTooLargeError: A batch is over ``max.message.bytes`` (A4).
         RecordBatchTooLargeError: A batch takes more than ``segment.bytes`` on the disk (A4).
-        InvalidRecordError: A6, A7.
+        InvalidRecordError: A6, A7; or the batch has columns, and the topic is one of bytes, or
+            the other way round.
     """
-    config = log.config
+    config, is_typed = log.config, log.schema is not None
     for batch in encoded:
+        if bool(batch.flags & TYPED) is not is_typed:
+            raise InvalidRecordError(
+                f"The batch has {'bytes' if is_typed else 'columns'}, and the values of the topic "
+                f"are {'columns' if is_typed else 'bytes'}",
+                **log.where,
+                todo="Was the topic deleted and created again? Send the records again.",
+            )
         if batches.is_over(batch, config.max_message_bytes):
             raise RecordTooLargeError(
                 f"A batch of {batches.kafka_size(batch)} bytes, as Kafka counts them, is over "

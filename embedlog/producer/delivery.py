@@ -230,7 +230,8 @@ class OpenBatch(Delivery):
         self.batches, self.starts, self.timestamps, self.callbacks = [], [], [], []
         self.order = self.positions = self.error = self.failed = self.metadata = None
         self.sealed = False
-        self.values: list[bytes | None] = []
+        self.values: list[Any] = []
+        """Bytes or None, or the rows of a typed topic."""
         self.keys: list[bytes | None] = []
         self.headers: dict[int, Any] = {}
         """By row; most records have none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, pairwise
 from time import monotonic
 from typing import Any
@@ -24,6 +24,8 @@ from embedlog.producer.row_batches import (
     slice_bounds,
 )
 from embedlog.producer.topic_settings import TopicSettings
+from embedlog.producer.typed_rows import TypedColumns, of_rows
+from embedlog.schemas.rows import TypedRow
 
 Batches = Iterator[tuple[int, EncodedBatch]]
 """Pairs of a partition and a batch."""
@@ -56,6 +58,8 @@ class RowPartitioner:
         self, rows: Rows, size: int, explicit_partitions: dict[int, int]
     ) -> tuple[Any, Batches]:
         """Return the order of the rows in the batches (None: as they are), and the batches."""
+        if type(rows.values[0]) is TypedRow:
+            return self._split_typed(of_rows(rows), explicit_partitions)
         partition = self._single_partition(rows, explicit_partitions)
         if partition is not None:
             return None, self._encode(rows, size, partition)
@@ -155,6 +159,43 @@ class RowPartitioner:
                     self.sent_sticky(encoded.size)
                 else:
                     yield partition, encoded
+
+    def _split_typed(
+        self, rows: TypedColumns, explicit_partitions: dict[int, int]
+    ) -> tuple[Any, Batches]:
+        """Do as `split` does, for records of a typed topic."""
+        count = rows.columns.num_rows
+        keyless = self._config.partitioner_ignore_keys or rows.keys.null_count == count
+        if self._settings.info.partitions == 1:
+            return None, self._encode_typed(rows, 0)
+        if keyless and not explicit_partitions:
+            return None, self._encode_typed(rows, None)
+        order, bounds = self._sort(rows.keys, rows.columns.nbytes, explicit_partitions)
+        rows = rows.take(numbers(order, pa.int64()))
+        parts = (
+            self._encode_typed(rows.slice(start, stop), partition)
+            for partition, start, stop in bounds
+        )
+        return order, chain.from_iterable(parts)
+
+    def _encode_typed(self, rows: TypedColumns, partition: int | None) -> Batches:
+        """Yield the batches of records for a partition, or for the sticky one if it is None."""
+        settings = self._settings
+        encoded = rows.batches(settings.column_batch_bytes, settings.compression, settings.limits)
+        for batch in encoded:
+            if partition is None:
+                yield self.sticky_partition(), batch
+                self.sent_sticky(batch.size)
+            else:
+                yield partition, batch
+
+    def split_typed_table(self, parts: Iterable[TypedColumns], partition: int | None) -> Batches:
+        """Yield the batches of a table for a typed topic; each is encoded when it is asked for."""
+        for rows in parts:
+            if partition is not None:
+                yield from self._encode_typed(rows, partition)
+            else:
+                yield from self._split_typed(rows, {})[1]
 
     def split_rows(self, rows: Rows, size: int, partition: int | None) -> Batches:
         """Yield the batches of rows that came as lists; each is encoded when it is asked for."""

@@ -40,10 +40,13 @@ from embedlog.producer.row_batches import (
     table_rows,
 )
 from embedlog.producer.topic_queue import TopicQueue, no_key
+from embedlog.producer.typed_rows import of_table
 from embedlog.producer.validation import (
     check_all_bytes,
     check_headers,
     check_partition,
+    check_size,
+    check_timestamp,
     serialize,
     serialize_all,
     to_bytes,
@@ -51,6 +54,7 @@ from embedlog.producer.validation import (
 from embedlog.progress import format_bytes
 from embedlog.record import K, RecordMetadata, V
 from embedlog.root.root import Root, check_root
+from embedlog.schemas.rows import RowEncoder
 
 if TYPE_CHECKING:
     from embedlog.config.options import ProducerOptions
@@ -208,17 +212,16 @@ class Producer(Generic[K, V]):
         if settings.version != settings.current_version():
             # The topic may have got another serializer, or more partitions.
             settings.refresh()
+        if settings.row_encoder is not None:
+            return self._send_typed(
+                queue, settings.row_encoder, value, key, headers, partition, timestamp
+            )
         if settings.serializes:
             headers = [*headers] if headers else []
             key, value = serialize(settings, topic, headers, key, value)
         else:
             key, value = to_bytes(key, "key"), to_bytes(value, "value")
-        if timestamp is not None and (
-            type(timestamp) is not int or not -(1 << 63) <= timestamp < 1 << 63
-        ):
-            raise SerializationError(
-                f"A timestamp must be an int of milliseconds with 64 bits, got {timestamp!r}"
-            )
+        check_timestamp(timestamp)
         if partition is not None:
             check_partition(topic, partition, settings.info.partitions)
         elif config.partitioner is not None:
@@ -232,6 +235,55 @@ class Producer(Generic[K, V]):
         for name, data in headers or ():
             # A character takes up to four bytes.
             size += ROW_BYTES + 4 * len(name) + len(data or b"")
+        return self._add(queue, size, value, key, headers, partition, timestamp)
+
+    def _send_typed(
+        self,
+        queue: TopicQueue,
+        encoder: RowEncoder,
+        value: Any,
+        key: Any,
+        headers: Any,
+        partition: Any,
+        timestamp: Any,
+    ) -> RecordFuture:
+        """Do as `send`, for a record of a typed topic."""
+        check_timestamp(timestamp)
+        now_ms = self._clock()
+        row = encoder.row(value, key, timestamp, now_ms)
+        (key_bytes,) = encoder.key_bytes([row.key]).to_pylist() if row.key else (None,)
+        if partition is not None:
+            check_partition(queue.topic, partition, queue.settings.info.partitions)
+        elif self.config.partitioner is not None:
+            partition = self._partition_for(queue, key_bytes)
+        headers = check_headers(headers)
+        if key_bytes is None and (value is None or queue.settings.compacts):
+            return self._refuse(queue.topic, no_key(queue.topic, [0]))
+        of_row = encoder.timestamp_ms(row)
+        if of_row is not None or timestamp is None:
+            timestamp = now_ms if of_row is None else of_row
+        size = ROW_BYTES + encoder.size_of(row)
+        for name, data in headers or ():
+            size += ROW_BYTES + 4 * len(name) + len(data or b"")
+        limit = self.config.max_request_size
+        try:
+            check_size(queue.topic, size, size, limit)
+        except RecordTooLargeError as error:
+            return self._refuse(queue.topic, error)
+        return self._add(queue, size, row, key_bytes, headers, partition, timestamp)
+
+    def _add(
+        self,
+        queue: TopicQueue,
+        size: int,
+        value: Any,
+        key: bytes | None,
+        headers: Any,
+        partition: int | None,
+        timestamp: int,
+    ) -> RecordFuture:
+        """Add a record of about ``size`` bytes to the open batch, and return its future."""
+        topic = queue.topic
         with self._lock:
             try:
                 open_batch, free = queue.reserve(size, value, key, headers)
@@ -376,6 +428,8 @@ class Producer(Generic[K, V]):
         """
         queue = self._queue_for(topic, partition)
         table, settings = arrow_table(table), queue.settings
+        if settings.row_encoder is not None:
+            return self._append_typed(queue, table, (key, value, timestamp), partition, sequence)
         check_columns(table, key, value, timestamp)
         if settings.serializes:
             from embedlog.producer.serialize_table import serialize_table
@@ -390,6 +444,35 @@ class Producer(Generic[K, V]):
             queue.check_keys(keys.to_pylist(), count)
         numbered = self._numbered(queue, partition, sequence, count)
         batches = queue.row_partitioner.split_table(rows, partition)
+        return self._future(queue.send_batches(batches, numbered))
+
+    def _append_typed(
+        self,
+        queue: TopicQueue,
+        table: Any,
+        names: tuple[str | None, ...],
+        partition: int | None,
+        sequence: int | None,
+    ) -> BatchFuture:
+        """Do as `append_table`, for a typed topic."""
+        topic, encoder = queue.topic, queue.settings.row_encoder
+        assert encoder is not None
+        if any(name is not None for name in names):
+            raise SerializationError(
+                "The topic's schema says which columns are key and timestamp",
+                topic=topic,
+                todo="Leave out key, value and timestamp.",
+            )
+        parts = list(of_table(table, topic, encoder.schema, self._clock()))
+        count = sum(part.columns.num_rows for part in parts)
+        if not count:
+            return BatchFuture._completed([])
+        if queue.settings.info.config.compacts:
+            keys = [key for part in parts if part.keys.null_count for key in part.keys.to_pylist()]
+            if keys:
+                raise no_key(topic, [row for row, key in enumerate(keys) if key is None])
+        numbered = self._numbered(queue, partition, sequence, count)
+        batches = queue.row_partitioner.split_typed_table(parts, partition)
         return self._future(queue.send_batches(batches, numbered))
 
     def _queue_for(self, topic: str, partition: int | None) -> TopicQueue:

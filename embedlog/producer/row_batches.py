@@ -41,7 +41,8 @@ class ArrowArray(Protocol):
 class Rows(NamedTuple):
     """Records as lists; without ``keys`` or ``headers`` no record has one."""
 
-    values: Sequence[bytes | None]
+    values: Sequence[Any]
+    """Bytes or None, or the rows of a typed topic."""
     keys: Sequence[bytes | None] | None
     timestamps: Sequence[int] | int
     """In ms; an int is the timestamp of all records."""

@@ -32,6 +32,7 @@ from embedlog.producer.row_batches import CHUNK_BYTES
 from embedlog.producer.topic_settings import TopicSettings
 from embedlog.producer.validation import check_size
 from embedlog.record import Appended
+from embedlog.schemas.rows import TypedRow
 
 WRITE_BYTES = 2 << 20
 """The most that one append writes of a table.  Larger writes took longer per byte where it was
@@ -67,7 +68,8 @@ class TopicQueue:
         self.row_partitioner = RowPartitioner(context.config, self.settings, self.writers)
 
     def _settings_changed(self, settings: TopicSettings) -> None:
-        self.plain = not (self._general or settings.serializes)
+        typed = settings.row_encoder is not None
+        self.plain = not (self._general or settings.serializes or typed)
         """Whether `send` may add a record of bytes as it is."""
 
     # Memory
@@ -257,6 +259,7 @@ class TopicQueue:
                 or open_batch.headers
                 or open_batch.explicit_partitions
                 or not settings.uncompressed
+                or type(open_batch.values[0]) is TypedRow
                 or self.context.abandoned
                 or settings.version != settings.current_version()
             ):

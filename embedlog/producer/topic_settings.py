@@ -11,6 +11,7 @@ from embedlog.catalog import TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.producer.context import ProducerContext
 from embedlog.producer.row_batches import CHUNK_BYTES
+from embedlog.schemas.rows import RowEncoder
 from embedlog.serializers import adapt_for_topic
 
 COLUMN_BYTES = 1 << 20
@@ -67,6 +68,9 @@ class TopicSettings:
                 *(self._topic, info.partitions, before.partitions),
             )
         context, config = self._context, info.config
+        schema = context.root.context.catalog.schema(info)
+        self.row_encoder = None if schema is None else RowEncoder(info.name, schema)
+        """What checks the records for a typed topic; None if values are bytes."""
         self._adapt(info.name, config)
         producer, self.info = context.config, info
         self.compacts = config.compacts

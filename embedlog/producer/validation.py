@@ -148,6 +148,16 @@ def check_headers(headers: Any) -> Any:
     return [(name, to_bytes(value, "header")) for name, value in headers]
 
 
+def check_timestamp(timestamp: object) -> None:
+    """Refuse a timestamp of a record that is no int of 64 bits; None is none."""
+    if timestamp is not None and (
+        type(timestamp) is not int or not -(1 << 63) <= timestamp < 1 << 63
+    ):
+        raise SerializationError(
+            f"A timestamp must be an int of milliseconds with 64 bits, got {timestamp!r}"
+        )
+
+
 def check_partition(topic: str, partition: Any, partitions: int) -> None:
     """Refuse a partition that the topic does not have (G1)."""
     catalog.check_partition(topic, partition)

@@ -35,7 +35,6 @@ from contextlib import ExitStack, suppress
 from itertools import pairwise
 from typing import NamedTuple
 
-from embedlog import batch as batches
 from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
@@ -302,26 +301,32 @@ def _plan(log: PartitionState, encoded: list[EncodedBatch], synced: bool) -> Par
     if tail.failed:
         raise log.flush_failed()
     validation.check(log, encoded)
-    active = log.active_segment
-    headers = active.headers or any(batch.has_headers for batch in encoded)
-    if headers is not active.headers or roll.is_due(log, log.active_file(), tail, encoded[0]):
+    active, fitted = log.active_segment, validation.in_current_schema(log, encoded)
+    columns = roll.columns_of(*fitted)
+    columns = columns._replace(
+        headers=active.headers or columns.headers,
+        tombstones=active.tombstones or columns.tombstones,
+    )
+    if columns.column_flags != active.column_flags or roll.is_due(
+        log, log.active_file(), tail, fitted[0]
+    ):
         # Before anything else: the roll is complete, whether or not the rest succeeds.
-        tail = roll.roll(log, tail, headers=headers, synced=synced)
+        tail = roll.roll(log, tail, columns, synced=synced)
     segments = [SegmentPlan(log.active_segment, PendingAppend(log, tail, publish=True))]
     plan, file = PartitionPlan(log, tail, segments), log.active_file()
-    for batch in encoded:
-        if headers and not batch.has_headers:
-            batch = batches.add_headers(batch)
+    for batch in fitted:
+        batch = validation.with_columns_of(columns, batch)
         if roll.is_due(log, file, plan.after, batch):
-            segments.append(_plan_next_segment(log, plan.after, headers))
+            segments.append(_plan_next_segment(log, plan.after, columns))
         segments[-1].pending.add(batch)
     return plan
 
 
-def _plan_next_segment(log: PartitionState, tail: Tail, headers: bool) -> SegmentPlan:
+def _plan_next_segment(log: PartitionState, tail: Tail, columns: SegmentInfo) -> SegmentPlan:
     number = log.context.state.write(lambda txn: catalog.next_number(txn, "segment"))
     created_ms = tails.creation_time(tail, log.context.clock())
-    info = SegmentInfo(tail.log_end_offset, number, created_ms, headers=headers, dense=True)
+    info = SegmentInfo(tail.log_end_offset, number, created_ms, dense=True)
+    info = roll.with_columns(info, columns)
     start = roll.schema_of(log, info).serialize().size
     return SegmentPlan(info, PendingAppend(log, roll.tail_of_new(tail, info, start), publish=True))
 

@@ -39,6 +39,7 @@ from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.state import Context, Durability
 from embedlog.root import startup, topic_deletion
+from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.version import __version__
 
 _OPTIONS = (
@@ -132,10 +133,12 @@ class Root:
             return info
         return self.topic(name)
 
-    def create_topic(self, name: str, partitions: int, config: TopicConfig) -> TopicInfo:
+    def create_topic(
+        self, name: str, partitions: int, config: TopicConfig, schema: TopicSchema | None = None
+    ) -> TopicInfo:
         """Create a topic; every process sees it when this returns."""
         self.context.check_writable()
-        info = self.context.catalog.create_topic(name, partitions, config, self.clock())
+        info = self.context.catalog.create_topic(name, partitions, config, self.clock(), schema)
         self.wake.advance()
         return info
 
@@ -148,6 +151,13 @@ class Root:
         """Change the settings of a topic, for every process from its next call on."""
         self.context.check_writable()
         return self.context.catalog.alter_topic(name, changes)
+
+    def alter_schema(self, name: str, change: Callable[[TopicSchema], TopicSchema]) -> TopicInfo:
+        """Add the next version of a typed topic's schema, for every process; see `Catalog`."""
+        self.context.check_writable()
+        info = self.context.catalog.alter_schema(name, change)
+        self.wake.advance()
+        return info
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic; readers that have its files open finish with them (A38).

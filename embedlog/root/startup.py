@@ -18,7 +18,8 @@ from embedlog.display import plural
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.files import Files, forget_waiters
 from embedlog.groups import membership
-from embedlog.partition import journal
+from embedlog.partition import journal, roll
+from embedlog.schemas.segment_schema import schema_of_segment
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
 BOOT_FILE = "live/boot"
@@ -300,17 +301,15 @@ def _compacted(files: Files, path: str, base: int, file_id: int) -> catalog.Segm
     try:
         file = SegmentFile(files, path)
         stop = file.size() - len(END_MARK)
-        if "offset" not in file.schema.names or file.bytes(stop, len(END_MARK)) != END_MARK:
+        if not file.has_offsets or file.bytes(stop, len(END_MARK)) != END_MARK:
             return None
         for batch in file.scan(file.start, stop):
             end = batch.next_offset
             newest = batch.max_timestamp if newest is None else max(newest, batch.max_timestamp)
     except EmbedlogError:
         return None
-    headers = "headers" in file.schema.names
-    return catalog.SegmentInfo(
-        base, file_id, 0, end, stop + len(END_MARK), stop, newest, headers=headers
-    )
+    info = catalog.SegmentInfo(base, file_id, 0, end, stop + len(END_MARK), stop, newest)
+    return roll.with_columns(info, roll.columns_of_schema(file.schema))
 
 
 def _names(files: Files, directory: str) -> list[str]:
@@ -351,10 +350,11 @@ def _adopt_segments(
                 catalog.put_segment(txn, key, sealed)
         elif base:
             _start_at(txn, key, base)
-        headers = False
+        last = catalog.SegmentInfo(base, file_id, 0)
         with suppress(EmbedlogError):  # an empty file, which recovery creates again
-            headers = "headers" in SegmentFile(files, f"{directory}/{name}").schema.names
-        last = catalog.SegmentInfo(base, file_id, 0, headers=headers)
+            schema = SegmentFile(files, f"{directory}/{name}").schema
+            last = roll.with_columns(last, roll.columns_of_schema(schema))
+            catalog.adopt_schema(txn, info.name, schema_of_segment(schema))
         catalog.put_segment(txn, key, last)
         catalog.raise_number(txn, "segment", last.id)
         done.append(f"adopted {directory}/{name}")

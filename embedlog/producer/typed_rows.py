@@ -1,0 +1,142 @@
+"""Makes batches of the records of a typed topic, from rows that were sent and from tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from embedlog.batch import BatchLimits
+from embedlog.batch.arrays import number, repeated
+from embedlog.batch.key_bytes import key_bytes
+from embedlog.batch.wire import HEADERS, TOMBSTONES, headers_type, layout_of, timestamp_type
+from embedlog.errors import SerializationError
+from embedlog.lazy import pa
+from embedlog.producer.row_batches import Rows
+from embedlog.schemas.conform import conform
+from embedlog.schemas.evolution import convert
+from embedlog.schemas.segment_schema import segment_schema
+from embedlog.schemas.topic_schema import TopicSchema
+from embedlog.schemas.typed_batch import TypedBatch, encode_typed
+
+
+class TypedColumns(NamedTuple):
+    """Records of a typed topic as columns."""
+
+    columns: Any
+    """A `pyarrow.RecordBatch` with the columns of a segment."""
+    keys: Any
+    """The key of each record, as a `pyarrow.BinaryArray`."""
+    schema: TopicSchema
+    timestamp: int | None = None
+    """The timestamp of all records in ms, if they came without one."""
+
+    def take(self, rows: Any) -> TypedColumns:
+        """Return some of the records, by their rows."""
+        return self._replace(columns=self.columns.take(rows), keys=self.keys.take(rows))
+
+    def batches(self, limit: int, compression: str, limits: BatchLimits) -> Iterator[TypedBatch]:
+        """Yield batches of about ``limit`` bytes, within the limits of the topic (G13)."""
+        count = self.columns.num_rows
+        step = max(limit * count // max(self.columns.nbytes, 1), 1)
+        times = None if self.timestamp is None else (self.timestamp, self.timestamp)
+        for start in range(0, count, step):
+            part = self.columns.slice(start, min(step, count - start))
+            yield from _encode(part, self.schema, compression, limits, times)
+
+    def slice(self, start: int, stop: int) -> TypedColumns:
+        """Return the records ``[start, stop)``."""
+        count = stop - start
+        columns, keys = self.columns.slice(start, count), self.keys.slice(start, count)
+        return self._replace(columns=columns, keys=keys)
+
+
+def _encode(
+    columns: Any,
+    schema: TopicSchema,
+    compression: str,
+    limits: BatchLimits,
+    timestamps: tuple[int, int] | None,
+) -> Iterator[TypedBatch]:
+    encoded = encode_typed(columns, schema, compression, timestamps)
+    if encoded.count == 1 or limits.accepts(encoded):
+        yield encoded
+        return
+    half = encoded.count // 2
+    yield from _encode(columns.slice(0, half), schema, compression, limits, timestamps)
+    yield from _encode(columns.slice(half), schema, compression, limits, timestamps)
+
+
+def of_rows(rows: Rows) -> TypedColumns:
+    """Return records that `send` collected; the schema may have changed between them."""
+    parts, start = [], 0
+    timestamps = rows.timestamps
+    assert not isinstance(timestamps, int)
+    for encoder, group in groupby(rows.values, key=attrgetter("encoder")):
+        values: list[Any] = list(group)
+        stop = start + len(values)
+        headers = None if rows.headers is None else rows.headers[start:stop]
+        columns = encoder.columns(values, timestamps[start:stop], headers)
+        keys = encoder.key_bytes([row.key for row in values])
+        parts.append(TypedColumns(columns, keys, encoder.schema))
+        start = stop
+    return parts[0] if len(parts) == 1 else _in_last_schema(parts)
+
+
+def _in_last_schema(parts: list[TypedColumns]) -> TypedColumns:
+    schema, flags = parts[-1].schema, 0
+    for part in parts:
+        flags |= layout_of(part.columns.schema).flags
+    target = segment_schema(
+        schema, headers=bool(flags & HEADERS), tombstones=bool(flags & TOMBSTONES)
+    )
+    columns = [convert(part.columns, part.schema, schema, target) for part in parts]
+    table = pa.Table.from_batches(columns).combine_chunks()
+    keys = pa.concat_arrays([part.keys for part in parts])
+    return TypedColumns(table.to_batches()[0], keys, schema)
+
+
+def of_table(table: Any, topic: str, schema: TopicSchema, now_ms: int) -> Iterator[TypedColumns]:
+    """Yield the rows of a user's table, some at a time.
+
+    A column ``headers`` has the headers of the records, and ``timestamp`` their timestamps if the
+    topic has no timestamp column; without it all get ``now_ms``.
+
+    Raises:
+        SerializationError: The rows do not fit the topic.  Nothing was yielded.
+    """
+    headers = _own_column(table, "headers", headers_type(), topic)
+    time = None
+    if schema.timestamp is None:
+        time = _own_column(table, "timestamp", timestamp_type(), topic)
+    own = [name for name in ("headers", "timestamp") if name in table.column_names]
+    values = conform(table.drop_columns(own), schema, topic)
+    target = segment_schema(schema, headers=headers is not None)
+    columns = list(values.columns)
+    if schema.timestamp is None:
+        if time is None:
+            columns.insert(0, repeated(now_ms, timestamp_type(), values.num_rows))
+        else:
+            columns.insert(0, time.fill_null(number(now_ms, timestamp_type())))
+    if headers is not None:
+        columns.append(headers)
+    one_time = now_ms if schema.timestamp is None and time is None else None
+    for batch in pa.table(columns, schema=target).to_batches():
+        keys = pa.nulls(batch.num_rows, pa.binary())
+        if schema.key:
+            keys = key_bytes([batch.column(name) for name in schema.key])
+        yield TypedColumns(batch, keys, schema, one_time)
+
+
+def _own_column(table: Any, name: str, data_type: Any, topic: str) -> Any:
+    """Return a column of embedlog's own; None if the table does not have it."""
+    if name not in table.column_names:
+        return None
+    column = table.column(name)
+    try:
+        return column.cast(data_type, safe=not pa.types.is_temporal(column.type))
+    except pa.ArrowException as error:
+        raise SerializationError(
+            f"Column {name} is {column.type}: {error}", topic=topic, column=name
+        ) from error

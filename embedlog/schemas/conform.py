@@ -1,0 +1,205 @@
+"""Tables of a user as the columns of a typed topic: only what can be cast without loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embedlog.errors import SerializationError
+from embedlog.lazy import pa, pc
+from embedlog.schemas.column_types import stored_type
+from embedlog.schemas.infer import INDEX
+from embedlog.schemas.topic_schema import TopicSchema
+
+READ_COLUMNS = ("topic", "partition", "offset")
+"""Columns of a table that was read from a log, which do not matter when it is written."""
+
+
+def conform(table: pa.Table, schema: TopicSchema, topic: str) -> pa.Table:
+    """Return the rows of a table with exactly the columns of a topic.
+
+    Casts that lose nothing are made; a missing column gets its default, or nulls.
+
+    Raises:
+        SerializationError: A column is unknown, missing or has other values than the topic's
+            can hold; the error has the `column` and, for a single value, its `row`.
+    """
+    names = schema.columns.names
+    ignored = {*READ_COLUMNS, *(["timestamp"] if schema.timestamp is not None else [])}
+    for name in table.column_names:
+        if name not in names and name not in ignored and not INDEX.fullmatch(name):
+            raise SerializationError(
+                f"The topic has no column {name!r}, only {', '.join(names)}",
+                topic=topic,
+                column=name,
+                todo="Leave it out, rename it, or add it with alter_topic.",
+            )
+        if table.column_names.count(name) > 1:
+            raise SerializationError(
+                f"The table has two columns {name!r}", topic=topic, column=name
+            )
+    columns = []
+    for field in schema.columns:
+        if field.name in table.column_names:
+            column = _cast(table.column(field.name), field, topic)
+        else:
+            column = pa.chunked_array([schema.missing(field.name, table.num_rows)])
+        _refuse_nulls(column, field, schema, topic)
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=schema.plain)
+
+
+def _refuse_nulls(column: Any, field: Any, schema: TopicSchema, topic: str) -> None:
+    if not column.null_count or (field.nullable and field.name != schema.timestamp):
+        return
+    row = pc.index(pc.is_null(column), True).as_py()
+    raise SerializationError(
+        f"Row {row} has no {field.name}, and the column must not be null",
+        topic=topic,
+        column=field.name,
+        row=row,
+        todo="Fill in the nulls, or leave these rows out.",
+    )
+
+
+def _cast(column: Any, field: Any, topic: str) -> Any:
+    if column.type == field.type:
+        return column
+    try:
+        source = stored_type(column.type, field.name)
+    except ValueError as error:
+        if pa.types.is_null(column.type):
+            return column.cast(field.type)
+        raise SerializationError(str(error), topic=topic, column=field.name) from error
+    try:
+        if source != column.type:
+            column = column.cast(source)
+        if source != field.type:
+            _check_cast(source, field.type, field.name, topic)
+            column = cast_exactly(column, field.type)
+        return column
+    except (pa.ArrowException, ValueError) as error:
+        if isinstance(error, SerializationError):
+            raise
+        row = _first_failure(column, field.type)
+        raise SerializationError(
+            f"{'Column' if row is None else f'Row {row} of column'} {field.name} "
+            f"cannot become {field.type} without loss: {error}",
+            topic=topic,
+            column=field.name,
+            row=row,
+            todo="Correct the value, or cast the column yourself.",
+        ) from error
+
+
+def _check_cast(source: Any, target: Any, name: str, topic: str) -> None:
+    """Raise for casts that Arrow makes, but that lose fields or change what a value is."""
+    types = pa.types
+    kind, target_kind = _kind(source), _kind(target)
+    allowed = source == target or kind in _CASTS.get(target_kind, ())
+    if kind == target_kind == "timestamp":
+        allowed = (source.tz is None) == (target.tz is None)
+    if not allowed:
+        raise SerializationError(
+            f"Column {name} is {source}, and the topic's is {target}",
+            topic=topic,
+            column=name,
+            todo="Cast the column first.",
+        )
+    if types.is_struct(target):
+        fields = {field.name: field.type for field in target}
+        for field in source:
+            if field.name not in fields:
+                raise SerializationError(
+                    f"Column {name} of the topic has no field {field.name!r}",
+                    topic=topic,
+                    column=name,
+                    todo="Leave it out, or add it with alter_topic.",
+                )
+            _check_cast(field.type, fields[field.name], f"{name}.{field.name}", topic)
+    elif types.is_map(target):
+        _check_cast(source.key_type, target.key_type, name, topic)
+        _check_cast(source.item_type, target.item_type, name, topic)
+    elif target_kind == "list":
+        _check_cast(source.value_type, target.value_type, name, topic)
+
+
+def _kind(data_type: Any) -> str:
+    types = pa.types
+    kinds = {
+        "integer": types.is_integer,
+        "float": types.is_floating,
+        "decimal": types.is_decimal,
+        "text": types.is_string,
+        "binary": lambda kind: types.is_binary(kind) or types.is_fixed_size_binary(kind),
+        "date": types.is_date32,
+        "timestamp": types.is_timestamp,
+        "time": types.is_time,
+        "duration": types.is_duration,
+        "struct": types.is_struct,
+        "map": types.is_map,
+        "list": lambda kind: types.is_list(kind) or types.is_fixed_size_list(kind),
+    }
+    return next((name for name, is_kind in kinds.items() if is_kind(data_type)), str(data_type))
+
+
+_CASTS = {
+    "integer": ("integer", "float", "decimal"),
+    "float": ("float", "integer"),
+    "decimal": ("decimal", "integer"),
+    "binary": ("binary",),
+    "date": ("date", "timestamp"),
+    "timestamp": ("timestamp", "date"),
+    "time": ("time",),
+    "duration": ("duration",),
+    "struct": ("struct",),
+    "map": ("map",),
+    "list": ("list",),
+}
+"""By the kind of a topic's column, the kinds that are cast to it."""
+
+
+def cast_exactly(column: Any, target: Any) -> Any:
+    """Return a column as another type.
+
+    Raises:
+        pyarrow.ArrowException, ValueError: A value would be changed.
+    """
+    types = pa.types
+    if types.is_integer(column.type) and types.is_decimal(target):
+        # Arrow wants room for the largest integer, even if there is none.
+        column = column.cast(pa.decimal256(20 + max(target.scale, 0), max(target.scale, 0)))
+    changed = column.cast(target)
+    # Arrow cuts the time of day, and turns what is too large to infinity, without a word.
+    to_day = types.is_date32(target) and not types.is_date32(column.type)
+    if to_day and not _all(pc.equal(changed.cast(column.type), column)):
+        raise ValueError("a timestamp is not at midnight")
+    floats = types.is_floating(target) and types.is_floating(column.type)
+    if floats and not _all(pc.equal(pc.is_inf(changed), pc.is_inf(column))):
+        raise ValueError("a number is too large")
+    return changed
+
+
+def _all(column: Any) -> bool:
+    return pc.all(column).as_py() is not False
+
+
+def _first_failure(column: Any, target: Any) -> int | None:
+    """Return the first row that cannot be cast; None if no single one is to blame."""
+    low, high = 0, len(column)
+    if not _fails(column, target):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _fails(column.slice(low, middle - low), target):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _fails(column: Any, target: Any) -> bool:
+    try:
+        cast_exactly(column, target)
+    except (pa.ArrowException, ValueError):
+        return True
+    return False

@@ -1,0 +1,204 @@
+"""Reads batches of a typed topic: every version of its schema is seen through one of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+from embedlog.batch import Batch, tables
+from embedlog.batch.wire import BufferLayout, headers_type, timestamp_type
+from embedlog.lazy import pa, pc
+from embedlog.schemas.rows import python_rows
+from embedlog.schemas.segment_schema import absent
+from embedlog.schemas.topic_schema import FIELD_ID, TopicSchema, field_id
+
+OFFSET, PARTITION, TIMESTAMP, HEADERS = "offset", "partition", "timestamp", "headers"
+"""The columns that come with every record, besides the user's own."""
+_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+class StoredColumn(NamedTuple):
+    """Where a column of the schema comes from in the batches of a segment."""
+
+    name: str | None
+    """The stored name; None if the segment does not have the column."""
+    cast: Any
+    """The type to cast it to; None if it has it."""
+
+
+class TypedReader:
+    """Decodes the batches of a topic to the columns of one version of its schema.
+
+    Args:
+        schema: The version, which may be older or newer than those of the batches.
+    """
+
+    def __init__(self, schema: TopicSchema) -> None:
+        self.schema = schema
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """The columns that a table can have, in order: those of every record, and the user's."""
+        fields = [
+            pa.field(OFFSET, pa.int64()),
+            pa.field(PARTITION, pa.int32()),
+            pa.field(TIMESTAMP, timestamp_type()),
+            # In the row of a tombstone every column may be null.
+            *(field.with_nullable(True) for field in self.schema.plain),
+            pa.field(HEADERS, headers_type()),
+        ]
+        return {field.name: field for field in fields}
+
+    def select(self, names: Sequence[str] | None, headers: bool = False) -> pa.Schema:
+        """Return the columns of a table.
+
+        Args:
+            names: Their names; None for all.
+            headers: Whether all includes the headers.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        if names is None:
+            names = [name for name in self.result if headers or name != HEADERS]
+        for name in names:
+            if name not in self.result:
+                raise KeyError(f"There is no column {name!r}, only {', '.join(self.result)}")
+        return pa.schema([self.result[name] for name in names])
+
+    def columns(self, batch: Batch, names: Sequence[str], verify: bool = True) -> dict[str, Any]:
+        """Return some of the user's columns, and only their bytes are read.
+
+        Raises:
+            CorruptBatchError: One of them is damaged.
+        """
+        sources = _stored_columns(batch.layout, self.schema)
+        wanted = {name: sources[name] for name in names}
+        stored = [source.name for source in wanted.values() if source.name is not None]
+        deletes = batch.may_have_tombstones and any(
+            source.name is None and name in self.schema.defaults for name, source in wanted.items()
+        )
+        if deletes:
+            stored.append("_tombstone")
+        columns: Any = batch.columns(stored, verify) if stored else None
+        result = {}
+        for name, source in wanted.items():
+            if source.name is None:
+                column = self.schema.missing(name, batch.count)
+                if deletes and name in self.schema.defaults:
+                    null = pa.nulls(1, column.type)[0]
+                    column = pc.if_else(columns.column("_tombstone"), null, column)
+            else:
+                column = columns.column(source.name)
+                if source.cast is not None:
+                    column = column.cast(source.cast)
+            result[name] = column
+        return result
+
+    def table(self, rows: Sequence[tables.BatchRows], partition: int, schema: pa.Schema) -> Any:
+        """Return the rows of batches of one segment as a `pyarrow.Table` with some columns.
+
+        Args:
+            rows: Batches, and which of their rows.
+            partition: The number of the partition.
+            schema: What `select` returned.
+
+        Raises:
+            CorruptBatchError: A column that is read is damaged.
+        """
+        names = [name for name in schema.names if name not in (OFFSET, PARTITION)]
+        own = [name for name in names if name not in (TIMESTAMP, HEADERS)]
+        parts: dict[str, list[Any]] = {name: [] for name in names}
+        for batch, first, last in rows:
+            columns = self.columns(batch, own)
+            if TIMESTAMP in parts:
+                columns[TIMESTAMP] = batch.timestamps()
+            if HEADERS in parts:
+                columns[HEADERS] = _headers(batch)
+            for name, column in columns.items():
+                parts[name].append(column.slice(first, last - first))
+        chunks = {
+            name: pa.chunked_array(part, schema.field(name).type) for name, part in parts.items()
+        }
+        return tables.with_positions(rows, partition, schema, chunks)
+
+    def value_at(self, batch: Batch, row: int) -> dict[str, Any] | None:
+        """Return the value in a row of a batch; None for a tombstone."""
+        if batch.may_have_tombstones and batch.columns(("_tombstone",)).column(0)[row].as_py():
+            return None
+        names = self.schema.columns.names
+        columns = self.columns(batch, names).values()
+        record_batch = pa.RecordBatch.from_arrays(list(columns), names=names).slice(row, 1)
+        value: dict[str, Any] = python_rows(record_batch, names)[0]
+        return value
+
+    def keyed_columns(self, batch: Batch) -> Any:
+        """Return all columns as a `pyarrow.RecordBatch`, with those of `api.latest`."""
+        columns = self.columns(batch, self.schema.columns.names)
+        columns[TIMESTAMP], columns["key"] = batch.timestamps(), batch.keys()
+        columns[HEADERS] = _headers(batch)
+        tombstone = pa.field("_tombstone", pa.bool_())
+        columns[tombstone.name] = (
+            batch.columns((tombstone.name,)).column(0)
+            if batch.may_have_tombstones
+            else absent(tombstone, batch.count)
+        )
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+    def lists(self, batch: Batch, verify: bool = True) -> tuple[Any, Any, Any, Any]:
+        """Return timestamps, keys, values and headers as lists that have one item per record.
+
+        A value is a dict, or None in a tombstone.  A key is the value of the key column, a
+        tuple of several, or None if the topic has none.
+
+        Raises:
+            CorruptBatchError: The batch is damaged.
+        """
+        names, key = self.schema.columns.names, self.schema.key
+        columns = self.columns(batch, names, verify)
+        record_batch = pa.RecordBatch.from_arrays(list(columns.values()), names=names)
+        batch.check(record_batch)
+        values: list[Any] = python_rows(record_batch, names)
+        keys: list[Any] = [None] * batch.count
+        if len(key) == 1:
+            keys = [value[key[0]] for value in values]
+        elif key:
+            keys = [tuple(value[name] for name in key) for value in values]
+        if batch.may_have_tombstones:
+            for row in pc.indices_nonzero(batch.columns(("_tombstone",)).column(0)).to_pylist():
+                values[row] = None
+        times = batch.timestamps(verify).view(pa.int64()).to_pylist()
+        return times, keys, values, batch.header_lists(verify)
+
+
+def _headers(batch: Batch) -> Any:
+    if not batch.has_headers:
+        return pa.nulls(batch.count, headers_type())
+    return batch.columns(("_headers",)).column(0)
+
+
+@lru_cache(maxsize=1024)
+def _stored_columns(layout: BufferLayout, schema: TopicSchema) -> dict[str, StoredColumn]:
+    """Return where each column of a schema comes from in the segments of a layout."""
+    by_id = {
+        field_id(field): field
+        for field in layout.original
+        if field.metadata and FIELD_ID in field.metadata
+    }
+    sources = {}
+    for field in schema.columns:
+        stored = by_id.get(field_id(field))
+        if stored is None:
+            sources[field.name] = StoredColumn(None, None)
+        else:
+            cast = None if stored.type == field.type else field.type
+            sources[field.name] = StoredColumn(stored.name, cast)
+    return sources
+
+
+def names_in(where: Any, names: Sequence[str]) -> list[str]:
+    """Return the columns that a `pyarrow.compute.Expression` refers to, or a few more."""
+    text = _TEXT.sub('""', str(where))
+    return [name for name in names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
