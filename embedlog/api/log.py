@@ -206,8 +206,8 @@ class Log:
             partitions: The number of partitions, at most 20,000, by default 1; it can grow
                 later, but not shrink.
             config: Kafka's topic settings, with dots or underscores.
-            key, value: How keys and values are stored, such as ``"str"`` and ``"json"``; the
-                same as the settings ``key.serializer`` and ``value.serializer``.
+            key: How keys are stored, such as ``"str"``: the setting ``key.serializer``.
+            value: How values are stored, such as ``"json"``: the setting ``value.serializer``.
             exist_ok: If the topic exists already, return it, unless it has another number
                 of partitions or other settings than those given here (None means the
                 default of a setting).
