@@ -215,9 +215,9 @@ class Log:
             partitions: The number of partitions, at most 20,000, by default 1; it can grow
                 later, but not shrink.
             config: Kafka's topic settings, with dots or underscores.
-            key, value: How keys and values are stored, such as ``"str"`` and ``"json"``; the
-                same as the settings ``key.serializer`` and ``value.serializer``.  With a
-                ``schema``, ``key`` is the name of the key column, or a list of several.
+            key: How keys are stored, such as ``"str"``: the setting ``key.serializer``.  With a
+                ``schema``, the name of the key column, or a list of several.
+            value: How values are stored, such as ``"json"``: the setting ``value.serializer``.
             schema: The columns of a typed topic: a `pyarrow.Schema`, anything else that has
                 ``__arrow_c_schema__``, a frame as an example, or a dataclass.
             timestamp: The column of a typed topic that has the timestamps of the records.

@@ -137,7 +137,7 @@ def _binary(value: Any) -> Any:
 def _fixed_size_binary(data_type: Any) -> Checker:
     width = data_type.byte_width
 
-    def check(value: Any) -> bytes:
+    def check(value: Any) -> Any:
         value = value.bytes if isinstance(value, UUID) else _binary(value)
         if len(value) != width:
             raise ValueError(f"{len(value)} bytes do not fit in {data_type}")

@@ -13,10 +13,12 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from embedlog import config
 from embedlog.config import ConsumerConfig, MaintenanceConfig, ProducerConfig, TopicConfig
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "embedlog" / "config" / "options.py"
+FILE = Path(config.__file__).with_name("options.py")
+"""Of the package that is imported: `make wheel` tests an installed one."""
 field_docstrings = runpy.run_path(str(ROOT / "docs" / "_generate.py"))["field_docstrings"]
 
 CONFIGS = {
