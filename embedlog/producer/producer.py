@@ -40,7 +40,7 @@ from embedlog.producer.row_batches import (
     table_rows,
 )
 from embedlog.producer.topic_queue import TopicQueue, no_key
-from embedlog.producer.typed_rows import of_table
+from embedlog.producer.typed_rows import TypedColumns, of_table, split_rows
 from embedlog.producer.validation import (
     check_all_bytes,
     check_headers,
