@@ -181,7 +181,12 @@ class RowPartitioner:
     def _encode_typed(self, rows: TypedColumns, partition: int | None) -> Batches:
         """Yield the batches of records for a partition, or for the sticky one if it is None."""
         settings = self._settings
-        encoded = rows.batches(settings.column_batch_bytes, settings.compression, settings.limits)
+        encoded = rows.batches(
+            settings.column_batch_bytes,
+            settings.compression,
+            settings.limits,
+            settings.info.config.text_statistics,
+        )
         for batch in encoded:
             if partition is None:
                 yield self.sticky_partition(), batch
