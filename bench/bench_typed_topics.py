@@ -17,6 +17,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,7 @@ def repeated(table: pa.Table, rows: int) -> list[pa.Table]:
         later = pc.add(times, number * year).cast(table.schema.field("time_hour").type)
         index = table.column_names.index("time_hour")
         moved = table.set_column(index, "time_hour", later)
-        chunks += [
-            moved.slice(start, CHUNK_ROWS) for start in range(0, moved.num_rows, CHUNK_ROWS)
-        ]
+        chunks += [moved.slice(start, CHUNK_ROWS) for start in range(0, moved.num_rows, CHUNK_ROWS)]
         number += 1
     return chunks
 
@@ -162,7 +161,9 @@ def queries(chunks: list[pa.Table]) -> dict[str, Query]:
         "two columns": lambda source: source.table(["carrier", "dep_delay"]).num_rows,
         "all columns": lambda source: source.table().num_rows,
         "group by": group_by,
-        "time range of 1 %": lambda source: source.table(["carrier", "dep_delay"], in_range).num_rows,
+        "time range of 1 %": lambda source: (
+            source.table(["carrier", "dep_delay"], in_range).num_rows
+        ),
         "one key of 4,000": lambda source: source.table(["carrier", "dep_delay"], plane).num_rows,
     }
 
@@ -177,7 +178,9 @@ def timed(call: Callable[[], object]) -> float:
 def measure(directory: Path, rows: int, rounds: int) -> None:
     """Write all sources, ask all queries, and print the table."""
     chunks = repeated(flights(), rows)
-    print(f"{sum(chunk.num_rows for chunk in chunks):,} rows, {len(chunks[0].column_names)} columns")
+    print(
+        f"{sum(chunk.num_rows for chunk in chunks):,} rows, {len(chunks[0].column_names)} columns"
+    )
     sources: dict[str, Source] = {}
     with embedlog.open(directory / "log", maintenance=False) as log:
         makers: dict[str, Callable[[], Source]] = {
@@ -201,7 +204,7 @@ def measure(directory: Path, rows: int, rounds: int) -> None:
             for number in range(rounds):
                 for name in NAMES:
                     if name != "JSON" or not (number or query in FEW):
-                        seconds[name].append(timed(lambda name=name: ask(sources[name])))
+                        seconds[name].append(timed(partial(ask, sources[name])))
             medians = {name: statistics.median(seconds[name] or [0.0]) for name in NAMES}
             if query in FEW:
                 cells = (f"{medians[name] * 1e3:.1f} ms" if medians[name] else "" for name in NAMES)
