@@ -13,7 +13,7 @@ from embedlog.batch.key_bytes import key_bytes
 from embedlog.batch.wire import HEADERS, TOMBSTONES, headers_type, layout_of, timestamp_type
 from embedlog.errors import SerializationError
 from embedlog.lazy import pa
-from embedlog.producer.row_batches import Rows
+from embedlog.producer.row_batches import CHUNK_BYTES, Rows
 from embedlog.schemas.conform import conform
 from embedlog.schemas.evolution import convert
 from embedlog.schemas.segment_schema import segment_schema
@@ -66,6 +66,18 @@ def _encode(
     half = encoded.count // 2
     yield from _encode(columns.slice(0, half), schema, compression, limits, timestamps)
     yield from _encode(columns.slice(half), schema, compression, limits, timestamps)
+
+
+def split_rows(rows: Rows) -> Iterator[TypedColumns]:
+    """Yield the rows of a `send_batch`, at most about `CHUNK_BYTES` at a time."""
+    start = size = 0
+    for stop, row in enumerate(rows.values):
+        size += row.encoder.size_of(row)
+        if size > CHUNK_BYTES and start < stop:
+            yield of_rows(rows.slice(start, stop))
+            start, size = stop, row.encoder.size_of(row)
+    if start < len(rows.values):
+        yield of_rows(rows.slice(start, len(rows.values)))
 
 
 def of_rows(rows: Rows) -> TypedColumns:

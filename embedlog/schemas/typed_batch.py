@@ -68,8 +68,10 @@ class TypedBatch(EncodedBatch):
         )
         columns = convert(columns, self.schema, schema, target)
         result = encode_typed(columns, schema, batch.codec, self.time_range)
-        result.producer_id, result.producer_epoch = self.producer_id, self.producer_epoch
-        result.base_sequence = self.base_sequence
+        if self.producer_id is not None:
+            assert self.producer_epoch is not None
+            assert self.base_sequence is not None
+            result.set_producer(self.producer_id, self.producer_epoch, self.base_sequence)
         return result
 
     @property
