@@ -152,7 +152,7 @@ def _nested_values(data_type: pa.DataType) -> st.SearchStrategy[Any]:
     if types_.is_struct(data_type):
         return st.fixed_dictionaries(
             {field.name: or_none(values(field.type)) for field in data_type}
-        )
+        ).map(lambda row: {field.name: row[field.name] for field in data_type})
     if types_.is_map(data_type):
         # NaN is not equal to itself, so a dict may have it twice.
         keys = values(data_type.key_type).filter(lambda key: key == key)
@@ -180,6 +180,8 @@ def canonical(value: Any) -> Any:
         return "time" if naive else "instant", _nanoseconds(since)
     if isinstance(value, dt.timedelta):
         return "duration", _nanoseconds(value)
+    if isinstance(value, Decimal):
+        return "decimal", *value.as_integer_ratio()
     if isinstance(value, dict):
         return tuple((canonical(key), canonical(item)) for key, item in value.items())
     if isinstance(value, list | tuple):
