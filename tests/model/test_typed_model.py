@@ -8,9 +8,10 @@ from contextlib import closing
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.clock import START, ManualClock
+from support import tiers
+from support.clock import ManualClock
 from support.random_columns import arrow, canonical, values
 from support.typed_model import changes, headers, keys, models, rows, table_of
 
@@ -31,7 +32,11 @@ class TypedTopicMachine:
         names = model.key_names
         key = None if not names else names[0] if len(names) == 1 else names
         self.topic = self.log.create_topic(
-            "t", model.partitions, config, schema=model.schema, key=key,
+            "t",
+            model.partitions,
+            config,
+            schema=model.schema,
+            key=key,
             timestamp=model.timestamp_name,
         )
 
@@ -128,7 +133,7 @@ class TypedTopicMachine:
             for at, row in sorted(model.rows.items())
         ]  # fmt: skip
         with closing(self.log.consumer("t", auto_offset_reset="earliest")) as consumer:
-            polled = [record for record in consumer.iter_records(until="end")]
+            polled = list(consumer.iter_records(until="end"))
         for records in (list(self.topic), polled):
             found = [
                 (record.partition, record.offset, record.timestamp, canonical(record.key),
@@ -185,7 +190,10 @@ class TypedTopicMachine:
         expected = sorted(repr(canonical(model.value(row))) for row in alive)
         assert sorted(repr(canonical(value)) for _, value in self.topic.items()) == expected
         table = self.topic.to_arrow(model.schema.names, latest=True)
-        found = [dict(zip(table.column_names, row, strict=True)) for row in zip(*(python(column) for column in table.columns))]
+        found = [
+            dict(zip(table.column_names, row, strict=True))
+            for row in zip(*(python(column) for column in table.columns), strict=True)
+        ]
         assert sorted(repr(canonical(value)) for value in found) == expected
 
 
@@ -230,6 +238,7 @@ def _condition(table: pa.Table, name: str) -> st.SearchStrategy[pc.Expression]:
     return st.one_of(options)
 
 
+@settings(max_examples=tiers.choose(quick=8, test=15, all=150, nightly=1_500))
 @given(st.data())
 def test_readers_see_what_was_written_through_the_current_schema(data):
     """Whatever the schema, its changes, the writers and the readers."""
@@ -243,6 +252,3 @@ def test_readers_see_what_was_written_through_the_current_schema(data):
             machine.log.close()
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-assert START

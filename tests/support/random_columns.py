@@ -9,6 +9,7 @@ import datetime as dt
 import math
 import struct
 from decimal import Decimal
+from functools import cache
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -27,6 +28,7 @@ _STEP = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 1}
 # Types
 
 
+@cache
 def scalar_types() -> st.SearchStrategy[pa.DataType]:
     """Every stored type that has no other types inside."""
     plain = [pa.bool_(), pa.string(), pa.binary(), pa.date32()]
@@ -56,6 +58,7 @@ def _zones() -> st.SearchStrategy[str | None]:
     return st.sampled_from(_ZONES)
 
 
+@cache
 def types() -> st.SearchStrategy[pa.DataType]:
     """Every stored type: those without others inside, and structs, lists and maps of them."""
     return st.recursive(
@@ -77,6 +80,7 @@ def structs(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataT
     )
 
 
+@cache
 def key_types() -> st.SearchStrategy[pa.DataType]:
     """Types of key columns."""
     plain = [pa.string(), pa.binary(), pa.binary(3), pa.bool_(), pa.date32(), pa.float64()]
@@ -88,6 +92,7 @@ def key_types() -> st.SearchStrategy[pa.DataType]:
 # Values, as programs send them and as records have them
 
 
+@cache
 def values(data_type: pa.DataType) -> st.SearchStrategy[Any]:
     """Values of a stored type, without None; inside of them there may be None."""
     types_ = pa.types
@@ -158,9 +163,7 @@ def _nested_values(data_type: pa.DataType) -> st.SearchStrategy[Any]:
         keys = values(data_type.key_type).filter(lambda key: key == key)
         return st.dictionaries(keys, or_none(values(data_type.item_type)), max_size=3)
     size = data_type.list_size if types_.is_fixed_size_list(data_type) else None
-    return st.lists(
-        or_none(values(data_type.value_type)), min_size=size or 0, max_size=size or 3
-    )
+    return st.lists(or_none(values(data_type.value_type)), min_size=size or 0, max_size=size or 3)
 
 
 def or_none(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -219,6 +222,7 @@ def _for_arrow(value: Any, data_type: pa.DataType) -> Any:
 # Other types of the same values, as other libraries hand them over
 
 
+@cache
 def variants(data_type: pa.DataType) -> st.SearchStrategy[pa.DataType]:
     """Types of columns that hold every value of a stored type, and are stored as it."""
     types_ = pa.types
@@ -321,6 +325,7 @@ def _list_variant(
 # Wider types, and the same values in them
 
 
+@cache
 def wider(data_type: pa.DataType) -> st.SearchStrategy[pa.DataType]:
     """Types to which a stored type may be widened, and itself."""
     types_, bits = pa.types, 0
@@ -330,9 +335,7 @@ def wider(data_type: pa.DataType) -> st.SearchStrategy[pa.DataType]:
         kinds = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
         if types_.is_unsigned_integer(data_type):
             others += [
-                kind
-                for kind in (pa.uint16(), pa.uint32(), pa.uint64())
-                if kind.bit_width > bits
+                kind for kind in (pa.uint16(), pa.uint32(), pa.uint64()) if kind.bit_width > bits
             ]
         others += [kind for kind in kinds if kind.bit_width > bits]
         others += {8: [pa.float16(), pa.float32()], 16: [pa.float32()], 32: [pa.float64()]}.get(
@@ -371,9 +374,7 @@ def widened(value: Any, before: pa.DataType, after: pa.DataType) -> Any:
     if types_.is_decimal(after):
         return Decimal(value)
     if types_.is_timestamp(after):
-        return dt.datetime(
-            value.year, value.month, value.day, tzinfo=dt.UTC if after.tz else None
-        )
+        return dt.datetime(value.year, value.month, value.day, tzinfo=dt.UTC if after.tz else None)
     if types_.is_struct(after):
         inner = {field.name: field.type for field in before}
         return {
