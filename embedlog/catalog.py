@@ -303,7 +303,7 @@ class Catalog:
                     topic=name,
                     todo="Create a typed topic with create_topic(…, schema=…), and copy it.",
                 )
-            *earlier, before = _versions(txn, topic.id)
+            *earlier, before = schema_versions(txn, topic.id)
             after = change(before, earlier)
             if after is before:
                 return topic
@@ -587,7 +587,7 @@ def adopt_schema(txn: kv.Txn, name: str, schema: TopicSchema | None) -> None:
     if schema is None or topic is None or SCHEMAS.exists(txn, topic.id, schema.version):
         return
     SCHEMAS.put(txn, topic.id, schema.version, value=schema.pack())
-    versions = _versions(txn, topic.id)
+    versions = schema_versions(txn, topic.id)
     # A segment does not name columns that were dropped, whose ids must not be used again.
     next_id = max(version.next_id for version in versions)
     last = replace(versions[-1], next_id=next_id)
@@ -596,7 +596,7 @@ def adopt_schema(txn: kv.Txn, name: str, schema: TopicSchema | None) -> None:
         replace(topic, schema_version=last.version).put(txn)
 
 
-def _versions(txn: kv.Txn, topic_id: int) -> list[TopicSchema]:
+def schema_versions(txn: kv.Txn, topic_id: int) -> list[TopicSchema]:
     """Return the versions of a topic's schema that the catalog has, in order."""
     versions = []
     for _, version in sorted(SCHEMAS.keys(txn, topic_id)):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from embedlog.batch.arrays import number
+from embedlog.batch.decode import offset_range
 from embedlog.errors import SerializationError
-from embedlog.lazy import np, pa, pc
+from embedlog.lazy import pa, pc
 from embedlog.schemas.column_types import stored_type
 from embedlog.schemas.infer import INDEX
 from embedlog.schemas.topic_schema import TopicSchema
@@ -154,19 +156,22 @@ def _rebuilt(array: Any) -> Any:
         items = array.values.slice(array.offset * size, len(array) * size)
         return pa.FixedSizeListArray.from_arrays(_rebuilt(items), size, mask=mask)
     if types.is_list_view(kind) or types.is_large_list_view(kind):
-        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
+        ends = pc.cumulative_sum(lengths)
+        offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
         return _list_of(offsets, _rebuilt(array.flatten()), mask)
-    offsets = array.offsets.to_numpy()
+    # A copy: a slice of offsets cannot be combined with a mask.
+    offsets = pc.add(array.offsets, number(0, array.offsets.type))
     if types.is_map(kind):
         # A null offset makes a null map.
-        marked = pa.array(offsets, pa.int32(), mask=np.append(mask.to_numpy(False), False))
+        marks = pa.concat_arrays([mask, pa.array([False])])
+        marked = pc.if_else(marks, pa.nulls(1, pa.int32())[0], offsets)
         return pa.MapArray.from_arrays(marked, _rebuilt(array.keys), _rebuilt(array.items))
     return _list_of(offsets, _rebuilt(array.values), mask)
 
 
 def _list_of(offsets: Any, items: Any, mask: Any) -> Any:
-    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), items, mask=mask)
+    return pa.LargeListArray.from_arrays(offsets.cast(pa.int64()), items, mask=mask)
 
 
 def _check_cast(source: Any, target: Any, name: str, topic: str, *, inside: bool = False) -> None:
@@ -287,7 +292,7 @@ def _first_failure(column: Any, target: Any) -> int | None:
 
 def _copied(column: Any) -> Any:
     """Return a column without rows of others: Arrow casts all items of the lists that it is of."""
-    return column.take(pa.array(np.arange(len(column))))
+    return column.take(offset_range(0, len(column)))
 
 
 def _fails(column: Any, target: Any) -> bool:
