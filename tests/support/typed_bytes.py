@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from embedlog.batch import Batch, EncodedBatch
 from embedlog.batch.add_headers import decoded
-from embedlog.batch.wire import headers_type
+from embedlog.batch.wire import COMPRESSED
 from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import TopicSchema, first_version
 from embedlog.schemas.typed_batch import TypedBatch, encode_typed
@@ -30,15 +30,20 @@ def wider_schema(version: int) -> pa.Schema:
 
 
 def as_typed(encoded: EncodedBatch, schema: TopicSchema | None = None) -> TypedBatch:
-    """Return a batch of bytes as one of such a topic; without tombstones."""
+    """Return a batch of bytes as one of such a topic; what has no value is a tombstone."""
     schema, columns = schema or first_schema(), decoded(encoded)
     arrays = [columns.column(name) for name in ("timestamp", "key", "value")]
+    tombstones = bool(columns.column("value").null_count)
+    if tombstones:
+        arrays.append(columns.column("value").is_null())
     if encoded.has_headers:
-        arrays.append(columns.column("headers").cast(headers_type()))
-    target = segment_schema(schema, headers=encoded.has_headers)
+        arrays.append(columns.column("headers"))
+    target = segment_schema(schema, headers=encoded.has_headers, tombstones=tombstones)
+    codec = "zstd" if encoded.flags & COMPRESSED else "none"
     result = encode_typed(
         pa.RecordBatch.from_arrays(arrays, schema=target),
         schema,
+        codec,
         timestamps=(encoded.min_timestamp, encoded.max_timestamp),
     )
     if encoded.producer_id is not None:
