@@ -34,6 +34,7 @@ from embedlog.errors import (
     FencedError,
     InvalidConfigError,
     TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
     no_attribute,
 )
 from embedlog.files import Files
@@ -59,6 +60,8 @@ from embedlog.schemas.topic_schema import TopicSchema, first_version
 from embedlog.serializers import SerializerName
 
 if TYPE_CHECKING:
+    import polars
+
     from embedlog.api.consumer_group import ConsumerGroup
     from embedlog.compaction import CleanResult
     from embedlog.config.options import (
@@ -405,6 +408,43 @@ class Log:
         """Return the log of one partition, which producers and consumers use."""
         self._start_maintenance()
         return self.root.partition(topic, number)
+
+    # SQL
+
+    @overload
+    def sql(self, query: str) -> polars.DataFrame: ...
+    @overload
+    def sql(self, query: str, *, eager: Literal[True]) -> polars.DataFrame: ...
+    @overload
+    def sql(self, query: str, *, eager: Literal[False]) -> polars.LazyFrame: ...
+    @overload
+    def sql(self, query: str, *, eager: bool) -> polars.DataFrame | polars.LazyFrame: ...
+    def sql(self, query: str, *, eager: bool = True) -> polars.DataFrame | polars.LazyFrame:
+        """Return the result of a query, in Polars' SQL; every topic is a table.
+
+        Only the topics that the query names are read, and of these only the columns, and with
+        filters the segments, that it needs: see `TopicView.scan`, which also says what columns
+        there are.  A name with other characters than letters, digits and ``_`` is written in
+        double quotes.
+
+        Args:
+            query: One SELECT.
+            eager: Return a DataFrame; with False a LazyFrame, which reads when it is collected.
+
+        Raises:
+            InvalidQueryError: The query is wrong, or is not one that reads.
+            UnknownTopicOrPartitionError: There is no such topic; the error names those that
+                there are.
+            EmbedlogError: Polars is not installed.
+        """
+        from embedlog.api.sql import collect, sql
+
+        views = {}
+        for name in self.topics(internal=True):
+            with suppress(UnknownTopicOrPartitionError):  # It was deleted meanwhile.
+                views[name] = self.topic(name)
+        frame = sql(views, query)
+        return collect(frame) if eager else frame
 
     # Groups
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from embedlog.api.latest import latest
@@ -13,7 +14,7 @@ from embedlog.batch.arrays import empty
 from embedlog.batch.tables import BatchRows
 from embedlog.consumer.deserialize import Deserializers
 from embedlog.display import cut, moment, short
-from embedlog.errors import InvalidConfigError
+from embedlog.errors import InvalidConfigError, InvalidSchemaError
 from embedlog.lazy import pa, pc
 from embedlog.schemas.reading import OFFSET, PARTITION, TIMESTAMP, TypedReader
 from embedlog.schemas.rows import RowEncoder, python_rows
@@ -22,6 +23,8 @@ from embedlog.times import When
 
 if TYPE_CHECKING:
     import pyarrow.compute
+
+    from embedlog.api.scan import Reads
 
 _CELL_WIDTH = 30
 _SHOWN_COLUMNS = 12
@@ -34,11 +37,26 @@ class TypedTopicView(TopicView[Any, Any]):
     written with.
     """
 
+    _fixed: tuple[int, TopicSchema] | None = None
+    """The id of the topic and the version of its schema, if that is not always the current one."""
+
     def _view(self, ranges: Sequence[OffsetRange]) -> TypedTopicView:
-        return TypedTopicView(self._root, self.name, ranges)
+        view = TypedTopicView(self._root, self.name, ranges)
+        view._fixed = self._fixed
+        return view
 
     def _schema(self) -> TopicSchema:
-        schema = self._root.context.catalog.schema(self._root.topic(self.name))
+        info = self._root.topic(self.name)
+        if self._fixed is not None:
+            topic_id, fixed = self._fixed
+            if info.id != topic_id:
+                raise InvalidSchemaError(
+                    "The topic was deleted and created again",
+                    topic=self.name,
+                    todo="Call scan() again.",
+                )
+            return fixed
+        schema = self._root.context.catalog.schema(info)
         if schema is None:
             raise InvalidConfigError(
                 "The topic was deleted and created again, and its values are bytes now",
@@ -109,6 +127,25 @@ class TypedTopicView(TopicView[Any, Any]):
         """The Arrow PyCapsule stream, by which DuckDB, Polars, pandas and others read the view."""
         reader = pa.RecordBatchReader.from_batches(self.schema(), self.batches())
         return reader.__arrow_c_stream__(requested_schema)
+
+    def _scannable(self) -> tuple[pa.Schema, Reads]:
+        view = copy(self)
+        view._fixed = self._root.topic(self.name).id, self._schema()
+        schema = view.schema()
+
+        def read(columns: list[str], where: Any) -> Iterator[pa.RecordBatch]:
+            try:
+                yield from view.batches(columns, where=where)
+            except pa.ArrowInvalid as error:
+                if self._schema().version == view._schema().version:
+                    raise
+                raise InvalidSchemaError(
+                    f"The schema of the topic has changed, and its values do not fit: {error}",
+                    topic=self.name,
+                    todo="Call scan() again.",
+                ) from error
+
+        return schema, read
 
     # The latest value of each key
 
