@@ -107,6 +107,27 @@ class PartitionSummary(TypedDict):
     leader_epoch: int
 
 
+class ColumnDescription(TypedDict):
+    """A column of a typed topic; in the result of `Log.describe_topic`."""
+
+    name: str
+    type: str
+    nullable: bool
+    default: NotRequired[Any]
+    """The value of records that do not have the column."""
+
+
+class SchemaDescription(TypedDict):
+    """The current schema of a typed topic; in the result of `Log.describe_topic`."""
+
+    version: int
+    columns: list[ColumnDescription]
+    key: list[str]
+    """The names of the key columns."""
+    timestamp: str | None
+    """The name of the column of timestamps."""
+
+
 class TopicDescription(TypedDict):
     """The result of `Log.describe_topic`."""
 
@@ -117,6 +138,8 @@ class TopicDescription(TypedDict):
     """All settings, by Kafka's names."""
     overrides: dict[str, Any]
     """The settings that differ from their defaults."""
+    schema: NotRequired[SchemaDescription]
+    """The columns of a typed topic."""
     partitions: list[PartitionSummary]
 
 
@@ -330,10 +353,14 @@ class Log:
         return [name for name in names if internal or not name.startswith(INTERNAL)]
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """Return a topic's id and settings, and the offsets, bytes and segments per partition."""
+        """Return a topic's id, settings and columns, and offsets, bytes and segments by partition.
+
+        A topic of bytes has no ``"schema"``.
+        """
         info = self.root.topic(name)
+        schema = self.root.context.catalog.schema(info)
         logs = [self.root.partition(name, number) for number in range(info.partitions)]
-        return {
+        description: TopicDescription = {
             "name": info.name,
             "id": info.id,
             "created_ms": info.created_ms,
@@ -351,6 +378,9 @@ class Log:
                 for log in logs
             ],
         }
+        if schema is not None:
+            description["schema"] = _described(schema)
+        return description
 
     @overload
     def topic(self, name: str, *, raw: Literal[False] = False) -> Topic: ...
@@ -776,6 +806,25 @@ class Log:
         tables = html_table(title, _TOPIC_HEADS, cells)
         rows = list(map(_group_cells, groups))
         return tables + (html_table("Consumer groups", _GROUP_HEADS, rows) if rows else "")
+
+
+def _described(schema: TopicSchema) -> SchemaDescription:
+    columns: list[ColumnDescription] = []
+    for field in schema.columns:
+        column: ColumnDescription = {
+            "name": field.name,
+            "type": str(field.type),
+            "nullable": field.nullable,
+        }
+        if field.name in schema.defaults:
+            column["default"] = schema.defaults[field.name][0].as_py()
+        columns.append(column)
+    return {
+        "version": schema.version,
+        "columns": columns,
+        "key": list(schema.key),
+        "timestamp": schema.timestamp,
+    }
 
 
 _TOPIC_HEADS = ("topic", "partitions", "records", "size", "cleanup.policy")

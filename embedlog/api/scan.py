@@ -64,7 +64,7 @@ class ScanSource:
         if self._polars_schema is None:
             try:
                 self._schema, self._read = self._view._scannable()
-                self._polars_schema = _polars_schema(self._schema, self._view.name)
+                self._polars_schema = polars_schema(self._schema, self._view.name)
             except Exception as error:
                 self.error = error
                 raise
@@ -147,7 +147,12 @@ def _pieces(batches: Iterator[Any], n_rows: int | None, limit: int) -> Iterator[
             return
 
 
-def _polars_schema(schema: Any, topic: str) -> Any:
+def polars_schema(schema: Any, topic: str) -> Any:
+    """Return the columns of a `pyarrow.Schema` as Polars has them.
+
+    Raises:
+        InvalidSchemaError: Polars does not have the type of a column.
+    """
     polars = need("polars")
     columns: dict[str, Any] = {}
     for field in schema:
