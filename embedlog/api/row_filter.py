@@ -59,7 +59,7 @@ class RowFilter:
                 todo="Use a complete query in SQL.",
             )
         self._expression = predicate
-        self.columns: list[str] = predicate.meta.root_names()
+        self.columns: list[str] = list(dict.fromkeys(predicate.meta.root_names()))
         """The columns that it refers to."""
         self.where = pyarrow_filter(predicate, {field.name: field.type for field in schema})
         """A `pyarrow.compute.Expression` that is true in every row that is kept, or None."""

@@ -54,9 +54,9 @@ def create(args: argparse.Namespace) -> int:
                 todo = _command_to_apply(args.topic, error.differences)
                 raise TopicAlreadyExistsError(error.what, todo=todo, **error.facts) from None
             raise
-        description = log.describe_topic(args.topic)
-    lines = [] if schema is None else _describe_schema(description)
-    say_result(args, description, lines)
+        if args.json or schema is not None:
+            description = log.describe_topic(args.topic)
+            say_result(args, description, _describe_schema(description))
     return OK
 
 
