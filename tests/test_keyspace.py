@@ -2,6 +2,7 @@
 
 import re
 import struct
+from typing import Any
 
 import pytest
 from support import format_tables, staged_files
@@ -199,11 +200,14 @@ def test_a_deleted_topic_leaves_no_row(root):
     settings = {"segment.bytes": 2000, "index.interval.bytes": 1}
     for name in "tu":
         root.create_topic(name, 2, TopicConfig.parse(settings))
+    topic = root.topic("t")
+    root.context.state.write(
+        lambda txn: keyspace.SCHEMAS.put(txn, topic.id, 1, value=b"of a typed topic")
+    )
     log = root.partition("t", 0)
     fill(log, 12)
     log.append([encoded(b"x", producer=(7, 0, 0))])
     root.flush()
-    topic = root.topic("t")
     log.truncate_to(9)
     staged_files.publish(root, [staged_files.stage(root, t_0=[b"a"], t_1=[b"b"])], 0)
     group = make_group(root)
@@ -212,7 +216,11 @@ def test_a_deleted_topic_leaves_no_row(root):
     group.commit({TopicPartition(name, 0): OffsetAndMetadata(2) for name in "tu"})
     hold(root, "lease", {TopicPartition("t", 1): 0}, 60)
     # Rows that only a crash or a run of maintenance leaves.
-    rows_by_hand = (keyspace.CLEANED_OFFSETS, 1), (keyspace.UNCOMMITTED_FILES, None)
+    rows_by_hand: list[tuple[Any, Any]] = [
+        (keyspace.CLEANED_OFFSETS, 1),
+        (keyspace.UNCOMMITTED_FILES, None),
+        (keyspace.SEGMENT_STATISTICS, b"of a typed topic"),
+    ]
     for table, value in rows_by_hand:
         key = rows_of(table.key_layout, 0)[1:]
         root.context.state.write(

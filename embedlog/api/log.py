@@ -26,7 +26,12 @@ from typing import (
 )
 
 from embedlog.api.topic import Topic
-from embedlog.catalog import INTERNAL, refuse_differences, refuse_internal
+from embedlog.catalog import (
+    INTERNAL,
+    refuse_differences,
+    refuse_internal,
+    refuse_other_schema,
+)
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.display import html_table, plural, public_names
 from embedlog.errors import (
@@ -55,7 +60,7 @@ from embedlog.root.root import Root, check_root
 from embedlog.root.verify import Finding, rebuild_index, verify_root
 from embedlog.schemas.evolution import changed_schema, renamed
 from embedlog.schemas.infer import SchemaLike, columns_of
-from embedlog.schemas.settings import check_typed_config, refuse_other_schema
+from embedlog.schemas.settings import check_typed_config
 from embedlog.schemas.topic_schema import TopicSchema, first_version
 from embedlog.serializers import SerializerName
 
@@ -64,6 +69,7 @@ if TYPE_CHECKING:
 
     from embedlog.api.consumer_group import ConsumerGroup
     from embedlog.compaction import CleanResult
+    from embedlog.compaction.rebatch import RebatchResult
     from embedlog.config.options import (
         ConsumerOptions,
         MaintenanceOptions,
@@ -158,6 +164,8 @@ class MaintenanceResults(TypedDict):
     """The number of idle producers that were forgotten."""
     compaction: NotRequired[list[CleanResult]]
     """What was compacted; without ``log_cleaner_enable`` there is no such result."""
+    rebatch: NotRequired[list[RebatchResult]]
+    """Where small batches were gathered; without ``log_cleaner_enable`` there is no such result."""
     activity: list[Event]
     """The changes that were found."""
 
