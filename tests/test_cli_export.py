@@ -21,7 +21,7 @@ from support.roots import encoded
 from support.tiers import choose
 
 import embedlog
-from embedlog.cli import file_formats, import_file, main, produce
+from embedlog.cli import file_formats, import_file, main
 
 FORMATS = ("jsonl", "csv", "parquet")
 each_format = pytest.mark.parametrize("name", FORMATS)

@@ -237,6 +237,26 @@ def test_a_filter_reaches_the_log(log, reads, part, pushed):
     assert read["where"] == pushed
 
 
+def test_batches_are_skipped_by_their_statistics(tmp_path, reads):
+    """Also where a NaN would be larger than the number; a batch with one is read."""
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t", schema=pa.schema([("delay", pa.float64()), ("at", pa.int64())]))
+        with log.producer() as producer:
+            for start in range(0, 1000, 100):
+                delays = [float(start + row) for row in range(100)]
+                if start == 300:
+                    delays[5] = float("nan")
+                producer.append_table("t", pa.table({"delay": delays, "at": range(100)})).result()
+        log.partition("t", 0).roll()
+        frame = log.topic("t").scan()
+
+        late = frame.filter(pl.col("delay") >= 950.0)
+        assert late.select(pl.len()).collect().item() == 51
+        assert reads[-1]["batches"] <= 2
+        assert frame.filter(pl.col("delay") < 50.0).select(pl.len()).collect().item() == 50
+        assert reads[-1]["batches"] == 1
+
+
 def test_lists_and_beginnings_of_text_reach_the_log(log, reads):
     """`is_in` and `starts_with`."""
     frame = log.topic("t").scan().select("offset", "number", "carrier")

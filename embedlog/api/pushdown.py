@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog.display import need
 from embedlog.lazy import pa, pc
@@ -36,8 +36,18 @@ _NEGATED = {
 _FLIPPED = {"Lt": "Gt", "Gt": "Lt", "LtEq": "GtEq", "GtEq": "LtEq"}
 
 
-def pyarrow_filter(predicate: polars.Expr, columns: Mapping[str, Any]) -> Any:
-    """Return a `pyarrow.compute.Expression` that is true wherever a filter of Polars is.
+class PushedFilter(NamedTuple):
+    """A filter as the log can use it."""
+
+    rows: Any
+    """A `pyarrow.compute.Expression` that is true in every row that Polars keeps."""
+    batches: Any
+    """The same without the rule for NaN, by which no batch could be skipped: statistics have no
+    bounds for a column with a NaN, so that it is never skipped by them."""
+
+
+def pushed_filter(predicate: polars.Expr, columns: Mapping[str, Any]) -> PushedFilter | None:
+    """Return what the log can use of a filter of Polars.
 
     Args:
         predicate: The filter, with literals of the types of the columns, as Polars passes it to
@@ -55,7 +65,8 @@ def pyarrow_filter(predicate: polars.Expr, columns: Mapping[str, Any]) -> Any:
             if len(predicate.meta.serialize()) > MAX_BYTES:
                 return None
             node = json.loads(predicate.meta.serialize(format="json"))
-            return _Translator(columns).may_be(node, True)
+            rows, batches = (_Translator(columns, nan).may_be(node, True) for nan in (True, False))
+            return None if rows is None else PushedFilter(rows, batches)
     except (exceptions.PolarsError, pa.ArrowException, ValueError, TypeError, RecursionError):
         # Such as a filter with a Python function.
         return None
@@ -66,10 +77,14 @@ class _Translator:
 
     Each method returns an expression that is true in every row in which the node has a wanted
     result, or None if it could be any row.
+
+    Args:
+        columns: The types of the columns.
+        nan: Whether NaN is larger than any number.
     """
 
-    def __init__(self, columns: Mapping[str, Any]) -> None:
-        self._columns = columns
+    def __init__(self, columns: Mapping[str, Any], nan: bool) -> None:
+        self._columns, self._nan = columns, nan
 
     def may_be(self, node: Node, wanted: bool) -> Any:
         match node:
@@ -120,7 +135,7 @@ class _Translator:
             case "LtEq":
                 return field <= value
         larger = field > value if op == "Gt" else field >= value
-        return larger | field.is_nan() if types.is_floating(data_type) else larger
+        return larger | field.is_nan() if self._nan and types.is_floating(data_type) else larger
 
     def _function(self, function: Node, inputs: list[Node], wanted: bool) -> Any:
         match function, inputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from embedlog.api.pushdown import pyarrow_filter
+from embedlog.api.pushdown import pushed_filter
 from embedlog.api.scan import polars_schema
 from embedlog.api.sql import first_line
 from embedlog.display import need
@@ -61,8 +61,7 @@ class RowFilter:
         self._expression = predicate
         self.columns: list[str] = list(dict.fromkeys(predicate.meta.root_names()))
         """The columns that it refers to."""
-        self.where = pyarrow_filter(predicate, {field.name: field.type for field in schema})
-        """A `pyarrow.compute.Expression` that is true in every row that is kept, or None."""
+        self._pushed = pushed_filter(predicate, {field.name: field.type for field in schema})
 
     def keep(self, table: pa.Table) -> pa.Table:
         """Return the rows of a table for which the condition is true.
@@ -88,7 +87,7 @@ class RowFilter:
     def batches(self, view: Any, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield columns of the rows of a typed `TopicView` for which the condition is true."""
         names = list(dict.fromkeys([*columns, *self.columns]))
-        for batch in view.batches(names, where=self.where):
+        for batch in view._pushed(names, self._pushed):
             if batch.num_rows:
                 table = self.keep(pa.Table.from_batches([batch]))
                 yield from table.select(columns).to_batches()

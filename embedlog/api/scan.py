@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from embedlog.api.pushdown import pyarrow_filter
+from embedlog.api.pushdown import PushedFilter, pushed_filter
 from embedlog.display import need
 from embedlog.errors import InvalidSchemaError, UnsupportedFormatError
 from embedlog.lazy import pa
@@ -17,8 +17,8 @@ _GROWTH = 4
 """Each frame has so many times the rows of the one before, until it has those of a batch."""
 _BATCH_ROWS = 1 << 17
 """The rows of a frame if Polars does not say how many it wants."""
-Reads = Callable[[list[str], Any], Iterator[Any]]
-"""Takes names of columns and a `pyarrow.compute.Expression` or None, and yields record batches."""
+Reads = Callable[[list[str], PushedFilter | None], Iterator[Any]]
+"""Takes names of columns and a filter, which it need not apply, and yields record batches."""
 
 
 class Scannable(Protocol):
@@ -104,7 +104,7 @@ class ScanSource:
         where = None
         if predicate is not None and n_rows is None:
             types = {field.name: field.type for field in self._schema}
-            where = pyarrow_filter(predicate, types)
+            where = pushed_filter(predicate, types)
         # A frame without columns would have no rows either.
         read = names or self._schema.names[:1]
         for table in _in_frames(self._read(read, where), n_rows, batch_size):

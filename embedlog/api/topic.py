@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import pyarrow.compute
     from matplotlib.axes import Axes
 
+    from embedlog.api.pushdown import PushedFilter
     from embedlog.api.scan import Reads
     from embedlog.api.selection import Selection
     from embedlog.compaction.last_records import ValueAt
@@ -463,9 +464,10 @@ class TopicView(Generic[K, V]):
         # What a serializer changes is filtered by the caller.
         plain = {field.name for field in schema if stored.field(field.name).type == field.type}
 
-        def read(columns: list[str], where: Any) -> Iterator[pa.RecordBatch]:
+        def read(columns: list[str], pushed: PushedFilter | None) -> Iterator[pa.RecordBatch]:
             # Offset and partition say where a record is that cannot be decoded.
             names = list(dict.fromkeys(("offset", "partition", *columns)))
+            where = None if pushed is None else pushed.rows
             if where is not None and not plain.issuperset(names_in(where, schema.names)):
                 where = None
             for batch in self.batches(names, where=where):

@@ -26,6 +26,7 @@ from embedlog.times import When
 if TYPE_CHECKING:
     import pyarrow.compute
 
+    from embedlog.api.pushdown import PushedFilter
     from embedlog.api.scan import Reads
 
 _CELL_WIDTH = 30
@@ -149,9 +150,9 @@ class TypedTopicView(TopicView[Any, Any]):
         view._fixed = self._root.topic(self.name).id, self._schema()
         schema = view.schema()
 
-        def read(columns: list[str], where: Any) -> Iterator[pa.RecordBatch]:
+        def read(columns: list[str], pushed: PushedFilter | None) -> Iterator[pa.RecordBatch]:
             try:
-                yield from view.batches(columns, where=where)
+                yield from view._pushed(columns, pushed)
             except pa.ArrowInvalid as error:
                 if self._schema().version == view._schema().version:
                     raise
@@ -162,6 +163,12 @@ class TypedTopicView(TopicView[Any, Any]):
                 ) from error
 
         return schema, read
+
+    def _pushed(self, columns: list[str], pushed: PushedFilter | None) -> Iterator[pa.RecordBatch]:
+        """Yield columns of the rows for which a filter may be true."""
+        if pushed is None:
+            return self.batches(columns)
+        return self._pruned(pushed.batches).batches(columns, where=pushed.rows)
 
     # The latest value of each key
 

@@ -24,7 +24,7 @@ _CSV_NULLS = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None"]
 """What stands for no value in CSV, unless it is in quotes."""
 
 
-class Rows(NamedTuple):
+class FileRows(NamedTuple):
     """Some consecutive rows of a file."""
 
     table: Any
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
     """The bytes of the file up to the end of the rows."""
 
 
-def read_rows(file: IO[bytes], file_format: str, schema: TopicSchema) -> Iterator[Rows]:
+def read_rows(file: IO[bytes], file_format: str, schema: TopicSchema) -> Iterator[FileRows]:
     """Yield the rows of a file; text is read as the types of a topic.
 
     Raises:
@@ -49,7 +49,7 @@ def read_rows(file: IO[bytes], file_format: str, schema: TopicSchema) -> Iterato
     return _csv(file, types) if file_format == CSV else _json_lines(file, types)
 
 
-def _parquet(file: IO[bytes]) -> Iterator[Rows]:
+def _parquet(file: IO[bytes]) -> Iterator[FileRows]:
     from pyarrow import parquet
 
     try:
@@ -57,14 +57,14 @@ def _parquet(file: IO[bytes]) -> Iterator[Rows]:
         total, size, done = source.metadata.num_rows, file_size(file), 0
         for table in parquet_tables(source):
             done += table.num_rows
-            yield Rows(table, size * done // total)
+            yield FileRows(table, size * done // total)
     except (pa.ArrowException, OSError) as error:
         raise InvalidRecordError(f"The file is not Parquet, or damaged: {error}") from error
 
 
 def _csv(
     file: IO[bytes], types: dict[str, Any], block_bytes: int = _BLOCK_BYTES, skip: int = 0
-) -> Iterator[Rows]:
+) -> Iterator[FileRows]:
     from pyarrow import csv
 
     convert = csv.ConvertOptions(
@@ -88,7 +88,7 @@ def _csv(
             rows += batch.num_rows
             if table.num_rows:
                 decoded = _decoded(table, types, rows - table.num_rows, _of_text)
-                yield Rows(decoded, file.tell() if file.seekable() else 0)
+                yield FileRows(decoded, file.tell() if file.seekable() else 0)
     except pa.ArrowException as error:
         if _LONG_ROW in str(error) and block_bytes < file_size(file):
             file.seek(0)
@@ -119,7 +119,7 @@ def _of_text(column: Any, data_type: Any) -> Any:
     return from_json(column.cast(json_type(data_type)), data_type)
 
 
-def _json_lines(file: IO[bytes], types: dict[str, Any]) -> Iterator[Rows]:
+def _json_lines(file: IO[bytes], types: dict[str, Any]) -> Iterator[FileRows]:
     schema = pa.schema([(name, json_type(kind)) for name, kind in types.items()])
     before = done = 0
     for lines in input_lines(file):
@@ -127,7 +127,7 @@ def _json_lines(file: IO[bytes], types: dict[str, Any]) -> Iterator[Rows]:
         text = [line for line in lines if line.strip()]
         if text:
             table = _parse(text, lines, schema, before)
-            yield Rows(_decoded(table, types, before, from_json), done)
+            yield FileRows(_decoded(table, types, before, from_json), done)
         before += len(lines)
 
 
