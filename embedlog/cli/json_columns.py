@@ -90,8 +90,12 @@ def from_json(column: Any, data_type: Any) -> Any:
     if column.type == data_type:
         return column
     types = pa.types
-    if types.is_date(data_type) or types.is_time(data_type) or types.is_float16(data_type):
+    if types.is_date(data_type) or types.is_float16(data_type):
         return column.cast(data_type)
+    if types.is_time(data_type):
+        # Arrow reads no times from text, but timestamps.
+        text = pc.binary_join_element_wise("1970-01-01 ", column, "")
+        return text.cast(pa.timestamp(data_type.unit)).cast(data_type)
     if types.is_duration(data_type):
         return column.cast(pa.int64()).cast(data_type)
     return pa.array([_from_json(item, data_type) for item in column.to_pylist()], data_type)
@@ -114,7 +118,9 @@ def _from_json(item: Any, data_type: Any) -> Any:
         except (binascii.Error, TypeError) as error:
             raise ValueError(f"{item!r} is not base64: {error}") from None
     if isinstance(item, str) and not types.is_string(data_type):
-        return pa.array([item], pa.string()).cast(data_type)[0].as_py()
+        text = pa.array([item], pa.string())
+        is_time = types.is_time(data_type)
+        return (from_json(text, data_type) if is_time else text.cast(data_type))[0].as_py()
     if isinstance(item, int | float | str | Decimal | dt.datetime):
         if types.is_duration(data_type):
             return pa.array([item], pa.int64()).cast(data_type)[0].as_py()

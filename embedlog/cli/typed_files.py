@@ -63,10 +63,11 @@ def _parquet(file: IO[bytes]) -> Iterator[FileRows]:
 
 
 def _csv(
-    file: IO[bytes], types: dict[str, Any], block_bytes: int = _BLOCK_BYTES, skip: int = 0
+    file: IO[bytes], types: dict[str, Any], block_bytes: int | None = None, skip: int = 0
 ) -> Iterator[FileRows]:
     from pyarrow import csv
 
+    block_bytes = block_bytes or _BLOCK_BYTES
     convert = csv.ConvertOptions(
         column_types={
             name: kind if _is_csv_type(kind) else pa.string() for name, kind in types.items()
@@ -110,10 +111,11 @@ def _is_csv_type(data_type: Any) -> bool:
 
 def _of_text(column: Any, data_type: Any) -> Any:
     """Return the values of a column of CSV that are JSON."""
-    texts = column.to_pylist()
     if pa.types.is_nested(data_type):
-        items = [None if text is None else json.loads(text) for text in texts]
-        return from_json(pa.array(items, json_type(data_type)), data_type)
+        items = [None if text is None else json.loads(text) for text in column.to_pylist()]
+        lines = [json.dumps({"item": item}).encode() for item in items]
+        parsed = _read_json(lines, pa.schema([("item", json_type(data_type))]))
+        return from_json(parsed["item"], data_type)
     if pa.types.is_binary(data_type) or pa.types.is_fixed_size_binary(data_type):
         return from_json(column, data_type)
     return from_json(column.cast(json_type(data_type)), data_type)
@@ -134,7 +136,12 @@ def _json_lines(file: IO[bytes], types: dict[str, Any]) -> Iterator[FileRows]:
 def _parse(text: list[bytes], lines: list[bytes], schema: Any, before: int) -> Any:
     """Return the objects of lines as a table, with the columns that they have."""
     try:
-        table = _read_json(text, schema)
+        try:
+            table = _read_json(text, schema)
+        except pa.ArrowException:
+            # Such as 5.0 for an integer, which the topic takes if nothing is lost.
+            schema = pa.schema([(field.name, _exact_type(field.type)) for field in schema])
+            table = _read_json(text, schema)
     except pa.ArrowException as error:
         number, error = _first_failure(lines, schema) or (0, error)
         where = f"Line {before + number}" if number else f"A line after {before}"
@@ -147,6 +154,10 @@ def _parse(text: list[bytes], lines: list[bytes], schema: Any, before: int) -> A
         if table[name].null_count == table.num_rows and not _has(text, name)
     ]
     return table.drop_columns(absent)
+
+
+def _exact_type(data_type: Any) -> Any:
+    return pa.decimal128(38, 15) if pa.types.is_integer(data_type) else data_type
 
 
 def _has(lines: list[bytes], name: str) -> bool:
@@ -183,6 +194,8 @@ def _decoded(table: Any, types: dict[str, Any], before: int, decode: Any) -> Any
     for index, name in enumerate(table.column_names):
         if name not in types or table.column(index).type == types[name]:
             continue
+        if pa.types.is_decimal(table.column(index).type) and pa.types.is_integer(types[name]):
+            continue  # The topic casts it, or names the row.
         try:
             column = decode(table.column(index), types[name])
         except (ValueError, TypeError, KeyError, AttributeError, pa.ArrowException) as error:
@@ -292,8 +305,8 @@ class CsvRows:
 
 
 def _text_type(data_type: Any) -> Any:
-    if pa.types.is_duration(data_type):
-        return pa.int64()
+    if pa.types.is_duration(data_type) or pa.types.is_float16(data_type):
+        return json_type(data_type)
     return data_type if _is_csv_type(data_type) else pa.string()
 
 
