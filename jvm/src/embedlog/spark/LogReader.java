@@ -15,8 +15,9 @@ import org.apache.spark.sql.types.StructType;
  * @param schema the columns
  * @param topics what is read, for descriptions
  * @param failOnDataLoss whether to fail if records are gone
+ * @param typed where the columns of typed topics come from; null for topics of bytes
  */
-record LogReader(StructType schema, String topics, boolean failOnDataLoss) {
+record LogReader(StructType schema, String topics, boolean failOnDataLoss, TypedRequest typed) {
 
   /**
    * Checks options.
@@ -30,11 +31,15 @@ record LogReader(StructType schema, String topics, boolean failOnDataLoss) {
     Map<String, Object> params = new HashMap<>();
     params.put("options", options);
     params.put("fields", schema == null ? null : fields(schema));
+    params.put("value_fields", valueFields(schema));
     JsonNode answer = planner.request("check_reader", params);
+    StructType columns = schema == null ? schema(answer.get("columns")) : schema;
+    JsonNode typed = answer.get("typed");
     return new LogReader(
-        schema(answer.get("columns")),
+        columns,
         answer.get("topics").asText(),
-        answer.get("fail_on_data_loss").asBoolean());
+        answer.get("fail_on_data_loss").asBoolean(),
+        typed.isNull() ? null : TypedRequest.parse(typed, columns));
   }
 
   /** Returns the schema for pairs of name and type, which the planner sends. */
@@ -46,11 +51,19 @@ record LogReader(StructType schema, String topics, boolean failOnDataLoss) {
     return StructType.fromDDL(ddl.toString());
   }
 
+  /** Returns the fields of the column {@code value}, as the planner takes them; null if none. */
+  private static List<List<String>> valueFields(StructType schema) {
+    boolean hasValue = schema != null && List.of(schema.fieldNames()).contains("value");
+    return hasValue && schema.apply("value").dataType() instanceof StructType struct
+        ? fields(struct)
+        : null;
+  }
+
   /** Returns pairs of name and type, which the planner takes for a schema. */
   static List<List<String>> fields(StructType schema) {
     List<List<String>> fields = new ArrayList<>();
     for (StructField field : schema.fields()) {
-      fields.add(List.of(field.name(), field.dataType().simpleString()));
+      fields.add(List.of(field.name(), field.dataType().catalogString()));
     }
     return fields;
   }

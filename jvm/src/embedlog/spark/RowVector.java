@@ -1,0 +1,19 @@
+package embedlog.spark;
+
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.vectorized.ColumnVector;
+
+/** The columns of a topic as the fields of one column; no row of it is null. */
+final class RowVector extends LogVector {
+  private final ColumnVector[] fields;
+
+  RowVector(DataType type, ColumnVector[] fields) {
+    super(type);
+    this.fields = fields;
+  }
+
+  @Override
+  public ColumnVector getChild(int ordinal) {
+    return fields[ordinal];
+  }
+}
