@@ -21,7 +21,7 @@ _DEFAULT = b"embedlog.default"
 _KEY, _TIMESTAMP, _NEXT_ID = b"embedlog.key", b"embedlog.timestamp", b"embedlog.next_field_id"
 RESERVED = (
     *("topic", "partition", "offset", "timestamp", "key", "value", "headers"),
-    *("_timestamp", "_key", "_headers", "_offset", "_tombstone"),
+    *("_timestamp", "_key", "_headers", "_offset", "_tombstone", "timestamptype"),
 )
 """Names of columns that embedlog uses itself, in results or in segments."""
 MAX_COLUMNS = 2000
