@@ -47,8 +47,8 @@ class _LocatedRange(NamedTuple):
 
     @property
     def rows(self) -> int | None:
-        """How many records it has; None if offsets may lack records."""
-        known = sum(extent.stop - extent.first for extent in self.extents if extent.dense)
+        """How many rows it has; None if offsets may lack them."""
+        known = sum(extent.stop - extent.first for extent in self.extents if _is_counted(extent))
         return known if known == self.until_offset - self.from_offset else None
 
     def between(self, from_offset: int, until_offset: int) -> _LocatedRange:
@@ -64,21 +64,29 @@ class _LocatedRange(NamedTuple):
         Offsets where records may be missing are not counted.
         """
         for extent in self.extents:
-            if extent.dense and extent.stop - extent.first >= count:
+            if _is_counted(extent) and extent.stop - extent.first >= count:
                 return self.between(self.from_offset, extent.first + count), 0
-            count -= (extent.stop - extent.first) if extent.dense else 0
+            count -= (extent.stop - extent.first) if _is_counted(extent) else 0
         return self, count
 
     def to_slice(self) -> PartitionSlice:
         """Return what a task reads."""
         chunks = tuple(
-            FileChunk(path, info.sealed, info.headers, position, end_position)
+            FileChunk(
+                *(path, info.sealed, info.headers, position, end_position),
+                info.schema_version,
+            )
             for info, path, _, _, position, end_position in self.extents
         )
         return PartitionSlice(
             *(self.log.topic, self.log.partition, self.from_offset, self.until_offset),
             *(self.leader_epoch, chunks, self.size, self.rows),
         )
+
+
+def _is_counted(extent: Extent) -> bool:
+    """Whether each offset is a row: a query leaves out the tombstones of a typed topic."""
+    return extent.dense and not extent.info.tombstones
 
 
 def plan_batch(

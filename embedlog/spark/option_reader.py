@@ -25,7 +25,7 @@ READER_OPTIONS = (
     *("startingOffsetsByTimestampStrategy", "includeHeaders", "failOnDataLoss"),
     *("minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition"),
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger"),
-    *("commitToGroup", "visibility", "readLeaseMs"),
+    *("commitToGroup", "visibility", "readLeaseMs", "values", "includeTombstones"),
 )
 WRITER_OPTIONS = (
     *("path", "topic", "durability", "compression", "lockTimeout"),

@@ -6,7 +6,7 @@ in Java.  So that a planner starts quickly, this imports neither pyarrow nor pys
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,6 +32,8 @@ class FileChunk(NamedTuple):
     position: int
     """Where to start to read; 0 is the first batch."""
     end_position: int
+    schema_version: int = 0
+    """Which version of the topic's schema its batches have; 0 for a topic of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +68,22 @@ class LogInputPartition:
     slices: tuple[PartitionSlice, ...]
 
 
-def plan_to_json(root: str, tasks: Sequence[LogInputPartition]) -> dict[str, Any]:
+def plan_to_json(
+    root: str,
+    tasks: Sequence[LogInputPartition],
+    schemas: Mapping[str, Mapping[str, str]] | None = None,
+) -> dict[str, Any]:
     """Return the plan of a query as an object for `json.dumps`.
 
+    Args:
+        root: The path of the log.
+        tasks: What each task reads.
+        schemas: What `typed_plan.segment_schemas` returns.
+
     Returns:
-        ``{"root": path, "size": bytes, "rows": number or None, "tasks": [[slice, ...], ...]}``,
-        with slices as `PartitionSlice.to_json` returns them.  ``rows`` is None if that of a
-        slice is.
+        ``{"root": path, "size": bytes, "rows": number or None, "schemas": {...}, "tasks":
+        [[slice, ...], ...]}``, with slices as `PartitionSlice.to_json` returns them.  ``rows`` is
+        None if that of a slice is.
     """
     slices = [part for task in tasks for part in task.slices]
     counts = [part.rows for part in slices]
@@ -80,5 +91,6 @@ def plan_to_json(root: str, tasks: Sequence[LogInputPartition]) -> dict[str, Any
         "root": root,
         "size": sum(part.size for part in slices),
         "rows": None if None in counts else sum(count for count in counts if count is not None),
+        "schemas": schemas or {},
         "tasks": [[part.to_json() for part in task.slices] for task in tasks],
     }

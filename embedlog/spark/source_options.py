@@ -80,6 +80,10 @@ class SourceOptions:
     latest_if_no_timestamp: bool = False
     """Start at the end of a partition without a record at or after the starting time; else fail."""
     include_headers: bool = False
+    include_tombstones: bool = False
+    """Whether to read the rows of a typed topic that delete their key."""
+    values: str = "columns"
+    """Whether those of a typed topic are "columns", or one "struct"."""
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
@@ -121,6 +125,8 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         ending_offsets=_bound(reader, "ending"),
         latest_if_no_timestamp=strategy == "latest",
         include_headers=reader.flag("includeHeaders"),
+        include_tombstones=reader.flag("includeTombstones"),
+        values=reader.choice("values", "columns", "struct"),
         fail_on_data_loss=reader.flag("failOnDataLoss", True),
         min_partitions=reader.count("minPartitions"),
         max_records_per_partition=reader.count("maxRecordsPerPartition"),

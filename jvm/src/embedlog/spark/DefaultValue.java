@@ -32,12 +32,15 @@ final class DefaultValue implements ArrowBody {
   }
 
   /**
-   * Returns a column that has the value in all rows.
+   * Returns the value.
    *
    * @param stream the value, in Base64
-   * @param type the type that the query has for the column
+   * @param name the column
+   * @param type the type that the query has for it
+   * @param damaged makes the error for a damaged value
+   * @return a vector whose row 0 is the value
    */
-  static ColumnVector column(String stream, String name, DataType type, DamagedValues damaged) {
+  static ColumnVector decode(String stream, String name, DataType type, DamagedValues damaged) {
     ByteBuffer bytes = ByteBuffer.wrap(Base64.getDecoder().decode(stream));
     DefaultValue value = new DefaultValue(bytes.order(ByteOrder.LITTLE_ENDIAN));
     int nodes = VectorFactory.nodes(value.field);
@@ -50,7 +53,7 @@ final class DefaultValue implements ArrowBody {
           "CorruptionError",
           "The default of column " + name + " is damaged: " + error.getMessage() + ". Run verify.");
     }
-    return new RepeatedVector(vector);
+    return vector;
   }
 
   @Override

@@ -6,6 +6,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.StringJoiner;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
@@ -28,12 +29,8 @@ record LogReader(StructType schema, String topics, boolean failOnDataLoss, Typed
    * @throws EmbedlogException if an option or a column is wrong
    */
   static LogReader check(Planner planner, Map<String, String> options, StructType schema) {
-    Map<String, Object> params = new HashMap<>();
-    params.put("options", options);
-    params.put("fields", schema == null ? null : fields(schema));
-    params.put("value_fields", valueFields(schema));
-    JsonNode answer = planner.request("check_reader", params);
-    StructType columns = schema == null ? schema(answer.get("columns")) : schema;
+    JsonNode answer = planner.request("check_reader", params(options, schema));
+    StructType columns = schema == null ? columns(answer) : schema;
     JsonNode typed = answer.get("typed");
     return new LogReader(
         columns,
@@ -42,21 +39,25 @@ record LogReader(StructType schema, String topics, boolean failOnDataLoss, Typed
         typed.isNull() ? null : TypedRequest.parse(typed, columns));
   }
 
-  /** Returns the schema for pairs of name and type, which the planner sends. */
-  static StructType schema(JsonNode columns) {
+  /** Returns the parameters of a request that checks the options of a reader or of a table. */
+  static Map<String, Object> params(Map<String, String> options, StructType schema) {
+    Map<String, Object> params = new HashMap<>();
+    params.put("options", options);
+    params.put("fields", schema == null ? null : fields(schema));
+    params.put("schema", schema == null ? null : schema.json());
+    return params;
+  }
+
+  /** Returns the columns that the planner sends: pairs of name and type, or a type in JSON. */
+  static StructType columns(JsonNode answer) {
+    if (answer.has("schema")) {
+      return (StructType) DataType.fromJson(answer.get("schema").asText());
+    }
     StringJoiner ddl = new StringJoiner(", ");
-    for (JsonNode column : columns) {
+    for (JsonNode column : answer.get("columns")) {
       ddl.add("`" + column.get(0).asText() + "` " + column.get(1).asText());
     }
     return StructType.fromDDL(ddl.toString());
-  }
-
-  /** Returns the fields of the column {@code value}, as the planner takes them; null if none. */
-  private static List<List<String>> valueFields(StructType schema) {
-    boolean hasValue = schema != null && List.of(schema.fieldNames()).contains("value");
-    return hasValue && schema.apply("value").dataType() instanceof StructType struct
-        ? fields(struct)
-        : null;
   }
 
   /** Returns pairs of name and type, which the planner takes for a schema. */

@@ -9,20 +9,23 @@ import org.apache.spark.unsafe.types.UTF8String;
 /** A column with the same value in all rows: the default of rows that do not have the column. */
 final class RepeatedVector extends LogVector {
   private final ColumnVector values;
+  private final NullRows nullRows;
 
   /**
    * Makes a vector.
    *
    * @param values a vector whose row 0 is the value
+   * @param nullRows the rows that do not have it
    */
-  RepeatedVector(ColumnVector values) {
+  RepeatedVector(ColumnVector values, NullRows nullRows) {
     super(values.dataType());
     this.values = values;
+    this.nullRows = nullRows;
   }
 
   @Override
   public boolean hasNull() {
-    return values.isNullAt(0);
+    return values.isNullAt(0) || !nullRows.isEmpty();
   }
 
   @Override
@@ -32,7 +35,7 @@ final class RepeatedVector extends LogVector {
 
   @Override
   public boolean isNullAt(int row) {
-    return values.isNullAt(0);
+    return values.isNullAt(0) || nullRows.contains(row);
   }
 
   @Override
@@ -97,6 +100,6 @@ final class RepeatedVector extends LogVector {
 
   @Override
   public ColumnVector getChild(int ordinal) {
-    return new RepeatedVector(values.getChild(ordinal));
+    return new RepeatedVector(values.getChild(ordinal), nullRows);
   }
 }

@@ -87,7 +87,7 @@ final class TypedColumns implements TaskColumns {
 
   @Override
   public long leftOut() {
-    return view.tombstones();
+    return view.leftOut();
   }
 
   @Override

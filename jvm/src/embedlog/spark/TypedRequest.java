@@ -11,10 +11,14 @@ import org.apache.spark.sql.types.StructType;
  *
  * @param columns the columns of the query, in Spark's order
  * @param isStruct whether the topic's own columns are the fields of one, {@code value}
+ * @param hasTombstones whether it reads the rows that delete their key
  * @param topics the columns of each topic, by their names in the query
  */
 record TypedRequest(
-    StructType columns, boolean isStruct, Map<String, Map<String, TopicColumn>> topics)
+    StructType columns,
+    boolean isStruct,
+    boolean hasTombstones,
+    Map<String, Map<String, TopicColumn>> topics)
     implements Serializable {
 
   /**
@@ -40,11 +44,12 @@ record TypedRequest(
       }
       topics.put(topic.getKey(), ofTopic);
     }
-    return new TypedRequest(columns, typed.get("values").asText().equals("struct"), topics);
+    boolean isStruct = typed.get("values").asText().equals("struct");
+    return new TypedRequest(columns, isStruct, typed.get("tombstones").asBoolean(), topics);
   }
 
   /** Returns the same for some of the columns. */
   TypedRequest select(StructType pruned) {
-    return new TypedRequest(pruned, isStruct, topics);
+    return new TypedRequest(pruned, isStruct, hasTombstones, topics);
   }
 }

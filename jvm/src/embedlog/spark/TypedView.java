@@ -35,6 +35,8 @@ final class TypedView {
   private final StoredColumn headersColumn;
   private final boolean hasOffset;
   private final ColumnarBatch batch;
+  private final NullRows nullRows = new NullRows();
+  private final boolean hasTombstones;
   private BatchHead head;
   private BatchBody body;
   private long tombstoneBits;
@@ -65,6 +67,7 @@ final class TypedView {
     this.segment = segment;
     this.flags = flags;
     this.damaged = damaged;
+    hasTombstones = request.hasTombstones();
     time = segment.time(flags);
     tombstones = segment.tombstones(flags);
     Set<String> names = Set.of(request.columns().fieldNames());
@@ -84,6 +87,7 @@ final class TypedView {
             case "timestamp" -> timestamp();
             case "timestampType" -> timestampType;
             case "headers" -> headers;
+            case "_tombstone" -> tombstone();
             case "value" -> row((StructType) field.dataType());
             default -> own(field);
           };
@@ -104,7 +108,18 @@ final class TypedView {
     for (int number = 0; number < fields.length; number++) {
       fields[number] = own(type.fields()[number]);
     }
-    return new RowVector(type, fields);
+    return new RowVector(type, fields, nullRows);
+  }
+
+  private ColumnVector tombstone() {
+    if (tombstones.isEmpty()) {
+      ConstantColumnVector none = new ConstantColumnVector(1, DataTypes.BooleanType);
+      none.setBoolean(false);
+      return none;
+    }
+    StoredColumn place = tombstones.get().place();
+    DataType type = DataTypes.BooleanType;
+    return add(tombstones.get(), VectorFactory.of(place, tombstones.get().field(), type, damaged));
   }
 
   /** Makes the vector of a column of the topic's own. */
@@ -113,9 +128,11 @@ final class TypedView {
     DataType type = field.dataType();
     Optional<SegmentColumns.Column> stored = segment.byId(flags, column.id());
     if (stored.isEmpty()) {
-      return column.absent() == null
-          ? new AbsentVector(type)
-          : DefaultValue.column(column.absent(), field.name(), type, damaged);
+      if (column.absent() == null) {
+        return new AbsentVector(type);
+      }
+      ColumnVector value = DefaultValue.decode(column.absent(), field.name(), type, damaged);
+      return new RepeatedVector(value, nullRows);
     }
     StoredColumn place = stored.get().place();
     return add(stored.get(), VectorFactory.of(place, stored.get().field(), type, damaged));
@@ -175,9 +192,9 @@ final class TypedView {
             : Math.multiplyExact(time, MICROSECONDS));
   }
 
-  /** Returns the address of the bits of the rows that are tombstones; 0 if none is. */
-  long tombstones() {
-    return tombstoneBits;
+  /** Returns the address of the bits of the tombstones that the query leaves out; 0 if none. */
+  long leftOut() {
+    return hasTombstones ? 0 : tombstoneBits;
   }
 
   /** Shows the rows [first, last) of the batch. */
@@ -185,6 +202,7 @@ final class TypedView {
     for (Source source : sources) {
       source.vector().showFrom(first);
     }
+    nullRows.show(tombstoneBits, first);
     timestampType.setInt(head.isLogAppendTime() ? 1 : 0);
     offset.showSequence(head.baseOffset() + first, 1);
     if (hasOffset && head.hasOffsets()) {
