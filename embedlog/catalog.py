@@ -396,7 +396,6 @@ class Catalog:
             if topic is None or topic.id != info.id:
                 raise UnknownTopicOrPartitionError("The topic was just deleted", topic=info.name)
             TOPICS.delete(txn, topic.name)
-            SCHEMAS.delete_all(txn, topic.id)
             keyspace.delete_partitions(txn, keyspace.STATE, map(topic.key, range(topic.partitions)))
             fields = {"name": topic.name, "partitions": topic.partitions}
             keyspace.DELETED_TOPICS.put(txn, topic.id, value=fields)
@@ -478,6 +477,34 @@ def refuse_differences(
         todo=todo,
         topic=info.name,
         differences=differences,
+    )
+
+
+def refuse_other_schema(
+    info: TopicInfo, schema: TopicSchema | None, asked: TopicSchema | None
+) -> None:
+    """Raise unless a topic that exists has the schema that was asked for, if any was.
+
+    Raises:
+        TopicAlreadyExistsError: It has another.
+    """
+    if asked is None:
+        return
+    same = schema is not None and (
+        schema.plain.equals(asked.plain)
+        and schema.key == asked.key
+        and schema.timestamp == asked.timestamp
+    )
+    if same:
+        return
+    columns = "bytes" if schema is None else str(schema.plain).replace("\n", ", ")
+    raise TopicAlreadyExistsError(
+        f"The topic exists with another schema: {columns}",
+        todo=f"To change it, call alter_topic({info.name!r}, schema=…)."
+        if schema is not None
+        else "Choose another name: a topic of bytes cannot become a typed one.",
+        topic=info.name,
+        differences={"schema": (schema, asked)},
     )
 
 
@@ -655,6 +682,8 @@ def drop_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
     """Delete one line of the manifest, and its index; the caller then unlinks the file."""
     SEGMENTS.delete(txn, key, *segment.key)
     keyspace.SEGMENT_INDEXES.delete(txn, key, *segment.key)
+    if segment.schema_version:
+        keyspace.SEGMENT_STATISTICS.delete(txn, key, *segment.key)
 
 
 def uncommitted_files(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:

@@ -362,7 +362,11 @@ class Table(Generic[V]):
         kv.remove(txn, self.prefix(*prefix))
 
     def delete_partitions(self, txn: kv.Txn, partitions: Collection[bytes]) -> None:
-        """Delete the rows of partitions, by their `PARTITION_KEY`."""
+        """Delete the rows of partitions, by their `PARTITION_KEY`, and of their topics."""
+        if "topic_id" in self.key_layout.fields:
+            for topic_id in {PARTITION_KEY.unpack(partition)[0] for partition in partitions}:
+                self.delete_all(txn, topic_id)
+            return
         if next(iter(self.key_layout.fields.values())) == PARTITION:
             for partition in partitions:
                 self.delete_all(txn, partition)
@@ -401,9 +405,17 @@ SCHEMAS = Table[bytes](
     "topic_id: u64, version: u32",
     "schema: bytes",
     "A version of the schema of a typed topic, as an Arrow schema",
+    dropped_with_topic=True,
 )
 SEGMENT_INDEXES = Table[bytes](
     "X", _SEGMENT, "entries: bytes", "The index of a sealed segment", optional=True
+)
+SEGMENT_STATISTICS = Table[bytes](
+    "G",
+    _SEGMENT,
+    "statistics: bytes",
+    "Nulls, smallest and largest values of the columns of a sealed segment of a typed topic",
+    optional=True,
 )
 PARTITIONS = Table[Any](
     "L",

@@ -20,9 +20,12 @@ import json
 import pickle
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from enum import Enum
+from functools import lru_cache
 from itertools import repeat
 from operator import is_
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
@@ -311,8 +314,6 @@ def adapt(
     if isinstance(setting, str):
         return _builtin(setting, action, allow_pickle)
     if action == "deserialize" and isinstance(setting, type) and dataclasses.is_dataclass(setting):
-        from embedlog.schemas.rows import maker_of
-
         # For typed topics, whose values are dicts.
         return _adapt_plain(maker_of(setting), pass_none=pass_none)
     method = getattr(setting, action, None)
@@ -321,6 +322,52 @@ def adapt(
     if callable(setting) and method is None:
         return _adapt_callable(setting, field, pass_none)
     raise ValueError(_accepted(action))
+
+
+# Dicts to dataclasses
+
+
+def maker_of(owner: type) -> Callable[[Mapping[str, Any]], Any]:
+    """Return what makes an instance of a dataclass of a dict, also of those inside of it.
+
+    Columns that the class does not have are left out.
+    """
+    fields = tuple(_makers(owner).items())
+
+    def make(row: Mapping[str, Any]) -> Any:
+        return owner(
+            **{
+                name: row[name] if maker is None else maker(row[name])
+                for name, maker in fields
+                if name in row
+            }
+        )
+
+    return make
+
+
+@lru_cache(maxsize=256)
+def _makers(owner: type) -> Mapping[str, Callable[[Any], Any] | None]:
+    hints = typing.get_type_hints(owner)
+    return {field.name: _maker(hints[field.name]) for field in dataclasses.fields(owner)}
+
+
+def _maker(hint: Any) -> Callable[[Any], Any] | None:
+    """Return what converts the value of a field; None if it stays as it is."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        others = [_maker(argument) for argument in arguments if argument is not types.NoneType]
+        return _optional(others[0]) if len(others) == 1 else None
+    if origin in (list, Sequence) and arguments:
+        item = _maker(arguments[0])
+        return None if item is None else _optional(lambda values: [item(value) for value in values])
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _optional(maker_of(hint))
+    return None
+
+
+def _optional(make: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    return None if make is None else lambda value: None if value is None else make(value)
 
 
 def adapt_own(setting: Any, action: Action, field: Field) -> Adapter | None:

@@ -507,8 +507,8 @@ def test_empty_batches_have_the_leader_epoch_around_them(log, clock):
 def remove_all_records(log, number):
     """Rewrite one segment without records, as a pass does if all its keys have newer records."""
     info = list(log.segments.values())[number]
-    replacement = replace.Replacement(log, info.base_offset, headers=False)
-    rewriter = Rewriter(replacement, info.base_offset, False, 1 << 20)
+    replacement = replace.Replacement(log, info.base_offset, log.active_segment)
+    rewriter = Rewriter(replacement, info.base_offset, batch.schema(offsets=True), 1 << 20)
     for chunk in SegmentScanner(log, 1 << 20, lambda size: None).chunks(info):
         rewriter.come_to(chunk.batches[0].leader_epoch)
     rewriter.finish(info.next_offset)

@@ -199,11 +199,14 @@ def test_a_deleted_topic_leaves_no_row(root):
     settings = {"segment.bytes": 2000, "index.interval.bytes": 1}
     for name in "tu":
         root.create_topic(name, 2, TopicConfig.parse(settings))
+    topic = root.topic("t")
+    root.context.state.write(
+        lambda txn: keyspace.SCHEMAS.put(txn, topic.id, 1, value=b"of a typed topic")
+    )
     log = root.partition("t", 0)
     fill(log, 12)
     log.append([encoded(b"x", producer=(7, 0, 0))])
     root.flush()
-    topic = root.topic("t")
     log.truncate_to(9)
     staged_files.publish(root, [staged_files.stage(root, t_0=[b"a"], t_1=[b"b"])], 0)
     group = make_group(root)

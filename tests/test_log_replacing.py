@@ -249,7 +249,7 @@ def test_segments_that_changed_meanwhile_are_not_replaced(root, log):
     """D22: a truncation wins over a compaction, whose new files are removed."""
     flush.flush_up_to(log, 33)
     segments = [segment for segment in log.segments.values() if segment.sealed]
-    replacement = replace.Replacement(log, 0, headers=False)
+    replacement = replace.Replacement(log, 0, log.active_segment)
     log.truncate_to(20)
 
     with pytest.raises(FencedError, match="changed"):
@@ -263,7 +263,7 @@ def test_segments_that_changed_meanwhile_are_not_replaced(root, log):
 def test_segments_that_are_not_flushed_are_not_replaced(root, log):
     """Past the recovery point, recovery would treat gaps as lost records."""
     segments = [segment for segment in log.segments.values() if segment.sealed]
-    replacement = replace.Replacement(log, 0, headers=False)
+    replacement = replace.Replacement(log, 0, log.active_segment)
     with pytest.raises(FencedError, match="not on the disk"):
         replacement.swap(segments)
     replacement.abandon()
@@ -286,7 +286,7 @@ def test_the_fence_is_checked_under_the_lock(root, log):
 def test_one_process_at_a_time_rewrites_a_partition(root, log):
     """The next process removes the files of one that was killed."""
     with replace.rewrite_lock(log) as first:
-        replace.Replacement(log, 0, headers=False)
+        replace.Replacement(log, 0, log.active_segment)
         with replace.rewrite_lock(log) as second:
             assert (first, second) == (True, False)
     assert len(uncommitted_files(log)) == 1
@@ -299,7 +299,7 @@ def test_one_process_at_a_time_rewrites_a_partition(root, log):
 
 def test_files_of_a_killed_process_are_removed_when_the_root_is_opened(root, log):
     """D24: opening a root removes uncommitted files."""
-    replace.Replacement(log, 0, headers=False)
+    replace.Replacement(log, 0, log.active_segment)
     abandon(root)
 
     reopened = open_root(root.path)

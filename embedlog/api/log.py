@@ -26,7 +26,12 @@ from typing import (
 )
 
 from embedlog.api.topic import Topic
-from embedlog.catalog import INTERNAL, refuse_differences, refuse_internal
+from embedlog.catalog import (
+    INTERNAL,
+    refuse_differences,
+    refuse_internal,
+    refuse_other_schema,
+)
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.display import html_table, plural, public_names
 from embedlog.errors import (
@@ -54,7 +59,7 @@ from embedlog.root.root import Root, check_root
 from embedlog.root.verify import Finding, rebuild_index, verify_root
 from embedlog.schemas.evolution import changed_schema, renamed
 from embedlog.schemas.infer import SchemaLike, columns_of
-from embedlog.schemas.settings import check_typed_config, refuse_other_schema
+from embedlog.schemas.settings import check_typed_config
 from embedlog.schemas.topic_schema import TopicSchema, first_version
 from embedlog.serializers import SerializerName
 

@@ -299,12 +299,16 @@ class TopicView(Generic[K, V]):
         Needs the memory of a few batches, whatever the size of the topic.  ``where``, ``since``
         and ``between`` are those of `to_arrow`.
         """
-        view = self._limited(since, between)
+        view = self._limited(since, between)._pruned(where)
         schema = self.schema(columns)
         for table in view._tables(self._with_columns_of(schema, where)):
             if where is not None:
                 table = table.filter(where)
             yield from table.select(schema.names).to_batches()
+
+    def _pruned(self, where: pyarrow.compute.Expression | None) -> TopicView[K, V]:
+        """Return a view without records for which an expression cannot be true, if it is cheap."""
+        return self
 
     def _with_columns_of(
         self, schema: pa.Schema, where: pyarrow.compute.Expression | None

@@ -15,6 +15,8 @@ from embedlog.consumer.deserialize import Deserializers
 from embedlog.display import cut, moment, short
 from embedlog.errors import InvalidConfigError
 from embedlog.lazy import pa, pc
+from embedlog.partition.skipping import ranges_to_read
+from embedlog.schemas.pruning import Pruner
 from embedlog.schemas.reading import OFFSET, PARTITION, TIMESTAMP, TypedReader
 from embedlog.schemas.rows import RowEncoder, python_rows
 from embedlog.schemas.topic_schema import TopicSchema
@@ -59,6 +61,18 @@ class TypedTopicView(TopicView[Any, Any]):
 
     iter_batches = TopicView.batches
 
+    def _pruned(self, where: pyarrow.compute.Expression | None) -> TypedTopicView:
+        if where is None:
+            return self
+        pruner = Pruner(where, self._schema())
+        ranges = []
+        for part in self.ranges():
+            log = self._log(part.partition)
+            log.refresh()
+            for start, stop in ranges_to_read(log, part.start, part.stop, pruner):
+                ranges.append(OffsetRange(part.partition, start, stop))
+        return self._view(ranges)
+
     def _tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
         reader = self._typed_reader()
         for part, batches in self._reads():
@@ -98,6 +112,8 @@ class TypedTopicView(TopicView[Any, Any]):
         if raw:
             raise no_bytes(self.name)
         view = self._limited(since, between)
+        if not latest:
+            view = view._pruned(where)
         schema = self.schema(columns)
         read = self._with_columns_of(schema, where)
         tables = view._latest(read) if latest else view._tables(read)

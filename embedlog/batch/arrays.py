@@ -19,6 +19,11 @@ def true() -> Any:
     return pa.Array.from_buffers(pa.bool_(), 1, [None, pa.py_buffer(b"\1")])
 
 
+def bitmap(values: Any) -> Any:
+    """Return booleans as a `pyarrow.Buffer` with a bit for each."""
+    return pa.py_buffer(np.packbits(values, bitorder="little").tobytes())
+
+
 def numbers(values: Any, data_type: Any) -> Any:
     """Return numpy integers as an Arrow array of integers or times, without a copy if possible."""
     flat = np.ascontiguousarray(values, f"i{data_type.bit_width // 8}")

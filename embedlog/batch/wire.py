@@ -105,7 +105,8 @@ class BufferLayout:
         self.typed = time is not None
         """Whether it has the columns of a typed topic."""
         self.time = 0 if time is None else self.names.index(time.decode())
-        self.key: tuple[str, ...] = tuple(json.loads(metadata[KEY])) if self.typed else ("key",)
+        key: list[str] = json.loads(metadata.get(KEY, "[]")) if self.typed else ["key"]
+        self.key = tuple(key)
         """The names of the key columns."""
         self.time_in_ms = original.types[self.time] == timestamp_type()
         head = head_of_nulls(original)

@@ -554,7 +554,8 @@ class SegmentGroup:
         self._max_span = log.config.segment_max_offset_span
         max_bytes = log.config.max_message_bytes
         schema = log.schema_of(self.new.info, offsets=True)
-        self.rewriter = Rewriter(self.new, first.base_offset, schema, max_bytes)
+        statistics = log.config.text_statistics
+        self.rewriter = Rewriter(self.new, first.base_offset, schema, max_bytes, statistics)
         self.records_read = self.records_kept = self.keyless = self.tombstones = 0
 
     def fits(self, segment: SegmentInfo, kept_bytes: int, limit: int) -> bool:

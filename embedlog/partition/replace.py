@@ -31,10 +31,11 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.index import IndexEntry
-from embedlog.partition import leases, pending_deletes, roll, uncommitted_files
+from embedlog.partition import leases, pending_deletes, roll, skipping, uncommitted_files
 from embedlog.partition.recovery import tail_locked
 from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import NO_TIME, Tail, latest_append_time
+from embedlog.schemas.statistics import RowStatistics
 from embedlog.segment import END_MARK, create
 
 Fence = Callable[[], None]
@@ -111,6 +112,8 @@ class Replacement:
         self._entries: list[IndexEntry] = []
         self._unindexed, self._newest = 0, NO_TIME
         self._records = 0
+        self._rows: list[RowStatistics] = []
+        """The statistics of its batches, if the topic is typed."""
 
     def write(self, batch: EncodedBatch, base_offset: int, next_offset: int, epoch: int) -> None:
         """Write a batch that covers ``[base_offset, next_offset)``."""
@@ -121,6 +124,8 @@ class Replacement:
         self.size += self._file.write(buffers, self.size)
         self._unindexed += batch.size
         self._records += batch.count
+        if self.info.schema_version:
+            self._rows.append(skipping.of_encoded(batch))
         self._newest = max(self._newest, batch.max_timestamp)
 
     def _seal(self, old: Sequence[SegmentInfo], next_offset: int) -> None:
@@ -191,6 +196,7 @@ class Replacement:
         keyspace.UNCOMMITTED_FILES.delete(txn, key, *self.info.key)
         catalog.put_segment(txn, key, self.info)
         keyspace.SEGMENT_INDEXES.put(txn, key, *self.info.key, value=index.pack(self._entries))
+        skipping.put(txn, self._log, self.info, skipping.packed(self._log, self.info, self._rows))
         if cleaned is not None:
             keyspace.CLEANED_OFFSETS.put(txn, key, value=cleaned)
 

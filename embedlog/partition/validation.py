@@ -30,10 +30,11 @@ def in_current_schema(
     schema = log.schema
     if schema is None:
         return encoded
-    return [cast("TypedBatch", batch).fitted(schema, 0) for batch in encoded]
+    statistics = log.config.text_statistics
+    return [cast("TypedBatch", batch).fitted(schema, 0, statistics) for batch in encoded]
 
 
-def with_columns_of(info: SegmentInfo, batch: EncodedBatch) -> EncodedBatch:
+def with_columns_of(log: PartitionState, info: SegmentInfo, batch: EncodedBatch) -> EncodedBatch:
     """Return a batch with the columns that a segment has.
 
     A segment has one schema: batches after one with headers get the column too, and those of a
@@ -45,7 +46,7 @@ def with_columns_of(info: SegmentInfo, batch: EncodedBatch) -> EncodedBatch:
     if batch.flags & TYPED:
         typed = cast("TypedBatch", batch)
         assert typed.schema is not None
-        return typed.fitted(typed.schema, missing)
+        return typed.fitted(typed.schema, missing, log.config.text_statistics)
     return batches.add_headers(batch)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, pairwise
 from time import monotonic
 from typing import Any
@@ -181,7 +181,12 @@ class RowPartitioner:
     def _encode_typed(self, rows: TypedColumns, partition: int | None) -> Batches:
         """Yield the batches of records for a partition, or for the sticky one if it is None."""
         settings = self._settings
-        encoded = rows.batches(settings.column_batch_bytes, settings.compression, settings.limits)
+        encoded = rows.batches(
+            settings.column_batch_bytes,
+            settings.compression,
+            settings.limits,
+            settings.info.config.text_statistics,
+        )
         for batch in encoded:
             if partition is None:
                 yield self.sticky_partition(), batch
@@ -189,13 +194,26 @@ class RowPartitioner:
             else:
                 yield partition, batch
 
-    def split_typed_table(self, parts: Iterable[TypedColumns], partition: int | None) -> Batches:
-        """Yield the batches of a table for a typed topic; each is encoded when it is asked for."""
+    def split_typed(
+        self,
+        parts: Iterable[TypedColumns],
+        partition: int | None,
+        choose: Callable[[bytes | None], int] | None,
+    ) -> Batches:
+        """Yield the batches of records of a typed topic; each is encoded when it is asked for.
+
+        Args:
+            parts: The records.
+            partition: The partition of all of them; None to choose it by key.
+            choose: Returns the partition for a key, if the program chooses it.
+        """
         for rows in parts:
             if partition is not None:
                 yield from self._encode_typed(rows, partition)
             else:
-                yield from self._split_typed(rows, {})[1]
+                keys = [] if choose is None else rows.keys.to_pylist()
+                explicit = {row: choose(key) for row, key in enumerate(keys)} if choose else {}
+                yield from self._split_typed(rows, explicit)[1]
 
     def split_rows(self, rows: Rows, size: int, partition: int | None) -> Batches:
         """Yield the batches of rows that came as lists; each is encoded when it is asked for."""

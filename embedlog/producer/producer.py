@@ -6,7 +6,7 @@ import atexit
 import os
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
@@ -40,7 +40,7 @@ from embedlog.producer.row_batches import (
     table_rows,
 )
 from embedlog.producer.topic_queue import TopicQueue, no_key
-from embedlog.producer.typed_rows import of_table
+from embedlog.producer.typed_rows import TypedColumns, of_table, split_rows
 from embedlog.producer.validation import (
     check_all_bytes,
     check_headers,
@@ -372,6 +372,9 @@ class Producer(Generic[K, V]):
                 only a part of another one (G16).
         """
         queue = self._queue_for(topic, partition)
+        if queue.settings.row_encoder is not None:
+            rows = self._typed_rows(queue, values, keys, headers, timestamps)
+            return self._write_typed(queue, split_rows(rows), partition, sequence)
         rows = self._rows(queue, values, keys, headers, timestamps)
         count = len(rows.values)
         if not count:
@@ -463,17 +466,57 @@ class Producer(Generic[K, V]):
                 topic=topic,
                 todo="Leave out key, value and timestamp.",
             )
-        parts = list(of_table(table, topic, encoder.schema, self._clock()))
+        parts = of_table(table, topic, encoder.schema, self._clock())
+        return self._write_typed(queue, parts, partition, sequence)
+
+    def _write_typed(
+        self,
+        queue: TopicQueue,
+        records: Iterable[TypedColumns],
+        partition: int | None,
+        sequence: int | None,
+    ) -> BatchFuture:
+        """Write records of a typed topic now; nothing is written if one of them is refused."""
+        parts = list(records)
         count = sum(part.columns.num_rows for part in parts)
         if not count:
             return BatchFuture._completed([])
-        if queue.settings.info.config.compacts:
-            keys = [key for part in parts if part.keys.null_count for key in part.keys.to_pylist()]
-            if keys:
-                raise no_key(topic, [row for row, key in enumerate(keys) if key is None])
+        if queue.settings.info.config.compacts and any(part.keys.null_count for part in parts):
+            keys = [key for part in parts for key in part.keys.to_pylist()]
+            raise no_key(queue.topic, [row for row, key in enumerate(keys) if key is None])
         numbered = self._numbered(queue, partition, sequence, count)
-        batches = queue.row_partitioner.split_typed_table(parts, partition)
+        choose = None
+        if self.config.partitioner is not None and numbered is None:
+            choose = partial(self._partition_for, queue)
+        batches = queue.row_partitioner.split_typed(parts, partition, choose)
         return self._future(queue.send_batches(batches, numbered))
+
+    def _typed_rows(
+        self, queue: TopicQueue, values: Any, keys: Any, headers: Any, timestamps: Any
+    ) -> Rows:
+        """Return the arguments of `send_batch` as rows of a typed topic."""
+        encoder, count, now_ms = queue.settings.row_encoder, len(values), self._clock()
+        assert encoder is not None
+        self._check_lengths(queue.topic, values, keys, headers, timestamps)
+        if timestamps is None or isinstance(timestamps, int):
+            timestamps = [timestamps] * count
+        rows = []
+        for number, (value, key, time) in enumerate(
+            zip(values, keys or [None] * count, timestamps, strict=True)
+        ):
+            check_timestamp(time)
+            try:
+                rows.append(encoder.row(value, key, time, now_ms))
+            except (SerializationError, InvalidRecordError) as error:
+                what = f"Record {number}: {error.what}"
+                raise type(error)(what, todo=error.todo, **error.facts, row=number) from error
+        of_rows = [encoder.timestamp_ms(row) for row in rows]
+        times = [
+            (now_ms if time is None else time) if own is None else own
+            for own, time in zip(of_rows, timestamps, strict=True)
+        ]
+        pairs = None if headers is None else [check_headers(each) for each in headers]
+        return Rows(rows, None, times, pairs if pairs and any(pairs) else None)
 
     def _queue_for(self, topic: str, partition: int | None) -> TopicQueue:
         queue = self._queues.get(topic) or self._open(topic)
@@ -486,14 +529,7 @@ class Producer(Generic[K, V]):
     def _rows(
         self, queue: TopicQueue, values: Any, keys: Any, headers: Any, timestamps: Any
     ) -> Rows:
-        for name, column in (("values", values), ("keys", keys)):
-            if isinstance(column, str | bytes | dict | set):
-                # Their characters, numbers or keys would become records.
-                raise InvalidRecordError(
-                    f"{name} must be a list with one item per record, got {type(column).__name__}",
-                    topic=queue.topic,
-                    todo="To write one record, call send.",
-                )
+        self._check_lengths(queue.topic, values, keys, headers, timestamps)
         topic, items, settings = queue.topic, keys, queue.settings
         serializers = settings.key_serializer, settings.value_serializer
         if any(serializer is not None and serializer.uses_headers for serializer in serializers):
@@ -509,12 +545,25 @@ class Producer(Generic[K, V]):
             timestamps = self._clock()
         if headers is not None:
             headers = [check_headers(pairs) for pairs in headers]
+        return Rows(values, keys, timestamps, headers if headers and any(headers) else None)
+
+    def _check_lengths(
+        self, topic: str, values: Any, keys: Any, headers: Any, timestamps: Any
+    ) -> None:
+        """Refuse arguments of `send_batch` that are not lists with one item per record."""
+        for name, column in (("values", values), ("keys", keys)):
+            if isinstance(column, str | bytes | dict | set):
+                # Their characters, numbers or keys would become records.
+                raise InvalidRecordError(
+                    f"{name} must be a list with one item per record, got {type(column).__name__}",
+                    topic=topic,
+                    todo="To write one record, call send.",
+                )
         for name, column in (("keys", keys), ("headers", headers), ("timestamps", timestamps)):
             if column is not None and not isinstance(column, int) and len(column) != len(values):
                 raise InvalidRecordError(
                     f"There are {len(values)} values, but {len(column)} {name}", topic=topic
                 )
-        return Rows(values, keys, timestamps, headers if headers and any(headers) else None)
 
     def _numbered(
         self, queue: TopicQueue, partition: int | None, sequence: int | None, count: int

@@ -46,7 +46,7 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.partition import journal, recovery, roll, validation
+from embedlog.partition import journal, recovery, roll, skipping, validation
 from embedlog.partition import tail as tails
 from embedlog.partition.append import PendingAppend, note_appended
 from embedlog.partition.journal import JournalEntry
@@ -315,7 +315,7 @@ def _plan(log: PartitionState, encoded: list[EncodedBatch], synced: bool) -> Par
     segments = [SegmentPlan(log.active_segment, PendingAppend(log, tail, publish=True))]
     plan, file = PartitionPlan(log, tail, segments), log.active_file()
     for batch in fitted:
-        batch = validation.with_columns_of(columns, batch)
+        batch = validation.with_columns_of(log, columns, batch)
         if roll.is_due(log, file, plan.after, batch):
             segments.append(_plan_next_segment(log, plan.after, columns))
         segments[-1].pending.add(batch)
@@ -481,6 +481,7 @@ def _put_partition(
         )
         catalog.put_segment(txn, key, sealed)
         keyspace.SEGMENT_INDEXES.put(txn, key, *sealed.key, value=index.pack(entries))
+        skipping.put(txn, log, sealed, None)  # Housekeeping computes them.
         catalog.put_segment(txn, key, following.info)
     if producers is not None:
         put_recovery_point(txn, key, plan.after, producers)

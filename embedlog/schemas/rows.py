@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from embedlog.batch.encode import headers_array
@@ -252,46 +249,3 @@ def python_rows(columns: Any, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows of a `pyarrow.RecordBatch` as dicts of some of its columns."""
     lists = [python_values(columns.column(name)) for name in names]
     return [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
-
-
-def maker_of(owner: type) -> Callable[[Mapping[str, Any]], Any]:
-    """Return what makes an instance of a dataclass of a dict, also of those inside of it.
-
-    Columns that the class does not have are left out.
-    """
-    fields = tuple(_makers(owner).items())
-
-    def make(row: Mapping[str, Any]) -> Any:
-        return owner(
-            **{
-                name: row[name] if maker is None else maker(row[name])
-                for name, maker in fields
-                if name in row
-            }
-        )
-
-    return make
-
-
-@lru_cache(maxsize=256)
-def _makers(owner: type) -> Mapping[str, Callable[[Any], Any] | None]:
-    hints = typing.get_type_hints(owner)
-    return {field.name: _maker(hints[field.name]) for field in dataclasses.fields(owner)}
-
-
-def _maker(hint: Any) -> Callable[[Any], Any] | None:
-    """Return what converts the value of a field; None if it stays as it is."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        others = [_maker(argument) for argument in arguments if argument is not types.NoneType]
-        return _optional(others[0]) if len(others) == 1 else None
-    if origin in (list, Sequence) and arguments:
-        item = _maker(arguments[0])
-        return None if item is None else _optional(lambda values: [item(value) for value in values])
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _optional(maker_of(hint))
-    return None
-
-
-def _optional(make: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    return None if make is None else lambda value: None if value is None else make(value)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from embedlog.catalog import TopicInfo
 from embedlog.config import TopicConfig
-from embedlog.errors import InvalidConfigError, TopicAlreadyExistsError
+from embedlog.errors import InvalidConfigError
 from embedlog.schemas.topic_schema import TopicSchema
 
 
@@ -37,31 +36,3 @@ def check_typed_config(topic: str, config: TopicConfig, schema: TopicSchema) -> 
             setting="message.timestamp.type",
             todo="Create the topic without timestamp=….",
         )
-
-
-def refuse_other_schema(
-    info: TopicInfo, schema: TopicSchema | None, asked: TopicSchema | None
-) -> None:
-    """Raise unless a topic that exists has the schema that was asked for, if any was.
-
-    Raises:
-        TopicAlreadyExistsError: It has another.
-    """
-    if asked is None:
-        return
-    same = schema is not None and (
-        schema.plain.equals(asked.plain)
-        and schema.key == asked.key
-        and schema.timestamp == asked.timestamp
-    )
-    if same:
-        return
-    columns = "bytes" if schema is None else str(schema.plain).replace("\n", ", ")
-    raise TopicAlreadyExistsError(
-        f"The topic exists with another schema: {columns}",
-        todo=f"To change it, call alter_topic({info.name!r}, schema=…)."
-        if schema is not None
-        else "Choose another name: a topic of bytes cannot become a typed one.",
-        topic=info.name,
-        differences={"schema": (schema, asked)},
-    )

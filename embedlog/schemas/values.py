@@ -17,8 +17,9 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
+from embedlog.batch.arrays import bitmap
 from embedlog.batch.encode import binary_array
-from embedlog.lazy import np, pa
+from embedlog.lazy import pa
 
 Checker = Callable[[Any], Any]
 
@@ -360,8 +361,7 @@ def arrow_array(values: Sequence[Any], data_type: Any) -> Any:
     # By hand, so that pyarrow does not import pandas (`batch.arrays`).
     nulls, validity = values.count(None), None
     if nulls:
-        bits = np.packbits([value is not None for value in values], bitorder="little")
-        validity = pa.py_buffer(bits.tobytes())
+        validity = bitmap([value is not None for value in values])
         values = [0 if value is None else value for value in values]
     packed = pa.py_buffer(struct.pack(f"{count}{code}", *values))
     return pa.Array.from_buffers(data_type, count, [validity, packed], nulls)

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedlog import batch
-from embedlog.partition import PartitionLog, flush, replace
+from embedlog.partition import PartitionLog, flush, replace, roll
 
 
 def keep(
@@ -32,7 +32,7 @@ def keep(
             [offset in kept_offsets for offset in table["offset"].to_pylist()], pa.bool_()
         )
         table = table.filter(mask).combine_chunks()
-        swap = replace.Replacement(log, first, headers="headers" in table.schema.names)
+        swap = replace.Replacement(log, first, roll.columns_of_schema(table.schema))
         try:
             step = -(-table.num_rows // parts) or 1
             for start in range(0, max(table.num_rows, 1), step):
