@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from embedlog.errors import SerializationError
-from embedlog.lazy import pa, pc
+from embedlog.lazy import np, pa, pc
 from embedlog.schemas.column_types import stored_type
 from embedlog.schemas.infer import INDEX
 from embedlog.schemas.topic_schema import TopicSchema
@@ -72,7 +72,7 @@ def _cast(column: Any, field: Any, topic: str) -> Any:
         raise SerializationError(str(error), topic=topic, column=field.name) from error
     try:
         if source != column.type:
-            column = column.cast(source)
+            column = without_views(column).cast(source)
         if source != field.type:
             _check_cast(source, field.type, field.name, topic)
             column = cast_exactly(column, field.type)
@@ -89,6 +89,62 @@ def _cast(column: Any, field: Any, topic: str) -> Any:
             row=row,
             todo="Correct the value, or cast the column yourself.",
         ) from error
+
+
+def without_views(column: Any) -> Any:
+    """Return a column with lists in place of list views, and without runs, also inside of it.
+
+    Arrow's own casts of list views give invalid lists, and it has none for runs.
+    """
+    if not _has_views(column.type):
+        return column
+    return pa.chunked_array(
+        [_rebuilt(chunk) for chunk in column.chunks or [column.combine_chunks()]]
+    )
+
+
+def _has_views(data_type: Any) -> bool:
+    types = pa.types
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _has_views(data_type.storage_type)
+    return bool(
+        types.is_list_view(data_type)
+        or types.is_large_list_view(data_type)
+        or types.is_run_end_encoded(data_type)
+        or any(_has_views(data_type.field(index).type) for index in range(data_type.num_fields))
+    )
+
+
+def _rebuilt(array: Any) -> Any:
+    types, kind = pa.types, array.type
+    if isinstance(array, pa.ExtensionArray):
+        return _rebuilt(array.storage)
+    if not _has_views(kind):
+        return array
+    if types.is_run_end_encoded(kind):
+        return _rebuilt(pc.run_end_decode(array))
+    mask = array.is_null()
+    if types.is_struct(kind):
+        inner = [_rebuilt(array.field(index)) for index in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(inner, [field.name for field in kind], mask=mask)
+    if types.is_fixed_size_list(kind):
+        size = kind.list_size
+        items = array.values.slice(array.offset * size, len(array) * size)
+        return pa.FixedSizeListArray.from_arrays(_rebuilt(items), size, mask=mask)
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return _list_of(offsets, _rebuilt(array.flatten()), mask)
+    offsets = array.offsets.to_numpy()
+    if types.is_map(kind):
+        # A null offset makes a null map.
+        marked = pa.array(offsets, pa.int32(), mask=np.append(mask.to_numpy(False), False))
+        return pa.MapArray.from_arrays(marked, _rebuilt(array.keys), _rebuilt(array.items))
+    return _list_of(offsets, _rebuilt(array.values), mask)
+
+
+def _list_of(offsets: Any, items: Any, mask: Any) -> Any:
+    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), items, mask=mask)
 
 
 def _check_cast(source: Any, target: Any, name: str, topic: str) -> None:

@@ -59,7 +59,10 @@ def changed_schema(
                     column=field.name,
                     todo="Pass defaults for added columns only.",
                 )
-            changed.append(pa.field(field.name, field.type, field.nullable, old.metadata))
+            default = before.defaults.get(old.name)
+            if default is not None:
+                default = default.cast(field.type)
+            changed.append(with_id(field, field_id(old), default))
     if values.keys() - names:
         name = min(values.keys() - names)
         raise InvalidSchemaError(f"There is no column {name!r} for the default", column=name)
@@ -89,6 +92,12 @@ def _check_renames(before: TopicSchema, rename: Mapping[str, str], names: set[st
                 f"{'both' if new in names else f'no column {new!r}'}",
                 column=old,
                 todo="Pass a schema with the new names.",
+            )
+        if new in before.columns.names and new not in rename:
+            raise InvalidSchemaError(
+                f"Column {old} is to become {new}, and there is a column {new} already",
+                column=old,
+                todo=f"Drop or rename {new} first, with a call of its own.",
             )
     if len(set(rename.values())) < len(rename):
         raise InvalidSchemaError("Two columns are renamed to the same name")

@@ -64,6 +64,11 @@ class TopicSchema:
         """The columns without any metadata, as users see them."""
         return pa.schema([pa.field(f.name, f.type, f.nullable) for f in self.columns])
 
+    def encoded_default(self, name: str) -> str | None:
+        """Return the default of a column as a stream of Arrow with one row, in Base64."""
+        text = (self.columns.field(name).metadata or {}).get(_DEFAULT)
+        return None if text is None else text.decode()
+
     def missing(self, name: str, count: int) -> Any:
         """Return a column for rows that do not have it: its default, or null."""
         default = self.defaults.get(name)

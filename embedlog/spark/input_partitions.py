@@ -55,8 +55,8 @@ class _LocatedRange(NamedTuple):
 
     @property
     def rows(self) -> int | None:
-        """How many records it has; None if offsets may lack records."""
-        known = sum(extent.stop - extent.first for extent in self.extents if _is_known(extent))
+        """How many rows it has; None if offsets may lack them."""
+        known = sum(extent.stop - extent.first for extent in self.extents if _is_counted(extent))
         return known if known == self.until_offset - self.from_offset else None
 
     def between(self, from_offset: int, until_offset: int) -> _LocatedRange:
@@ -72,10 +72,9 @@ class _LocatedRange(NamedTuple):
         Offsets where records may be missing are not counted.
         """
         for extent in self.extents:
-            known = extent.stop - extent.first if _is_known(extent) else 0
-            if known >= count:
+            if _is_counted(extent) and extent.stop - extent.first >= count:
                 return self.between(self.from_offset, extent.first + count), 0
-            count -= known
+            count -= (extent.stop - extent.first) if _is_counted(extent) else 0
         return self, count
 
     def to_slice(self) -> PartitionSlice:
@@ -93,8 +92,8 @@ class _LocatedRange(NamedTuple):
         )
 
 
-def _is_known(extent: Extent) -> bool:
-    """Whether each of its offsets is a row: a query of a typed topic may leave out tombstones."""
+def _is_counted(extent: Extent) -> bool:
+    """Whether each offset is a row: a query leaves out the tombstones of a typed topic."""
     return extent.dense and not extent.info.tombstones
 
 

@@ -84,13 +84,22 @@ class LogInputPartition:
     """Those of the typed topics, by their names."""
 
 
-def plan_to_json(root: str, tasks: Sequence[LogInputPartition]) -> dict[str, Any]:
+def plan_to_json(
+    root: str,
+    tasks: Sequence[LogInputPartition],
+    schemas: Mapping[str, Mapping[str, str]] | None = None,
+) -> dict[str, Any]:
     """Return the plan of a query as an object for `json.dumps`.
 
+    Args:
+        root: The path of the log.
+        tasks: What each task reads.
+        schemas: What `typed_plan.segment_schemas` returns.
+
     Returns:
-        ``{"root": path, "size": bytes, "rows": number or None, "tasks": [[slice, ...], ...]}``,
-        with slices as `PartitionSlice.to_json` returns them.  ``rows`` is None if that of a
-        slice is.
+        ``{"root": path, "size": bytes, "rows": number or None, "schemas": {...}, "tasks":
+        [[slice, ...], ...]}``, with slices as `PartitionSlice.to_json` returns them.  ``rows`` is
+        None if that of a slice is.
     """
     slices = [part for task in tasks for part in task.slices]
     counts = [part.rows for part in slices]
@@ -98,5 +107,6 @@ def plan_to_json(root: str, tasks: Sequence[LogInputPartition]) -> dict[str, Any
         "root": root,
         "size": sum(part.size for part in slices),
         "rows": None if None in counts else sum(count for count in counts if count is not None),
+        "schemas": schemas or {},
         "tasks": [[part.to_json() for part in task.slices] for task in tasks],
     }

@@ -9,6 +9,7 @@ version, and `QueryPlanner.create_table`, which would find the topic that it has
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
@@ -17,11 +18,11 @@ from typing import Any, TypeVar
 from embedlog.errors import EmbedlogError, IllegalStateError, InvalidConfigError
 from embedlog.partition.leases import release_all
 from embedlog.record import TopicPartition
-from embedlog.spark import kafka_columns, table_options, topic_tables
+from embedlog.spark import kafka_columns, table_options, topic_tables, typed_plan
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.log_cache import LogCache
 from embedlog.spark.micro_batch import MicroBatchStream, StreamState
-from embedlog.spark.plan import plan_to_json
+from embedlog.spark.plan import LogInputPartition, plan_to_json
 from embedlog.spark.source import batch_lease_prefix
 from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
 from embedlog.spark.stream_offset import StreamOffset
@@ -72,27 +73,50 @@ class QueryPlanner:
         """Whether this is the number of an open stream."""
         return isinstance(stream, int) and stream in self._streams
 
-    def check_reader(self, options: Json, fields: Sequence[Sequence[str]] | None = None) -> Json:
-        """Check all options of a reader without opening the log.
+    def check_reader(
+        self,
+        options: Json,
+        fields: Sequence[Sequence[str]] | None = None,
+        schema: str | None = None,
+    ) -> Json:
+        """Check all options of a reader; of the log, only whether its topics are typed.
 
         Args:
             options: The options of the reader.
             fields: The columns that the user asks for, as pairs of name and type; None is all.
+            schema: The same as the JSON of a ``StructType``.
 
         Returns:
-            The columns to read, as such pairs, the names of the topics for descriptions, and
-            whether the loss of records fails the query.
+            The columns to read, as such pairs, or as "schema" if the topics are typed; the names
+            of the topics for descriptions; whether the loss of records fails the query; and as
+            "typed" what `TypedTopics.to_json` returns, or None.
         """
         parsed = parse(options)
         if parsed.ignored:
             _logger.warning(
                 "These options are about brokers and have no effect: %s", ", ".join(parsed.ignored)
             )
-        names = _column_names(parsed, fields)
+        checked = self._check_columns(parsed, fields, schema)
         return {
-            "columns": _columns(names),
+            **checked,
             "topics": _topics(parsed),
             "fail_on_data_loss": parsed.fail_on_data_loss,
+        }
+
+    def _check_columns(
+        self, options: SourceOptions, fields: Sequence[Sequence[str]] | None, schema: str | None
+    ) -> Json:
+        typed = typed_plan.typed_topics(self._logs, options)
+        if typed is None:
+            names = _column_names(options, fields)
+            return {"columns": _columns(names), "typed": None}
+        columns = typed.columns()
+        if schema is not None:
+            columns = json.loads(schema)["fields"]
+            typed.check(columns)
+        return {
+            "schema": json.dumps({"type": "struct", "fields": columns}),
+            "typed": typed.to_json(),
         }
 
     def plan_batch(
@@ -114,7 +138,11 @@ class QueryPlanner:
         for name in check_batch(parsed):
             _logger.warning("The option %r is for streams and has no effect here", name)
         partitions = plan_batch(parsed, filters, limit, cores, self._logs, self._session)
-        return plan_to_json(parsed.path, partitions)
+        return self._plan_to_json(parsed.path, partitions)
+
+    def _plan_to_json(self, path: str, partitions: Sequence[LogInputPartition]) -> Json:
+        schemas = typed_plan.segment_schemas(self._logs, path, partitions)
+        return plan_to_json(path, partitions, schemas)
 
     def open_stream(self, options: Json, state: Json | None = None) -> Json:
         """Begin a streaming query, or go on with one of a planner that was killed.
@@ -159,7 +187,7 @@ class QueryPlanner:
         """Return the plan of the micro-batch between two offsets, for so many cores."""
         query = self._stream(stream)
         partitions = query.plan_input_partitions(_offset(start), _offset(end), cores)
-        return plan_to_json(query.options.path, partitions)
+        return self._plan_to_json(query.options.path, partitions)
 
     def commit(self, stream: int, end: Json) -> None:
         """Note that the records before an offset were processed."""
@@ -170,14 +198,20 @@ class QueryPlanner:
         if self.is_open(stream):
             self._streams.pop(stream).close()
 
-    def check_table(self, options: Json, fields: Sequence[Sequence[str]] | None = None) -> Any:
-        """Check all options of a table without opening the log, and return its columns.
+    def check_table(
+        self,
+        options: Json,
+        fields: Sequence[Sequence[str]] | None = None,
+        schema: str | None = None,
+    ) -> Json:
+        """Check all options of a table, and return its columns as `check_reader` does.
 
         Args:
             options: The options of the table, for reading and for writing.
             fields: The columns that its user declared, as pairs of name and type; None is all.
+            schema: The same as the JSON of a ``StructType``.
         """
-        return _columns(_column_names(table_options.check(options), fields))
+        return self._check_columns(table_options.check(options), fields, schema)
 
     def table_reader_options(self, options: Json, of_query: Json) -> Json:
         """Return the options with which a query reads a table."""

@@ -62,6 +62,8 @@ class QuerySchemas:
                 others = {other: self._topics[other] for other in self._topics if other != name}
                 self._check(name, topic, others)
                 self._topics[name] = topic
+        if not self.schemas:
+            check_for_bytes(self._options)
 
     def _check(self, name: str, topic: QueriedTopic, others: Mapping[str, QueriedTopic]) -> None:
         for other, known in others.items():
@@ -127,6 +129,16 @@ class QuerySchemas:
         return None
 
 
+def check_for_bytes(options: SourceOptions) -> None:
+    """Raise `InvalidConfigError` for options that only queries of typed topics have."""
+    for name in ("values", "includeTombstones"):
+        if name in options.specified:
+            raise InvalidConfigError(
+                f"The option {name!r} is for topics with columns, and there is none here",
+                todo="Leave it out, or check the names of the topics.",
+            )
+
+
 def _layout(options: SourceOptions) -> dict[str, bool]:
     return {
         "as_struct": options.values == "struct",
@@ -157,9 +169,11 @@ def current_schemas(options: SourceOptions) -> QuerySchemas:
     """
     schemas = QuerySchemas(options)
     log = _open_for_reading(options.path)
-    if log is not None:
-        with log:
-            schemas.update(log.root)
+    if log is None:
+        check_for_bytes(options)
+        return schemas
+    with log:
+        schemas.update(log.root)
     return schemas
 
 

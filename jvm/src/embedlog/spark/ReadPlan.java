@@ -2,8 +2,10 @@ package embedlog.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.OptionalLong;
 import java.util.Set;
 
@@ -19,17 +21,30 @@ record ReadPlan(long sizeInBytes, OptionalLong rows, LogInputPartition[] partiti
   /** Reads the planner's answer; embedlog/spark/plan.py writes it. */
   static ReadPlan parse(JsonNode plan) {
     String root = plan.get("root").asText();
+    Map<String, Map<Integer, String>> schemas = schemas(plan.get("schemas"));
     List<LogInputPartition> partitions = new ArrayList<>();
     for (JsonNode task : plan.get("tasks")) {
       List<PartitionSlice> slices = new ArrayList<>(task.size());
       task.forEach(slice -> slices.add(slice(slice)));
-      partitions.add(new LogInputPartition(root, slices));
+      partitions.add(new LogInputPartition(root, slices, schemas));
     }
     JsonNode rows = plan.get("rows");
     return new ReadPlan(
         plan.get("size").asLong(),
         rows.isNull() ? OptionalLong.empty() : OptionalLong.of(rows.asLong()),
         partitions.toArray(new LogInputPartition[0]));
+  }
+
+  private static Map<String, Map<Integer, String>> schemas(JsonNode topics) {
+    Map<String, Map<Integer, String>> schemas = new HashMap<>();
+    for (Map.Entry<String, JsonNode> topic : topics.properties()) {
+      Map<Integer, String> versions = new HashMap<>();
+      for (Map.Entry<String, JsonNode> version : topic.getValue().properties()) {
+        versions.put(Integer.valueOf(version.getKey()), version.getValue().asText());
+      }
+      schemas.put(topic.getKey(), versions);
+    }
+    return schemas;
   }
 
   private static PartitionSlice slice(JsonNode slice) {
@@ -41,7 +56,8 @@ record ReadPlan(long sizeInBytes, OptionalLong rows, LogInputPartition[] partiti
               chunk.get(1).asBoolean(),
               chunk.get(2).asBoolean(),
               chunk.get(3).asLong(),
-              chunk.get(4).asLong()));
+              chunk.get(4).asLong(),
+              chunk.get(5).asInt()));
     }
     return new PartitionSlice(
         slice.get(0).asText(),
