@@ -58,6 +58,7 @@ _UNSIGNED = {8: "short", 16: "integer", 32: "long", 64: "decimal(20,0)"}
 _FLOATS = {16: "float", 32: "float", 64: "double"}
 _SHORT_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_DAY_TIME = re.compile(r"interval (day|hour|minute|second)( to (hour|minute|second))?")
 _TIME = re.compile(r"time\(\d\)")
 _TEXT = re.compile(r"(string collate .*|(var)?char\(\d+\))", re.IGNORECASE)
 
@@ -293,6 +294,8 @@ def arrow_type(spark_type: Json) -> Any:
         decimal = _DECIMAL.fullmatch(spark_type)
         if decimal is not None:
             return pa.decimal128(int(decimal[1]), int(decimal[2]))
+        if _DAY_TIME.fullmatch(spark_type):
+            return pa.duration("us")
         if _TIME.fullmatch(spark_type):
             return pa.time64("ns")
         if _TEXT.fullmatch(spark_type):
@@ -324,7 +327,6 @@ def _arrow_types() -> dict[str, Any]:
         "date": pa.date32(),
         "timestamp": pa.timestamp("us", tz="UTC"),
         "timestamp_ntz": pa.timestamp("us"),
-        _INTERVAL: pa.duration("us"),
     }
 
 
