@@ -98,7 +98,9 @@ def without_views(column: Any) -> Any:
     """
     if not _has_views(column.type):
         return column
-    return pa.chunked_array([_rebuilt(chunk) for chunk in column.chunks or [column.combine_chunks()]])
+    return pa.chunked_array(
+        [_rebuilt(chunk) for chunk in column.chunks or [column.combine_chunks()]]
+    )
 
 
 def _has_views(data_type: Any) -> bool:
