@@ -92,16 +92,19 @@ class Replacement:
         log: The partition.
         base_offset: The base offset of the first segment that it replaces.
         columns: A segment that has the columns that it is to have.
+        offsets: Whether it has a column of offsets, without which it cannot have gaps.
     """
 
-    def __init__(self, log: PartitionState, base_offset: int, columns: SegmentInfo) -> None:
+    def __init__(
+        self, log: PartitionState, base_offset: int, columns: SegmentInfo, *, offsets: bool = True
+    ) -> None:
         self._log = log
         self._uncommitted = True
         self._old: Sequence[SegmentInfo] = ()
         new = roll.with_columns(SegmentInfo(base_offset, 0, log.context.clock()), columns)
         self.info = uncommitted_files.new_file(log, new)
         """Its row of the manifest; complete once it is swapped in."""
-        schema = roll.schema_of(log, self.info, offsets=True)
+        schema = roll.schema_of(log, self.info, offsets=offsets)
         try:
             self._file = create(log.context.files, log.path_of(self.info), schema)
         except BaseException:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from embedlog import keyspace, kv
+from embedlog import catalog, keyspace, kv
 from embedlog.batch import Batch, EncodedBatch
 from embedlog.batch.wire import ENTRY
 from embedlog.catalog import SegmentInfo
@@ -135,6 +135,21 @@ def compute(log: PartitionState, info: SegmentInfo, max_batches: int = _ALL) -> 
     except CorruptionError:
         return None
     return packed(log, info, rows)
+
+
+def add(log: PartitionState, info: SegmentInfo) -> bool:
+    """Write the statistics of a sealed segment; False if it has none, or was replaced."""
+    statistics = compute(log, info)
+    if statistics is None:
+        return False
+
+    def step(txn: kv.Txn) -> bool:
+        if catalog.segment_at(txn, log.key, info.base_offset) != info:
+            return False
+        put(txn, log, info, statistics)
+        return True
+
+    return log.context.state.write(step)
 
 
 def packed(log: PartitionState, info: SegmentInfo, rows: Iterable[RowStatistics]) -> bytes | None:

@@ -7,10 +7,13 @@ in Java.  So that a planner starts quickly, this imports neither pyarrow nor pys
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog.record import TopicPartition
+
+if TYPE_CHECKING:
+    from embedlog.schemas.topic_schema import TopicSchema
 
 
 class PartitionOffsets(NamedTuple):
@@ -33,7 +36,9 @@ class FileChunk(NamedTuple):
     """Where to start to read; 0 is the first batch."""
     end_position: int
     schema_version: int = 0
-    """Which version of the topic's schema its batches have; 0 for a topic of bytes."""
+    """The version of the topic's schema that the file has; 0 for a topic of bytes."""
+    tombstones: bool = False
+    """Whether the file of a typed topic has the column that marks tombstones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +65,23 @@ class PartitionSlice:
         ]
 
 
+class TopicVersions(NamedTuple):
+    """The schemas of a typed topic that a task needs."""
+
+    read: TopicSchema
+    """The version through which the query sees all records."""
+    stored: Mapping[int, TopicSchema]
+    """The versions that the files have, by their numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogInputPartition:
     """What one task reads; the value of a Spark `InputPartition`."""
 
     root: str
     slices: tuple[PartitionSlice, ...]
+    schemas: Mapping[str, TopicVersions] = field(default_factory=dict)
+    """Those of the typed topics, by their names."""
 
 
 def plan_to_json(

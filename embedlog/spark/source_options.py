@@ -81,9 +81,9 @@ class SourceOptions:
     """Start at the end of a partition without a record at or after the starting time; else fail."""
     include_headers: bool = False
     include_tombstones: bool = False
-    """Whether to read the rows of a typed topic that delete their key."""
+    """Whether a query of typed topics has the tombstones, and the column that marks them."""
     values: str = "columns"
-    """Whether those of a typed topic are "columns", or one "struct"."""
+    """Whether the columns of typed topics are "columns" of the query, or one "struct"."""
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
@@ -115,8 +115,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
     for name in UNSUPPORTED_BY_KAFKA:
         if name in reader:
             raise InvalidConfigError(f"Kafka option '{name}' is not supported")
-    hints = {"topic": "That is an option of the writer; a reader has 'subscribe'."}
-    ignored = reader.check_names("reader", READER_OPTIONS, BROKER_OPTIONS, hints)
+    ignored = reader.check_names("reader", READER_OPTIONS, BROKER_OPTIONS)
     strategy = reader.choice("startingOffsetsByTimestampStrategy", "error", "latest")
     parsed = SourceOptions(
         path=reader.root(),
@@ -150,7 +149,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
 
 
 def _subscription(reader: OptionReader) -> TopicSelection:
-    names = ("assign", "subscribe", "subscribePattern")
+    names = ("assign", "subscribe", "subscribePattern", "topic")
     specified = [name for name in names if reader.text(name) is not None]
     if len(specified) != 1:
         problem = f"{' and '.join(specified)} are set" if specified else "none is set"
@@ -161,6 +160,9 @@ def _subscription(reader: OptionReader) -> TopicSelection:
     wanted = "a regular expression"
     pattern = reader.parsed("subscribePattern", wanted, lambda text: re.compile(text).pattern)
     assigned = reader.json("assign", 'JSON such as {"flights": [0, 1]}', _assigned)
+    topic = reader.text("topic")
+    if topic is not None:
+        return TopicSelection((topic,))
     topics = [name.strip() for name in (reader.text("subscribe") or "").split(",") if name.strip()]
     if specified == ["subscribe"] and not topics:
         raise InvalidConfigError("The option 'subscribe' names no topic")

@@ -7,16 +7,15 @@ segment from the plan and not from the file, whose schema has no checksum.
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from embedlog.api import Log
-from embedlog.catalog import INTERNAL, Catalog, TopicInfo
-from embedlog.errors import InvalidConfigError, NotALogError
+from embedlog.catalog import Catalog
+from embedlog.errors import NotALogError
 from embedlog.spark import typed_columns
 from embedlog.spark.log_cache import LogCache
 from embedlog.spark.plan import LogInputPartition
+from embedlog.spark.query_schemas import QuerySchemas, check_for_bytes
 from embedlog.spark.source_options import SourceOptions
 
 Json = dict[str, Any]
@@ -83,57 +82,14 @@ def typed_topics(logs: LogCache, options: SourceOptions) -> TypedTopics | None:
     try:
         log = logs.acquire(options.path)
     except NotALogError:
-        _check_for_bytes(options)
+        check_for_bytes(options)
         return None
     try:
-        return _typed_topics(log, options)
+        schemas = QuerySchemas(options)
+        schemas.update(log.root)
+        return TypedTopics(options, schemas.schemas) if schemas.schemas else None
     finally:
         logs.release(log)
-
-
-def _typed_topics(log: Log, options: SourceOptions) -> TypedTopics | None:
-    infos = _selected(log.root.topics(), options)
-    if not any(info.schema_version for info in infos):
-        _check_for_bytes(options)
-        return None
-    for info in infos:
-        if not info.schema_version:
-            raise InvalidConfigError(
-                "The values of this topic are bytes, those of others that the query reads columns",
-                topic=info.name,
-                todo="Read topics of bytes and topics with columns in queries of their own.",
-            )
-    catalog: Catalog = log.root.context.catalog
-    schemas = {info.name: catalog.schema(info) for info in infos}
-    found = {name: TypedTopics(options, {name: schema}) for name, schema in schemas.items()}
-    first = infos[0].name
-    for name, topic in found.items():
-        if topic.columns() != found[first].columns():
-            raise InvalidConfigError(
-                f"Its columns are not those of topic {first}",
-                topic=name,
-                todo="Read each of them in a query of its own, and unite them with "
-                "unionByName(…, allowMissingColumns=True).",
-            )
-    return TypedTopics(options, schemas)
-
-
-def _check_for_bytes(options: SourceOptions) -> None:
-    for name in ("values", "includeTombstones"):
-        if name in options.specified:
-            raise InvalidConfigError(
-                f"The option {name!r} is for topics with columns, and there is none here",
-                todo="Leave it out, or check the names of the topics.",
-            )
-
-
-def _selected(topics: Mapping[str, TopicInfo], options: SourceOptions) -> list[TopicInfo]:
-    """Return the topics that exist of those that a query reads."""
-    names, pattern, assigned = options.subscription
-    if pattern is not None:
-        names = tuple(name for name in topics if not name.startswith(INTERNAL))
-        names = tuple(name for name in names if re.fullmatch(pattern, name))
-    return [topics[name] for name in sorted(names or assigned or ()) if name in topics]
 
 
 def segment_schemas(logs: LogCache, path: str, tasks: Sequence[LogInputPartition]) -> Json:
