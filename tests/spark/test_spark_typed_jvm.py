@@ -13,8 +13,7 @@ from support.forks import in_memory
 from support.jvm_tasks import spark_values
 from support.tiers import choose
 
-import embedlog
-from embedlog.errors import EmbedlogError, InvalidRecordError, InvalidSchemaError
+from embedlog.errors import InvalidSchemaError
 from embedlog.spark import typed_columns
 from embedlog.spark.query_planner import QueryPlanner
 
@@ -35,7 +34,7 @@ def expected(log, fields, *, tombstones=False):
     for field in fields:
         name, kind = field["name"], field["type"]
         if name == "topic":
-            columns.append(["t".encode().hex()] * len(table))
+            columns.append([b"t".hex()] * len(table))
         elif name == "timestampType":
             columns.append([0] * len(table))
         elif name == "value":
