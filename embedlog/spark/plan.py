@@ -84,29 +84,26 @@ class LogInputPartition:
     """Those of the typed topics, by their names."""
 
 
-def plan_to_json(
-    root: str,
-    tasks: Sequence[LogInputPartition],
-    schemas: Mapping[str, Mapping[str, str]] | None = None,
-) -> dict[str, Any]:
+def plan_to_json(root: str, tasks: Sequence[LogInputPartition]) -> dict[str, Any]:
     """Return the plan of a query as an object for `json.dumps`.
-
-    Args:
-        root: The path of the log.
-        tasks: What each task reads.
-        schemas: What `typed_plan.segment_schemas` returns.
 
     Returns:
         ``{"root": path, "size": bytes, "rows": number or None, "schemas": {...}, "tasks":
-        [[slice, ...], ...]}``, with slices as `PartitionSlice.to_json` returns them.  ``rows`` is
-        None if that of a slice is.
+        [[slice, ...], ...]}``, with slices as `PartitionSlice.to_json` returns them, and schemas as
+        `typed_plan.schemas_to_json` does.  ``rows`` is None if that of a slice is.
     """
+    schemas = {}
+    if any(task.schemas for task in tasks):
+        # Not for topics of bytes: they need no pyarrow.
+        from embedlog.spark.typed_plan import schemas_to_json
+
+        schemas = schemas_to_json(tasks)
     slices = [part for task in tasks for part in task.slices]
     counts = [part.rows for part in slices]
     return {
         "root": root,
         "size": sum(part.size for part in slices),
         "rows": None if None in counts else sum(count for count in counts if count is not None),
-        "schemas": schemas or {},
+        "schemas": schemas,
         "tasks": [[part.to_json() for part in task.slices] for task in tasks],
     }

@@ -9,7 +9,6 @@ version, and `QueryPlanner.create_table`, which would find the topic that it has
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.log_cache import LogCache
 from embedlog.spark.micro_batch import MicroBatchStream, StreamState
 from embedlog.spark.option_reader import OptionReader
-from embedlog.spark.plan import LogInputPartition, plan_to_json
+from embedlog.spark.plan import plan_to_json
 from embedlog.spark.source import batch_lease_prefix
 from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
 from embedlog.spark.stream_offset import StreamOffset
@@ -90,7 +89,7 @@ class QueryPlanner:
         Returns:
             The columns to read, as such pairs, or as "schema" if the topics are typed; the names
             of the topics for descriptions; whether the loss of records fails the query; and as
-            "typed" what `TypedTopics.to_json` returns, or None.
+            "typed" what `typed_reader` returns, or None.
         """
         parsed = parse(options)
         if parsed.ignored:
@@ -107,18 +106,10 @@ class QueryPlanner:
     def _check_columns(
         self, options: SourceOptions, fields: Sequence[Sequence[str]] | None, schema: str | None
     ) -> Json:
-        typed = typed_plan.typed_topics(self._logs, options)
-        if typed is None:
-            names = _column_names(options, fields)
-            return {"columns": _columns(names), "typed": None}
-        columns = typed.columns()
-        if schema is not None:
-            columns = json.loads(schema)["fields"]
-            typed.check(columns)
-        return {
-            "schema": json.dumps({"type": "struct", "fields": columns}),
-            "typed": typed.to_json(),
-        }
+        typed = typed_plan.typed_reader(self._logs, options, schema)
+        if typed is not None:
+            return typed
+        return {"columns": _columns(_column_names(options, fields)), "typed": None}
 
     def plan_batch(
         self,
@@ -139,11 +130,7 @@ class QueryPlanner:
         for name in check_batch(parsed):
             _logger.warning("The option %r is for streams and has no effect here", name)
         partitions = plan_batch(parsed, filters, limit, cores, self._logs, self._session)
-        return self._plan_to_json(parsed.path, partitions)
-
-    def _plan_to_json(self, path: str, partitions: Sequence[LogInputPartition]) -> Json:
-        schemas = typed_plan.segment_schemas(self._logs, path, partitions)
-        return plan_to_json(path, partitions, schemas)
+        return plan_to_json(parsed.path, partitions)
 
     def open_stream(self, options: Json, state: Json | None = None) -> Json:
         """Begin a streaming query, or go on with one of a planner that was killed.
@@ -188,7 +175,7 @@ class QueryPlanner:
         """Return the plan of the micro-batch between two offsets, for so many cores."""
         query = self._stream(stream)
         partitions = query.plan_input_partitions(_offset(start), _offset(end), cores)
-        return self._plan_to_json(query.options.path, partitions)
+        return plan_to_json(query.options.path, partitions)
 
     def commit(self, stream: int, end: Json) -> None:
         """Note that the records before an offset were processed."""

@@ -158,6 +158,11 @@ def selected_topics(root: Root, selection: TopicSelection) -> dict[str, TopicInf
     return {name: existing[name] for name in sorted(assigned or names) if name in existing}
 
 
+def selected_typed(root: Root, selection: TopicSelection) -> bool:
+    """Whether a topic that a reader's options select is typed."""
+    return any(topic.schema_version for topic in selected_topics(root, selection).values())
+
+
 def current_schemas(options: SourceOptions) -> QuerySchemas:
     """Return the schemas of the topics of a query, as they are now.
 

@@ -31,7 +31,11 @@ class TypedTopicMachine:
         names = model.key_names
         key = None if not names else names[0] if len(names) == 1 else names
         self.topic = self.log.create_topic(
-            "t", model.partitions, config, schema=model.schema, key=key,
+            "t",
+            model.partitions,
+            config,
+            schema=model.schema,
+            key=key,
             timestamp=model.timestamp_name,
         )
 
@@ -185,7 +189,10 @@ class TypedTopicMachine:
         expected = sorted(repr(canonical(model.value(row))) for row in alive)
         assert sorted(repr(canonical(value)) for _, value in self.topic.items()) == expected
         table = self.topic.to_arrow(model.schema.names, latest=True)
-        found = [dict(zip(table.column_names, row, strict=True)) for row in zip(*(python(column) for column in table.columns))]
+        found = [
+            dict(zip(table.column_names, row, strict=True))
+            for row in zip(*(python(column) for column in table.columns))
+        ]
         assert sorted(repr(canonical(value)) for value in found) == expected
 
 

@@ -372,7 +372,13 @@ def test_the_plan_as_json_has_all_that_a_task_needs(log, options, send):
         for task in plan["tasks"]
     ] == tasks
     assert {len(task) for task in plan["tasks"]} >= {1}
-    assert plan_to_json(log.path, []) == {"root": log.path, "size": 0, "rows": 0, "schemas": {}, "tasks": []}
+    assert plan_to_json(log.path, []) == {
+        "root": log.path,
+        "size": 0,
+        "rows": 0,
+        "schemas": {},
+        "tasks": [],
+    }
 
 
 def test_a_stream_plans_for_the_cores_that_it_is_told(log, options, send):

@@ -158,9 +158,7 @@ def _nested_values(data_type: pa.DataType) -> st.SearchStrategy[Any]:
         keys = values(data_type.key_type).filter(lambda key: key == key)
         return st.dictionaries(keys, or_none(values(data_type.item_type)), max_size=3)
     size = data_type.list_size if types_.is_fixed_size_list(data_type) else None
-    return st.lists(
-        or_none(values(data_type.value_type)), min_size=size or 0, max_size=size or 3
-    )
+    return st.lists(or_none(values(data_type.value_type)), min_size=size or 0, max_size=size or 3)
 
 
 def or_none(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -330,9 +328,7 @@ def wider(data_type: pa.DataType) -> st.SearchStrategy[pa.DataType]:
         kinds = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
         if types_.is_unsigned_integer(data_type):
             others += [
-                kind
-                for kind in (pa.uint16(), pa.uint32(), pa.uint64())
-                if kind.bit_width > bits
+                kind for kind in (pa.uint16(), pa.uint32(), pa.uint64()) if kind.bit_width > bits
             ]
         others += [kind for kind in kinds if kind.bit_width > bits]
         others += {8: [pa.float16(), pa.float32()], 16: [pa.float32()], 32: [pa.float64()]}.get(
@@ -371,9 +367,7 @@ def widened(value: Any, before: pa.DataType, after: pa.DataType) -> Any:
     if types_.is_decimal(after):
         return Decimal(value)
     if types_.is_timestamp(after):
-        return dt.datetime(
-            value.year, value.month, value.day, tzinfo=dt.UTC if after.tz else None
-        )
+        return dt.datetime(value.year, value.month, value.day, tzinfo=dt.UTC if after.tz else None)
     if types_.is_struct(after):
         inner = {field.name: field.type for field in before}
         return {

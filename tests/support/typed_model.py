@@ -98,9 +98,7 @@ class TypedModel:
 
     def complete(self, sent: dict[str, Any], time: int) -> ModelRow:
         """Return the record of a dict that was sent at a time."""
-        row = {
-            column.number: sent.get(column.name, column.default) for column in self.columns
-        }
+        row = {column.number: sent.get(column.name, column.default) for column in self.columns}
         if self.timestamp is not None:
             time = milliseconds(row[self.timestamp])
         return ModelRow(row, {number: row[number] for number in self.key}, time)
@@ -165,9 +163,7 @@ class TypedModel:
         """Take other columns: all records are seen through them from now on."""
         before = {column.number: column for column in self.columns}
         for row in self.rows.values():
-            row.key = {
-                number: item for number, item in row.key.items()
-            }
+            row.key = {number: item for number, item in row.key.items()}
             if row.values is None:
                 continue
             row.values = {
@@ -233,8 +229,10 @@ def headers() -> st.SearchStrategy[list[tuple[str, bytes | None]]]:
 
 def keys(model: TypedModel) -> st.SearchStrategy[list[Any]]:
     """Values of the key columns, of which not all are null."""
-    return st.tuples(*(model.column(number).values() for number in model.key)).map(list).filter(
-        lambda key: any(part is not None for part in key)
+    return (
+        st.tuples(*(model.column(number).values() for number in model.key))
+        .map(list)
+        .filter(lambda key: any(part is not None for part in key))
     )
 
 
@@ -283,7 +281,5 @@ def changes(draw: st.DrawFn, model: TypedModel) -> tuple[list[ModelColumn], dict
         if not nullable or draw(st.booleans()):
             default = draw(values(data_type))
         model.next_number += 1
-        columns.append(
-            ModelColumn(model.next_number, free.pop(), data_type, nullable, default)
-        )
+        columns.append(ModelColumn(model.next_number, free.pop(), data_type, nullable, default))
     return list(draw(st.permutations(columns))), rename

@@ -12,11 +12,10 @@ import org.apache.spark.unsafe.types.UTF8String;
  *
  * @param root the log root, which must be at the same path on all hosts
  * @param slices the slices, one after the other
- * @param schemas the columns of the segments of typed topics, by topic and version of the schema:
- *     Arrow's messages in Base64
+ * @param schemas the columns of typed topics
  */
 record LogInputPartition(
-    String root, List<PartitionSlice> slices, Map<String, Map<Integer, String>> schemas)
+    String root, List<PartitionSlice> slices, Map<String, TopicSchemas> schemas)
     implements HasPartitionKey {
 
   /** Whether all rows are of one partition of the log. */

@@ -2,7 +2,6 @@ package embedlog.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import java.util.ArrayList;
-import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
@@ -21,7 +20,7 @@ record ReadPlan(long sizeInBytes, OptionalLong rows, LogInputPartition[] partiti
   /** Reads the planner's answer; embedlog/spark/plan.py writes it. */
   static ReadPlan parse(JsonNode plan) {
     String root = plan.get("root").asText();
-    Map<String, Map<Integer, String>> schemas = schemas(plan.get("schemas"));
+    Map<String, TopicSchemas> schemas = TopicSchemas.parse(plan.get("schemas"));
     List<LogInputPartition> partitions = new ArrayList<>();
     for (JsonNode task : plan.get("tasks")) {
       List<PartitionSlice> slices = new ArrayList<>(task.size());
@@ -33,18 +32,6 @@ record ReadPlan(long sizeInBytes, OptionalLong rows, LogInputPartition[] partiti
         plan.get("size").asLong(),
         rows.isNull() ? OptionalLong.empty() : OptionalLong.of(rows.asLong()),
         partitions.toArray(new LogInputPartition[0]));
-  }
-
-  private static Map<String, Map<Integer, String>> schemas(JsonNode topics) {
-    Map<String, Map<Integer, String>> schemas = new HashMap<>();
-    for (Map.Entry<String, JsonNode> topic : topics.properties()) {
-      Map<Integer, String> versions = new HashMap<>();
-      for (Map.Entry<String, JsonNode> version : topic.getValue().properties()) {
-        versions.put(Integer.valueOf(version.getKey()), version.getValue().asText());
-      }
-      schemas.put(topic.getKey(), versions);
-    }
-    return schemas;
   }
 
   private static PartitionSlice slice(JsonNode slice) {

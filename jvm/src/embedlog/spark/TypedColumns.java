@@ -15,7 +15,7 @@ import org.apache.spark.unsafe.types.UTF8String;
  */
 final class TypedColumns implements TaskColumns {
   private final TypedRequest request;
-  private final Map<String, Map<Integer, String>> schemas;
+  private final Map<String, TopicSchemas> schemas;
   private final DamagedValues damaged;
   private final Map<ViewKey, TypedView> views = new HashMap<>();
   private final Map<SegmentKey, SegmentColumns> segments = new HashMap<>();
@@ -35,11 +35,10 @@ final class TypedColumns implements TaskColumns {
    * Makes the columns.
    *
    * @param request what the query wants
-   * @param schemas the columns of the segments, by topic and version of its schema
+   * @param schemas the columns of the topics in the plan
    * @param damaged makes the error for a damaged value
    */
-  TypedColumns(
-      TypedRequest request, Map<String, Map<Integer, String>> schemas, DamagedValues damaged) {
+  TypedColumns(TypedRequest request, Map<String, TopicSchemas> schemas, DamagedValues damaged) {
     this.request = request;
     this.schemas = schemas;
     this.damaged = damaged;
@@ -55,8 +54,9 @@ final class TypedColumns implements TaskColumns {
   @Override
   public BatchLayouts layouts(PartitionSlice slice, FileChunk chunk) {
     SegmentKey key = new SegmentKey(slice.topic(), chunk.schemaVersion());
-    String schema = schemas.getOrDefault(key.topic(), Map.of()).get(key.version());
-    if (schema == null || !request.topics().containsKey(key.topic())) {
+    TopicSchemas topic = schemas.get(key.topic());
+    String schema = topic == null ? null : topic.segments().get(key.version());
+    if (schema == null) {
       throw EmbedlogException.otherKindOfTopic(key.topic());
     }
     segment = segments.computeIfAbsent(key, absent -> SegmentColumns.parse(schema));
@@ -70,14 +70,14 @@ final class TypedColumns implements TaskColumns {
             new ViewKey(segment, head.layout()),
             absent ->
                 new TypedView(
-                    request,
-                    request.topics().get(topicName),
-                    segment,
-                    head.flags(),
-                    topic,
-                    partition,
-                    damaged));
+                    request, topicColumns(), segment, head.flags(), topic, partition, damaged));
     return view.stored(head, partial);
+  }
+
+  /** Returns the topic's columns as the query knows them; a stream may meet new topics. */
+  private Map<String, TopicColumn> topicColumns() {
+    Map<String, TopicColumn> columns = request.topics().get(topicName);
+    return columns == null ? schemas.get(topicName).columns() : columns;
   }
 
   @Override

@@ -21,7 +21,7 @@ final class TypedView {
   private static final long MICROSECONDS = 1000;
   private static final long MILLISECONDS_OF_DAY = 86_400_000;
 
-  private final Map<String, TypedRequest.TopicColumn> topicColumns;
+  private final Map<String, TopicColumn> topicColumns;
   private final SegmentColumns segment;
   private final int flags;
   private final DamagedValues damaged;
@@ -57,7 +57,7 @@ final class TypedView {
    */
   TypedView(
       TypedRequest request,
-      Map<String, TypedRequest.TopicColumn> topicColumns,
+      Map<String, TopicColumn> topicColumns,
       SegmentColumns segment,
       int flags,
       ConstantColumnVector topic,
@@ -124,8 +124,13 @@ final class TypedView {
 
   /** Makes the vector of a column of the topic's own. */
   private ColumnVector own(StructField field) {
-    TypedRequest.TopicColumn column = topicColumns.get(field.name());
+    TopicColumn column = topicColumns.get(field.name());
     DataType type = field.dataType();
+    if (column == null) {
+      throw new EmbedlogException(
+          "InvalidSchemaError",
+          "The topic has no column " + field.name() + " any more. Restart the query.");
+    }
     Optional<SegmentColumns.Column> stored = segment.byId(flags, column.id());
     if (stored.isEmpty()) {
       if (column.absent() == null) {

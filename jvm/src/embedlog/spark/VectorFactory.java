@@ -12,7 +12,6 @@ import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DateType;
 import org.apache.spark.sql.types.DayTimeIntervalType;
 import org.apache.spark.sql.types.DecimalType;
-import org.apache.spark.sql.types.IntegralType;
 import org.apache.spark.sql.types.LongType;
 import org.apache.spark.sql.types.MapType;
 import org.apache.spark.sql.types.NumericType;
@@ -163,6 +162,7 @@ final class VectorFactory {
   /** Makes a vector of a column that has no other ones inside; null if the types do not agree. */
   private static StoredVector plain(VectorPlace place, ArrowType stored, DataType type) {
     boolean isTimestamp = type instanceof TimestampType || type instanceof TimestampNTZType;
+    boolean isInterval = type instanceof DayTimeIntervalType;
     if (stored instanceof ArrowType.Bool && type instanceof BooleanType) {
       return new BooleanVector(place);
     } else if (stored instanceof ArrowType.Int integer && type instanceof NumericType) {
@@ -183,36 +183,32 @@ final class VectorFactory {
       return new IntegerVector(type, place, Integer.BYTES, true, IntegerScale.NONE);
     } else if (stored instanceof ArrowType.Date && isTimestamp) {
       return new IntegerVector(type, place, Integer.BYTES, true, new IntegerScale(1, DAY, false));
-    } else if (stored instanceof ArrowType.Timestamp timestamp && isTimestamp) {
-      return longs(type, place, toMicroseconds(timestamp.getUnit()));
     } else if (stored instanceof ArrowType.Timestamp timestamp && type instanceof DateType) {
       // The column was of dates when the query began.
       return longs(type, place, new IntegerScale(perSecond(timestamp.getUnit()) * 86_400, 1, true));
-    } else if (stored instanceof ArrowType.Duration duration
-        && (type instanceof DayTimeIntervalType || type instanceof LongType)) {
-      boolean isNumber = type instanceof LongType;
-      return longs(type, place, isNumber ? IntegerScale.NONE : toMicroseconds(duration.getUnit()));
+    } else if (stored instanceof ArrowType.Timestamp timestamp) {
+      return time(place, Long.BYTES, timestamp.getUnit(), isTimestamp, type);
+    } else if (stored instanceof ArrowType.Duration duration) {
+      return time(place, Long.BYTES, duration.getUnit(), isInterval, type);
     } else if (stored instanceof ArrowType.Time time) {
-      return time(place, time, type);
+      return time(place, time.getBitWidth() / Byte.SIZE, time.getUnit(), isInterval, type);
     }
     return null;
   }
 
-  private static StoredVector longs(DataType type, VectorPlace place, IntegerScale scale) {
-    return new IntegerVector(type, place, Long.BYTES, true, scale);
+  /** Makes a vector of microseconds, or of nanoseconds as they are if the query wants numbers. */
+  private static StoredVector time(
+      VectorPlace place, int width, TimeUnit unit, boolean isTime, DataType type) {
+    boolean isNumber = type instanceof LongType && unit == TimeUnit.NANOSECOND;
+    if (!isTime && !isNumber) {
+      return null;
+    }
+    IntegerScale scale = isNumber ? IntegerScale.NONE : toMicroseconds(unit);
+    return new IntegerVector(type, place, width, true, scale);
   }
 
-  /** Spark's own times are in nanoseconds; as numbers they are as they are stored. */
-  private static StoredVector time(VectorPlace place, ArrowType.Time time, DataType type) {
-    int width = time.getBitWidth() / Byte.SIZE;
-    if (type instanceof IntegralType) {
-      return new IntegerVector(type, place, width, true, IntegerScale.NONE);
-    }
-    // By its name: not every version of Spark has the class.
-    boolean isTime = type.typeName().startsWith("time(");
-    long nanoseconds = 1_000_000_000L / perSecond(time.getUnit());
-    IntegerScale scale = new IntegerScale(1, nanoseconds, false);
-    return isTime ? new IntegerVector(type, place, width, true, scale) : null;
+  private static StoredVector longs(DataType type, VectorPlace place, IntegerScale scale) {
+    return new IntegerVector(type, place, Long.BYTES, true, scale);
   }
 
   private static int width(FloatingPointPrecision precision) {
@@ -232,11 +228,11 @@ final class VectorFactory {
     };
   }
 
-  /** Returns the scale to Spark's microseconds; nanoseconds are rounded down. */
+  /** Returns the scale to Spark's microseconds; finer times are none of its. */
   static IntegerScale toMicroseconds(TimeUnit unit) {
     long number = perSecond(unit);
     return number > 1_000_000L
-        ? new IntegerScale(number / 1_000_000L, 1, false)
+        ? new IntegerScale(number / 1_000_000L, 1, true)
         : new IntegerScale(1, 1_000_000L / number, false);
   }
 
