@@ -247,7 +247,7 @@ def _tombstones(
 def _with_time(present: Any, schema: TopicSchema, times: Any) -> Any:
     """Return rows with a timestamp column of the topic that has no nulls."""
     name = schema.timestamp
-    times = pa.chunked_array([times.cast(schema.columns.field(name).type)])
+    times = pa.chunked_array([times.cast(schema.columns.field(name).type, safe=False)])
     if name not in present.column_names:
         return present.append_column(name, times)
     column = present.column(name)
