@@ -3,30 +3,28 @@ package embedlog.spark;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.vectorized.ColumnVector;
 
-/** The columns of a topic as the fields of one column. */
+/** The columns of a topic as the fields of one column; it is never null: a tombstone has a key. */
 final class RowVector extends LogVector {
   private final ColumnVector[] fields;
-  private final NullRows nullRows;
 
-  RowVector(DataType type, ColumnVector[] fields, NullRows nullRows) {
+  RowVector(DataType type, ColumnVector[] fields) {
     super(type);
     this.fields = fields;
-    this.nullRows = nullRows;
   }
 
   @Override
   public boolean hasNull() {
-    return !nullRows.isEmpty();
+    return false;
   }
 
   @Override
   public int numNulls() {
-    return hasNull() ? 1 : 0;
+    return 0;
   }
 
   @Override
   public boolean isNullAt(int row) {
-    return nullRows.contains(row);
+    return false;
   }
 
   @Override

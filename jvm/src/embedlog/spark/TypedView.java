@@ -108,7 +108,7 @@ final class TypedView {
     for (int number = 0; number < fields.length; number++) {
       fields[number] = own(type.fields()[number]);
     }
-    return new RowVector(type, fields, nullRows);
+    return new RowVector(type, fields);
   }
 
   private ColumnVector tombstone() {
