@@ -3,30 +3,16 @@ package embedlog.spark;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.vectorized.ColumnVector;
 
-/** The columns of a topic as the fields of one column. */
+/**
+ * The columns of a topic as the fields of one column; those of the key say what a tombstone
+ * deletes.
+ */
 final class RowVector extends LogVector {
   private final ColumnVector[] fields;
-  private final NullRows nullRows;
 
-  RowVector(DataType type, ColumnVector[] fields, NullRows nullRows) {
+  RowVector(DataType type, ColumnVector[] fields) {
     super(type);
     this.fields = fields;
-    this.nullRows = nullRows;
-  }
-
-  @Override
-  public boolean hasNull() {
-    return !nullRows.isEmpty();
-  }
-
-  @Override
-  public int numNulls() {
-    return hasNull() ? 1 : 0;
-  }
-
-  @Override
-  public boolean isNullAt(int row) {
-    return nullRows.contains(row);
   }
 
   @Override
