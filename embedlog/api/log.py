@@ -66,6 +66,7 @@ from embedlog.serializers import SerializerName
 if TYPE_CHECKING:
     from embedlog.api.consumer_group import ConsumerGroup
     from embedlog.compaction import CleanResult
+    from embedlog.compaction.rebatch import RebatchResult
     from embedlog.config.options import (
         ConsumerOptions,
         MaintenanceOptions,
@@ -137,6 +138,8 @@ class MaintenanceResults(TypedDict):
     """The number of idle producers that were forgotten."""
     compaction: NotRequired[list[CleanResult]]
     """What was compacted; without ``log_cleaner_enable`` there is no such result."""
+    rebatch: NotRequired[list[RebatchResult]]
+    """Where small batches were gathered; without ``log_cleaner_enable`` there is no such result."""
     activity: list[Event]
     """The changes that were found."""
 

@@ -23,7 +23,7 @@ from embedlog.config import LONG_MAX, TopicConfig
 from embedlog.errors import CorruptionError, EmbedlogError, FencedError
 from embedlog.partition import PartitionLog, flush, replace, skipping
 from embedlog.partition.replace import Fence, Replacement, no_fence
-from embedlog.schemas.statistics import pack
+from embedlog.schemas.statistics import pack, text_columns_of
 
 _logger = logging.getLogger("embedlog.compaction")
 
@@ -137,7 +137,7 @@ def add_statistics(log: PartitionLog, fence: Fence = no_fence) -> int:
     Raises:
         FencedError: Raised by the fence.
     """
-    if log.schema is None or log.config.text_statistics is None:
+    if log.schema is None or text_columns_of(log.config) is None:
         return 0
     log.refresh()
     added, known = 0, _with_statistics.setdefault(log, set())
@@ -248,7 +248,7 @@ def _gathered(
     )
 
     def encode(rows: Any) -> EncodedBatch:
-        packed = pack(rows, log.config.text_statistics) if first.is_typed else b""
+        packed = pack(rows, text_columns_of(log.config)) if first.is_typed else b""
         encoded = batches.encode(rows, first.codec, statistics=packed)
         flags = encoded.flags | _kind(first)[1]
         encoded = with_fields(encoded, flags=flags, delete_horizon=first.delete_horizon)

@@ -140,13 +140,6 @@ class TopicConfig(Settings):
             self._contradict("min_compaction_lag_ms", above, "max_compaction_lag_ms")
 
     @property
-    def text_statistics(self) -> frozenset[str] | None:
-        """The columns of text that get statistics; None if no column does."""
-        if self.statistics_columns == "none":
-            return None
-        return frozenset(self.statistics_columns.split(",")) - {""}
-
-    @property
     def compacts(self) -> bool:
         """Whether ``cleanup_policy`` has ``compact``."""
         return "compact" in self.cleanup_policy

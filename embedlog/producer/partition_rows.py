@@ -26,6 +26,7 @@ from embedlog.producer.row_batches import (
 from embedlog.producer.topic_settings import TopicSettings
 from embedlog.producer.typed_rows import TypedColumns, of_rows
 from embedlog.schemas.rows import TypedRow
+from embedlog.schemas.statistics import text_columns_of
 
 Batches = Iterator[tuple[int, EncodedBatch]]
 """Pairs of a partition and a batch."""
@@ -185,7 +186,7 @@ class RowPartitioner:
             settings.column_batch_bytes,
             settings.compression,
             settings.limits,
-            settings.info.config.text_statistics,
+            text_columns_of(settings.info.config),
         )
         for batch in encoded:
             if partition is None:

@@ -20,7 +20,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from embedlog.batch import Batch
-from embedlog.lazy import np, pa, pc
+from embedlog.batch.arrays import min_max
+from embedlog.config import TopicConfig
+from embedlog.lazy import pa, pc
 
 _INT, _UINT, _FLOAT, _TEXT = 1, 2, 3, 4
 _ENTRY = struct.Struct("<HBxBB2x")
@@ -52,6 +54,12 @@ class RowStatistics(NamedTuple):
 
 
 # Which columns
+
+
+def text_columns_of(config: TopicConfig) -> frozenset[str] | None:
+    """Return the columns of text that get statistics in a topic; None if no column gets any."""
+    names = config.statistics_columns
+    return None if names == "none" else frozenset(names.split(",")) - {""}
 
 
 @lru_cache(maxsize=256)
@@ -119,12 +127,7 @@ def _bounds(column: Any, kind: int) -> tuple[Bound, Bound] | None:
         low, high = bounds["min"].as_py(), bounds["max"].as_py()
         has_nan = kind == _FLOAT and pc.any(pc.is_nan(column)).as_py()
         return None if has_nan else (low, high)
-    letter = {_INT: "i", _UINT: "u", _FLOAT: "f"}[kind]
-    width = column.type.bit_width // 8
-    values = np.frombuffer(
-        column.buffers()[1], f"<{letter}{width}", len(column), column.offset * width
-    )
-    low, high = np.minimum.reduce(values).item(), np.maximum.reduce(values).item()
+    low, high = min_max(column, {_INT: "i", _UINT: "u", _FLOAT: "f"}[kind])
     return None if low != low else (low, high)
 
 

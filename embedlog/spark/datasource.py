@@ -106,8 +106,7 @@ class EmbedlogDataSource(DataSource):
 
         options = sink_options.parse(self.options)
         sink_options.check_batch(options, overwrite)
-        sink_options.check_columns(schema, options.topic)
-        return sink.BatchSink(options, schema.names)
+        return sink.BatchSink(options, schema.jsonValue()["fields"])
 
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
@@ -116,8 +115,7 @@ class EmbedlogDataSource(DataSource):
         from embedlog.spark import sink, sink_options
 
         options = sink_options.parse(self.options)
-        sink_options.check_columns(schema, options.topic)
-        return sink.StreamSink(options, schema.names)
+        return sink.StreamSink(options, schema.jsonValue()["fields"])
 
 
 class LogReader:

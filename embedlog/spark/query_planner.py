@@ -21,6 +21,7 @@ from embedlog.spark import kafka_columns, table_options, topic_tables, typed_pla
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.log_cache import LogCache
 from embedlog.spark.micro_batch import MicroBatchStream, StreamState
+from embedlog.spark.option_reader import OptionReader
 from embedlog.spark.plan import plan_to_json
 from embedlog.spark.source import batch_lease_prefix
 from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
@@ -44,7 +45,7 @@ class QueryPlanner:
         *("report_latest_offset", "prepare_for_available_now", "plan_micro_batch", "commit"),
         *("close_stream", "check_table", "table_reader_options", "table_writer_options"),
         *("tables", "table", "create_table", "alter_table", "drop_table"),
-        *("plan_write", "publish_batch", "publish_micro_batch", "discard"),
+        *("is_typed_topic", "plan_write", "publish_batch", "publish_micro_batch", "discard"),
     )
 
     def __init__(self) -> None:
@@ -239,6 +240,22 @@ class QueryPlanner:
     def drop_table(self, options: Json, topic: str) -> bool:
         """Delete a topic; return False if there is no such topic."""
         return topic_tables.delete_topic(self._logs, options, topic)
+
+    def is_typed_topic(self, options: Json) -> bool:
+        """Whether the topic of a writer exists and is typed: then Python writes to it.
+
+        Says nothing about wrong options: the writer does.
+        """
+        topic = OptionReader(options).raw("topic")
+        try:
+            log = self._logs.acquire(OptionReader(options).root())
+        except EmbedlogError:
+            return False
+        try:
+            info = None if topic is None else log.root.topics().get(topic)
+            return info is not None and bool(info.schema_version)
+        finally:
+            self._logs.release(log)
 
     def plan_write(
         self, options: Json, fields: Sequence[Sequence[str]], batch: bool, overwrite: bool

@@ -58,6 +58,9 @@ _UNSIGNED = {8: "short", 16: "integer", 32: "long", 64: "decimal(20,0)"}
 _FLOATS = {16: "float", 32: "float", 64: "double"}
 _SHORT_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_DAY_TIME = re.compile(r"interval (day|hour|minute|second)( to (hour|minute|second))?")
+_TIME = re.compile(r"time\(\d\)")
+_TEXT = re.compile(r"(string collate .*|(var)?char\(\d+\))", re.IGNORECASE)
 
 
 # From Arrow to Spark
@@ -282,22 +285,36 @@ def _null_flags(spark_type: Json) -> Iterator[bool]:
 
 
 def arrow_type(spark_type: Json) -> Any:
-    """Return the Arrow type with which Spark passes a type of `spark_type` to Python and back."""
+    """Return the Arrow type with which Spark passes a type to Python and back.
+
+    Raises:
+        KeyError: It is none that `spark_type` returns, and none that a topic can store.
+    """
     if isinstance(spark_type, str):
         decimal = _DECIMAL.fullmatch(spark_type)
         if decimal is not None:
             return pa.decimal128(int(decimal[1]), int(decimal[2]))
+        if _DAY_TIME.fullmatch(spark_type):
+            return pa.duration("us")
+        if _TIME.fullmatch(spark_type):
+            return pa.time64("ns")
+        if _TEXT.fullmatch(spark_type):
+            return pa.string()
         return _arrow_types()[spark_type]
     if spark_type["type"] == "array":
         element = arrow_type(spark_type["elementType"])
         return pa.list_(pa.field("element", element))
     if spark_type["type"] == "map":
         return pa.map_(arrow_type(spark_type["keyType"]), arrow_type(spark_type["valueType"]))
-    return pa.struct([(field["name"], arrow_type(field["type"])) for field in spark_type["fields"]])
+    if spark_type["type"] == "struct":
+        fields = [(field["name"], arrow_type(field["type"])) for field in spark_type["fields"]]
+        return pa.struct(fields)
+    raise KeyError(spark_type["type"])
 
 
 def _arrow_types() -> dict[str, Any]:
     return {
+        "void": pa.null(),
         "boolean": pa.bool_(),
         "byte": pa.int8(),
         "short": pa.int16(),
@@ -310,7 +327,6 @@ def _arrow_types() -> dict[str, Any]:
         "date": pa.date32(),
         "timestamp": pa.timestamp("us", tz="UTC"),
         "timestamp_ntz": pa.timestamp("us"),
-        _INTERVAL: pa.duration("us"),
     }
 
 

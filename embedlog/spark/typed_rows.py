@@ -13,6 +13,7 @@ from embedlog.batch.tables import PieceRows
 from embedlog.errors import InvalidRecordError
 from embedlog.schemas.reading import OFFSET, TypedReader
 from embedlog.schemas.segment_schema import absent, segment_schema
+from embedlog.schemas.topic_schema import TopicSchema, field_id
 from embedlog.spark import arrow_columns
 from embedlog.spark.plan import FileChunk, PartitionSlice, TopicVersions
 from embedlog.spark.typed_columns import (
@@ -45,7 +46,7 @@ class TypedRows:
         self._schema = pa.schema(
             [(field["name"], arrow_type(field["type"]), field["nullable"]) for field in fields]
         )
-        self._reader = TypedReader(versions.read)
+        self._reader = TypedReader(_widest(versions))
         self._read = self._reader.select(self._stored_names())
 
     def _stored_names(self) -> list[str]:
@@ -129,7 +130,9 @@ class TypedRows:
         return column
 
     def _own_column(self, rows: Any, name: str, target: Any) -> Any:
-        column = rows.column(name)
+        column, read = rows.column(name), self._versions.read.columns.field(name).type
+        if column.type != read:
+            column = self._narrowed(column, read, name)
         try:
             return to_spark(column, target)
         except pa.ArrowInvalid as error:
@@ -142,6 +145,43 @@ class TypedRows:
                 partition=self._part.partition,
                 todo=todo,
             ) from error
+
+    def _narrowed(self, column: Any, read: Any, name: str) -> Any:
+        """Return a column that was widened since the query began, as the type of the query."""
+        try:
+            narrowed = column.cast(read)
+            if _is_same(narrowed.cast(column.type), column):
+                return narrowed
+            problem = "a value would be changed"
+        except pa.ArrowInvalid as error:
+            problem = str(error)
+        raise InvalidRecordError(
+            f"Column {name} was {read} when the query began and is {column.type} now: {problem}",
+            topic=self._part.topic,
+            partition=self._part.partition,
+            todo="Load the topic again, or restart the query.",
+        )
+
+
+def _widest(versions: TopicVersions) -> TopicSchema:
+    """Return the schema of the query, with the types that its columns have by now.
+
+    Records that are newer than the query may have wider types, which older ones are cast to.
+    """
+    read = versions.read
+    newest = max(versions.stored.values(), key=lambda schema: schema.version, default=read)
+    if newest.version <= read.version:
+        return read
+    fields = {field_id(field): field for field in newest.columns}
+    columns = [fields.get(field_id(field), field).with_name(field.name) for field in read.columns]
+    return TopicSchema(newest.version, pa.schema(columns), read.key, read.timestamp, read.next_id)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if not pa.types.is_floating(other.type):
+        return bool(one.equals(other))
+    # NaN is not equal to itself.
+    return pc.all(pc.or_(pc.equal(one, other), pc.is_nan(other))).as_py() is not False
 
 
 def _tombstones(rows: Sequence[tuple[Batch, int, int]]) -> Any:
