@@ -24,6 +24,7 @@ from embedlog.publish import staging, transaction
 from embedlog.publish.staging import StagedFile
 from embedlog.publish.transaction import Publication, PublishResult
 from embedlog.root.root import Root
+from embedlog.schemas.statistics import text_columns_of
 from embedlog.spark import sink_options, typed_columns, typed_sink
 from embedlog.spark.data_writer import NEW_TOPIC_ID, StagedRows, TargetTopic, WriteTask
 from embedlog.spark.log_cache import is_a_log
@@ -96,7 +97,7 @@ def plan_write(
                 compression = "none"
             targets[name] = TargetTopic(
                 *(name, topic.id, topic.partitions, limits, compression),
-                *(bool(topic.schema_version), schema, topic.config.text_statistics),
+                *(bool(topic.schema_version), schema, text_columns_of(topic.config)),
             )
     # The driver's JVM may publish the staged files as long as it lives.
     owner = process_id.ancestor("java") or process_id.process()
