@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     import pyarrow.compute
     from matplotlib.axes import Axes
 
+    from embedlog.api.pushdown import PushedFilter
+    from embedlog.api.scan import Reads
+    from embedlog.api.selection import Selection
     from embedlog.compaction.last_records import ValueAt
     from embedlog.compaction.rebatch import RebatchResult
 
@@ -301,6 +304,8 @@ class TopicView(Generic[K, V]):
         Needs the memory of a few batches, whatever the size of the topic.  ``where``, ``since``
         and ``between`` are those of `to_arrow`.
         """
+        if isinstance(columns, str):
+            raise TypeError(f"columns must be a list of names, got {columns!r}")
         view = self._limited(since, between)._pruned(where)
         schema = self.schema(columns)
         for table in view._tables(self._with_columns_of(schema, where)):
@@ -431,6 +436,71 @@ class TopicView(Generic[K, V]):
         )
         frame: polars.DataFrame = need("polars").from_arrow(table)
         return frame
+
+    def scan(self) -> polars.LazyFrame:
+        """Return a lazy frame of Polars, which reads only what a query needs of the records.
+
+        The columns that the query uses, its filters and its limit reach the log.  Each time the
+        frame is collected, it has the records of that moment; its columns are those of now.
+
+        A topic of bytes has the columns offset, partition, timestamp, key, value, and headers if
+        there are any; keys and values are decoded by the topic's serializers, and JSON is text.
+
+        Raises:
+            EmbedlogError: Polars is not installed.
+            InvalidSchemaError: Polars does not have the type of a column.
+        """
+        from embedlog.api.scan import scan
+
+        return scan(self)
+
+    def _scannable(self) -> tuple[pa.Schema, Reads]:
+        """Return the columns of a scan, and what reads them.
+
+        Whatever becomes of the topic's columns, those of the scan stay as they are.
+        """
+        from embedlog.api.frames import decoded_items
+
+        stored, serializers = self.schema(), self._serializers()
+        schema = decoded_items(stored.empty_table(), self.name, serializers).schema
+        # What a serializer changes is filtered by the caller.
+        plain = {field.name for field in schema if stored.field(field.name).type == field.type}
+
+        def read(columns: list[str], pushed: PushedFilter | None) -> Iterator[pa.RecordBatch]:
+            # Offset and partition say where a record is that cannot be decoded.
+            names = list(dict.fromkeys(("offset", "partition", *columns)))
+            where = None if pushed is None else pushed.rows
+            if where is not None and not plain.issuperset(names_in(where, schema.names)):
+                where = None
+            for batch in self.batches(names, where=where):
+                table = pa.Table.from_batches([batch])
+                decoded = decoded_items(table, self.name, serializers).select(columns)
+                yield from decoded.to_batches()
+
+        return schema, read
+
+    def select(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        where: pyarrow.compute.Expression | None = None,
+        latest: bool = False,
+        since: When | None = None,
+        between: Between | None = None,
+    ) -> Selection:
+        """Return some columns and rows, which DuckDB and others can query; nothing is read yet.
+
+        Args:
+            columns: Names of columns; by default all.
+            where, latest, since, between: As in `to_arrow`.
+
+        Raises:
+            KeyError: There is no such column.
+            TypeError, ValueError: An argument is not what `to_arrow` takes.
+        """
+        from embedlog.api.selection import Selection
+
+        return Selection(self, columns, where, latest, since, between)
 
     def plot(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ def changed_schema(
     columns: pa.Schema,
     rename: Mapping[str, str] | None = None,
     defaults: Mapping[str, Any] | None = None,
+    earlier: Sequence[TopicSchema] = (),
 ) -> TopicSchema:
     """Return the next version of a schema; the same object if nothing changes.
 
@@ -33,6 +34,7 @@ def changed_schema(
         columns: The columns that the topic is to have.
         rename: Old names of columns, and their new ones.
         defaults: Values of added columns for the rows that were written before.
+        earlier: The versions before the current one, of which rows may be stored.
 
     Raises:
         InvalidSchemaError: Readers could not see every row through the new version; the text
@@ -53,6 +55,7 @@ def changed_schema(
             next_id += 1
         else:
             _check_change(before, old, field)
+            _check_fields(field, old, earlier)
             if field.name in values:
                 raise InvalidSchemaError(
                     f"Column {field.name} exists, so it cannot get a default",
@@ -144,6 +147,40 @@ def _check_change(before: TopicSchema, old: Any, new: Any) -> None:
             todo="Integers, floats, decimals and dates can become wider types; for another "
             "type, add a column of another name.",
         )
+
+
+def _check_fields(field: Any, old: Any, earlier: Sequence[TopicSchema]) -> None:
+    """Raise if a field inside of a column was dropped before: stored rows still have it.
+
+    Unlike columns, the fields of structs have no ids, so it would be taken for the old one.
+    """
+    added = _field_names(field.type) - _field_names(old.type)
+    if not added:
+        return
+    for schema in earlier:
+        name = schema.ids.get(field_id(old))
+        again = added & _field_names(schema.columns.field(name).type) if name else None
+        if again:
+            raise InvalidSchemaError(
+                f"Column {field.name} had a field {min(again)} in version {schema.version}, which "
+                "was dropped, and stored rows may have it",
+                column=field.name,
+                todo="Give the new field another name.",
+            )
+
+
+def _field_names(data_type: Any, path: str = "") -> set[str]:
+    """Return the paths of all fields of structs inside of a type."""
+    types, names = pa.types, set()
+    if types.is_struct(data_type):
+        for field in data_type:
+            inner = f"{path}.{field.name}" if path else field.name
+            names |= {inner} | _field_names(field.type, inner)
+    elif types.is_map(data_type):
+        names = _field_names(data_type.item_type, f"{path}[]")
+    elif types.is_list(data_type) or types.is_fixed_size_list(data_type):
+        names = _field_names(data_type.value_type, f"{path}[]")
+    return names
 
 
 def _check_dropped(before: TopicSchema, dropped: set[str], rename: Mapping[str, str]) -> None:

@@ -123,7 +123,7 @@ class RowEncoder:
         reason = error.reason if isinstance(error, FieldError) else str(error)
         what = f"Column {column}: {reason}" if column else f"The value: {reason}"
         todo = "Correct the value."
-        if column is None:
+        if column is None or (column not in self._checks and "." not in column):
             todo = f"The topic's columns are {', '.join(self.schema.columns.names)}."
         return SerializationError(what, topic=self.topic, column=column, todo=todo)
 

@@ -44,6 +44,8 @@ class TopicSchema:
     """The name of the column with the timestamps; None if embedlog stores them itself."""
     next_id: int
     """The id of the next column that is added."""
+    topic_id: int | None = None
+    """The id of the topic, which another topic of the same name does not have; None if unknown."""
 
     def __repr__(self) -> str:
         return f"<TopicSchema version {self.version}: {', '.join(self.columns.names)}>"
@@ -63,6 +65,10 @@ class TopicSchema:
     def plain(self) -> pa.Schema:
         """The columns without any metadata, as users see them."""
         return pa.schema([pa.field(f.name, f.type, f.nullable) for f in self.columns])
+
+    def is_of_other_topic(self, topic_id: int) -> bool:
+        """Whether it is known to be of another topic than the one with an id."""
+        return self.topic_id is not None and self.topic_id != topic_id
 
     def encoded_default(self, name: str) -> str | None:
         """Return the default of a column as a stream of Arrow with one row, in Base64."""
@@ -142,8 +148,12 @@ def first_version(
     """
     fields = check_columns(columns)
     numbered = [with_id(field, number) for number, field in enumerate(fields, 1)]
-    names = () if key is None else (key,) if isinstance(key, str) else tuple(key)
-    schema = TopicSchema(1, pa.schema(numbered), names, timestamp, len(numbered) + 1)
+    names = () if key is None else (key,) if isinstance(key, str) else key
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InvalidSchemaError(
+            f"key must be the name of a column or a list of names, got {key!r}"
+        )
+    schema = TopicSchema(1, pa.schema(numbered), tuple(names), timestamp, len(numbered) + 1)
     return check_schema(schema)
 
 

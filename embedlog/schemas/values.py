@@ -108,7 +108,8 @@ def _integer(data_type: Any) -> Checker:
 
 
 def _float(data_type: Any) -> Checker:
-    pack = struct.Struct(_FLOAT_CODES[data_type.bit_width])
+    # Not in the machine's own form, in which what is too large becomes infinite.
+    pack = struct.Struct("<" + _FLOAT_CODES[data_type.bit_width])
     narrow = data_type.bit_width < 64
 
     def check(value: Any) -> Any:
@@ -306,7 +307,8 @@ def check_fields(value: Any, checks: Mapping[str, Checker], where: str = "") -> 
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if not value.keys() <= checks.keys():
         unknown = next(name for name in value if name not in checks)
-        raise ValueError(f"there is no {'field' if where else 'column'} {unknown!r}")
+        missing = ValueError(f"there is no such {'field' if where else 'column'}")
+        raise FieldError(f"{where}{unknown}", missing)
     get, name = value.get, ""
     checked = []
     try:

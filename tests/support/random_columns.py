@@ -9,6 +9,7 @@ import datetime as dt
 import math
 import struct
 from decimal import Decimal
+from functools import cache
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -27,6 +28,7 @@ _STEP = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 1}
 # Types
 
 
+@cache
 def scalar_types() -> st.SearchStrategy[pa.DataType]:
     """Every stored type that has no other types inside."""
     plain = [pa.bool_(), pa.string(), pa.binary(), pa.date32()]
@@ -56,6 +58,7 @@ def _zones() -> st.SearchStrategy[str | None]:
     return st.sampled_from(_ZONES)
 
 
+@cache
 def types() -> st.SearchStrategy[pa.DataType]:
     """Every stored type: those without others inside, and structs, lists and maps of them."""
     return st.recursive(
@@ -77,6 +80,7 @@ def structs(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataT
     )
 
 
+@cache
 def key_types() -> st.SearchStrategy[pa.DataType]:
     """Types of key columns."""
     plain = [pa.string(), pa.binary(), pa.binary(3), pa.bool_(), pa.date32(), pa.float64()]
@@ -88,6 +92,7 @@ def key_types() -> st.SearchStrategy[pa.DataType]:
 # Values, as programs send them and as records have them
 
 
+@cache
 def values(data_type: pa.DataType) -> st.SearchStrategy[Any]:
     """Values of a stored type, without None; inside of them there may be None."""
     types_ = pa.types
@@ -217,6 +222,7 @@ def _for_arrow(value: Any, data_type: pa.DataType) -> Any:
 # Other types of the same values, as other libraries hand them over
 
 
+@cache
 def variants(data_type: pa.DataType) -> st.SearchStrategy[pa.DataType]:
     """Types of columns that hold every value of a stored type, and are stored as it."""
     types_ = pa.types
@@ -319,6 +325,7 @@ def _list_variant(
 # Wider types, and the same values in them
 
 
+@cache
 def wider(data_type: pa.DataType) -> st.SearchStrategy[pa.DataType]:
     """Types to which a stored type may be widened, and itself."""
     types_, bits = pa.types, 0

@@ -23,8 +23,8 @@ from support.random_columns import (
     types,
     values,
     variants,
-    wider,
     widened,
+    wider,
 )
 
 _UTC_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -163,7 +163,6 @@ class TypedModel:
         """Take other columns: all records are seen through them from now on."""
         before = {column.number: column for column in self.columns}
         for row in self.rows.values():
-            row.key = {number: item for number, item in row.key.items()}
             if row.values is None:
                 continue
             row.values = {

@@ -54,8 +54,12 @@ final class ArrowBuffers {
   }
 
   /** Returns Arrow's number of the compression. */
-  byte codec() {
-    return batch.compression().codec();
+  byte codec() throws DamagedBatchException {
+    try {
+      return batch.compression().codec();
+    } catch (IndexOutOfBoundsException error) {
+      throw new DamagedBatchException("its metadata leads outside of it");
+    }
   }
 
   /**

@@ -191,10 +191,13 @@ final class TypedView {
 
   private void showTimestamp(IntegerVector vector) {
     long time = head.maxTimestamp();
-    vector.showConstant(
-        vector.dataType() instanceof DateType
-            ? Math.floorDiv(time, MILLISECONDS_OF_DAY)
-            : Math.multiplyExact(time, MICROSECONDS));
+    if (vector.dataType() instanceof DateType) {
+      vector.showConstant(Math.floorDiv(time, MILLISECONDS_OF_DAY));
+    } else if (Math.abs(time) > Long.MAX_VALUE / MICROSECONDS) {
+      throw vector.place.unfit(time + " ms", vector.dataType().sql());
+    } else {
+      vector.showConstant(time * MICROSECONDS);
+    }
   }
 
   /** Returns the address of the bits of the tombstones that the query leaves out; 0 if none. */
