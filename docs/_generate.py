@@ -58,11 +58,13 @@ KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
         "key_serializer": OWN,
         "message_timestamp_after_max_ms": "`3600000` (1 h)",
         "producer_id_expiration_ms": "the same (of the broker)",
+        "rebatch_min_rows": OWN,
         "retention_bytes_hard": OWN,
         "retention_clock": OWN,
         "retention_min_consumed": OWN,
         "retention_topic_bytes": OWN,
         "segment_max_offset_span": OWN,
+        "statistics_columns": OWN,
         "value_serializer": OWN,
         **dict.fromkeys(
             [
@@ -139,6 +141,7 @@ VALUES = {
     ("topic", "message_timestamp_type"): "`CreateTime` or `LogAppendTime`",
     ("topic", "retention_clock"): "`append` or `record`",
     ("topic", "retention_min_consumed"): "names of groups, separated by commas, or `all`",
+    ("topic", "statistics_columns"): "names of columns, separated by commas, or `none`",
     ("topic", "value_serializer"): "the name of a [serializer](../values.md#serializers)",
     ("producer", "acks"): "`0`, `1` or `all`",
     ("producer", "client_id"): "str",

@@ -701,6 +701,8 @@ def drop_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
     """Delete one line of the manifest, and its index; the caller then unlinks the file."""
     SEGMENTS.delete(txn, key, *segment.key)
     keyspace.SEGMENT_INDEXES.delete(txn, key, *segment.key)
+    if segment.schema_version:
+        keyspace.SEGMENT_STATISTICS.delete(txn, key, *segment.key)
 
 
 def uncommitted_files(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:

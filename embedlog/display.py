@@ -14,6 +14,8 @@ NONE = "-"
 """The text for a missing value, as in the tables of Kafka's own tools."""
 
 
+_EXTRAS = {"polars": '"embedlog[polars]"'}
+"""What to install for packages of which embedlog needs some version, or more than them."""
 _STYLE = """\
 <style scoped>
 .embedlog {overflow-x: auto}
@@ -86,13 +88,17 @@ def short(item: object) -> str:
 
 
 def need(package: str) -> ModuleType:
-    """Import an optional dependency."""
+    """Import an optional dependency, or a module of one.
+
+    Raises:
+        EmbedlogError: It is not installed; the error says how to install it.
+    """
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise EmbedlogError(
-            f"{package} is not installed", todo=f"Run pip install {package}."
-        ) from error
+        name = package.partition(".")[0]
+        command = f"pip install {_EXTRAS.get(name, name)}"
+        raise EmbedlogError(f"{name} is not installed", todo=f"Run {command}.") from error
 
 
 def public_names(item: object, *fields: str) -> list[str]:

@@ -136,6 +136,13 @@ class InvalidSchemaError(EmbedlogError, ValueError):
     column: str | None = None
 
 
+class InvalidQueryError(EmbedlogError, ValueError):
+    """A query in SQL, or a filter, is not valid.
+
+    Nothing was read.  A retry does not help: correct the query as the error says.
+    """
+
+
 class InvalidPartitionsError(EmbedlogError, ValueError):
     """The number of partitions is not positive, too large, or less than before.
 

@@ -410,6 +410,13 @@ SCHEMAS = Table[bytes](
 SEGMENT_INDEXES = Table[bytes](
     "X", _SEGMENT, "entries: bytes", "The index of a sealed segment", optional=True
 )
+SEGMENT_STATISTICS = Table[bytes](
+    "G",
+    _SEGMENT,
+    "statistics: bytes",
+    "Nulls, smallest and largest values of the columns of a sealed segment of a typed topic",
+    optional=True,
+)
 PARTITIONS = Table[Any](
     "L",
     "partition: partition key",

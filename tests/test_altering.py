@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
+import pyarrow as pa
 import pytest
 from support.children import in_child
 from support.clock import START
@@ -22,6 +23,7 @@ from embedlog.errors import (
 )
 from embedlog.partition.state import max_segment_ms
 from embedlog.record import TopicPartition
+from embedlog.schemas.statistics import of_batch
 
 SIZE = encoded(b"v0").size
 DAY = 86_400_000
@@ -333,6 +335,30 @@ def check_compression_type(log, clock):
             assert [batch.is_compressed for batch in partition.reader(offset).read(1 << 20)] == [
                 compressed
             ]
+
+
+def check_rebatch_min_rows(log, clock):
+    partition = log.partition("t", 0)
+    for _ in range(2):
+        add(log, 2)
+        partition.roll()
+        alter(log, rebatch_min_rows=5)
+    assert len(log.maintain()["rebatch"]) == 1
+    alter(log, rebatch_min_rows=0)
+    add(log, 2)
+    partition.roll()
+    assert log.maintain()["rebatch"] == []
+
+
+def check_statistics_columns(log, clock):
+    schema = pa.schema([("s", pa.string()), ("n", pa.int64())])
+    log.create_topic("typed", schema=schema)
+    partition, producer = log.root.partition("typed", 0), log.producer()
+    for columns in ("", "s", "none"):
+        log.alter_topic("typed", {"statistics.columns": columns})
+        producer.send_batch("typed", [{"s": "a", "n": 1}]).result()
+    known = [len(of_batch(batch).ranges) for batch in partition.reader(0).read()]
+    assert known == [2, 3, 0]  # That of the timestamp, too.
 
 
 CHECKS = {

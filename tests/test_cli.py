@@ -22,7 +22,7 @@ from embedlog.display import plural
 from embedlog.keyspace import FORMAT_VERSION
 
 COMMANDS = (
-    *("topics", "produce", "consume", "tail", "groups", "offsets", "delete-records", "du"),
+    *("topics", "produce", "consume", "tail", "sql", "groups", "offsets", "delete-records", "du"),
     *("export", "import", "activity", "metrics", "completion"),
     *("compact", "maintain", "explain", "dump", "verify", "repair", "doctor"),
 )

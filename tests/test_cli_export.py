@@ -21,7 +21,7 @@ from support.roots import encoded
 from support.tiers import choose
 
 import embedlog
-from embedlog.cli import file_formats, import_file, main, produce
+from embedlog.cli import file_formats, import_file, main
 
 FORMATS = ("jsonl", "csv", "parquet")
 each_format = pytest.mark.parametrize("name", FORMATS)
@@ -571,7 +571,7 @@ def files_with_a_bad_end(name):
 @pytest.mark.parametrize("name", ["jsonl", "csv"])
 def test_an_import_that_failed_continues_with_skip(run, log_path, tmp_path, monkeypatch, name):
     """The message has the number; in the end every record is there once, and in order."""
-    monkeypatch.setattr(produce, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(file_formats, "_CHUNK_BYTES", 1000)
     monkeypatch.setattr(import_file, "_CSV_BLOCK_BYTES", 1000)
     good, bad = files_with_a_bad_end(name)
     file = tmp_path / f"x.{name}"

@@ -2,6 +2,7 @@
 
 import re
 import struct
+from typing import Any
 
 import pytest
 from support import format_tables, staged_files
@@ -215,7 +216,11 @@ def test_a_deleted_topic_leaves_no_row(root):
     group.commit({TopicPartition(name, 0): OffsetAndMetadata(2) for name in "tu"})
     hold(root, "lease", {TopicPartition("t", 1): 0}, 60)
     # Rows that only a crash or a run of maintenance leaves.
-    rows_by_hand = (keyspace.CLEANED_OFFSETS, 1), (keyspace.UNCOMMITTED_FILES, None)
+    rows_by_hand: list[tuple[Any, Any]] = [
+        (keyspace.CLEANED_OFFSETS, 1),
+        (keyspace.UNCOMMITTED_FILES, None),
+        (keyspace.SEGMENT_STATISTICS, b"of a typed topic"),
+    ]
     for table, value in rows_by_hand:
         key = rows_of(table.key_layout, 0)[1:]
         root.context.state.write(

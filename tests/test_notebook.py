@@ -1,17 +1,25 @@
-"""The notebook runs from top to bottom, and its outputs are those that its text describes."""
+"""The notebook runs from top to bottom, and notebooks show typed topics as tables."""
 
 from __future__ import annotations
 
+import html as html_module
 import json
 import os
+import re
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import pyarrow as pa
 import pytest
 from support.children import run_python
 from support.patience import patient
 from support.spark_session import quick_python
+
+import embedlog
+from embedlog.producer import Producer
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "flights.ipynb"
 RUN = "from nbclient.cli import main; main()"
@@ -83,3 +91,99 @@ def test_the_notebook_is_saved_without_outputs():
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         assert cell.get("outputs", []) == []
         assert cell.get("execution_count") is None
+
+
+# What a notebook shows of a typed topic
+
+
+def tables_of(html: str) -> list[list[list[str]]]:
+    """Return the rows of each table of a display, the heads first, after parsing it strictly."""
+    # The style sheet is no XML only for its attribute without a value.
+    root = ElementTree.fromstring(f"<all>{html.replace('<style scoped>', '<style>')}</all>")
+    return [
+        [[cell.text or "" for cell in row] for row in table.iter("tr")]
+        for table in root.iter("table")
+    ]
+
+
+def titles_of(html: str) -> list[str]:
+    return [html_module.unescape(title) for title in re.findall("<b>(.*?)</b>", html)]
+
+
+@pytest.fixture
+def typed_topic(tmp_path):
+    """A topic of two partitions with a key, a timestamp, a default, and text that is no HTML."""
+    columns = pa.schema(
+        [
+            pa.field("carrier", pa.string(), nullable=False),
+            pa.field("number", pa.int32()),
+            pa.field("at", pa.timestamp("ms", "UTC"), nullable=False),
+        ]
+    )
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t", 2, schema=columns, key="carrier", timestamp="at")
+        log.alter_topic(
+            "t", schema=columns.append(pa.field("<gate>", pa.string())), defaults={"<gate>": "A&1"}
+        )
+        yield log.topic("t")
+
+
+def test_a_typed_topic_shows_its_schema_and_its_last_records(typed_topic):
+    """Two tables; of the records the last ones of each partition, and a tombstone as its key."""
+    producer = Producer(typed_topic._root)
+    at = datetime(2013, 1, 1, tzinfo=UTC)
+    for number in range(40):
+        row = {"carrier": f"<c{number}>", "number": number, "at": at, "<gate>": "x" * 100}
+        producer.send("t", row, partition=number % 2)
+    producer.send("t", None, key="<c1>", partition=1)
+    producer.close()
+
+    shown = typed_topic._repr_html_()
+    schema, records = tables_of(shown)
+    assert titles_of(shown)[0].startswith("Topic t: 2 partitions, 41 records, ")
+    assert titles_of(shown)[0].endswith(", version 2 of the schema")
+    assert schema == [
+        ["column", "type", "null", ""],
+        ["carrier", "string", "no", "key"],
+        ["number", "int32", "yes", ""],
+        ["at", "timestamp[ms, tz=UTC]", "no", "timestamp"],
+        ["<gate>", "string", "yes", "default A&1"],
+    ]
+    assert titles_of(shown)[1] == "Last records"
+    assert records[0] == ["partition", "offset", "timestamp", *typed_topic._schema().columns.names]
+    assert [row[4] for row in records[1:]] == [
+        "30",
+        "32",
+        "34",
+        "36",
+        "38",
+        "33",
+        "35",
+        "37",
+        "39",
+        "-",
+    ]
+    assert records[-1][3] == "<c1>"
+    assert max(len(cell) for row in records for cell in row) <= 30
+    assert "\n" not in repr(typed_topic)
+
+
+def test_a_typed_topic_without_records_shows_its_schema(typed_topic):
+    """And one that was deleted says so."""
+    assert len(tables_of(typed_topic._repr_html_())) == 1
+    typed_topic._root.delete_topic("t")
+    assert titles_of(typed_topic._repr_html_()) == ["TypedTopic t: There is no such topic"]
+
+
+def test_of_many_columns_only_the_first_are_shown(tmp_path):
+    """The schema has all of them."""
+    names = [f"c{number}" for number in range(15)]
+    with embedlog.open(tmp_path / "log") as log:
+        topic = log.create_topic("t", schema=pa.schema([(name, pa.int64()) for name in names]))
+        log.producer().send("t", {"c0": 1}).result()
+        schema, records = tables_of(topic._repr_html_())
+
+        assert [row[0] for row in schema[1:]] == names
+        assert records[0][3:] == [*names[:12], "…"]
+        assert records[1][3:] == ["1", *["-"] * 11, "…"]
+        assert tables_of(topic[:1]._repr_html_()) == [records]

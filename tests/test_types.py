@@ -240,7 +240,7 @@ DIR = {
         verify
     """,
     "topic": """
-        at batches between config describe_retention explain_compaction get head items name
+        at batches between config describe_retention explain_compaction get head items name optimize
         partition partitions plot ranges raw sample schema since size_bytes tail to_arrow to_pandas
         to_polars
     """,

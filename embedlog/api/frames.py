@@ -89,7 +89,7 @@ def decoded_items(table: pa.Table, topic: str, serializers: tuple[str, str]) -> 
     So the types of the columns depend on the serializers alone, not on the records.
 
     Args:
-        table: The stored columns.
+        table: Stored columns, offset and partition among them.
         topic: The topic.
         serializers: The names of those of keys and values.
 
@@ -97,6 +97,8 @@ def decoded_items(table: pa.Table, topic: str, serializers: tuple[str, str]) -> 
         RecordDeserializationError: A key or value is not what its serializer writes.
     """
     for field, serializer in zip(SERIALIZED, serializers, strict=True):
+        if field not in table.column_names:
+            continue
         if serializer == "json":
             _objects(table, topic, field, serializer)  # Raises if one is not JSON.
             column = table[field].cast(pa.string())

@@ -39,6 +39,7 @@ from embedlog.errors import (
     FencedError,
     InvalidConfigError,
     TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
     no_attribute,
 )
 from embedlog.files import Files
@@ -64,8 +65,11 @@ from embedlog.schemas.topic_schema import TopicSchema, first_version
 from embedlog.serializers import SerializerName
 
 if TYPE_CHECKING:
+    import polars
+
     from embedlog.api.consumer_group import ConsumerGroup
     from embedlog.compaction import CleanResult
+    from embedlog.compaction.rebatch import RebatchResult
     from embedlog.config.options import (
         ConsumerOptions,
         MaintenanceOptions,
@@ -109,6 +113,27 @@ class PartitionSummary(TypedDict):
     leader_epoch: int
 
 
+class ColumnDescription(TypedDict):
+    """A column of a typed topic; in the result of `Log.describe_topic`."""
+
+    name: str
+    type: str
+    nullable: bool
+    default: NotRequired[Any]
+    """The value of records that do not have the column."""
+
+
+class SchemaDescription(TypedDict):
+    """The current schema of a typed topic; in the result of `Log.describe_topic`."""
+
+    version: int
+    columns: list[ColumnDescription]
+    key: list[str]
+    """The names of the key columns."""
+    timestamp: str | None
+    """The name of the column of timestamps."""
+
+
 class TopicDescription(TypedDict):
     """The result of `Log.describe_topic`."""
 
@@ -119,6 +144,8 @@ class TopicDescription(TypedDict):
     """All settings, by Kafka's names."""
     overrides: dict[str, Any]
     """The settings that differ from their defaults."""
+    schema: NotRequired[SchemaDescription]
+    """The columns of a typed topic."""
     partitions: list[PartitionSummary]
 
 
@@ -137,6 +164,8 @@ class MaintenanceResults(TypedDict):
     """The number of idle producers that were forgotten."""
     compaction: NotRequired[list[CleanResult]]
     """What was compacted; without ``log_cleaner_enable`` there is no such result."""
+    rebatch: NotRequired[list[RebatchResult]]
+    """Where small batches were gathered; without ``log_cleaner_enable`` there is no such result."""
     activity: list[Event]
     """The changes that were found."""
 
@@ -332,10 +361,14 @@ class Log:
         return [name for name in names if internal or not name.startswith(INTERNAL)]
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """Return a topic's id and settings, and the offsets, bytes and segments per partition."""
+        """Return a topic's id, settings and columns, and offsets, bytes and segments by partition.
+
+        A topic of bytes has no ``"schema"``.
+        """
         info = self.root.topic(name)
+        schema = self.root.context.catalog.schema(info)
         logs = [self.root.partition(name, number) for number in range(info.partitions)]
-        return {
+        description: TopicDescription = {
             "name": info.name,
             "id": info.id,
             "created_ms": info.created_ms,
@@ -353,6 +386,9 @@ class Log:
                 for log in logs
             ],
         }
+        if schema is not None:
+            description["schema"] = _described(schema)
+        return description
 
     @overload
     def topic(self, name: str, *, raw: Literal[False] = False) -> Topic: ...
@@ -410,6 +446,43 @@ class Log:
         """Return the log of one partition, which producers and consumers use."""
         self._start_maintenance()
         return self.root.partition(topic, number)
+
+    # SQL
+
+    @overload
+    def sql(self, query: str) -> polars.DataFrame: ...
+    @overload
+    def sql(self, query: str, *, eager: Literal[True]) -> polars.DataFrame: ...
+    @overload
+    def sql(self, query: str, *, eager: Literal[False]) -> polars.LazyFrame: ...
+    @overload
+    def sql(self, query: str, *, eager: bool) -> polars.DataFrame | polars.LazyFrame: ...
+    def sql(self, query: str, *, eager: bool = True) -> polars.DataFrame | polars.LazyFrame:
+        """Return the result of a query, in Polars' SQL; every topic is a table.
+
+        Only the topics that the query names are read, and of these only the columns, and with
+        filters the segments, that it needs: see `TopicView.scan`, which also says what columns
+        there are.  A name with other characters than letters, digits and ``_`` is written in
+        double quotes.
+
+        Args:
+            query: One SELECT.
+            eager: Return a DataFrame; with False a LazyFrame, which reads when it is collected.
+
+        Raises:
+            InvalidQueryError: The query is wrong, or is not one that reads.
+            UnknownTopicOrPartitionError: There is no such topic; the error names those that
+                there are.
+            EmbedlogError: Polars is not installed.
+        """
+        from embedlog.api.sql import collect, sql
+
+        views = {}
+        for name in self.topics(internal=True):
+            with suppress(UnknownTopicOrPartitionError):  # It was deleted meanwhile.
+                views[name] = self.topic(name)
+        frame = sql(views, query)
+        return collect(frame) if eager else frame
 
     # Groups
 
@@ -741,6 +814,25 @@ class Log:
         tables = html_table(title, _TOPIC_HEADS, cells)
         rows = list(map(_group_cells, groups))
         return tables + (html_table("Consumer groups", _GROUP_HEADS, rows) if rows else "")
+
+
+def _described(schema: TopicSchema) -> SchemaDescription:
+    columns: list[ColumnDescription] = []
+    for field in schema.columns:
+        column: ColumnDescription = {
+            "name": field.name,
+            "type": str(field.type),
+            "nullable": field.nullable,
+        }
+        if field.name in schema.defaults:
+            column["default"] = schema.defaults[field.name][0].as_py()
+        columns.append(column)
+    return {
+        "version": schema.version,
+        "columns": columns,
+        "key": list(schema.key),
+        "timestamp": schema.timestamp,
+    }
 
 
 _TOPIC_HEADS = ("topic", "partitions", "records", "size", "cleanup.policy")

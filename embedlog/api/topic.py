@@ -16,6 +16,7 @@ from embedlog.api.offset_range import OffsetRange
 from embedlog.batch import Batch, tables
 from embedlog.batch import schema as batch_schema
 from embedlog.batch.arrays import empty
+from embedlog.config import LONG_MAX
 from embedlog.consumer.deserialize import (
     NO_HEADERS,
     RAW,
@@ -41,7 +42,11 @@ if TYPE_CHECKING:
     import pyarrow.compute
     from matplotlib.axes import Axes
 
+    from embedlog.api.pushdown import PushedFilter
+    from embedlog.api.scan import Reads
+    from embedlog.api.selection import Selection
     from embedlog.compaction.last_records import ValueAt
+    from embedlog.compaction.rebatch import RebatchResult
 
 Between = tuple[When, When]
 _READ_BYTES, _LEAST_READ_BYTES = 4 << 20, 64 << 10
@@ -301,12 +306,16 @@ class TopicView(Generic[K, V]):
         """
         if isinstance(columns, str):
             raise TypeError(f"columns must be a list of names, got {columns!r}")
-        view = self._limited(since, between)
+        view = self._limited(since, between)._pruned(where)
         schema = self.schema(columns)
         for table in view._tables(self._with_columns_of(schema, where)):
             if where is not None:
                 table = table.filter(where)
             yield from table.select(schema.names).to_batches()
+
+    def _pruned(self, where: pyarrow.compute.Expression | None) -> TopicView[K, V]:
+        """Return a view without records for which an expression cannot be true, if it is cheap."""
+        return self
 
     def _with_columns_of(
         self, schema: pa.Schema, where: pyarrow.compute.Expression | None
@@ -427,6 +436,71 @@ class TopicView(Generic[K, V]):
         )
         frame: polars.DataFrame = need("polars").from_arrow(table)
         return frame
+
+    def scan(self) -> polars.LazyFrame:
+        """Return a lazy frame of Polars, which reads only what a query needs of the records.
+
+        The columns that the query uses, its filters and its limit reach the log.  Each time the
+        frame is collected, it has the records of that moment; its columns are those of now.
+
+        A topic of bytes has the columns offset, partition, timestamp, key, value, and headers if
+        there are any; keys and values are decoded by the topic's serializers, and JSON is text.
+
+        Raises:
+            EmbedlogError: Polars is not installed.
+            InvalidSchemaError: Polars does not have the type of a column.
+        """
+        from embedlog.api.scan import scan
+
+        return scan(self)
+
+    def _scannable(self) -> tuple[pa.Schema, Reads]:
+        """Return the columns of a scan, and what reads them.
+
+        Whatever becomes of the topic's columns, those of the scan stay as they are.
+        """
+        from embedlog.api.frames import decoded_items
+
+        stored, serializers = self.schema(), self._serializers()
+        schema = decoded_items(stored.empty_table(), self.name, serializers).schema
+        # What a serializer changes is filtered by the caller.
+        plain = {field.name for field in schema if stored.field(field.name).type == field.type}
+
+        def read(columns: list[str], pushed: PushedFilter | None) -> Iterator[pa.RecordBatch]:
+            # Offset and partition say where a record is that cannot be decoded.
+            names = list(dict.fromkeys(("offset", "partition", *columns)))
+            where = None if pushed is None else pushed.rows
+            if where is not None and not plain.issuperset(names_in(where, schema.names)):
+                where = None
+            for batch in self.batches(names, where=where):
+                table = pa.Table.from_batches([batch])
+                decoded = decoded_items(table, self.name, serializers).select(columns)
+                yield from decoded.to_batches()
+
+        return schema, read
+
+    def select(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        where: pyarrow.compute.Expression | None = None,
+        latest: bool = False,
+        since: When | None = None,
+        between: Between | None = None,
+    ) -> Selection:
+        """Return some columns and rows, which DuckDB and others can query; nothing is read yet.
+
+        Args:
+            columns: Names of columns; by default all.
+            where, latest, since, between: As in `to_arrow`.
+
+        Raises:
+            KeyError: There is no such column.
+            TypeError, ValueError: An argument is not what `to_arrow` takes.
+        """
+        from embedlog.api.selection import Selection
+
+        return Selection(self, columns, where, latest, since, between)
 
     def plot(
         self,
@@ -678,6 +752,32 @@ class Topic(TopicView[K, V]):
 
         now_ms = self._root.clock()
         return [explain(self._log(number), now_ms) for number in range(self.partitions)]
+
+    def optimize(self) -> list[RebatchResult]:
+        """Gather small batches into large ones now, those of the active segments too.
+
+        Records, offsets and timestamps stay the same; reads of columns get faster, and the
+        topic smaller.  Housekeeping does it by itself for sealed segments whose batches have
+        fewer than ``rebatch.min.rows`` records.
+
+        Returns:
+            What was done in each partition in which something was.
+
+        Raises:
+            FencedError: Another process is rewriting a partition, or a lease holds it; what was
+                done before stays.
+        """
+        from embedlog.compaction.rebatch import add_statistics, rebatch
+
+        results = []
+        for number in range(self.partitions):
+            log = self._log(number)
+            log.roll()
+            result = rebatch(log, LONG_MAX)
+            add_statistics(log)
+            if result.segments:
+                results.append(result)
+        return results
 
     def size_bytes(self) -> int:
         """Return the size of the segment files in bytes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from embedlog.api.latest import latest
@@ -12,9 +13,16 @@ from embedlog.batch import Batch
 from embedlog.batch.arrays import empty
 from embedlog.batch.tables import BatchRows
 from embedlog.consumer.deserialize import Deserializers
-from embedlog.display import cut, moment, short
-from embedlog.errors import InvalidConfigError, InvalidRecordError
+from embedlog.display import cut, html_table, moment, short
+from embedlog.errors import (
+    EmbedlogError,
+    InvalidConfigError,
+    InvalidRecordError,
+    InvalidSchemaError,
+)
 from embedlog.lazy import pa, pc
+from embedlog.partition.skipping import ranges_to_read
+from embedlog.schemas.pruning import Pruner
 from embedlog.schemas.reading import OFFSET, PARTITION, TIMESTAMP, TypedReader
 from embedlog.schemas.rows import RowEncoder, python_rows
 from embedlog.schemas.topic_schema import TopicSchema
@@ -23,8 +31,13 @@ from embedlog.times import When
 if TYPE_CHECKING:
     import pyarrow.compute
 
+    from embedlog.api.pushdown import PushedFilter
+    from embedlog.api.scan import Reads
+
 _CELL_WIDTH = 30
 _SHOWN_COLUMNS = 12
+_LAST = 10
+"""What a display shows: characters of a value, columns, and records of a topic."""
 
 
 class TypedTopicView(TopicView[Any, Any]):
@@ -34,11 +47,26 @@ class TypedTopicView(TopicView[Any, Any]):
     written with.
     """
 
+    _fixed: tuple[int, TopicSchema] | None = None
+    """The id of the topic and the version of its schema, if that is not always the current one."""
+
     def _view(self, ranges: Sequence[OffsetRange]) -> TypedTopicView:
-        return TypedTopicView(self._root, self.name, ranges)
+        view = TypedTopicView(self._root, self.name, ranges)
+        view._fixed = self._fixed
+        return view
 
     def _schema(self) -> TopicSchema:
-        schema = self._root.context.catalog.schema(self._root.topic(self.name))
+        info = self._root.topic(self.name)
+        if self._fixed is not None:
+            topic_id, fixed = self._fixed
+            if info.id != topic_id:
+                raise InvalidSchemaError(
+                    "The topic was deleted and created again",
+                    topic=self.name,
+                    todo="Call scan() again.",
+                )
+            return fixed
+        schema = self._root.context.catalog.schema(info)
         if schema is None:
             raise InvalidConfigError(
                 "The topic was deleted and created again, and its values are bytes now",
@@ -58,6 +86,18 @@ class TypedTopicView(TopicView[Any, Any]):
         return self._typed_reader().select(columns, headers=self._has_headers())
 
     iter_batches = TopicView.batches
+
+    def _pruned(self, where: pyarrow.compute.Expression | None) -> TypedTopicView:
+        if where is None:
+            return self
+        pruner = Pruner(where, self._schema())
+        ranges = []
+        for part in self.ranges():
+            log = self._log(part.partition)
+            log.refresh()
+            for start, stop in ranges_to_read(log, part.start, part.stop, pruner):
+                ranges.append(OffsetRange(part.partition, start, stop))
+        return self._view(ranges)
 
     def _tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
         reader = self._typed_reader()
@@ -98,6 +138,8 @@ class TypedTopicView(TopicView[Any, Any]):
         if raw:
             raise no_bytes(self.name)
         view = self._limited(since, between)
+        if not latest:
+            view = view._pruned(where)
         schema = self.schema(columns)
         read = self._with_columns_of(schema, where)
         tables = view._latest(read) if latest else view._tables(read)
@@ -109,6 +151,31 @@ class TypedTopicView(TopicView[Any, Any]):
         """The Arrow PyCapsule stream, by which DuckDB, Polars, pandas and others read the view."""
         reader = pa.RecordBatchReader.from_batches(self.schema(), self.batches())
         return reader.__arrow_c_stream__(requested_schema)
+
+    def _scannable(self) -> tuple[pa.Schema, Reads]:
+        view = copy(self)
+        view._fixed = self._root.topic(self.name).id, self._schema()
+        schema = view.schema()
+
+        def read(columns: list[str], pushed: PushedFilter | None) -> Iterator[pa.RecordBatch]:
+            try:
+                yield from view._pushed(columns, pushed)
+            except pa.ArrowInvalid as error:
+                if self._schema().version == view._schema().version:
+                    raise
+                raise InvalidSchemaError(
+                    f"The schema of the topic has changed, and its values do not fit: {error}",
+                    topic=self.name,
+                    todo="Call scan() again.",
+                ) from error
+
+        return schema, read
+
+    def _pushed(self, columns: list[str], pushed: PushedFilter | None) -> Iterator[pa.RecordBatch]:
+        """Yield columns of the rows for which a filter may be true."""
+        if pushed is None:
+            return self.batches(columns)
+        return self._pruned(pushed.batches).batches(columns, where=pushed.rows)
 
     # The latest value of each key
 
@@ -143,13 +210,23 @@ class TypedTopicView(TopicView[Any, Any]):
 
     def _cells(self) -> Iterator[tuple[object, ...]]:
         names = self._shown_columns()
+        more = ("…",) if len(names) < len(self._schema().columns) else ()
         for record in self:
             value: Mapping[str, Any] | None = record.value
-            cells = [cut(short(value.get(name)), _CELL_WIDTH) for name in names] if value else []
-            yield record.partition, record.offset, moment(record.timestamp), *cells
+            if value is None:
+                key = record.key if isinstance(record.key, tuple) else (record.key,)
+                cells = [
+                    dict(zip(self._schema().key, key, strict=False)).get(name) for name in names
+                ]
+            else:
+                cells = [value.get(name) for name in names]
+            texts = [None if cell is None else cut(short(cell), _CELL_WIDTH) for cell in cells]
+            yield record.partition, record.offset, moment(record.timestamp), *texts, *more
 
     def _heads(self) -> tuple[str, ...]:
-        return (PARTITION, OFFSET, TIMESTAMP, *self._shown_columns())
+        names = self._shown_columns()
+        more = ("…",) if len(names) < len(self._schema().columns) else ()
+        return (PARTITION, OFFSET, TIMESTAMP, *names, *more)
 
     def _shown_columns(self) -> list[str]:
         names: list[str] = self._schema().columns.names
@@ -182,9 +259,43 @@ def no_bytes(topic: str) -> InvalidConfigError:
 class TypedTopic(TypedTopicView, Topic[Any, Any]):
     """All records of a typed topic, as of each call."""
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the title, the schema, and the last records."""
+        try:
+            schema = self._schema()
+            title = f"{self._title()}, version {schema.version} of the schema"
+            rows = [
+                (
+                    field.name,
+                    field.type,
+                    "yes" if field.nullable else "no",
+                    _role(schema, field.name),
+                )
+                for field in schema.columns
+            ]
+            columns = html_table(title, ("column", "type", "null", ""), rows)
+            last = self.tail(max(_LAST // self.partitions, 1))[-_LAST:]
+            if not len(last):
+                return columns
+            return columns + html_table("Last records", last._heads(), last._cells())
+        except EmbedlogError:
+            return html_table(repr(self)[1:-1], (), ())
+
     def schema_history(self) -> list[TopicSchema]:
         """Return all versions of the schema, in order; the last one is the current one."""
         return self._root.context.catalog.schema_versions(self._root.topic(self.name))
+
+
+def _role(schema: TopicSchema, name: str) -> str:
+    """Return what a column is for, and its default."""
+    roles = []
+    if name in schema.key:
+        roles.append("key" if len(schema.key) == 1 else f"key {schema.key.index(name) + 1}")
+    if name == schema.timestamp:
+        roles.append("timestamp")
+    if name in schema.defaults:
+        roles.append(f"default {short(schema.defaults[name][0].as_py())}")
+    return ", ".join(roles)
 
 
 __all__ = ["TypedTopic", "TypedTopicView"]

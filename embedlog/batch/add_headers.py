@@ -59,4 +59,5 @@ def to_encoded(batch: Batch) -> EncodedBatch:
         batch.flags,
         batch.min_timestamp,
         batch.max_timestamp,
+        statistics_bytes=len(batch.statistics) if batch.is_typed else 0,
     )

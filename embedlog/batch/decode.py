@@ -316,6 +316,16 @@ class Batch:
         body = self._source.view[self._body : self._start + self.size]
         return "zstd" if ZSTD_FRAME in bytes(body) else "lz4"
 
+    @property
+    def statistics(self) -> bytes:
+        """The statistics in its block; empty if it has none."""
+        begin = self._block + HEADER.size + 16 * len(self._source.layout.names)
+        return self._source.view[begin : self._body - TRAILER.size].tobytes()
+
+    def null_count_at(self, index: int) -> int:
+        """Return how many rows of a column, by its index, are null."""
+        return int(self._fields[_TABLE + 3 * index + 2])
+
     def null_count(self, name: str) -> int:
         """Return how many rows of a column are null; reads the block and decodes nothing."""
         return int(self._fields[_TABLE + 3 * self._source.layout.names.index(name) + 2])

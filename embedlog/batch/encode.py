@@ -71,6 +71,8 @@ class EncodedBatch:
     producer_epoch: int | None = None
     base_sequence: int | None = None
     delete_horizon: int | None = None
+    statistics_bytes: int = 0
+    """How many bytes of ``table`` are statistics, behind the column table."""
 
     schema_version: ClassVar[int] = 0
     """The version of the topic's schema; 0 for a topic of bytes."""
@@ -120,7 +122,7 @@ class EncodedBatch:
                 VERSION,
                 flags,
                 self.count,
-                (len(table) - 8) // 16,
+                (len(table) - 8 - self.statistics_bytes) // 16,
                 0,
                 len(table) + 96,
                 self.size,
@@ -149,6 +151,7 @@ def encode(
     *,
     offsets: bool = False,
     timestamps: tuple[int, int] | None = None,
+    statistics: bytes = b"",
 ) -> EncodedBatch:
     """Encode an Arrow record batch that has the columns of its segment, in order.
 
@@ -157,6 +160,7 @@ def encode(
         compression: ``"none"``, ``"lz4"`` or ``"zstd"``.
         offsets: Whether the last column holds the offsets (compacted segments).
         timestamps: The smallest and the largest, in ms; by default those of the columns.
+        statistics: What readers skip the batch by, in a multiple of 8 bytes (`schemas.statistics`).
 
     Raises:
         RecordTooLargeError: The columns take more than `MAX_BATCH_BYTES`.
@@ -190,13 +194,16 @@ def encode(
         else:
             timestamps = _time_range(columns.column(layout.time))
     flags = (fields.compressed and COMPRESSED) | (offsets and EXPLICIT_OFFSETS)
+    table += statistics
     block_length = len(table) + MIN_BLOCK
     head = PREFIX.pack(CONTINUATION, extent - 8 + block_length) + head[8:]
     table += TRAILER.pack(block_length, END_MAGIC)
     size = extent + block_length + body.size
-    return EncodedBatch(
+    encoded = EncodedBatch(
         head, table, (body,), crc32c(head), count, size, flags | layout.flags, *timestamps
     )
+    encoded.statistics_bytes = len(statistics)
+    return encoded
 
 
 def _compressed(columns: Any, compression: str) -> Any:

@@ -89,7 +89,8 @@ def kafka_size(batch: EncodedBatch) -> int:
 
 def _upper_bound(batch: EncodedBatch) -> int:
     """Return a size that `kafka_size` does not exceed, in constant time."""
-    body = int(ENTRY.unpack_from(batch.table, len(batch.table) - 8 - ENTRY.size)[0])
+    end = len(batch.table) - 8 - batch.statistics_bytes
+    body = int(ENTRY.unpack_from(batch.table, end - ENTRY.size)[0])
     if batch.flags & (COMPRESSED | TYPED):
         return BATCH_OVERHEAD + body
     count, has_headers = batch.count, bool(batch.flags & HEADERS)

@@ -1,5 +1,5 @@
-"""The command line: `embedlog topics|produce|consume|tail|groups|offsets|delete-records|du|export|
-import|activity|metrics|dump|compact|maintain|explain|verify|repair|doctor|completion`.
+"""The command line: `embedlog topics|produce|consume|tail|sql|groups|offsets|delete-records|du|
+export|import|activity|metrics|dump|compact|maintain|explain|verify|repair|doctor|completion`.
 
 Results go to stdout, everything else to stderr; an error is one line, never a traceback; the
 exit codes are in `embedlog --help`.  The module of a command is imported when it runs, so
@@ -24,6 +24,8 @@ _CODES: dict[int, tuple[type[Exception], ...]] = {
         errors.InvalidGroupIdError,
         errors.InvalidPartitionError,
         errors.InvalidPartitionsError,
+        errors.InvalidQueryError,
+        errors.InvalidSchemaError,
         errors.InvalidTopicError,
     ),
     NOT_FOUND: (

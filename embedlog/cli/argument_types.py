@@ -38,6 +38,14 @@ def topic(text: str) -> tuple[str, list[int]]:
     return name, list(map(int, numbers))
 
 
+def column_names(text: str) -> list[str]:
+    """Parse names of columns; a name with a comma cannot be written."""
+    columns = [name.strip() for name in text.split(",")]
+    if not all(columns):
+        raise argparse.ArgumentTypeError(f"must be NAME or NAME,NAME, got {text!r}")
+    return columns
+
+
 # Commands without these arguments do not load `datetime`.
 
 

@@ -12,7 +12,9 @@ from embedlog.api.offset_range import OffsetRange
 from embedlog.cli.formats import decoder, writer
 from embedlog.cli.open_log import rounds, to_follow, to_read
 from embedlog.cli.parser import OK
+from embedlog.cli.selection import view_of
 from embedlog.errors import InvalidConfigError, OffsetOutOfRangeError
+from embedlog.record import Record
 
 _CHUNK_RECORDS = 1000
 
@@ -77,16 +79,41 @@ def _exactly(topic: str, number: int) -> Start:
 def _run(args: argparse.Namespace, start: Start, max_records: int | None) -> int:
     write, out, printed = writer(args.format, args.json), sys.stdout.buffer, 0
     with to_follow(args) if args.follow else to_read(args) as log:
+        read = _reader(log, args)
         for view in _views(log, args, start):
-            decode = decoder(log.root.topic(args.topic).config, args.json)
-            records = islice(view, None if max_records is None else max_records - printed)
+            records = islice(read(view), None if max_records is None else max_records - printed)
             while chunk := list(islice(records, _CHUNK_RECORDS)):
-                out.write(write(decode(chunk)))
+                out.write(write(chunk))
                 printed += len(chunk)
             out.flush()
             if printed == max_records:
                 break
     return OK
+
+
+def _reader(log: Log, args: argparse.Namespace) -> Callable[[TopicView], Iterator[Record]]:
+    """Return what yields the records of a view, with keys and values as `writer` takes them."""
+    columns, where = getattr(args, "columns", None), getattr(args, "where", None)
+    info = log.root.topic(args.topic)
+    if info.schema_version:
+        from embedlog.cli.typed_records import TypedRecords
+
+        return TypedRecords(args.topic, columns, where, as_json=args.json).read
+    for option, value in (("--columns", columns), ("--where", where)):
+        if value is not None:
+            raise InvalidConfigError(
+                f"{option} is for typed topics, and the values of this one are bytes",
+                topic=args.topic,
+                todo="Use --format for a part of each record, or `embedlog sql`.",
+            )
+    decode = decoder(info.config, args.json)
+
+    def read(view: TopicView) -> Iterator[Record]:
+        records = iter(view)
+        while chunk := list(islice(records, _CHUNK_RECORDS)):
+            yield from decode(chunk)
+
+    return read
 
 
 def _views(log: Log, args: argparse.Namespace, start: Start) -> Iterator[TopicView]:
@@ -101,7 +128,7 @@ def _views(log: Log, args: argparse.Namespace, start: Start) -> Iterator[TopicVi
             else start(log, part)
             for part in view.ranges()
         ]
-        yield TopicView(log.root, args.topic, parts, raw=True)
+        yield view_of(log, args.topic, parts)
         ends = {part.partition: part.stop for part in parts}
         # Partitions that are added from now on are printed from their beginning.
         start = _from_beginning

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from embedlog.api import TopicView
 from embedlog.api.frames import decoded_items
 from embedlog.api.offset_range import OffsetRange
+from embedlog.api.typed_topic import TypedTopicView, no_bytes
 from embedlog.cli import formats
 from embedlog.cli.file_formats import (
     CSV,
@@ -28,7 +29,8 @@ from embedlog.cli.file_formats import (
 from embedlog.cli.open_log import to_read
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json
-from embedlog.cli.selection import offset_range, partitions
+from embedlog.cli.selection import offset_range, partitions, view_of
+from embedlog.cli.typed_files import CsvRows, JsonRows, with_plain_timestamp
 from embedlog.display import plural
 from embedlog.errors import InvalidConfigError, InvalidRecordError
 from embedlog.lazy import pa, pc
@@ -40,27 +42,151 @@ from embedlog.serializers import encode_json, json_text
 def export(args: argparse.Namespace) -> int:
     """Write the records that the log has now, and print how many."""
     name, numbers = args.topic
+    args.file = _file_of(args)
     file_format = format_of(args.file, args.format)
     with to_read(args) as log, ProgressBar(f"export {name}", _count) as bar:
         logs = partitions(log, name, numbers)
         ranges = [offset_range(part, args.first, args.stop) for part in logs]
-        view = TopicView(log.root, name, ranges)
+        view = view_of(log, name, ranges)
         total, counts = len(view), dict.fromkeys((part.partition for part in ranges), 0)
-        serializers = serializers_of(log.root.topic(name).config, raw=args.raw)
-        schema = decoded_items(view.schema().empty_table(), name, serializers).schema
+        records: TypedRows | StoredRecords
+        if isinstance(view, TypedTopicView):
+            records = TypedRows(view, args)
+        else:
+            serializers = serializers_of(log.root.topic(name).config, raw=args.raw)
+            records = StoredRecords(view, args, serializers)
         with _destination(args.file, force=args.force) as file:
-            writer = _writer(file_format, file, name, schema, serializers)
+            writer = records.writer(file_format, file)
             try:
-                for table in tables_of(view.batches()):
-                    writer.write(decoded_items(table, name, serializers))
+                for table in records.tables():
                     for entry in pc.value_counts(table["partition"]).to_pylist():
                         counts[entry["values"]] += entry["counts"]
+                    writer.write(table)
                     bar(sum(counts.values()), total)
             finally:
                 # Also after an error: a writer of Parquet would do it later, in a closed file.
                 writer.close()
     _report(args, file_format, ranges, counts)
     return OK
+
+
+def _file_of(args: argparse.Namespace) -> str:
+    files = [file for file in (args.file, args.to) if file is not None]
+    if len(files) != 1:
+        what = "FILE and --to were both given" if files else "No file was given"
+        raise InvalidConfigError(what, todo="Name one file, or - for stdout.")
+    return str(files[0])
+
+
+class StoredRecords:
+    """The records of a topic of bytes, with decoded keys and values.
+
+    Args:
+        view: The records.
+        args: The options.
+        serializers: The names of the serializers of keys and values in the file.
+
+    Raises:
+        InvalidConfigError, InvalidQueryError: An option is wrong, or for typed topics.
+    """
+
+    def __init__(
+        self, view: TopicView[Any, Any], args: argparse.Namespace, serializers: tuple[str, str]
+    ) -> None:
+        if args.columns is not None:
+            raise InvalidConfigError(
+                "--columns is for typed topics, and the values of this one are bytes",
+                topic=view.name,
+                todo="Leave it out: the file has keys, values, headers, timestamps and offsets.",
+            )
+        self._view, self._serializers = view, serializers
+        empty = view.schema().empty_table()
+        self._schema = decoded_items(empty, view.name, serializers).schema
+        self._filter = None
+        if args.where is not None:
+            from embedlog.api.row_filter import RowFilter
+
+            self._filter = RowFilter(args.where, self._schema, view.name)
+
+    def tables(self) -> Iterator[Any]:
+        """Yield tables of many records."""
+        for table in tables_of(self._view.batches()):
+            decoded = decoded_items(table, self._view.name, self._serializers)
+            yield decoded if self._filter is None else self._filter.keep(decoded)
+
+    def writer(self, file_format: str, file: IO[bytes]) -> Writer:
+        """Return what writes them."""
+        if file_format == PARQUET:
+            return ParquetRecords(file, self._schema)
+        if file_format == CSV:
+            return CsvRecords(file, self._view.name, self._schema)
+        return JsonRecords(file, self._view.name, self._serializers)
+
+
+class TypedRows:
+    """The rows of a typed topic.
+
+    Args:
+        view: The records.
+        args: The options.
+
+    Raises:
+        InvalidConfigError, InvalidQueryError: There is no such column, or an option is wrong.
+    """
+
+    def __init__(self, view: TypedTopicView, args: argparse.Namespace) -> None:
+        if args.raw:
+            raise no_bytes(view.name)
+        self._view = view
+        schema = view.schema()
+        try:
+            self._schema = view.schema(args.columns)
+        except KeyError as error:
+            raise InvalidConfigError(error.args[0], topic=view.name) from None
+        self._filter = None
+        if args.where is not None:
+            from embedlog.api.row_filter import RowFilter
+
+            self._filter = RowFilter(args.where, schema, view.name)
+
+    def tables(self) -> Iterator[Any]:
+        """Yield tables of many rows, with the columns of the file and the partition."""
+        names = list(dict.fromkeys([*self._schema.names, "partition"]))
+        if self._filter is None:
+            return tables_of(self._view.batches(names))
+        return tables_of(self._filter.batches(self._view, names))
+
+    def writer(self, file_format: str, file: IO[bytes]) -> Writer:
+        """Return what writes them."""
+        if file_format == PARQUET:
+            return ChosenColumns(ParquetRecords(file, self._schema), self._schema.names)
+        schema = with_plain_timestamp(self._schema.empty_table()).schema
+        rows = CsvRows(file, schema) if file_format == CSV else JsonRows(file)
+        return ChosenColumns(rows, schema.names, plain_timestamp=True)
+
+
+class ChosenColumns:
+    """Writes some columns of tables.
+
+    Args:
+        writer: What writes them.
+        names: The columns.
+        plain_timestamp: Whether timestamps of records are written as milliseconds.
+    """
+
+    def __init__(
+        self, writer: Writer, names: Sequence[str], *, plain_timestamp: bool = False
+    ) -> None:
+        self._writer, self._names, self._plain = writer, list(names), plain_timestamp
+
+    def write(self, table: Any) -> None:
+        """Write the rows of a table."""
+        table = table.select(self._names)
+        self._writer.write(with_plain_timestamp(table) if self._plain else table)
+
+    def close(self) -> None:
+        """Write the end of the file."""
+        self._writer.close()
 
 
 def _count(records: float) -> str:
@@ -128,6 +254,16 @@ def _report(
 
 
 # Formats
+
+
+class Writer(Protocol):
+    """Writes tables to a file."""
+
+    def write(self, table: Any) -> None:
+        """Write the rows of a table."""
+
+    def close(self) -> None:
+        """Write the end of the file."""
 
 
 class ParquetRecords:
@@ -267,13 +403,3 @@ def _pairs(headers: Any) -> Iterator[list[tuple[str, bytes | None]]]:
     """Yield the headers of each record as pairs."""
     for record in headers.to_pylist():
         yield [(pair["key"], pair["value"]) for pair in record or ()]
-
-
-def _writer(
-    file_format: str, file: IO[bytes], topic: str, schema: Any, serializers: tuple[str, str]
-) -> ParquetRecords | CsvRecords | JsonRecords:
-    if file_format == PARQUET:
-        return ParquetRecords(file, schema)
-    if file_format == CSV:
-        return CsvRecords(file, topic, schema)
-    return JsonRecords(file, topic, serializers)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any, Final
 
 from embedlog.config import TopicConfig
 from embedlog.errors import InvalidConfigError
@@ -27,9 +28,47 @@ RAW = ("bytes", "bytes")
 NOT_TEXT = ("bytes", "pickle")
 """Serializers whose keys and values files have as they are stored."""
 
+_BLOCK_BYTES = 4 << 20
+_BATCH_ROWS = 1 << 10
+"""How many rows of Parquet are decoded at once; a small file may hold large rows often."""
+_CHUNK_BYTES = 4 << 20
 MAX_ROWS = 1 << 17
 MAX_BYTES = 16 << 20
 """Records are read and written in tables of about these rows or bytes."""
+
+
+def file_size(file: IO[Any]) -> int:
+    """Return the bytes of an open file; 0 if it is a pipe or the like."""
+    try:
+        status = os.fstat(file.fileno())
+    except (OSError, ValueError):
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def input_lines(source: Any) -> Iterator[list[bytes]]:
+    """Yield lines without their ends, as many as arrive at once.
+
+    Args:
+        source: A binary file with `read1`.
+    """
+    rest = b""
+    # read1 returns what is available, so that a line that is typed is sent at once.
+    while data := source.read1(_CHUNK_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+def parquet_tables(source: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """Yield the rows of a `pyarrow.parquet.ParquetFile` as tables; None means all columns."""
+    facts = source.metadata
+    groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
+    bytes_per_row = sum(group.total_byte_size for group in groups) // (facts.num_rows or 1)
+    rows = max(1, min(_BATCH_ROWS, _BLOCK_BYTES // (bytes_per_row or 1)))
+    return tables_of(source.iter_batches(rows, columns=columns))
 
 
 def tables_of(batches: Iterable[Any]) -> Iterator[Any]:

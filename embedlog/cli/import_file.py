@@ -6,21 +6,24 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
 from embedlog.api import Log
 from embedlog.api.frames import SERIALIZED
+from embedlog.api.typed_topic import no_bytes
 from embedlog.batch import from_lists
 from embedlog.cli.file_formats import (
     CSV,
     NOT_TEXT,
     PARQUET,
     STANDARD_STREAM,
+    file_size,
     format_of,
+    input_lines,
+    parquet_tables,
     serializers_of,
-    tables_of,
 )
 from embedlog.cli.open_log import to_write
 from embedlog.cli.parser import OK
@@ -30,11 +33,10 @@ from embedlog.cli.produce import (
     FROM_TEXT,
     IGNORED,
     InputRecord,
-    file_size,
-    input_lines,
     parse_headers,
     parse_record,
 )
+from embedlog.cli.typed_files import read_rows
 from embedlog.config import INT_MAX
 from embedlog.display import plural
 from embedlog.errors import InvalidRecordError, UnknownTopicOrPartitionError
@@ -43,13 +45,11 @@ from embedlog.producer import Producer
 from embedlog.progress import ProgressBar
 from embedlog.serializers import Adapter, adapt
 
-_BLOCK_BYTES = 4 << 20
 _CSV_BLOCK_BYTES = 1 << 20
 """pyarrow reads 32 blocks ahead, and refuses a row that is longer than a block."""
 _LONG_ROW = "straddling object"
 """In pyarrow's error about such a row."""
-_BATCH_ROWS = 1 << 10
-"""How many rows of Parquet are decoded at once; a small file may hold large rows often."""
+_PAST = {"import": "imported", "produce": "produced"}
 _TEXT = re.compile(r"^(large_)?(string|binary)")
 """The types of columns that hold text, or may do so."""
 _NONE = -(1 << 63)
@@ -75,28 +75,69 @@ class Chunk(NamedTuple):
 def import_file(args: argparse.Namespace) -> int:
     """Append the records, and print how many, and where; also if the import fails."""
     file_format = format_of(args.file, args.format)
-    with _source(args.file) as file, ProgressBar(f"import {args.topic}") as bar:
-        size = file_size(file)
-        read = {PARQUET: _parquet, CSV: _csv}.get(file_format, _json_lines)
-        with to_write(args, create=True, durability="fsync" if args.sync else "os") as log:
-            target = ImportTarget(log, args.topic, repartition=args.repartition, raw=args.raw)
-            skip = args.skip
-            try:
-                for chunk in read(file, target.serializers, log.root.clock):
-                    rows = min(skip, chunk.table.num_rows)
-                    skip -= rows
-                    target.append(chunk.skip(rows) if rows else chunk)
-                    bar(chunk.done, size)
-                target.close()
-            except BaseException:
-                _note_failure(target, args.skip)
-                raise
-    _report(args, file_format, target)
+    with (
+        opened(args.file) as file,
+        to_write(args, create=True, durability="fsync" if args.sync else "os") as log,
+    ):
+        target = ImportTarget(log, args.topic, repartition=args.repartition, raw=args.raw)
+        if target.schema is None:
+            read = {PARQUET: _parquet, CSV: _csv}.get(file_format, _json_lines)
+            chunks = read(file, target.serializers, log.root.clock)
+        else:
+            chunks = rows_of(target, file, file_format)
+        append_all(target, chunks, "import", file_size(file), args.skip)
+    report(target, args.file, file_format, "import", as_json=args.json)
     return OK
 
 
+def rows_of(
+    target: ImportTarget, file: IO[bytes], file_format: str, partition: int | None = None
+) -> Iterator[Chunk]:
+    """Yield the rows of a file for a typed topic.
+
+    Args:
+        target: The topic.
+        file: The file.
+        file_format: Its format.
+        partition: That of all rows; by default the file may have a column of partitions.
+    """
+    assert target.schema is not None
+    for table, done in read_rows(file, file_format, target.schema):
+        chunk = _chunk(table, done)
+        if partition is not None:
+            chunk = chunk._replace(partitions=np.full(table.num_rows, partition))
+        yield chunk
+
+
+def append_all(
+    target: ImportTarget, chunks: Iterable[Chunk], action: str, size: int, skip: int
+) -> None:
+    """Append chunks, and show the progress; after an error, say how to continue.
+
+    Args:
+        target: Where to append.
+        chunks: Of the file.
+        action: The command, ``"import"`` or ``"produce"``.
+        size: The bytes of the file.
+        skip: How many of the first rows are not appended.
+    """
+    left = skip
+    with ProgressBar(f"{action} {target.topic}") as bar:
+        try:
+            for chunk in chunks:
+                rows = min(left, chunk.table.num_rows)
+                left -= rows
+                target.append(chunk.skip(rows) if rows else chunk)
+                bar(chunk.done, size)
+            target.close()
+        except BaseException:
+            _note_failure(target, action, skip)
+            raise
+
+
 @contextmanager
-def _source(path: str) -> Iterator[IO[bytes]]:
+def opened(path: str) -> Iterator[IO[bytes]]:
+    """Yield a file, or stdin."""
     if path == STANDARD_STREAM:
         yield sys.stdin.buffer
     else:
@@ -104,43 +145,62 @@ def _source(path: str) -> Iterator[IO[bytes]]:
             yield file
 
 
-def _note_failure(target: ImportTarget, skipped: int) -> None:
-    done = target.records
+def _note_failure(target: ImportTarget, action: str, skipped: int) -> None:
+    done, past = target.records, _PAST[action]
     if not done and not target.uncertain:
         new = f"; the topic {target.topic} was created" if target.is_new else ""
-        note(f"Nothing was imported{new}")
+        note(f"Nothing was {past}{new}")
         return
-    text = f"Imported {plural(done, 'record')} before the import ended"
+    text = f"{past.capitalize()} {plural(done, 'record')} before the {action} ended"
     if target.uncertain:
         text += f", and perhaps some of the next {target.uncertain}"
     note(f"{text}; to continue, repeat the command with --skip {skipped + done}")
 
 
-def _report(args: argparse.Namespace, file_format: str, target: ImportTarget) -> None:
+def report(
+    target: ImportTarget, file: str, file_format: str, action: str, *, as_json: bool
+) -> None:
+    """Print how many records were appended, and where."""
     parts = sorted(target.appended.items())
-    if args.json:
+    if as_json:
         fields = ("first_offset", "next_offset", "records")
-        document = {"topic": args.topic, "file": args.file, "format": file_format}
+        document = {"topic": target.topic, "file": file, "format": file_format}
         partitions = [
             {"partition": number, **dict(zip(fields, part, strict=True))} for number, part in parts
         ]
         say_json({**document, "records": target.records, "partitions": partitions})
         return
     new = " (a new topic)" if target.is_new else ""
-    say(f"Imported {plural(target.records, 'record')} into {args.topic}{new}")
+    say(f"{_PAST[action].capitalize()} {plural(target.records, 'record')} into {target.topic}{new}")
     for number, (first, stop, records) in parts:
         say(f"  partition {number}: offsets {first} to {stop}, {plural(records, 'record')}")
 
 
 class ImportTarget:
-    """Appends chunks to a topic, and counts what was appended."""
+    """Appends chunks to a topic, and counts what was appended.
 
-    def __init__(self, log: Log, topic: str, *, repartition: bool, raw: bool) -> None:
+    Args:
+        log: The log.
+        topic: The topic, which is created if there is none.
+        repartition: Whether keys choose the partitions, and not the file.
+        raw: Whether the file has keys and values as they are stored.
+        options: Settings of the producer.
+    """
+
+    def __init__(
+        self, log: Log, topic: str, *, repartition: bool, raw: bool, **options: Any
+    ) -> None:
         self._log, self.topic, self._repartition = log, topic, repartition
+        self._options = options
         self.is_new = topic not in log
         """Whether the import has created the topic; it then gets as many partitions as it needs."""
-        self.serializers = serializers_of(log.root.ensure_topic(topic).config, raw=raw)
+        info = log.root.ensure_topic(topic)
+        self.serializers = serializers_of(info.config, raw=raw)
         """The names of the serializers of the keys and values in the file."""
+        self.schema = log.root.context.catalog.schema(info)
+        """The columns of a typed topic; None if values are bytes."""
+        if self.schema is not None and raw:
+            raise no_bytes(topic)
         self._producer = self._new_producer()
         self.records = 0
         """How many records of the file were appended, from the first one on."""
@@ -166,7 +226,10 @@ class ImportTarget:
         self.uncertain = rows
         for partition, table in _by_partition(chunk.table, partitions):
             future = self._producer.append_table(
-                self.topic, table, value="value", partition=partition
+                self.topic,
+                table,
+                value="value" if self.schema is None else None,
+                partition=partition,
             )
             for written in future.result():
                 # Unknown only for what was written before, by a producer with a name.
@@ -198,7 +261,7 @@ class ImportTarget:
             for field, name in zip(SERIALIZED, self.serializers, strict=True)
             if name in NOT_TEXT
         }
-        return self._log.producer(max_request_size=INT_MAX, **settings)
+        return self._log.producer(max_request_size=INT_MAX, **settings, **self._options)
 
     def _count(self, partition: int, base_offset: int, count: int) -> None:
         first, _, records = self.appended.get(partition, (base_offset, 0, 0))
@@ -238,14 +301,11 @@ def _parquet(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> Itera
         source = parquet.ParquetFile(file)
         _check_columns(source.schema_arrow.names)
         names = [name for name in source.schema_arrow.names if name in FIELDS]
-        facts, size, done = source.metadata, file_size(file), 0
-        groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
-        bytes_per_row = sum(group.total_byte_size for group in groups) // (facts.num_rows or 1)
-        rows = max(1, min(_BATCH_ROWS, _BLOCK_BYTES // (bytes_per_row or 1)))
-        for table in tables_of(source.iter_batches(rows, columns=names)):
+        size, done = file_size(file), 0
+        for table in parquet_tables(source, names):
             columns = _stored(table, serializers, done)
             done += table.num_rows
-            yield _chunk(columns, size * done // facts.num_rows)
+            yield _chunk(columns, size * done // source.metadata.num_rows)
     except (pa.ArrowException, OSError) as error:
         raise InvalidRecordError(f"The file is not Parquet, or damaged: {error}") from error
 
@@ -404,7 +464,8 @@ def _check_columns(names: list[str]) -> None:
         others = ", ".join(sorted(FIELDS - {"value"}))
         raise InvalidRecordError(
             f"The file has a column {unknown[0]!r}" if unknown else "The file has no column value",
-            todo=f"The columns are value and, if needed, {others}.",
+            todo=f"The columns are value and, if needed, {others}.  For a file of other columns "
+            "create the topic with `embedlog topics create TOPIC --schema-from FILE`.",
         )
 
 

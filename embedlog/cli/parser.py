@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Final, NoReturn
 
-from embedlog.cli.argument_types import count, duration, moment, point, seconds, time, topic
+from embedlog.cli.argument_types import (
+    column_names,
+    count,
+    duration,
+    moment,
+    point,
+    seconds,
+    time,
+    topic,
+)
 from embedlog.version import __version__
 
 OK: Final = 0
@@ -34,15 +43,52 @@ In JSON, bytes are text if they are UTF-8, and {"base64": "..."} otherwise; keys
 topics with serializers are JSON values.
 """
 
+CREATE = """\
+With --schema-from it is a typed topic: its values are rows with the columns of FILE, of which
+nothing else is used; then --key names the key column, or several, as in origin,dest.  Parquet has
+the types of its columns; those of CSV and JSON lines are inferred from the first 64 MB.
+
+examples:
+  embedlog topics create flights -p 4 --schema-from flights.csv --key tailnum --timestamp time_hour
+  embedlog topics create fleet --key str --value json -c cleanup.policy=compact
+"""
+
 LINES = """\
-With --json each line is an object with value, key, headers ({name: value} or
-[[name, value], ...]), partition and timestamp (ms); all of them are optional.
+Without --from, each line of stdin is a record.  With --json each line is an object with value,
+key, headers ({name: value} or [[name, value], ...]), partition and timestamp (ms); all of them are
+optional.
+
+The rows of a Parquet, CSV or JSON lines file become records of a typed topic, each column by its
+name; -z compresses them.  Of a topic of bytes, the lines of a file of JSON lines are the values.
+
+examples:
+  embedlog produce flights --from flights.parquet -z zstd
+  echo '{"key": "UA", "value": "United"}' | embedlog produce airlines --json
 """
 
 FORMATS = """\
 FORMAT is kcat's:  %t topic  %p partition  %o offset  %k key  %s value  %T timestamp (ms)
                    %h headers (a=b,c=d)  %K %S lengths of key and value, -1 for none  %%
 with the escapes   \\n \\t \\r \\0 \\\\ \\xHH
+"""
+
+ROWS = """
+Of a typed topic, %s is a JSON object of the columns, or of those of --columns; these may be offset,
+partition and timestamp, too.  --where is a condition in SQL, and needs Polars.
+
+examples:
+  embedlog consume flights --columns carrier,dep_delay --where "dep_delay > 60"
+  embedlog consume airlines -f '%k: %s\\n'
+"""
+
+SQL = """\
+Every topic is a table, and Polars runs the query: pip install "embedlog[polars]".  A typed topic
+has its own columns, a topic of bytes key and value; each has offset, partition and timestamp.
+Write a name such as "my-topic" in double quotes.
+
+examples:
+  embedlog sql "select carrier, avg(dep_delay) from flights group by carrier"
+  embedlog sql "select * from flights where dep_delay > 600" --format csv > late.csv
 """
 
 RESETS = """\
@@ -73,10 +119,15 @@ and values are always as they are stored.
 
 EXPORT = f"""\
 {FILES}
+Of a typed topic, the columns of the file are those of the topic, or of --columns, with their
+types in Parquet; in CSV and JSON lines, times are text and binary values base64, and in JSON NaN
+is null.  Tombstones are left out.  --where is a condition in SQL, and needs Polars.
+
 TIME is a date, with a time or without, in UTC unless it has a zone; or how long ago: 90m, 2d.
 
 examples:
   embedlog export flights flights.parquet --from 2026-01-31 --until 90m
+  embedlog export flights --to late.parquet --where "dep_delay > 60" --columns carrier,dep_delay
   embedlog export flights:0,1 - | jq .value
 """
 
@@ -176,6 +227,7 @@ def parser() -> CommandParser:
     _produce(commands)
     _consume(commands)
     _tail(commands)
+    _sql(commands)
     _groups(commands)
     _offsets(commands)
     _files(commands)
@@ -240,13 +292,16 @@ def _flag(command: _Parser, names: str, about: str, **options: Any) -> None:
 
 def _topics(commands: _Parser) -> None:
     verbs = _verbs(commands, "topics", "create, list, describe, alter or delete topics")
-    create = _command(verbs, "create", "topics:create", "create a topic")
+    create = _command(verbs, "create", "topics:create", "create a topic", epilog=CREATE)
     create.add_argument("topic", metavar="TOPIC")
     about = "the number of partitions, by default 1"
     _option(create, "--partitions -p", "N", about, type=int)
     about = "how keys are stored: bytes, str, int, float, uuid, json or pickle"
-    _option(create, "--key", "NAME", about)
+    _option(create, "--key", "NAME", f"{about}; with --schema-from the key column")
     _option(create, "--value", "NAME", "how values are stored, likewise")
+    about = "make a typed topic with the columns of this Parquet, CSV or JSON lines file"
+    _option(create, "--schema-from", "FILE", about)
+    _option(create, "--timestamp", "COLUMN", "with --schema-from, the column of timestamps")
     _flag(create, "--if-not-exists", "succeed if the topic exists with these settings")
     _settings(create)
     names = _command(verbs, "list", "topics:show_names", "print the names of all topics")
@@ -268,9 +323,9 @@ def _settings(command: _Parser) -> None:
 
 
 def _produce(commands: _Parser) -> None:
-    about = "append one record per line of stdin"
+    about = "append one record per line of stdin, or per row of a file"
     produce = _command(
-        commands, "produce", "produce:produce", about, json="read and print JSON", epilog=LINES
+        commands, "produce", "produce_file:produce", about, json="read and print JSON", epilog=LINES
     )
     produce.add_argument("topic", metavar="TOPIC")
     _option(produce, "--key-separator -K", "TEXT", "each line is key, TEXT, value")
@@ -281,12 +336,16 @@ def _produce(commands: _Parser) -> None:
         default="none",
         help="the codec of batches, by default none",
     )
+    about = "append the rows of this Parquet, CSV or JSON lines file to a typed topic; - is stdin"
+    _option(produce, "--from", "FILE", about, dest="source")
+    _file_format(produce, dest="file_format")
+    _option(produce, "--skip", "N", "skip the first N rows of FILE", type=count, default=0)
     _flag(produce, "--sync", "flush to the disk before the command ends, to survive a power cut")
 
 
 def _consume(commands: _Parser) -> None:
     about = "print records, up to the current end"
-    consume = _command(commands, "consume", "consume:consume", about, epilog=FORMATS)
+    consume = _command(commands, "consume", "consume:consume", about, epilog=FORMATS + ROWS)
     consume.add_argument("topic", metavar="TOPIC")
     start = consume.add_mutually_exclusive_group()
     _flag(start, "--from-beginning", "begin with the first record; the default without --follow")
@@ -295,6 +354,7 @@ def _consume(commands: _Parser) -> None:
     _option(consume, "--max -m", "N", "end after N records", type=count)
     _flag(consume, "--follow", "wait for new records; by default begin at the end")
     _selection(consume, "-f --format")
+    _rows(consume)
 
 
 def _tail(commands: _Parser) -> None:
@@ -377,12 +437,14 @@ def _files(commands: _Parser) -> None:
     about = "write the records of a topic to a file: JSON lines, CSV or Parquet"
     export = _command(commands, "export", "export:export", about, epilog=EXPORT)
     export.add_argument("topic", metavar="TOPIC[:N,N]", type=topic)
-    export.add_argument("file", metavar="FILE", help="- is stdout")
+    export.add_argument("file", metavar="FILE", nargs="?", help="- is stdout")
+    _option(export, "--to", "FILE", "another way to name FILE", dest="to")
     _file_format(export)
     _flag(export, "--raw", "write keys and values as they are stored, without serializers")
     _option(export, "--from", "N|TIME", "from this offset or time on", dest="first", type=point)
     about = "up to this offset or time, without the record at it"
     _option(export, "--until", "N|TIME", about, dest="stop", type=point)
+    _rows(export)
     _flag(export, "--force", "replace FILE if it exists")
     about = "append the records in a file: JSON lines, CSV or Parquet"
     load = _command(commands, "import", "import_file:import_file", about, epilog=IMPORT)
@@ -396,9 +458,27 @@ def _files(commands: _Parser) -> None:
     _flag(load, "--sync", "flush to the disk before the command ends, to survive a power cut")
 
 
-def _file_format(command: _Parser) -> None:
+def _file_format(command: _Parser, **options: Any) -> None:
     about = "the format; by default that of the suffix of FILE, and JSON lines for -"
-    command.add_argument("--format", choices=("jsonl", "csv", "parquet"), help=about)
+    command.add_argument("--format", choices=("jsonl", "csv", "parquet"), help=about, **options)
+
+
+def _rows(command: _Parser) -> None:
+    about = "only these columns of a typed topic"
+    _option(command, "--columns", "NAME,NAME", about, type=column_names)
+    _option(command, "--where", "CONDITION", "only rows for which this SQL is true")
+
+
+def _sql(commands: _Parser) -> None:
+    about = "print the result of a query in SQL over the topics"
+    sql = _command(commands, "sql", "sql:sql", about, epilog=SQL)
+    sql.add_argument("query", metavar="QUERY")
+    sql.add_argument(
+        "--format",
+        choices=("table", "csv", "jsonl", "json"),
+        default="table",
+        help="by default a table; with --json a list of JSON objects",
+    )
 
 
 def _activity(commands: _Parser) -> None:

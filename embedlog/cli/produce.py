@@ -6,26 +6,24 @@ import argparse
 import base64
 import binascii
 import json
-import os
-import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from embedlog.cli.file_formats import file_size, input_lines
 from embedlog.cli.open_log import to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say_json
 from embedlog.config import INT_MAX
 from embedlog.display import plural
-from embedlog.errors import InvalidRecordError
+from embedlog.errors import InvalidConfigError, InvalidRecordError
 from embedlog.progress import ProgressBar
 from embedlog.serializers import shortened
 
 if TYPE_CHECKING:
     from embedlog.partition import Durability
 
-_CHUNK_BYTES = 4 << 20
 FIELDS = {"value", "key", "headers", "partition", "timestamp"}
 IGNORED = {"topic", "offset", "timestamp_type"}
 """Fields of `embedlog consume --json` that have no meaning here."""
@@ -51,17 +49,29 @@ class InputBatch(NamedTuple):
     timestamps: list[int] | None = None
 
 
-def produce(args: argparse.Namespace) -> int:
-    """Send the lines, a chunk at a time; a chunk with an invalid line is not sent at all."""
+def produce(args: argparse.Namespace, file: IO[bytes] | None = None) -> int:
+    """Send the lines, a chunk at a time; a chunk with an invalid line is not sent at all.
+
+    Args:
+        args: The options.
+        file: Where the lines are; by default stdin.
+    """
     durability: Durability = "fsync" if args.sync else "os"
-    total, done, lines_before, count = file_size(sys.stdin), 0, 0, 0
+    total, done, lines_before, count = file_size(file or sys.stdin), 0, 0, 0
     with to_write(args, create=True, durability=durability) as log, ProgressBar("produce") as bar:
-        config = log.root.ensure_topic(args.topic).config
+        info = log.root.ensure_topic(args.topic)
+        if info.schema_version:
+            raise InvalidConfigError(
+                "Rows of a typed topic come from a file",
+                topic=args.topic,
+                todo="Use --from FILE, or --from - for JSON lines of stdin.",
+            )
+        config = info.config
         serializers = config.key_serializer, config.value_serializer
         codec = args.compression
         # The setting max.message.bytes of the topic is the only limit of a record's size.
         with log.producer(compression_type=codec, max_request_size=INT_MAX) as producer:
-            for lines in input_lines(sys.stdin.buffer):
+            for lines in input_lines(file or sys.stdin.buffer):
                 # A list, so that the last line is parsed before the first is sent.
                 batches = list(_batches(args, serializers, lines, lines_before))
                 for batch in batches:
@@ -75,31 +85,6 @@ def produce(args: argparse.Namespace) -> int:
     elif sys.stderr.isatty():
         note(plural(count, "record"))
     return OK
-
-
-def file_size(file: IO[Any]) -> int:
-    """Return the bytes of an open file; 0 if it is a pipe or the like."""
-    try:
-        status = os.fstat(file.fileno())
-    except (OSError, ValueError):
-        return 0
-    return status.st_size if stat.S_ISREG(status.st_mode) else 0
-
-
-def input_lines(source: Any) -> Iterator[list[bytes]]:
-    """Yield lines without their ends, as many as arrive at once.
-
-    Args:
-        source: A binary file with `read1`.
-    """
-    rest = b""
-    # read1 returns what is available, so that a line that is typed is sent at once.
-    while data := source.read1(_CHUNK_BYTES):
-        *lines, rest = (rest + data).split(b"\n")
-        if lines:
-            yield lines
-    if rest:
-        yield [rest]
 
 
 def _batches(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
-from embedlog.api import Log
+from embedlog.api import Log, TopicView
 from embedlog.api.offset_range import OffsetRange
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.partition import PartitionLog
@@ -18,6 +20,15 @@ def partitions(log: Log, topic: str, numbers: list[int]) -> list[PartitionLog]:
         UnknownTopicOrPartitionError: There is no such topic or partition.
     """
     return [log.partition(topic, n) for n in numbers or range(log.root.partitions(topic))]
+
+
+def view_of(log: Log, topic: str, ranges: Sequence[OffsetRange]) -> TopicView[Any, Any]:
+    """Return some records; those of a topic of bytes as they are stored."""
+    if log.root.topic(topic).schema_version:
+        from embedlog.api.typed_topic import TypedTopicView
+
+        return TypedTopicView(log.root, topic, ranges)
+    return TopicView(log.root, topic, ranges, raw=True)
 
 
 def first_at(partition: PartitionLog, time: datetime) -> tuple[int, int | None]:

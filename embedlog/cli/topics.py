@@ -22,7 +22,7 @@ from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
 from embedlog.progress import format_bytes
 
 if TYPE_CHECKING:
-    from embedlog.api.log import TopicDescription
+    from embedlog.api.log import ColumnDescription, SchemaDescription, TopicDescription
 
 _INTERNAL = "__"
 """The prefix of the names of internal topics, as in `catalog`, which takes longer to load than
@@ -31,14 +31,22 @@ everything else that listing needs."""
 
 def create(args: argparse.Namespace) -> int:
     """Create a topic, and the log if there is none."""
+    schema = None if args.schema_from is None else _schema_of(args.schema_from)
+    if schema is None and args.timestamp is not None:
+        raise InvalidConfigError("--timestamp names a column, so it needs --schema-from")
+    key = args.key
+    if schema is not None and key is not None and key not in schema.names:
+        key = [name.strip() for name in key.split(",")]
     with to_write(args, create=True) as log:
         try:
             log.create_topic(
                 args.topic,
                 args.partitions,
                 _parse_settings(args.config),
-                key=args.key,
+                key=key,
                 value=args.value,
+                schema=schema,
+                timestamp=args.timestamp,
                 exist_ok=args.if_not_exists,
             )
         except TopicAlreadyExistsError as error:
@@ -46,9 +54,24 @@ def create(args: argparse.Namespace) -> int:
                 todo = _command_to_apply(args.topic, error.differences)
                 raise TopicAlreadyExistsError(error.what, todo=todo, **error.facts) from None
             raise
-        if args.json:
-            say_json(log.describe_topic(args.topic))
+        if args.json or schema is not None:
+            description = log.describe_topic(args.topic)
+            say_result(args, description, _describe_schema(description))
     return OK
+
+
+def _schema_of(path: str) -> Any:
+    """Return the columns of a file."""
+    from embedlog.cli.file_formats import format_of
+    from embedlog.cli.typed_files import INFERRED_BYTES, infer_schema
+
+    file_format = format_of(path, None)
+    with open(path, "rb") as file:
+        columns, complete = infer_schema(file, file_format)
+    if not complete:
+        size = format_bytes(INFERRED_BYTES)
+        note(f"The types of the columns are those of the first {size} of {path}")
+    return columns
 
 
 def _command_to_apply(topic: str, differences: Mapping[str, tuple[object, object]]) -> str:
@@ -124,6 +147,7 @@ def _describe(topic: TopicDescription) -> Iterator[str]:
     yield f"{topic['name']}  id {topic['id']}, {counts}, {size}"
     for name, value in topic["overrides"].items():
         yield f"  {name}={value}"
+    yield from _describe_schema(topic)
     for part in parts:
         yield (
             f"  partition {part['partition']}: offsets {part['start_offset']} to "
@@ -131,6 +155,32 @@ def _describe(topic: TopicDescription) -> Iterator[str]:
             f"{plural(part['segments'], 'segment')}, "
             f"leader epoch {part['leader_epoch']}"
         )
+
+
+def _describe_schema(topic: TopicDescription) -> Iterator[str]:
+    schema = topic.get("schema")
+    if schema is None:
+        return
+    yield f"  schema version {schema['version']}, {plural(len(schema['columns']), 'column')}"
+    rows = [
+        (column["name"], column["type"], ", ".join(_roles(column, schema)))
+        for column in schema["columns"]
+    ]
+    widths = [max(len(row[index]) for row in rows) for index in range(2)]
+    for name, kind, roles in rows:
+        yield f"    {name:<{widths[0]}}  {kind:<{widths[1]}}  {roles}".rstrip()
+
+
+def _roles(column: ColumnDescription, schema: SchemaDescription) -> Iterator[str]:
+    name = column["name"]
+    if name in schema["key"]:
+        yield "key" if len(schema["key"]) == 1 else f"key {schema['key'].index(name) + 1}"
+    if name == schema["timestamp"]:
+        yield "timestamp"
+    if not column["nullable"]:
+        yield "not null"
+    if "default" in column:
+        yield f"default {column['default']}"
 
 
 def alter(args: argparse.Namespace) -> int:

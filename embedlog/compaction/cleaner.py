@@ -35,6 +35,7 @@ from embedlog.config import LONG_MAX, MaintenanceConfig
 from embedlog.errors import ClosedError, DiskFullError, EmbedlogError, FencedError, StorageError
 from embedlog.partition import PartitionLog, flush, pending_deletes, replace
 from embedlog.partition.replace import Fence, Replacement, no_fence
+from embedlog.schemas.statistics import text_columns_of
 
 _logger = logging.getLogger("embedlog.compaction")
 
@@ -554,7 +555,8 @@ class SegmentGroup:
         self._max_span = log.config.segment_max_offset_span
         max_bytes = log.config.max_message_bytes
         schema = log.schema_of(self.new.info, offsets=True)
-        self.rewriter = Rewriter(self.new, first.base_offset, schema, max_bytes)
+        statistics = text_columns_of(log.config)
+        self.rewriter = Rewriter(self.new, first.base_offset, schema, max_bytes, statistics)
         self.records_read = self.records_kept = self.keyless = self.tombstones = 0
 
     def fits(self, segment: SegmentInfo, kept_bytes: int, limit: int) -> bool:

@@ -11,8 +11,10 @@ import pyarrow.compute as pc
 from embedlog import batch as batches
 from embedlog.batch import CONTROL, LOG_APPEND_TIME, Batch, EncodedBatch
 from embedlog.batch.arrays import empty
+from embedlog.batch.wire import layout_of
 from embedlog.partition.replace import Replacement
 from embedlog.schemas.segment_schema import absent
+from embedlog.schemas.statistics import pack
 
 TARGET_BYTES = 512 << 10
 """The uncompressed size to aim at for a batch: larger ones make a lookup read more."""
@@ -52,11 +54,20 @@ class Rewriter:
         start: Its first offset.
         schema: The Arrow schema of its batches, with the offsets in the last column.
         max_bytes: The largest batch of the topic.
+        text_statistics: The columns of text of a typed topic that get statistics.
     """
 
-    def __init__(self, new: Replacement, start: int, schema: pa.Schema, max_bytes: int) -> None:
+    def __init__(
+        self,
+        new: Replacement,
+        start: int,
+        schema: pa.Schema,
+        max_bytes: int,
+        text_statistics: frozenset[str] | None = None,
+    ) -> None:
         self._new, self._offset = new, start
-        self._schema = schema
+        self._schema, self._text_statistics = schema, text_statistics
+        self._has_statistics = layout_of(schema).typed and text_statistics is not None
         self._target = min(TARGET_BYTES, max_bytes)
         self._rows: list[Any] = []
         self._bytes = 0
@@ -149,7 +160,8 @@ class Rewriter:
         chunks = table.combine_chunks().to_batches()
         arrays = chunks[0].columns if chunks else [pa.nulls(0, f.type) for f in self._schema]
         columns = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        encoded = batches.encode(columns, kind.codec, offsets=True)
+        packed = pack(columns, self._text_statistics) if self._has_statistics else b""
+        encoded = batches.encode(columns, kind.codec, offsets=True, statistics=packed)
         return replace(encoded, flags=encoded.flags | kind.flags, delete_horizon=horizon)
 
     def _fill_up_to(self, offset: int) -> None:

@@ -227,6 +227,13 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     this one; ``bytes`` converts nothing (embedlog's own)."""
     value_serializer: SerializerName | None
     """How values are stored, likewise."""
+    statistics_columns: str | None
+    """The columns of text (separated by commas) of a typed topic whose smallest and largest values
+    are kept, so that reads skip batches by them; those of numbers, times and booleans always are,
+    except with ``none`` (embedlog's own)."""
+    rebatch_min_rows: int | None
+    """Gather the batches of a sealed segment into larger ones if they have fewer records than this
+    on average; 0 is never, -1 is 1000 for a typed topic and never for others (embedlog's own)."""
     preallocate: Literal[False] | None
     """Only the default: segments take disk space as they grow."""
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] | None
@@ -270,6 +277,8 @@ _DottedTopicOptions = TypedDict(
         "compression.type": 'Literal["producer", "none", "gzip", "snappy", "lz4", "zstd"] | None',
         "key.serializer": "SerializerName | None",
         "value.serializer": "SerializerName | None",
+        "statistics.columns": "str | None",
+        "rebatch.min.rows": "int | None",
         "preallocate": "Literal[False] | None",
         "message.timestamp.type": "Literal['CreateTime', 'LogAppendTime'] | None",
         "message.timestamp.before.max.ms": "int | None",

@@ -28,6 +28,16 @@ def _groups(value: object) -> str:
     return ",".join(names)
 
 
+def _columns(value: object) -> str:
+    words = [] if value == "" else value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple | set | frozenset):
+        raise ValueError('"", "none", or names of columns separated by commas')
+    names = [str(word).strip() for word in words]
+    if not all(names) or ("none" in names and len(names) > 1):
+        raise ValueError('names of columns separated by commas, or "none" alone')
+    return ",".join(names)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig(Settings):
     """The settings of a topic.
@@ -97,6 +107,13 @@ class TopicConfig(Settings):
     this one; ``bytes`` converts nothing (embedlog's own)."""
     value_serializer: SerializerName = choice(*NAMES)
     """How values are stored, likewise."""
+    statistics_columns: str = checked("", _columns)
+    """The columns of text (separated by commas) of a typed topic whose smallest and largest values
+    are kept, so that reads skip batches by them; those of numbers, times and booleans always are,
+    except with ``none`` (embedlog's own)."""
+    rebatch_min_rows: int = number(-1, -1)
+    """Gather the batches of a sealed segment into larger ones if they have fewer records than this
+    on average; 0 is never, -1 is 1000 for a typed topic and never for others (embedlog's own)."""
     preallocate: bool = only(False, "segments take disk space as they grow")
     """Only the default: segments take disk space as they grow."""
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = choice(

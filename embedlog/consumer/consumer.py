@@ -516,7 +516,8 @@ class Consumer(Generic[K_co, V_co]):
             timeout_ms: As in `poll`.
             max_records: The maximum of rows over all partitions; None is as many as one fetch
                 brings (``max_partition_fetch_bytes``, ``fetch_max_bytes``).
-            columns, where: As in `iter_batches`.
+            columns: As in `iter_batches`.
+            where: As in `iter_batches`.
 
         Raises:
             Exception: As `poll`; ValueError, if a column does not exist.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog import keyspace, kv
+from embedlog.catalog import TopicInfo
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import DiskFullError, EmbedlogError, FencedError
 from embedlog.group import Group, group_ids
@@ -23,6 +24,7 @@ from embedlog.root.root import Root
 
 if TYPE_CHECKING:
     from embedlog.compaction import CleanResult, Throttle
+    from embedlog.compaction.rebatch import RebatchResult
 
 CHECKPOINT_SECONDS = 5.0
 ACTIVITY_SECONDS = 2.0
@@ -80,6 +82,16 @@ class JobContext:
                 todo="Nothing to do: it continues there.",
             )
 
+    def check(self) -> None:
+        """Check that this process still is the owner, and is to go on.
+
+        Raises:
+            FencedError: It is not.
+        """
+        if self.should_stop():
+            raise FencedError("Maintenance ends in this process", path=self.root.path)
+        self.root.context.live.read(self.fence)
+
 
 class MaintenanceJob(NamedTuple):
     """A job that one process does at regular intervals."""
@@ -110,6 +122,7 @@ def jobs_of(config: MaintenanceConfig) -> tuple[MaintenanceJob, ...]:
     if config.log_cleaner_enable:
         backoff, threads = config.log_cleaner_backoff_ms / 1000, config.log_cleaner_threads
         jobs.append(MaintenanceJob("compaction", backoff, CompactionJob(config), threads))
+        jobs.append(MaintenanceJob("rebatch", backoff, _rebatch))
     # The last one, so that `maintain` also reports what the other jobs changed.
     jobs.append(MaintenanceJob("activity", ACTIVITY_SECONDS, _activity))
     return tuple(jobs)
@@ -159,6 +172,26 @@ def _expire_producers(job: JobContext) -> int:
     return expired
 
 
+def _rebatch(job: JobContext) -> list[RebatchResult]:
+    """Gather the small batches of sealed segments, and compute statistics that are missing."""
+    typed = {info.name for info in job.root.topics().values() if info.schema_version}
+    topics = [
+        info
+        for info in job.root.topics().values()
+        if info.name in typed or info.config.rebatch_min_rows > 0
+    ]
+    logs = list(_used_partitions_of(job, topics))
+    if not logs:
+        return []
+    # Imported here: it loads pyarrow, which programs without such topics may not need.
+    from embedlog.compaction.rebatch import add_statistics, rebatch_round
+
+    results = rebatch_round(logs, job.check)
+    for log in logs:
+        add_statistics(log, job.check)
+    return results
+
+
 def _activity(job: JobContext) -> list[activity.Event]:
     """Return the changes that other processes made since the last round."""
     return activity.detect_changes(job.root, job.fence)
@@ -192,12 +225,7 @@ class CompactionJob:
             self._failed.clear()
             self._failed_since = monotonic()
 
-        def fence() -> None:
-            if job.should_stop():
-                raise FencedError("Maintenance ends in this process", path=job.root.path)
-            job.root.context.live.read(job.fence)
-
-        options = CleanOptions(settings=self._config, fence=fence, throttle=self._throttle)
+        options = CleanOptions(settings=self._config, fence=job.check, throttle=self._throttle)
         results = clean_round(logs, job.clock(), self._failed, options)
         # There may be space again in the next round.
         for log, error in list(self._failed.items()):
@@ -214,6 +242,10 @@ def _used_partitions(
 ) -> Iterator[PartitionLog]:
     """Yield the partitions used since the boot whose topics have such a config."""
     topics = [info for info in job.root.topics().values() if wanted(info.config)]
+    return _used_partitions_of(job, topics)
+
+
+def _used_partitions_of(job: JobContext, topics: Iterable[TopicInfo]) -> Iterator[PartitionLog]:
     for log in job.root.partition_logs(topics):
         # Using a partition for the first time since the boot would create its files.
         if log.context.live.get(log.tail_key) is not None:

@@ -129,7 +129,7 @@ def append_locked(
             _commit(log, file, pending)
             pending.begin(roll.roll(log, pending.tail, roll.columns_of(batch), synced=synced))
             file = log.active_file()
-        pending.add(validation.with_columns_of(log.active_segment, batch))
+        pending.add(validation.with_columns_of(log, log.active_segment, batch))
     _commit(log, file, pending)
     return pending
 

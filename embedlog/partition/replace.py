@@ -31,10 +31,11 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.index import IndexEntry
-from embedlog.partition import leases, pending_deletes, roll, uncommitted_files
+from embedlog.partition import leases, pending_deletes, roll, skipping, uncommitted_files
 from embedlog.partition.recovery import tail_locked
 from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import NO_TIME, Tail, latest_append_time
+from embedlog.schemas.statistics import RowStatistics
 from embedlog.segment import END_MARK, create
 
 Fence = Callable[[], None]
@@ -91,16 +92,19 @@ class Replacement:
         log: The partition.
         base_offset: The base offset of the first segment that it replaces.
         columns: A segment that has the columns that it is to have.
+        offsets: Whether it has a column of offsets, without which it cannot have gaps.
     """
 
-    def __init__(self, log: PartitionState, base_offset: int, columns: SegmentInfo) -> None:
+    def __init__(
+        self, log: PartitionState, base_offset: int, columns: SegmentInfo, *, offsets: bool = True
+    ) -> None:
         self._log = log
         self._uncommitted = True
         self._old: Sequence[SegmentInfo] = ()
         new = roll.with_columns(SegmentInfo(base_offset, 0, log.context.clock()), columns)
         self.info = uncommitted_files.new_file(log, new)
         """Its row of the manifest; complete once it is swapped in."""
-        schema = roll.schema_of(log, self.info, offsets=True)
+        schema = roll.schema_of(log, self.info, offsets=offsets)
         try:
             self._file = create(log.context.files, log.path_of(self.info), schema)
         except BaseException:
@@ -111,6 +115,8 @@ class Replacement:
         self._entries: list[IndexEntry] = []
         self._unindexed, self._newest = 0, NO_TIME
         self._records = 0
+        self._rows: list[RowStatistics] = []
+        """The statistics of its batches, if the topic is typed."""
 
     def write(self, batch: EncodedBatch, base_offset: int, next_offset: int, epoch: int) -> None:
         """Write a batch that covers ``[base_offset, next_offset)``."""
@@ -121,6 +127,8 @@ class Replacement:
         self.size += self._file.write(buffers, self.size)
         self._unindexed += batch.size
         self._records += batch.count
+        if self.info.schema_version:
+            self._rows.append(skipping.of_encoded(batch))
         self._newest = max(self._newest, batch.max_timestamp)
 
     def _seal(self, old: Sequence[SegmentInfo], next_offset: int) -> None:
@@ -191,6 +199,7 @@ class Replacement:
         keyspace.UNCOMMITTED_FILES.delete(txn, key, *self.info.key)
         catalog.put_segment(txn, key, self.info)
         keyspace.SEGMENT_INDEXES.put(txn, key, *self.info.key, value=index.pack(self._entries))
+        skipping.put(txn, self._log, self.info, skipping.packed(self._log, self.info, self._rows))
         if cleaned is not None:
             keyspace.CLEANED_OFFSETS.put(txn, key, value=cleaned)
 

@@ -12,6 +12,7 @@ from embedlog.batch import TYPED, EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import InvalidRecordError, RecordBatchTooLargeError, RecordTooLargeError
 from embedlog.partition.state import PartitionState
+from embedlog.schemas.statistics import text_columns_of
 from embedlog.schemas.typed_batch import TypedBatch
 
 _logger = logging.getLogger("embedlog.partition")
@@ -30,10 +31,11 @@ def in_current_schema(
     schema = log.schema
     if schema is None:
         return encoded
-    return [cast("TypedBatch", batch).fitted(schema, 0) for batch in encoded]
+    statistics = text_columns_of(log.config)
+    return [cast("TypedBatch", batch).fitted(schema, 0, statistics) for batch in encoded]
 
 
-def with_columns_of(info: SegmentInfo, batch: EncodedBatch) -> EncodedBatch:
+def with_columns_of(log: PartitionState, info: SegmentInfo, batch: EncodedBatch) -> EncodedBatch:
     """Return a batch with the columns that a segment has.
 
     A segment has one schema: batches after one with headers get the column too, and those of a
@@ -45,7 +47,7 @@ def with_columns_of(info: SegmentInfo, batch: EncodedBatch) -> EncodedBatch:
     if batch.flags & TYPED:
         typed = cast("TypedBatch", batch)
         assert typed.schema is not None
-        return typed.fitted(typed.schema, missing)
+        return typed.fitted(typed.schema, missing, text_columns_of(log.config))
     return batches.add_headers(batch)
 
 

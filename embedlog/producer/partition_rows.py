@@ -26,6 +26,7 @@ from embedlog.producer.row_batches import (
 from embedlog.producer.topic_settings import TopicSettings
 from embedlog.producer.typed_rows import TypedColumns, of_rows
 from embedlog.schemas.rows import TypedRow
+from embedlog.schemas.statistics import text_columns_of
 
 Batches = Iterator[tuple[int, EncodedBatch]]
 """Pairs of a partition and a batch."""
@@ -182,7 +183,12 @@ class RowPartitioner:
     def _encode_typed(self, rows: TypedColumns, partition: int | None) -> Batches:
         """Yield the batches of records for a partition, or for the sticky one if it is None."""
         settings = self._settings
-        encoded = rows.batches(settings.column_batch_bytes, settings.compression, settings.limits)
+        encoded = rows.batches(
+            settings.column_batch_bytes,
+            settings.compression,
+            settings.limits,
+            text_columns_of(settings.info.config),
+        )
         for batch in encoded:
             if partition is None:
                 yield self.sticky_partition(), batch

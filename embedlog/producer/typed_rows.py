@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -38,14 +39,27 @@ class TypedColumns(NamedTuple):
         """Return some of the records, by their rows."""
         return self._replace(columns=self.columns.take(rows), keys=self.keys.take(rows))
 
-    def batches(self, limit: int, compression: str, limits: BatchLimits) -> Iterator[TypedBatch]:
+    def batches(
+        self,
+        limit: int,
+        compression: str,
+        limits: BatchLimits,
+        text_statistics: frozenset[str] | None,
+    ) -> Iterator[TypedBatch]:
         """Yield batches of about ``limit`` bytes, within the limits of the topic (G13)."""
         count = self.columns.num_rows
         step = max(limit * count // max(self.columns.nbytes, 1), 1)
         times = None if self.timestamp is None else (self.timestamp, self.timestamp)
         for start in range(0, count, step):
             part = self.columns.slice(start, min(step, count - start))
-            yield from _encode(part, self.schema, compression, limits, times)
+            encode = partial(
+                encode_typed,
+                schema=self.schema,
+                compression=compression,
+                timestamps=times,
+                text_statistics=text_statistics,
+            )
+            yield from _split_to_fit(part, encode, limits)
 
     def slice(self, start: int, stop: int) -> TypedColumns:
         """Return the records ``[start, stop)``."""
@@ -54,20 +68,16 @@ class TypedColumns(NamedTuple):
         return self._replace(columns=columns, keys=keys)
 
 
-def _encode(
-    columns: Any,
-    schema: TopicSchema,
-    compression: str,
-    limits: BatchLimits,
-    timestamps: tuple[int, int] | None,
+def _split_to_fit(
+    columns: Any, encode: Callable[[Any], TypedBatch], limits: BatchLimits
 ) -> Iterator[TypedBatch]:
-    encoded = encode_typed(columns, schema, compression, timestamps)
+    encoded = encode(columns)
     if encoded.count == 1 or limits.accepts(encoded):
         yield encoded
         return
     half = encoded.count // 2
-    yield from _encode(columns.slice(0, half), schema, compression, limits, timestamps)
-    yield from _encode(columns.slice(half), schema, compression, limits, timestamps)
+    yield from _split_to_fit(columns.slice(0, half), encode, limits)
+    yield from _split_to_fit(columns.slice(half), encode, limits)
 
 
 def split_rows(rows: Rows, topic: TopicInfo) -> Iterator[TypedColumns]:

@@ -46,7 +46,7 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.partition import journal, recovery, roll, validation
+from embedlog.partition import journal, recovery, roll, skipping, validation
 from embedlog.partition import tail as tails
 from embedlog.partition.append import PendingAppend, note_appended
 from embedlog.partition.journal import JournalEntry
@@ -62,7 +62,8 @@ from embedlog.partition.state import (
 from embedlog.partition.tail import Tail
 from embedlog.publish import app_versions, staging
 from embedlog.publish.app_versions import AppVersion
-from embedlog.publish.staging import StagedFile
+from embedlog.publish.staging import StagedFile, StagedPartition
+from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.segment import END_MARK, SegmentFile, create
 
 _logger = logging.getLogger("embedlog.publish")
@@ -200,19 +201,28 @@ def _by_partition(
 ) -> dict[PartitionState, list[EncodedBatch]]:
     """Return the batches of each partition, in the order of the partitions' keys."""
     by_key: dict[tuple[int, int], tuple[PartitionState, list[EncodedBatch]]] = {}
+
+    def partition_of(staged_partition: StagedPartition) -> PartitionState:
+        topic, topic_id, partition = staged_partition
+        log = root.partition(topic, partition)
+        if log.topic_id != topic_id:
+            raise UnknownTopicOrPartitionError(
+                "The topic was deleted and created again since this was staged",
+                topic=topic,
+                partition=partition,
+                todo="Nothing was published.",
+            )
+        return log
+
+    def schema_of(staged_partition: StagedPartition, version: int) -> TopicSchema | None:
+        catalog = partition_of(staged_partition).context.catalog
+        return catalog.schema(catalog.topic(staged_partition[0]), version)
+
     for file in staged:
-        for (topic, topic_id, partition), batch in staging.read(root.context.files, file):
-            key = topic_id, partition
+        for staged_partition, batch in staging.read(root.context.files, file, schema_of):
+            key = staged_partition[1:]
             if key not in by_key:
-                log = root.partition(topic, partition)
-                if log.topic_id != topic_id:
-                    raise UnknownTopicOrPartitionError(
-                        "The topic was deleted and created again since this was staged",
-                        topic=topic,
-                        partition=partition,
-                        todo="Nothing was published.",
-                    )
-                by_key[key] = log, []
+                by_key[key] = partition_of(staged_partition), []
             by_key[key][1].append(batch)
     return dict(by_key[key] for key in sorted(by_key))
 
@@ -315,7 +325,7 @@ def _plan(log: PartitionState, encoded: list[EncodedBatch], synced: bool) -> Par
     segments = [SegmentPlan(log.active_segment, PendingAppend(log, tail, publish=True))]
     plan, file = PartitionPlan(log, tail, segments), log.active_file()
     for batch in fitted:
-        batch = validation.with_columns_of(columns, batch)
+        batch = validation.with_columns_of(log, columns, batch)
         if roll.is_due(log, file, plan.after, batch):
             segments.append(_plan_next_segment(log, plan.after, columns))
         segments[-1].pending.add(batch)
@@ -481,6 +491,7 @@ def _put_partition(
         )
         catalog.put_segment(txn, key, sealed)
         keyspace.SEGMENT_INDEXES.put(txn, key, *sealed.key, value=index.pack(entries))
+        skipping.put(txn, log, sealed, None)  # Housekeeping computes them.
         catalog.put_segment(txn, key, following.info)
     if producers is not None:
         put_recovery_point(txn, key, plan.after, producers)

@@ -21,7 +21,7 @@ _DEFAULT = b"embedlog.default"
 _KEY, _TIMESTAMP, _NEXT_ID = b"embedlog.key", b"embedlog.timestamp", b"embedlog.next_field_id"
 RESERVED = (
     *("topic", "partition", "offset", "timestamp", "key", "value", "headers"),
-    *("_timestamp", "_key", "_headers", "_offset", "_tombstone"),
+    *("_timestamp", "_key", "_headers", "_offset", "_tombstone", "timestamptype"),
 )
 """Names of columns that embedlog uses itself, in results or in segments."""
 MAX_COLUMNS = 2000
@@ -69,6 +69,11 @@ class TopicSchema:
     def is_of_other_topic(self, topic_id: int) -> bool:
         """Whether it is known to be of another topic than the one with an id."""
         return self.topic_id is not None and self.topic_id != topic_id
+
+    def encoded_default(self, name: str) -> str | None:
+        """Return the default of a column as a stream of Arrow with one row, in Base64."""
+        text = (self.columns.field(name).metadata or {}).get(_DEFAULT)
+        return None if text is None else text.decode()
 
     def missing(self, name: str, count: int) -> Any:
         """Return a column for rows that do not have it: its default, or null."""

@@ -8,6 +8,7 @@ from typing import Any
 from embedlog.batch import EncodedBatch, encode, parse
 from embedlog.batch.wire import EXPLICIT_OFFSETS, HEADERS, TOMBSTONES
 from embedlog.lazy import pa
+from embedlog.schemas import statistics
 from embedlog.schemas.evolution import convert
 from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
@@ -50,12 +51,18 @@ class TypedBatch(EncodedBatch):
         """How many records have no key."""
         return int(self._batch().keys(verify=False).null_count)
 
-    def fitted(self, schema: TopicSchema, flags: int) -> TypedBatch:
+    def fitted(
+        self,
+        schema: TopicSchema,
+        flags: int,
+        text_statistics: frozenset[str] | None = frozenset(),
+    ) -> TypedBatch:
         """Return the same records in another version of the schema, and with other columns.
 
         Args:
             schema: The version.
             flags: Which columns a segment has besides the user's: `HEADERS` and `TOMBSTONES`.
+            text_statistics: The columns of text that get statistics; see `statistics.pack`.
         """
         assert self.schema is not None
         flags |= self.flags & (HEADERS | TOMBSTONES)
@@ -72,7 +79,7 @@ class TypedBatch(EncodedBatch):
             schema, headers=bool(flags & HEADERS), tombstones=bool(flags & TOMBSTONES)
         )
         columns = convert(columns, self.schema, schema, target)
-        result = encode_typed(columns, schema, batch.codec, self.time_range)
+        result = encode_typed(columns, schema, batch.codec, self.time_range, text_statistics)
         if self.producer_id is not None:
             assert self.producer_epoch is not None
             assert self.base_sequence is not None
@@ -96,6 +103,7 @@ def encode_typed(
     schema: TopicSchema,
     compression: str = "none",
     timestamps: tuple[int, int] | None = None,
+    text_statistics: frozenset[str] | None = frozenset(),
 ) -> TypedBatch:
     """Encode rows of a typed topic.
 
@@ -104,8 +112,11 @@ def encode_typed(
         schema: The version of the topic's schema.
         compression: ``"none"``, ``"lz4"`` or ``"zstd"``.
         timestamps: The smallest and the largest, in ms; by default those of the columns.
+        text_statistics: The columns of text that get statistics; see `statistics.pack`.
 
     Raises:
         RecordTooLargeError: The columns take more than `MAX_BATCH_BYTES`.
     """
-    return typed(encode(columns, compression, timestamps=timestamps), schema)
+    packed = statistics.pack(columns, text_statistics)
+    encoded = encode(columns, compression, timestamps=timestamps, statistics=packed)
+    return typed(encoded, schema)

@@ -1,0 +1,147 @@
+"""`Selection`: columns and rows of a topic that were chosen, and not yet read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from embedlog.display import cut, html_table, public_names, short
+from embedlog.errors import EmbedlogError
+from embedlog.lazy import pa, pc
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow.compute
+
+    from embedlog.times import When
+
+_SHOWN, _CELL_WIDTH = 5, 30
+
+
+class Selection:
+    """Columns and rows of a topic, read anew each time; what `TopicView.select` returns.
+
+    DuckDB queries it by its name as a variable, and whatever else takes an Arrow PyCapsule
+    stream reads it, one batch at a time.
+
+    Args:
+        view: The `TopicView`.
+        columns, where, latest, since, between: As in its `to_arrow`.
+    """
+
+    def __init__(
+        self,
+        view: Any,
+        columns: Sequence[str] | None,
+        where: pyarrow.compute.Expression | None,
+        latest: bool,
+        since: When | None,
+        between: tuple[When, When] | None,
+    ) -> None:
+        if isinstance(columns, str):
+            raise TypeError(f"columns must be a list of names, got {columns!r}")
+        if where is not None and not isinstance(where, pc.Expression):
+            raise TypeError(
+                f"where must be a pyarrow.compute.Expression, got {type(where).__name__}; "
+                'write pyarrow.compute.field("dep_delay") > 60, or use scan() for expressions of '
+                "Polars"
+            )
+        view._limited(since, between)  # Raises if a time is wrong.
+        self._view, self._latest = view, latest
+        self._columns = None if columns is None else list(columns)
+        self._where, self._since, self._between = where, since, between
+        self.schema()
+
+    def _is_stored(self) -> bool:
+        """Whether the columns are those that `TopicView.batches` yields."""
+        return bool(self._view._serializers() == ("bytes", "bytes"))
+
+    def _rows(self) -> dict[str, Any]:
+        """Return which rows were chosen, as `TopicView.to_arrow` takes it."""
+        return {
+            "where": self._where,
+            "latest": self._latest,
+            "since": self._since,
+            "between": self._between,
+        }
+
+    def schema(self) -> pa.Schema:
+        """Return the columns.
+
+        Raises:
+            KeyError: A column does not exist (any more).
+        """
+        if self._is_stored():
+            return self._view.schema(self._columns)
+        # The fields of JSON follow from the values.
+        return self.to_arrow().schema
+
+    def to_arrow(self) -> pa.Table:
+        """Return a table."""
+        return self._view.to_arrow(self._columns, **self._rows())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a pandas DataFrame."""
+        frame: pandas.DataFrame = self._view.to_pandas(self._columns, **self._rows())
+        return frame
+
+    def to_polars(self) -> polars.DataFrame:
+        """Return a Polars DataFrame."""
+        frame: polars.DataFrame = self._view.to_polars(self._columns, **self._rows())
+        return frame
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as Arrow batches, with the memory of a few of them.
+
+        The last record of each key, and the fields of JSON, need all records at once.
+        """
+        if self._latest or not self._is_stored():
+            return iter(self.to_arrow().to_batches())
+        times = {"since": self._since, "between": self._between}
+        batches: Iterator[pa.RecordBatch] = self._view.batches(
+            self._columns, where=self._where, **times
+        )
+        return batches
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The Arrow PyCapsule stream, by which DuckDB, Polars, pandas and others read it."""
+        if self._latest or not self._is_stored():
+            return self.to_arrow().__arrow_c_stream__(requested_schema)
+        reader = pa.RecordBatchReader.from_batches(self.schema(), self.batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def __dir__(self) -> list[str]:
+        """Return what completion offers."""
+        return public_names(self)
+
+    def _title(self) -> str:
+        parts = [f"Selection of {self._view.name}: {', '.join(self._columns or ['all columns'])}"]
+        if self._latest:
+            parts.append("latest of each key")
+        if self._where is not None:
+            parts.append(f"where {cut(str(self._where))}")
+        if self._since is not None:
+            parts.append(f"since {self._since}")
+        if self._between is not None:
+            parts.append(f"between {self._between[0]} and {self._between[1]}")
+        return ", ".join(parts)
+
+    def __repr__(self) -> str:
+        return f"<{self._title()}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the title and the first rows."""
+        try:
+            names = self.schema().names
+            rows = [
+                row for batch in islice(self.batches(), 1) for row in batch[:_SHOWN].to_pylist()
+            ]
+        except EmbedlogError as error:
+            return html_table(f"{self._title()}: {error.what}", (), ())
+        cells = [[cut(short(row[name]), _CELL_WIDTH) for name in names] for row in rows]
+        return html_table(self._title(), names, cells)
+
+
+__all__ = ["Selection"]

@@ -1,0 +1,115 @@
+"""SQL over topics, run by Polars."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from embedlog.api.scan import Scannable, ScanSource
+from embedlog.catalog import INTERNAL
+from embedlog.display import need
+from embedlog.errors import InvalidQueryError, UnknownTopicOrPartitionError
+
+if TYPE_CHECKING:
+    import polars
+
+_SHOWN_TOPICS = 20
+_WORD = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*(\w*)", re.DOTALL)
+"""The first word of a query, after comments."""
+_CHANGES = "alter create delete drop insert merge replace truncate update".split()
+_MISSING_TABLE = re.compile(r"(?:relation|table) '(.*)' (?:was not found|does not exist)")
+_PLAIN = re.compile(r"[A-Za-z_]\w*")
+"""A name that SQL takes without quotes."""
+
+
+def sql(views: Mapping[str, Scannable], query: str) -> polars.LazyFrame:
+    """Return the result of a query as a lazy frame; only the topics that it names are read.
+
+    Args:
+        views: All topics, by name.
+        query: One SELECT.
+
+    Raises:
+        InvalidQueryError: The query is wrong, or would change something.
+        UnknownTopicOrPartitionError: It names a topic that does not exist.
+    """
+    if not isinstance(query, str):
+        raise TypeError(f"query must be SQL as a str, got {type(query).__name__}")
+    library = need("polars")
+    word = _WORD.match(query)
+    if word is not None and word[1].lower() in _CHANGES:
+        raise InvalidQueryError(
+            f"SQL only reads a log, and {word[1].upper()} would change it",
+            todo="Write with a producer, and change topics with alter_topic, delete_topic and "
+            "delete_records.",
+        )
+    sources = {name: ScanSource(view) for name, view in views.items()}
+    try:
+        context = library.SQLContext({name: source.frame() for name, source in sources.items()})
+        frame: polars.LazyFrame = context.execute(query, eager=False)
+        frame.collect_schema()
+    except library.exceptions.PolarsError as error:
+        _refuse(query, error, sources)
+    return frame
+
+
+def collect(frame: polars.LazyFrame) -> polars.DataFrame:
+    """Return the result of a query.
+
+    Raises:
+        InvalidQueryError: It failed on the data, as with a cast that is not possible.
+    """
+    library = need("polars")
+    try:
+        result: polars.DataFrame = frame.collect()
+    except library.exceptions.PolarsError as error:
+        raise InvalidQueryError(
+            f"The query failed: {first_line(error)}", todo="Correct the query."
+        ) from error
+    return result
+
+
+def _refuse(query: str, error: BaseException, sources: dict[str, ScanSource]) -> NoReturn:
+    """Raise the error for one of Polars.
+
+    Raises:
+        Exception: That of a topic whose columns could not be read.
+        UnknownTopicOrPartitionError, InvalidQueryError: What is wrong with the query.
+    """
+    for source in sources.values():
+        if source.error is not None:
+            raise source.error from None
+    what = first_line(error)
+    missing = _MISSING_TABLE.search(what)
+    if missing is not None:
+        name = missing[1]
+        similar = get_close_matches(name, sources, 1)
+        hint = f"Did you mean {_quoted(similar[0])}? " if similar else ""
+        raise UnknownTopicOrPartitionError(
+            "There is no such topic", topic=name, todo=f"{hint}{_tables(sources)}"
+        ) from error
+    # An unquoted my-topic is a difference.
+    names = [name for name in sources if not _PLAIN.fullmatch(name) and name in query]
+    hint = f' Write the name "{names[0]}" in double quotes.' if names else ""
+    raise InvalidQueryError(f"The query is wrong: {what}", todo=f"Correct it.{hint}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error of Polars says, without its plan of the query."""
+    return (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
+
+
+def _tables(sources: dict[str, Any]) -> str:
+    names = [name for name in sources if not name.startswith(INTERNAL)]
+    if not names:
+        return "The log has no topics."
+    shown = ", ".join(map(_quoted, names[:_SHOWN_TOPICS]))
+    more = f", and {len(names) - _SHOWN_TOPICS} more" if len(names) > _SHOWN_TOPICS else ""
+    return f"The tables are the topics {shown}{more}."
+
+
+def _quoted(name: str) -> str:
+    """Return a name as SQL takes it."""
+    return name if _PLAIN.fullmatch(name) else f'"{name}"'

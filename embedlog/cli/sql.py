@@ -1,0 +1,56 @@
+"""`embedlog sql`: prints the result of a query."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from embedlog.cli.open_log import to_read
+from embedlog.cli.parser import OK
+from embedlog.cli.printing import say
+from embedlog.cli.tables import table
+from embedlog.cli.typed_files import CsvRows, JsonRows, json_objects
+from embedlog.lazy import pa
+from embedlog.schemas.column_types import stored_type
+
+
+def sql(args: argparse.Namespace) -> int:
+    """Run a query over the topics, and print its result."""
+    with to_read(args) as log:
+        rows = _plain(log.sql(args.query).to_arrow())
+    if args.json or args.format == "json":
+        say(json.dumps(list(json_objects(rows)), ensure_ascii=False))
+    elif args.format == "table":
+        names = rows.column_names
+        cells = (list(row.values()) for row in json_objects(rows))
+        say(*table(names, (list(map(_cell, row)) for row in cells)))
+    else:
+        out = sys.stdout.buffer
+        writer = JsonRows(out) if args.format == "jsonl" else CsvRows(out, rows.schema)
+        writer.write(rows)
+        writer.close()
+        out.flush()
+    return OK
+
+
+def _plain(rows: pa.Table) -> pa.Table:
+    """Return a result of Polars in the types of topics; bytes become text if they are UTF-8."""
+    columns = []
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        null = pa.types.is_null(column.type)
+        column = column.cast(pa.string() if null else stored_type(column.type, name))
+        if pa.types.is_binary(column.type):
+            try:
+                column = column.cast(pa.string())
+            except pa.ArrowInvalid:
+                pass  # It becomes base64.
+        columns.append(column)
+    return pa.table(columns, names=rows.column_names)
+
+
+def _cell(item: object) -> str | None:
+    if item is None:
+        return None
+    text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
+    return text.replace("\r", "\\r").replace("\n", "\\n")

@@ -1,0 +1,513 @@
+"""Lazy frames of Polars over topics: they equal the same operations on all records."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from functools import reduce
+from operator import and_, or_
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+from support.children import run_python
+
+import embedlog
+from embedlog.api.pushdown import MAX_BYTES
+from embedlog.api.scan import ScanSource
+from embedlog.api.topic import TopicView
+from embedlog.errors import CorruptBatchError, InvalidSchemaError
+
+COLUMNS = pa.schema(
+    [
+        pa.field("carrier", pa.string()),
+        pa.field("number", pa.int32()),
+        pa.field("large", pa.uint64()),
+        pa.field("delay", pa.float64()),
+        pa.field("short", pa.float32()),
+        pa.field("late", pa.bool_()),
+        pa.field("day", pa.date32()),
+        pa.field("time", pa.timestamp("us", tz="UTC")),
+        pa.field("local", pa.timestamp("ms")),
+        pa.field("fare", pa.decimal128(10, 2)),
+        pa.field("raw", pa.binary()),
+        pa.field("took", pa.duration("us")),
+        pa.field("clock", pa.time64("us")),
+        pa.field("tags", pa.list_(pa.struct([("a", pa.int64())]))),
+    ]
+)
+VALUES = {
+    "carrier": ["", "AA", "B6", "UA", "\N{LATIN SMALL LETTER U WITH DIAERESIS}", None],
+    "number": [-(1 << 31), -1, 0, 1, 7, (1 << 31) - 1, None],
+    "large": [0, 1, 1 << 63, (1 << 64) - 1, None],
+    "delay": [float("-inf"), -1.5, -0.0, 0.0, 1.5, float("inf"), float("nan"), None],
+    "short": [-1.5, 0.0, 0.10000000149011612, float("nan"), None],
+    "late": [True, False, None],
+    "day": [dt.date(1969, 12, 31), dt.date(2013, 1, 1), dt.date(2013, 1, 2), None],
+    "time": [dt.datetime(2013, 1, 1, hour, tzinfo=dt.UTC) for hour in range(3)] + [None],
+    "local": [dt.datetime(2013, 1, 1, hour) for hour in range(3)] + [None],  # noqa: DTZ001
+    "fare": [Decimal("-1.50"), Decimal("0.00"), Decimal("99.99"), None],
+    "raw": [b"", b"\x00", b"ab", b"\xff", None],
+    "took": [dt.timedelta(0), dt.timedelta(minutes=1), dt.timedelta(days=-1), None],
+    "clock": [dt.time(0), dt.time(12, 30), None],
+}
+ROWS = 400
+
+
+def table(rows, first=0):
+    """Return rows in which every value meets every other one, sooner or later."""
+    columns = {
+        name: [values[(first + row * step) % len(values)] for row in range(rows)]
+        for step, (name, values) in enumerate(VALUES.items(), 1)
+    }
+    tags = [[{"a": row}] if row % 3 else None for row in range(rows)]
+    return pa.table({**columns, "tags": tags}, schema=COLUMNS)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    """A topic of two versions of its schema, in small batches, with a tombstone."""
+    with embedlog.open(tmp_path_factory.mktemp("scan") / "log") as log:
+        log.create_topic("t", 3, {"segment.bytes": 40_000}, schema=COLUMNS, key="carrier")
+        with log.producer() as producer, log.producer(compression_type="lz4") as packed:
+            for start in range(0, ROWS // 2, 50):
+                writer = producer if start % 100 else packed
+                writer.append_table("t", table(50, start), partition=start // 50 % 3).result()
+            producer.send("t", None, key="AA").result()
+            wider = COLUMNS.set(1, pa.field("number", pa.int64()))
+            log.alter_topic(
+                "t", schema=wider.append(pa.field("gate", pa.string())), defaults={"gate": "A1"}
+            )
+            for start in range(0, ROWS // 2, 50):
+                producer.append_table("t", table(50, start), partition=start // 50 % 3).result()
+        yield log
+        assert log.verify() == []
+
+
+@pytest.fixture(scope="module")
+def rows(log):
+    """All records of the topic."""
+    return log.topic("t").to_polars()
+
+
+@st.composite
+def comparisons(draw):
+    """Return a filter of one column."""
+    name = draw(st.sampled_from(list(VALUES)))
+    column = pl.col(name)
+    value = st.sampled_from([value for value in VALUES[name] if value is not None])
+    kind = draw(st.sampled_from("compare between in null starts flag missing nan".split()))
+    if kind == "compare":
+        operator = draw(st.sampled_from("eq ne lt le gt ge eq_missing ne_missing".split()))
+        constant = pl.lit(draw(value))
+        if draw(st.booleans()):
+            return getattr(column, operator)(constant)
+        return getattr(constant, operator)(column)
+    if kind == "between":
+        closed = draw(st.sampled_from(["both", "left", "right", "none"]))
+        return column.is_between(draw(value), draw(value), closed=closed)
+    if kind == "in":
+        values = draw(st.lists(st.sampled_from(VALUES[name]), min_size=1, max_size=3))
+        assume(name != "fare")  # Polars 2.1 refuses lists of decimals here.
+        return column.is_in(values, nulls_equal=draw(st.booleans()))
+    if kind == "missing":
+        return column.eq_missing(None)
+    if kind == "starts":
+        return pl.col("carrier").str.starts_with(draw(st.sampled_from(["", "A", "UA", "zz"])))
+    if kind == "flag":
+        return pl.col("late")
+    if kind == "nan":
+        return draw(st.sampled_from([pl.col("delay").is_nan(), pl.col("delay") > float("nan")]))
+    return draw(st.sampled_from([column.is_null(), column.is_not_null()]))
+
+
+EXTRAS = [
+    pl.col("number") + 1 > 5,
+    pl.col("delay").abs() < 1,
+    pl.col("carrier").str.len_bytes() == 2,
+    pl.col("tags").list.len() > 0,
+    pl.col("offset") % 7 == 0,
+    pl.col("partition") == 1,
+    pl.col("gate") == "A1",
+    pl.col("gate").is_null(),
+    pl.col("number") > 2.5,
+    pl.col("number").cast(pl.Int64) > (1 << 33),
+    pl.col("short") > 0.1,
+    pl.col("time") > dt.datetime(2013, 1, 1, 3, tzinfo=dt.timezone(dt.timedelta(hours=2))),
+    pl.col("day") >= dt.datetime(2013, 1, 1, 12),  # noqa: DTZ001
+    pl.col("delay") > pl.col("delay").mean(),
+    pl.lit(True),
+    pl.lit(False),
+]
+
+
+def combined(parts):
+    """Combine filters in any way."""
+    return st.one_of(
+        parts.map(lambda part: ~part),
+        st.lists(parts, min_size=2, max_size=3).map(lambda all_: reduce(and_, all_)),
+        st.lists(parts, min_size=2, max_size=3).map(lambda all_: reduce(or_, all_)),
+    )
+
+
+filters = st.recursive(st.one_of(comparisons(), st.sampled_from(EXTRAS)), combined, max_leaves=5)
+
+
+@st.composite
+def queries(draw):
+    """Return some operations on a frame, lazy or not."""
+    names = [*VALUES, "tags", "gate", "offset", "partition", "timestamp"]
+    steps = []
+    for kind in draw(st.lists(st.sampled_from("filter select slice".split()), max_size=4)):
+        if kind == "filter":
+            condition = draw(filters)
+            steps.append(lambda frame, part=condition: frame.filter(part))
+        elif kind == "slice":
+            start, length = draw(st.integers(-450, 450)), draw(st.integers(0, 450))
+            steps.append(lambda frame, at=start, count=length: frame.slice(at, count))
+    chosen = draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    steps.append(lambda frame: frame.select(chosen))
+    return lambda frame: reduce(lambda before, step: step(before), steps, frame)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(queries(), st.sampled_from(["in-memory", "streaming"]))
+def test_a_query_of_a_scan_equals_that_of_all_records(log, rows, query, engine):
+    """Whatever reaches the log, and whatever does not."""
+    try:
+        expected = query(rows)
+    except pl.exceptions.PolarsError:
+        assume(False)
+
+    assert_frame_equal(query(log.topic("t").scan()).collect(engine=engine), expected)
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The columns and filters of all reads of topics, and the batches that were taken."""
+    reads = []
+    batches = TopicView.batches
+
+    def noted(view, columns=None, *, where=None, **times):
+        read = {"columns": columns, "where": None if where is None else str(where), "batches": 0}
+        reads.append(read)
+        for batch in batches(view, columns, where=where, **times):
+            read["batches"] += 1
+            yield batch
+
+    monkeypatch.setattr(TopicView, "batches", noted)
+    return reads
+
+
+@pytest.mark.parametrize(
+    ("part", "pushed"),
+    [
+        (pl.col("number") > 5, "(number > 5)"),
+        (pl.lit(5) > pl.col("number"), "(number < 5)"),
+        (~(pl.col("number") > 5), "(number <= 5)"),
+        (pl.col("carrier") == "UA", '(carrier == "UA")'),
+        (pl.col("late"), "late"),
+        (~pl.col("late"), "invert(late)"),
+        (pl.col("day") >= dt.date(2013, 1, 1), "(day >= 2013-01-01)"),
+        (pl.col("fare") < Decimal("1.5"), "(fare < 1.50)"),
+        (pl.col("number").is_null(), "is_null(number, {nan_is_null=false})"),
+        (pl.col("number").is_between(1, 3), "((number >= 1) and (number <= 3))"),
+        ((pl.col("number") > 5) | (pl.col("large") < 3), "((number > 5) or (large < 3))"),
+        # Polars takes NaN for the largest number.
+        (pl.col("delay") > 1.5, "((delay > 1.5) or is_nan(delay))"),
+        (pl.col("delay") < 1.5, "(delay < 1.5)"),
+        # What has no counterpart is left out where that only keeps more rows.
+        ((pl.col("number") > 5) & (pl.col("number") % 2 == 0), "(number > 5)"),
+        ((pl.col("number") > 5) | (pl.col("number") % 2 == 0), None),
+        (pl.col("delay") > float("nan"), None),
+        (pl.col("number") > pl.col("short"), None),
+        (pl.col("number").is_in(range(MAX_BYTES // 4)), None),
+    ],
+    ids=str,
+)
+def test_a_filter_reaches_the_log(log, reads, part, pushed):
+    """As an expression of pyarrow, as far as it has the same meaning there."""
+    log.topic("t").scan().filter(part).select("offset").collect()
+
+    (read,) = reads
+    assert read["where"] == pushed
+
+
+def test_batches_are_skipped_by_their_statistics(tmp_path, reads):
+    """Also where a NaN would be larger than the number; a batch with one is read."""
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t", schema=pa.schema([("delay", pa.float64()), ("at", pa.int64())]))
+        with log.producer() as producer:
+            for start in range(0, 1000, 100):
+                delays = [float(start + row) for row in range(100)]
+                if start == 300:
+                    delays[5] = float("nan")
+                producer.append_table("t", pa.table({"delay": delays, "at": range(100)})).result()
+        log.partition("t", 0).roll()
+        frame = log.topic("t").scan()
+
+        late = frame.filter(pl.col("delay") >= 950.0)
+        assert late.select(pl.len()).collect().item() == 51
+        assert reads[-1]["batches"] <= 2
+        assert frame.filter(pl.col("delay") < 50.0).select(pl.len()).collect().item() == 50
+        assert reads[-1]["batches"] == 1
+
+
+def test_lists_and_beginnings_of_text_reach_the_log(log, reads):
+    """`is_in` and `starts_with`."""
+    frame = log.topic("t").scan().select("offset", "number", "carrier")
+    frame.filter(pl.col("number").is_in([1, 7])).collect()
+    frame.filter(pl.col("carrier").str.starts_with("U")).collect()
+
+    assert reads[0]["where"].startswith("is_in(number")
+    assert reads[1]["where"].startswith('((carrier >= "U") and starts_with(carrier')
+
+
+def test_a_filter_in_sql_reaches_the_log(log, reads):
+    """Text is compared with a time as a time."""
+    log.sql("select avg(delay) from t where time >= '2013-01-01T01:00:00' and carrier = 'UA'")
+
+    (read,) = reads
+    assert set(read["columns"]) == {"delay", "time", "carrier"}
+    assert "time >= 2013-01-01 01:00:00" in read["where"]
+    assert 'carrier == "UA"' in read["where"]
+
+
+def test_only_the_columns_of_a_query_are_read(log, reads):
+    """Those of the result, and those of the filter."""
+    log.topic("t").scan().filter(pl.col("number") > 5).select("carrier").collect()
+
+    (read,) = reads
+    assert set(read["columns"]) == {"number", "carrier"}
+
+
+@pytest.mark.parametrize("engine", ["in-memory", "streaming"])
+def test_a_limit_ends_reading_early(log, reads, engine):
+    """`head` takes one batch, and not the others."""
+    frame = log.topic("t").scan().head(3).collect(engine=engine)
+
+    assert frame.height == 3
+    assert reads[0]["batches"] == 1
+
+
+def test_frames_have_at_most_the_rows_that_polars_wants(log, rows):
+    """The first ones are small, so that a search ends early."""
+    source = ScanSource(log.topic("t"))
+
+    heights = [frame.height for frame in source.batches(["carrier"], None, None, 60)]
+    assert max(heights) <= 60
+    assert sum(heights) == rows.height
+    assert sum(frame.height for frame in source.batches(None, None, 10, 3)) == 10
+    assert [frame.shape for frame in source.batches([], None, 5, 3)] == [(3, 0), (2, 0)]
+
+
+def test_a_scan_counts_rows_without_all_columns(log, rows, reads):
+    """`select(pl.len())` reads one column."""
+    assert log.topic("t").scan().select(pl.len()).collect().item() == rows.height
+    assert len(reads[0]["columns"]) == 1
+
+
+def test_a_scan_of_a_view_has_its_rows(log, rows):
+    """Slices, partitions and times, as with every other method."""
+    topic = log.topic("t")
+
+    assert_frame_equal(topic[5:9].scan().collect(), topic[5:9].to_polars())
+    assert topic.partition(1).scan().select(pl.col("partition").unique()).collect().item() == 1
+    assert topic.since("1h").scan().select(pl.len()).collect().item() == rows.height
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A log with a topic of one column and one row."""
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t", schema=pa.schema([("number", pa.int32()), ("old", pa.string())]))
+        log.producer().send("t", {"number": 1, "old": "x"}).result()
+        yield log
+        assert log.verify() == []
+
+
+def test_a_scan_has_the_records_of_the_moment_at_which_it_is_collected(small):
+    """The frame is a query, and not its result."""
+    frame = small.topic("t").scan().select(pl.col("number").sum())
+    assert frame.collect().item() == 1
+
+    small.producer().send("t", {"number": 2}).result()
+    assert frame.collect().item() == 3
+
+
+def test_a_scan_keeps_its_columns_when_the_schema_changes(small):
+    """Renamed, dropped and widened: the records of each version are seen through the scan's."""
+    frame = small.topic("t").scan()
+    renamed = pa.schema([("count", pa.int64()), ("new", pa.string())])
+    small.alter_topic("t", schema=renamed, rename={"number": "count"})
+    small.producer().send("t", {"count": 2, "new": "y"}).result()
+
+    result = frame.select("number", "old").collect()
+    assert result.rows() == [(1, "x"), (2, None)]
+    assert small.topic("t").scan().select("count", "new").collect().rows() == [(1, None), (2, "y")]
+
+
+def test_a_value_that_does_not_fit_the_columns_of_an_older_scan_is_refused(small):
+    """Never cut, and the error says what to do."""
+    frame = small.topic("t").scan()
+    small.alter_topic("t", schema=pa.schema([("number", pa.int64()), ("old", pa.string())]))
+    small.producer().send("t", {"number": 1 << 40}).result()
+
+    with pytest.raises(
+        InvalidSchemaError, match=r"schema of the topic has changed.*scan\(\) again"
+    ):
+        frame.collect()
+    assert small.topic("t").scan().collect()["number"].to_list() == [1, 1 << 40]
+
+
+def test_a_scan_of_a_topic_that_was_created_again_is_refused(small):
+    """Its columns have the same ids, and may mean something else."""
+    frame = small.topic("t").scan()
+    small.delete_topic("t")
+    small.create_topic("t", schema=pa.schema([("other", pa.int32())]))
+
+    with pytest.raises(InvalidSchemaError, match=r"created again.*Call scan\(\) again"):
+        frame.collect()
+
+
+def test_a_topic_of_bytes_has_its_keys_and_values(tmp_path):
+    """As bytes, or as the topic's serializers read them; JSON is text."""
+    with embedlog.open(tmp_path / "log") as log, log.producer() as producer:
+        log.create_topic("bytes")
+        log.create_topic("json", key="int", value="json")
+        producer.send("bytes", b"v", key=b"k", headers=[("h", b"x")])
+        for number in range(3):
+            producer.send("json", {"n": number} if number else None, key=number)
+        producer.flush()
+
+        plain = log.topic("bytes").scan()
+        assert plain.filter(pl.col("key") == b"k").select("value").collect().item() == b"v"
+        assert plain.collect()["headers"].to_list() == [[{"key": "h", "value": b"x"}]]
+        decoded = log.topic("json").scan()
+        assert decoded.collect()["key"].to_list() == [0, 1, 2]
+        texts = decoded.filter(pl.col("value").is_not_null(), pl.col("key") > 1).select("value")
+        assert texts.collect().item() == '{"n":2}'
+        assert decoded.filter(pl.col("value").is_null()).select("offset").collect().item() == 0
+        assert log.topic("json", raw=True).scan().collect_schema()["key"] == pl.Binary
+
+
+def test_damage_in_a_column_stops_a_scan_of_it_alone(tmp_path):
+    """The error is embedlog's own, and other columns are read."""
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        log.create_topic("t", schema=pa.schema([("a", pa.string()), ("b", pa.string())]))
+        log.producer().send("t", {"a": "fine", "b": "damaged"}).result()
+    (segment,) = (tmp_path / "log").rglob("*.arrows")
+    data = segment.read_bytes()
+    segment.write_bytes(data.replace(b"damaged", b"DAMAGED"))
+
+    with embedlog.open(tmp_path / "log", mode="r") as log:
+        frame = log.topic("t").scan()
+        assert frame.select("a").collect().item() == "fine"
+        with pytest.raises(CorruptBatchError):
+            frame.select("b").collect()
+        with pytest.raises(CorruptBatchError):
+            log.sql("select b from t")
+
+
+WITHOUT_POLARS = """
+import sys
+sys.modules["polars"] = None
+import embedlog, embedlog.errors
+with embedlog.open(sys.argv[1]) as log:
+    log.create_topic("t")
+    for call in (log.topic("t").scan, log.topic("t").to_polars, lambda: log.sql("select 1")):
+        try:
+            call()
+        except embedlog.errors.EmbedlogError as error:
+            assert str(error) == 'polars is not installed. Run pip install "embedlog[polars]".'
+        else:
+            raise AssertionError
+"""
+
+
+def test_without_polars_the_error_says_what_to_install(tmp_path):
+    """And nothing else of embedlog needs it."""
+    run_python("-c", WITHOUT_POLARS, tmp_path / "log")
+
+
+# Selections
+
+
+def test_a_selection_has_the_columns_and_rows_that_were_chosen(log, rows):
+    """The same in each of its forms."""
+    topic = log.topic("t")
+    where = pc.field("number") > 0
+    selection = topic.select(["carrier", "day"], where=where)
+
+    expected = topic.to_arrow(["carrier", "day"], where=where)
+    assert selection.to_arrow() == expected
+    assert pa.Table.from_batches(selection.batches(), selection.schema()) == expected
+    assert pa.table(selection) == expected
+    assert pl.DataFrame(selection).equals(selection.to_polars())
+    assert selection.to_pandas().shape == (expected.num_rows, 2)
+    assert topic.select().schema() == topic.schema()
+
+
+def test_duckdb_queries_a_selection(log, rows):
+    """By the name of the variable, and again for newer records."""
+    duckdb = pytest.importorskip("duckdb")
+    late = log.topic("t").select(["carrier", "number"], where=pc.field("late"))
+    query = "select carrier, count(*) n from late group by carrier order by carrier nulls first"
+
+    expected = rows.filter("late").group_by("carrier").len("n").sort("carrier").rows()
+    for _ in range(2):
+        assert duckdb.sql(query).fetchall() == expected
+    assert late.to_arrow().num_rows == sum(count for _, count in expected)
+
+
+def test_a_selection_may_be_of_the_latest_records_or_of_a_time(small):
+    """As with `to_arrow`."""
+    small.create_topic("keyed", schema=pa.schema([("k", pa.string()), ("n", pa.int64())]), key="k")
+    with small.producer() as producer:
+        for number in range(4):
+            producer.send("keyed", {"k": "ab"[number % 2], "n": number})
+    topic = small.topic("keyed")
+
+    assert topic.select(["n"], latest=True).to_arrow()["n"].to_pylist() == [2, 3]
+    assert pa.table(topic.select(["n"], latest=True))["n"].to_pylist() == [2, 3]
+    assert topic.select(since="1h").to_arrow().num_rows == 4
+    assert pa.table(topic.select(["n"], since="1h")).num_rows == 4
+    assert pa.table(topic.select(["n"], between=("2h", "1h"))).num_rows == 0
+
+
+def test_a_selection_of_json_has_the_fields_of_the_objects(tmp_path):
+    """Their columns follow from the values."""
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t", value="json")
+        log.producer().send("t", {"a": 1, "b": "x"}).result()
+        selection = log.topic("t").select(["b"])
+
+        assert pa.table(selection).to_pylist() == [{"b": "x"}]
+        assert selection.schema().names == ["b"]
+        assert [batch.num_rows for batch in selection.batches()] == [1]
+
+
+def test_a_selection_says_at_once_what_is_wrong(log):
+    """Not when it is read."""
+    topic = log.topic("t")
+    with pytest.raises(KeyError, match="no column 'carier'"):
+        topic.select(["carier"])
+    with pytest.raises(TypeError, match="must be a list of names, got 'carrier'"):
+        topic.select("carrier")
+    with pytest.raises(TypeError, match=r"must be a pyarrow.compute.Expression, got Expr; .*scan"):
+        topic.select(where=pl.col("number") > 5)
+    with pytest.raises(ValueError, match="since or between"):
+        topic.select(since="1h", between=("2h", "1h"))
+
+
+def test_a_selection_shows_what_was_chosen(log):
+    """In one line, and in notebooks with its first rows."""
+    selection = log.topic("t").select(["carrier"], where=pc.field("number") > 0)
+
+    assert repr(selection) == "<Selection of t: carrier, where (number > 0)>"
+    assert selection._repr_html_().count("<tr>") == 6
+    assert "to_arrow" in dir(selection)
