@@ -261,6 +261,7 @@ ERRORS: dict[str, dict[str, str]] = {
         "InvalidTopicError": "Choose another name.",
         "InvalidConfigError": "Correct the setting that the error names; see the settings.",
         "InvalidSchemaError": "Correct the column that the error names.",
+        "InvalidQueryError": "Correct the query, or the filter, as the error says.",
         "InvalidPartitionsError": "Ask for at least as many partitions as the topic has.",
         "InvalidPartitionError": "Pass an int, or a `TopicPartition`.",
         "InvalidRecordError": "Correct the records in `indices`, and send them again.",
@@ -460,7 +461,10 @@ def _part_of(key: str) -> str:
 # The API
 
 API = {
-    "log": ("Log and topics", ["embedlog.open", "embedlog.Log", "embedlog.Topic"]),
+    "log": (
+        "Log and topics",
+        ["embedlog.open", "embedlog.Log", "embedlog.Topic", "embedlog.api.selection.Selection"],
+    ),
     "producer": ("Producer", ["embedlog.Producer"]),
     "consumer": ("Consumer", ["embedlog.Consumer", "embedlog.ConsumerRebalanceListener"]),
     "groups": ("Groups", ["embedlog.ConsumerGroup", "embedlog.run_group", "embedlog.GroupRun"]),
