@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -206,6 +206,10 @@ def check_partition(topic: str, number: object) -> None:
         )
 
 
+SchemaChange = Callable[[TopicSchema, Sequence[TopicSchema]], TopicSchema]
+"""Returns the next version of a schema, given the current one and those before."""
+
+
 class Catalog:
     """Reads and changes the catalog; each call is one transaction on `state`."""
 
@@ -270,7 +274,8 @@ class Catalog:
                     todo="Run `embedlog verify`.",
                 )
             # A version never changes, so it is never read again.
-            schema = self._schemas.setdefault(key, TopicSchema.unpack(version, packed))
+            schema = replace(TopicSchema.unpack(version, packed), topic_id=topic.id)
+            schema = self._schemas.setdefault(key, schema)
         return schema
 
     def schema_versions(self, topic: TopicInfo) -> list[TopicSchema]:
@@ -279,12 +284,13 @@ class Catalog:
         schemas = [self.schema(topic, version) for _, version in versions]
         return [schema for schema in schemas if schema is not None]
 
-    def alter_schema(self, name: str, change: Callable[[TopicSchema], TopicSchema]) -> TopicInfo:
+    def alter_schema(self, name: str, change: SchemaChange) -> TopicInfo:
         """Add the next version of a typed topic's schema.
 
         Args:
             name: The topic.
-            change: Returns the next version, given the current one; the same if nothing changes.
+            change: Returns the next version, given the current one and those before; the current
+                one if nothing changes.
 
         Raises:
             InvalidSchemaError: The topic is of bytes.
@@ -297,10 +303,8 @@ class Catalog:
                     topic=name,
                     todo="Create a typed topic with create_topic(…, schema=…), and copy it.",
                 )
-            packed = SCHEMAS.get(txn, topic.id, topic.schema_version)
-            assert packed is not None
-            before = TopicSchema.unpack(topic.schema_version, packed)
-            after = change(before)
+            *earlier, before = schema_versions(txn, topic.id)
+            after = change(before, earlier)
             if after is before:
                 return topic
             SCHEMAS.put(txn, topic.id, after.version, value=after.pack())
@@ -583,8 +587,23 @@ def adopt_schema(txn: kv.Txn, name: str, schema: TopicSchema | None) -> None:
     if schema is None or topic is None or SCHEMAS.exists(txn, topic.id, schema.version):
         return
     SCHEMAS.put(txn, topic.id, schema.version, value=schema.pack())
-    if schema.version > topic.schema_version:
-        replace(topic, schema_version=schema.version).put(txn)
+    versions = schema_versions(txn, topic.id)
+    # A segment does not name columns that were dropped, whose ids must not be used again.
+    next_id = max(version.next_id for version in versions)
+    last = replace(versions[-1], next_id=next_id)
+    SCHEMAS.put(txn, topic.id, last.version, value=last.pack())
+    if last.version > topic.schema_version:
+        replace(topic, schema_version=last.version).put(txn)
+
+
+def schema_versions(txn: kv.Txn, topic_id: int) -> list[TopicSchema]:
+    """Return the versions of a topic's schema that the catalog has, in order."""
+    versions = []
+    for _, version in sorted(SCHEMAS.keys(txn, topic_id)):
+        packed = SCHEMAS.get(txn, topic_id, version)
+        assert packed is not None
+        versions.append(TopicSchema.unpack(version, packed))
+    return versions
 
 
 # The manifest

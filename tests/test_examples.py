@@ -36,6 +36,9 @@ def test_the_flights_come_back_as_they_went_in(tmp_path):
     assert "60,000 flights" in output
     assert "agree, as records and as columns" in output
     assert "one was killed half way: lost 0," in output
+    assert re.search(
+        r"the mean delay by carrier: \d+ ms from JSON, [\d.]+ ms from two columns", output
+    )
     assert re.search(r"failover took [0-9.]+ ms", output)
     assert re.search(r"each of [34],\d+ aircraft: [\d.]+ MB became [01]\.\d MB", output)
     assert "loaded 60,000 flights into Parquet, and then 0 more: files and log agree" in output

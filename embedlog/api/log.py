@@ -340,9 +340,9 @@ class Log:
                 )
             columns = None if schema is None else columns_of(schema)
 
-            def change(before: TopicSchema) -> TopicSchema:
+            def change(before: TopicSchema, earlier: Sequence[TopicSchema]) -> TopicSchema:
                 new = renamed(before.plain, rename or {}) if columns is None else columns
-                return changed_schema(before, new, rename, defaults)
+                return changed_schema(before, new, rename, defaults, earlier)
 
             self.root.alter_schema(name, change)
             return

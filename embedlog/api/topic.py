@@ -304,6 +304,8 @@ class TopicView(Generic[K, V]):
         Needs the memory of a few batches, whatever the size of the topic.  ``where``, ``since``
         and ``between`` are those of `to_arrow`.
         """
+        if isinstance(columns, str):
+            raise TypeError(f"columns must be a list of names, got {columns!r}")
         view = self._limited(since, between)._pruned(where)
         schema = self.schema(columns)
         for table in view._tables(self._with_columns_of(schema, where)):

@@ -14,7 +14,12 @@ from embedlog.batch.arrays import empty
 from embedlog.batch.tables import BatchRows
 from embedlog.consumer.deserialize import Deserializers
 from embedlog.display import cut, html_table, moment, short
-from embedlog.errors import EmbedlogError, InvalidConfigError, InvalidSchemaError
+from embedlog.errors import (
+    EmbedlogError,
+    InvalidConfigError,
+    InvalidRecordError,
+    InvalidSchemaError,
+)
 from embedlog.lazy import pa, pc
 from embedlog.partition.skipping import ranges_to_read
 from embedlog.schemas.pruning import Pruner
@@ -192,7 +197,15 @@ class TypedTopicView(TopicView[Any, Any]):
 
     def _key_bytes(self, key: Any) -> bytes:
         encoder = RowEncoder(self.name, self._schema())
+        if key is None or not encoder.schema.key:
+            raise InvalidRecordError(
+                "No record of the topic has such a key",
+                topic=self.name,
+                todo="Pass a key." if encoder.schema.key else "The topic has no key column.",
+            )
         (data,) = encoder.key_bytes([encoder.key_of(key)]).to_pylist()
+        if data is None:
+            raise InvalidRecordError("Records without a key cannot be looked up", topic=self.name)
         return bytes(data)
 
     def _cells(self) -> Iterator[tuple[object, ...]]:

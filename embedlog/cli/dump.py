@@ -5,18 +5,24 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from functools import partial
 from itertools import product
 from typing import Any
 
 from embedlog import batch as batches
+from embedlog import kv
 from embedlog.batch import Batch
 from embedlog.batch.wire import END_OF_STREAM, ENTRY, HEADER, PREFIX, TRAILER
+from embedlog.catalog import schema_versions
 from embedlog.cli.parser import FAILED, OK
 from embedlog.cli.printing import say, say_json
 from embedlog.display import plural
 from embedlog.errors import CorruptBatchError, CorruptionError, EmbedlogError
 from embedlog.files import Files
+from embedlog.keyspace import FORMAT_FILE
+from embedlog.schemas.segment_schema import segment_schema
+from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.segment import SegmentFile
 
 _BATCH_START = END_OF_STREAM[:4]
@@ -50,8 +56,7 @@ class DumpedSegment:
     def _guess_schema(self, files: Files, name: str) -> int:
         """Choose the schema with which a batch is found first; return where it begins."""
         starts = {}
-        for headers, offsets in product((False, True), repeat=2):
-            schema = batches.schema(headers=headers, offsets=offsets)
+        for schema in _possible_schemas(files.path(name)):
             self.file = SegmentFile(files, name, schema=schema)
             starts[self.file] = self._find_batch(0)
         self.file = min(starts, key=starts.__getitem__)
@@ -100,6 +105,32 @@ class DumpedSegment:
             return bool(self.file.read(position, self.size, 4096))
         except EmbedlogError:
             return False
+
+
+def _possible_schemas(path: str) -> Iterator[Any]:
+    """Yield the schemas that a segment file may have: those of its topic, if the log has it."""
+    topic = os.path.dirname(os.path.dirname(path))
+    versions: list[TopicSchema] = []
+    with suppress(EmbedlogError, ValueError, OSError):
+        number = int(topic.rpartition("-")[2])
+        versions = _schemas_of_topic(os.path.dirname(os.path.dirname(topic)), number)
+    for headers, offsets in product((False, True), repeat=2):
+        if not versions:
+            yield batches.schema(headers=headers, offsets=offsets)
+        for schema, tombstones in product(versions, (False, True)):
+            yield segment_schema(schema, headers=headers, tombstones=tombstones, offsets=offsets)
+
+
+def _schemas_of_topic(root: str, topic_id: int) -> list[TopicSchema]:
+    """Return the versions of a topic's schema from the catalogue of a log."""
+    if not os.path.isfile(os.path.join(root, FORMAT_FILE)):
+        return []
+    files = Files(root, writable=False)
+    try:
+        with closing(kv.Store(files, "state", durable=True, timeout=10)) as state:
+            return state.read(lambda txn: schema_versions(txn, topic_id))
+    finally:
+        files.close_all()
 
 
 def dump(args: argparse.Namespace) -> int:

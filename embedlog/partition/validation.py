@@ -51,6 +51,11 @@ def with_columns_of(log: PartitionState, info: SegmentInfo, batch: EncodedBatch)
     return batches.add_headers(batch)
 
 
+def _is_of_other_topic(log: PartitionState, batch: EncodedBatch) -> bool:
+    schema = cast("TypedBatch", batch).schema
+    return schema is not None and schema.is_of_other_topic(log.topic_id)
+
+
 def check(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
     """Raise if the topic's settings do not allow one of the batches.
 
@@ -68,6 +73,12 @@ def check(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
                 f"are {'columns' if is_typed else 'bytes'}",
                 **log.where,
                 todo="Was the topic deleted and created again? Send the records again.",
+            )
+        if is_typed and _is_of_other_topic(log, batch):
+            raise InvalidRecordError(
+                "The batch was made for a topic of this name that was deleted",
+                **log.where,
+                todo="Send the records again to write them to the topic that has the name now.",
             )
         if batches.is_over(batch, config.max_message_bytes):
             raise RecordTooLargeError(

@@ -59,8 +59,9 @@ class RowPartitioner:
         self, rows: Rows, size: int, explicit_partitions: dict[int, int]
     ) -> tuple[Any, Batches]:
         """Return the order of the rows in the batches (None: as they are), and the batches."""
-        if type(rows.values[0]) is TypedRow:
-            return self._split_typed(of_rows(rows), explicit_partitions)
+        settings = self._settings
+        if settings.row_encoder is not None or type(rows.values[0]) is TypedRow:
+            return self._split_typed(of_rows(rows, settings.info), explicit_partitions)
         partition = self._single_partition(rows, explicit_partitions)
         if partition is not None:
             return None, self._encode(rows, size, partition)

@@ -374,7 +374,9 @@ class Producer(Generic[K, V]):
         queue = self._queue_for(topic, partition)
         if queue.settings.row_encoder is not None:
             rows = self._typed_rows(queue, values, keys, headers, timestamps)
-            return self._write_typed(queue, split_rows(rows), partition, sequence)
+            return self._write_typed(
+                queue, split_rows(rows, queue.settings.info), partition, sequence
+            )
         rows = self._rows(queue, values, keys, headers, timestamps)
         count = len(rows.values)
         if not count:

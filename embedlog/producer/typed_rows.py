@@ -12,11 +12,13 @@ from embedlog.batch import BatchLimits
 from embedlog.batch.arrays import number, repeated
 from embedlog.batch.key_bytes import key_bytes
 from embedlog.batch.wire import HEADERS, TOMBSTONES, headers_type, layout_of, timestamp_type
-from embedlog.errors import SerializationError
+from embedlog.catalog import TopicInfo
+from embedlog.errors import SerializationError, UnknownTopicOrPartitionError
 from embedlog.lazy import pa
 from embedlog.producer.row_batches import CHUNK_BYTES, Rows
 from embedlog.schemas.conform import conform
 from embedlog.schemas.evolution import convert
+from embedlog.schemas.rows import TypedRow
 from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.schemas.typed_batch import TypedBatch, encode_typed
@@ -78,21 +80,34 @@ def _split_to_fit(
     yield from _split_to_fit(columns.slice(half), encode, limits)
 
 
-def split_rows(rows: Rows) -> Iterator[TypedColumns]:
+def split_rows(rows: Rows, topic: TopicInfo) -> Iterator[TypedColumns]:
     """Yield the rows of a `send_batch`, at most about `CHUNK_BYTES` at a time."""
     start = size = 0
     for stop, row in enumerate(rows.values):
         size += row.encoder.size_of(row)
         if size > CHUNK_BYTES and start < stop:
-            yield of_rows(rows.slice(start, stop))
+            yield of_rows(rows.slice(start, stop), topic)
             start, size = stop, row.encoder.size_of(row)
     if start < len(rows.values):
-        yield of_rows(rows.slice(start, len(rows.values)))
+        yield of_rows(rows.slice(start, len(rows.values)), topic)
 
 
-def of_rows(rows: Rows) -> TypedColumns:
-    """Return records that `send` collected; the schema may have changed between them."""
+def of_rows(rows: Rows, topic: TopicInfo) -> TypedColumns:
+    """Return records that `send` collected; the schema may have changed between them.
+
+    Raises:
+        UnknownTopicOrPartitionError: Some are for another topic that had the name before.
+    """
     parts, start = [], 0
+    if any(
+        type(row) is not TypedRow or row.encoder.schema.is_of_other_topic(topic.id)
+        for row in rows.values
+    ):
+        raise UnknownTopicOrPartitionError(
+            "The topic was deleted before the records were written",
+            topic=topic.name,
+            todo="Send the records again to write them to the topic that has the name now.",
+        )
     timestamps = rows.timestamps
     assert not isinstance(timestamps, int)
     for encoder, group in groupby(rows.values, key=attrgetter("encoder")):

@@ -16,16 +16,19 @@ whether the owner is alive.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from embedlog import batch as batches
 from embedlog.batch import EncodedBatch
 from embedlog.errors import StorageError
 from embedlog.files import Files, process_id
 from embedlog.lazy import pa
+from embedlog.schemas.segment_schema import segment_schema
+from embedlog.schemas.topic_schema import TopicSchema
+from embedlog.schemas.typed_batch import typed
 
 STAGING = "staging"
 MAX_AGE_MS = 24 * 60 * 60 * 1000
@@ -46,6 +49,10 @@ class StagedBatch(NamedTuple):
     position: int
     size: int
     headers: bool
+    schema_version: int = 0
+    """The version of the topic's schema that its columns have; 0 for a topic of bytes."""
+    tombstones: bool = False
+    """Whether it has the column of typed topics that marks tombstones."""
 
 
 class StagedFile(NamedTuple):
@@ -85,7 +92,12 @@ class StagedFileWriter:
             make_directories(self._files, self._directory)
             self._fd = self._files.open(self._path, write=True, create=True, exclusive=True)
         index = self._partitions.setdefault((topic, topic_id, partition), len(self._partitions))
-        self._batches.append(StagedBatch(index, self._position, batch.size, batch.has_headers))
+        self._batches.append(
+            StagedBatch(
+                *(index, self._position, batch.size, batch.has_headers),
+                *(batch.schema_version, bool(batch.flags & batches.TOMBSTONES)),
+            )
+        )
         self._position += self._files.write(self._fd, batch.stamp(0, 0), self._position)
         self._records += batch.count
 
@@ -111,8 +123,19 @@ class StagedFileWriter:
         return fd is not None
 
 
-def read(files: Files, staged: StagedFile) -> Iterator[tuple[StagedPartition, EncodedBatch]]:
+def read(
+    files: Files,
+    staged: StagedFile,
+    schema_of: Callable[[StagedPartition, int], TopicSchema | None] = lambda partition, version: (
+        None
+    ),
+) -> Iterator[tuple[StagedPartition, EncodedBatch]]:
     """Yield the batches of a staged file with their partitions; they refer to a map of the file.
+
+    Args:
+        files: The files of the root.
+        staged: The file.
+        schema_of: Returns a version of the schema of a partition's topic; None if it is bytes.
 
     Raises:
         CorruptBatchError: The file is not the one that was written.
@@ -125,13 +148,18 @@ def read(files: Files, staged: StagedFile) -> Iterator[tuple[StagedPartition, En
         whole = pa.py_buffer(files.map(fd, files.size(fd)))
     finally:
         files.close(fd)
-    sources = {
-        headers: batches.BatchSource(whole, staged.path, 0, batches.schema(headers=headers))
-        for headers in (False, True)
-    }
-    for index, position, size, headers in staged.batches:
-        batch = batches.Batch(sources[headers], position, position + size)
-        yield staged.partitions[index], batches.to_encoded(batch)
+    sources: dict[Any, batches.BatchSource] = {}
+    for index, position, size, headers, version, tombstones in staged.batches:
+        partition = staged.partitions[index]
+        schema = schema_of(partition, version) if version else None
+        key = schema, headers, tombstones
+        if key not in sources:
+            columns = batches.schema(headers=headers)
+            if schema is not None:
+                columns = segment_schema(schema, headers=headers, tombstones=tombstones)
+            sources[key] = batches.BatchSource(whole, staged.path, 0, columns)
+        batch = batches.to_encoded(batches.Batch(sources[key], position, position + size))
+        yield partition, batch if schema is None else typed(batch, schema)
 
 
 # The directories of jobs, and when they may be removed

@@ -62,7 +62,8 @@ from embedlog.partition.state import (
 from embedlog.partition.tail import Tail
 from embedlog.publish import app_versions, staging
 from embedlog.publish.app_versions import AppVersion
-from embedlog.publish.staging import StagedFile
+from embedlog.publish.staging import StagedFile, StagedPartition
+from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.segment import END_MARK, SegmentFile, create
 
 _logger = logging.getLogger("embedlog.publish")
@@ -200,19 +201,28 @@ def _by_partition(
 ) -> dict[PartitionState, list[EncodedBatch]]:
     """Return the batches of each partition, in the order of the partitions' keys."""
     by_key: dict[tuple[int, int], tuple[PartitionState, list[EncodedBatch]]] = {}
+
+    def partition_of(staged_partition: StagedPartition) -> PartitionState:
+        topic, topic_id, partition = staged_partition
+        log = root.partition(topic, partition)
+        if log.topic_id != topic_id:
+            raise UnknownTopicOrPartitionError(
+                "The topic was deleted and created again since this was staged",
+                topic=topic,
+                partition=partition,
+                todo="Nothing was published.",
+            )
+        return log
+
+    def schema_of(staged_partition: StagedPartition, version: int) -> TopicSchema | None:
+        catalog = partition_of(staged_partition).context.catalog
+        return catalog.schema(catalog.topic(staged_partition[0]), version)
+
     for file in staged:
-        for (topic, topic_id, partition), batch in staging.read(root.context.files, file):
-            key = topic_id, partition
+        for staged_partition, batch in staging.read(root.context.files, file, schema_of):
+            key = staged_partition[1:]
             if key not in by_key:
-                log = root.partition(topic, partition)
-                if log.topic_id != topic_id:
-                    raise UnknownTopicOrPartitionError(
-                        "The topic was deleted and created again since this was staged",
-                        topic=topic,
-                        partition=partition,
-                        todo="Nothing was published.",
-                    )
-                by_key[key] = log, []
+                by_key[key] = partition_of(staged_partition), []
             by_key[key][1].append(batch)
     return dict(by_key[key] for key in sorted(by_key))
 

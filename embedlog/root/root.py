@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from embedlog import kv
-from embedlog.catalog import ACTIVITY, Catalog, TopicInfo, check_partition
+from embedlog.catalog import ACTIVITY, Catalog, SchemaChange, TopicInfo, check_partition
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     ClosedError,
@@ -152,7 +152,7 @@ class Root:
         self.context.check_writable()
         return self.context.catalog.alter_topic(name, changes)
 
-    def alter_schema(self, name: str, change: Callable[[TopicSchema], TopicSchema]) -> TopicInfo:
+    def alter_schema(self, name: str, change: SchemaChange) -> TopicInfo:
         """Add the next version of a typed topic's schema, for every process; see `Catalog`."""
         self.context.check_writable()
         info = self.context.catalog.alter_schema(name, change)

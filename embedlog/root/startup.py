@@ -23,6 +23,8 @@ from embedlog.schemas.segment_schema import schema_of_segment
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
 BOOT_FILE = "live/boot"
+LOST_PRODUCERS = 1 << 32
+"""More ids of producers than can have been assigned since a copy of `state` was made."""
 CLEAN_FILE = "closed"
 COPY = "state.copy"
 CHECKED_AT_CLOSE = 1 << 20
@@ -243,6 +245,10 @@ def _adopt(files: Files, store: kv.Store) -> list[str]:
             for number in range(info.partitions):
                 done += _adopt_compacted(files, txn, info, number, newest)
                 done += _adopt_segments(files, txn, info, number, newest)
+        # Producers that got their ids after the copy was made wrote records with them: those of
+        # a new producer with the same id would be taken for repetitions, and dropped.
+        last = catalog.last_number(txn, "producer")
+        catalog.raise_number(txn, "producer", last + LOST_PRODUCERS)
         return done
 
     return store.write(step)

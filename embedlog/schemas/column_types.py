@@ -43,8 +43,9 @@ def stored_type(data_type: Any, column: str) -> Any:
     if types.is_struct(data_type):
         names = [field.name for field in data_type]
         if not names or len(set(names)) < len(names):
+            what = "two fields of a name" if names else "no field"
             raise InvalidSchemaError(
-                f"Column {column} has a struct with {'two fields of a name' if names else 'none'}",
+                f"Column {column} has a struct with {what}",
                 column=column,
                 todo="Give each struct at least one field, and each field a name of its own.",
             )

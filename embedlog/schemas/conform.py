@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from embedlog.batch.arrays import number
+from embedlog.batch.decode import offset_range
 from embedlog.errors import SerializationError
 from embedlog.lazy import pa, pc
 from embedlog.schemas.column_types import stored_type
@@ -44,12 +46,31 @@ def conform(table: pa.Table, schema: TopicSchema, topic: str) -> pa.Table:
         else:
             column = pa.chunked_array([schema.missing(field.name, table.num_rows)])
         _refuse_nulls(column, field, schema, topic)
+        if field.name == schema.timestamp:
+            _check_times(column, topic, field.name)
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=schema.plain)
 
 
+def _check_times(column: Any, topic: str, name: str) -> None:
+    """Raise for timestamps of records that cannot be given in milliseconds."""
+    if column.type.unit != "s":
+        return
+    most = ((1 << 63) - 1) // 1000
+    times = column.cast(pa.int64())
+    row = pc.index(pc.or_(pc.greater(times, most), pc.less(times, -most)), True).as_py()
+    if row >= 0:
+        raise SerializationError(
+            f"Row {row} has a timestamp that does not fit in 64 bits as milliseconds",
+            topic=topic,
+            column=name,
+            row=row,
+            todo="Correct the value.",
+        )
+
+
 def _refuse_nulls(column: Any, field: Any, schema: TopicSchema, topic: str) -> None:
-    if not column.null_count or (field.nullable and field.name != schema.timestamp):
+    if not column.null_count or field.nullable:
         return
     row = pc.index(pc.is_null(column), True).as_py()
     raise SerializationError(
@@ -72,7 +93,7 @@ def _cast(column: Any, field: Any, topic: str) -> Any:
         raise SerializationError(str(error), topic=topic, column=field.name) from error
     try:
         if source != column.type:
-            column = column.cast(source)
+            column = without_views(column).cast(source)
         if source != field.type:
             _check_cast(source, field.type, field.name, topic)
             column = cast_exactly(column, field.type)
@@ -80,6 +101,9 @@ def _cast(column: Any, field: Any, topic: str) -> Any:
     except (pa.ArrowException, ValueError) as error:
         if isinstance(error, SerializationError):
             raise
+        copied = _copied(column)
+        if column.type == source and not _fails(copied, field.type):
+            return cast_exactly(copied, field.type)
         row = _first_failure(column, field.type)
         raise SerializationError(
             f"{'Column' if row is None else f'Row {row} of column'} {field.name} "
@@ -91,11 +115,78 @@ def _cast(column: Any, field: Any, topic: str) -> Any:
         ) from error
 
 
-def _check_cast(source: Any, target: Any, name: str, topic: str) -> None:
-    """Raise for casts that Arrow makes, but that lose fields or change what a value is."""
+def without_views(column: Any) -> Any:
+    """Return a column with lists in place of list views, and without runs, also inside of it.
+
+    Arrow's own casts of list views give invalid lists, and it has none for runs.
+    """
+    if not _has_views(column.type):
+        return column
+    return pa.chunked_array(
+        [_rebuilt(chunk) for chunk in column.chunks or [column.combine_chunks()]]
+    )
+
+
+def _has_views(data_type: Any) -> bool:
+    types = pa.types
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _has_views(data_type.storage_type)
+    return bool(
+        types.is_list_view(data_type)
+        or types.is_large_list_view(data_type)
+        or types.is_run_end_encoded(data_type)
+        or any(_has_views(data_type.field(index).type) for index in range(data_type.num_fields))
+    )
+
+
+def _rebuilt(array: Any) -> Any:
+    types, kind = pa.types, array.type
+    if isinstance(array, pa.ExtensionArray):
+        return _rebuilt(array.storage)
+    if not _has_views(kind):
+        return array
+    if types.is_run_end_encoded(kind):
+        return _rebuilt(pc.run_end_decode(array))
+    mask = array.is_null()
+    if types.is_struct(kind):
+        inner = [_rebuilt(array.field(index)) for index in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(inner, [field.name for field in kind], mask=mask)
+    if types.is_fixed_size_list(kind):
+        size = kind.list_size
+        items = array.values.slice(array.offset * size, len(array) * size)
+        return pa.FixedSizeListArray.from_arrays(_rebuilt(items), size, mask=mask)
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
+        ends = pc.cumulative_sum(lengths)
+        offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
+        return _list_of(offsets, _rebuilt(array.flatten()), mask)
+    # A copy: a slice of offsets cannot be combined with a mask.
+    offsets = pc.add(array.offsets, number(0, array.offsets.type))
+    if types.is_map(kind):
+        # A null offset makes a null map.
+        marks = pa.concat_arrays([mask, pa.array([False])])
+        marked = pc.if_else(marks, pa.nulls(1, pa.int32())[0], offsets)
+        return pa.MapArray.from_arrays(marked, _rebuilt(array.keys), _rebuilt(array.items))
+    return _list_of(offsets, _rebuilt(array.values), mask)
+
+
+def _list_of(offsets: Any, items: Any, mask: Any) -> Any:
+    return pa.LargeListArray.from_arrays(offsets.cast(pa.int64()), items, mask=mask)
+
+
+def _check_cast(source: Any, target: Any, name: str, topic: str, *, inside: bool = False) -> None:
+    """Raise for casts that Arrow makes, but that lose fields or change what a value is.
+
+    ``inside`` is whether they are of what is inside of a column, where `cast_exactly` does not
+    look for what Arrow changes without a word.
+    """
     types = pa.types
     kind, target_kind = _kind(source), _kind(target)
     allowed = source == target or kind in _CASTS.get(target_kind, ())
+    if inside and kind == target_kind == "float":
+        allowed = source.bit_width <= target.bit_width
+    if inside and (kind, target_kind) == ("timestamp", "date"):
+        allowed = False
     if kind == target_kind == "timestamp":
         allowed = (source.tz is None) == (target.tz is None)
     if not allowed:
@@ -115,12 +206,13 @@ def _check_cast(source: Any, target: Any, name: str, topic: str) -> None:
                     column=name,
                     todo="Leave it out, or add it with alter_topic.",
                 )
-            _check_cast(field.type, fields[field.name], f"{name}.{field.name}", topic)
+            inner = fields[field.name]
+            _check_cast(field.type, inner, f"{name}.{field.name}", topic, inside=True)
     elif types.is_map(target):
-        _check_cast(source.key_type, target.key_type, name, topic)
-        _check_cast(source.item_type, target.item_type, name, topic)
+        _check_cast(source.key_type, target.key_type, name, topic, inside=True)
+        _check_cast(source.item_type, target.item_type, name, topic, inside=True)
     elif target_kind == "list":
-        _check_cast(source.value_type, target.value_type, name, topic)
+        _check_cast(source.value_type, target.value_type, name, topic, inside=True)
 
 
 def _kind(data_type: Any) -> str:
@@ -185,16 +277,22 @@ def _all(column: Any) -> bool:
 
 def _first_failure(column: Any, target: Any) -> int | None:
     """Return the first row that cannot be cast; None if no single one is to blame."""
+    column = without_views(column)
     low, high = 0, len(column)
     if not _fails(column, target):
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        if _fails(column.slice(low, middle - low), target):
+        if _fails(_copied(column.slice(low, middle - low)), target):
             high = middle
         else:
             low = middle
     return low
+
+
+def _copied(column: Any) -> Any:
+    """Return a column without rows of others: Arrow casts all items of the lists that it is of."""
+    return column.take(offset_range(0, len(column)))
 
 
 def _fails(column: Any, target: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ def changed_schema(
     columns: pa.Schema,
     rename: Mapping[str, str] | None = None,
     defaults: Mapping[str, Any] | None = None,
+    earlier: Sequence[TopicSchema] = (),
 ) -> TopicSchema:
     """Return the next version of a schema; the same object if nothing changes.
 
@@ -33,13 +34,17 @@ def changed_schema(
         columns: The columns that the topic is to have.
         rename: Old names of columns, and their new ones.
         defaults: Values of added columns for the rows that were written before.
+        earlier: The versions before the current one, of which rows may be stored.
 
     Raises:
         InvalidSchemaError: Readers could not see every row through the new version; the text
             says why, and what would work.
     """
     rename, values = dict(rename or {}), dict(defaults or {})
-    fields = check_columns(columns)
+    timestamp = before.timestamp
+    if timestamp is not None:
+        timestamp = rename.get(timestamp, timestamp)
+    fields = check_columns(columns, timestamp)
     names = {field.name for field in fields}
     _check_renames(before, rename, names)
     next_id, changed = before.next_id, []
@@ -53,13 +58,17 @@ def changed_schema(
             next_id += 1
         else:
             _check_change(before, old, field)
+            _check_fields(field, old, earlier)
             if field.name in values:
                 raise InvalidSchemaError(
                     f"Column {field.name} exists, so it cannot get a default",
                     column=field.name,
                     todo="Pass defaults for added columns only.",
                 )
-            changed.append(pa.field(field.name, field.type, field.nullable, old.metadata))
+            default = before.defaults.get(old.name)
+            if default is not None:
+                default = default.cast(field.type)
+            changed.append(with_id(field, field_id(old), default))
     if values.keys() - names:
         name = min(values.keys() - names)
         raise InvalidSchemaError(f"There is no column {name!r} for the default", column=name)
@@ -68,9 +77,6 @@ def changed_schema(
     if schema.equals(before.columns, check_metadata=True):
         return before
     key = tuple(rename.get(name, name) for name in before.key)
-    timestamp = before.timestamp
-    if timestamp is not None:
-        timestamp = rename.get(timestamp, timestamp)
     return check_schema(TopicSchema(before.version + 1, schema, key, timestamp, next_id))
 
 
@@ -89,6 +95,12 @@ def _check_renames(before: TopicSchema, rename: Mapping[str, str], names: set[st
                 f"{'both' if new in names else f'no column {new!r}'}",
                 column=old,
                 todo="Pass a schema with the new names.",
+            )
+        if new in before.columns.names and new not in rename:
+            raise InvalidSchemaError(
+                f"Column {old} is to become {new}, and there is a column {new} already",
+                column=old,
+                todo=f"Drop or rename {new} first, with a call of its own.",
             )
     if len(set(rename.values())) < len(rename):
         raise InvalidSchemaError("Two columns are renamed to the same name")
@@ -135,6 +147,40 @@ def _check_change(before: TopicSchema, old: Any, new: Any) -> None:
             todo="Integers, floats, decimals and dates can become wider types; for another "
             "type, add a column of another name.",
         )
+
+
+def _check_fields(field: Any, old: Any, earlier: Sequence[TopicSchema]) -> None:
+    """Raise if a field inside of a column was dropped before: stored rows still have it.
+
+    Unlike columns, the fields of structs have no ids, so it would be taken for the old one.
+    """
+    added = _field_names(field.type) - _field_names(old.type)
+    if not added:
+        return
+    for schema in earlier:
+        name = schema.ids.get(field_id(old))
+        again = added & _field_names(schema.columns.field(name).type) if name else None
+        if again:
+            raise InvalidSchemaError(
+                f"Column {field.name} had a field {min(again)} in version {schema.version}, which "
+                "was dropped, and stored rows may have it",
+                column=field.name,
+                todo="Give the new field another name.",
+            )
+
+
+def _field_names(data_type: Any, path: str = "") -> set[str]:
+    """Return the paths of all fields of structs inside of a type."""
+    types, names = pa.types, set()
+    if types.is_struct(data_type):
+        for field in data_type:
+            inner = f"{path}.{field.name}" if path else field.name
+            names |= {inner} | _field_names(field.type, inner)
+    elif types.is_map(data_type):
+        names = _field_names(data_type.item_type, f"{path}[]")
+    elif types.is_list(data_type) or types.is_fixed_size_list(data_type):
+        names = _field_names(data_type.value_type, f"{path}[]")
+    return names
 
 
 def _check_dropped(before: TopicSchema, dropped: set[str], rename: Mapping[str, str]) -> None:

@@ -199,6 +199,14 @@ def _stored_columns(layout: BufferLayout, schema: TopicSchema) -> dict[str, Stor
 
 
 def names_in(where: Any, names: Sequence[str]) -> list[str]:
-    """Return the columns that a `pyarrow.compute.Expression` refers to, or a few more."""
+    """Return the columns that a `pyarrow.compute.Expression` refers to, or a few more.
+
+    Raises:
+        ValueError: It refers to a column by its number, which is another one in each selection.
+    """
     text = _TEXT.sub('""', str(where))
+    if "FieldPath(" in text:
+        raise ValueError(f"where must name its columns, got {where}")
+    if '"' in "".join(names):
+        text = str(where)
     return [name for name in names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]

@@ -54,15 +54,14 @@ class RowEncoder:
         self._checks = {field.name: self._check_of(field) for field in schema.columns}
         names = schema.columns.names
         self._key_rows = [names.index(name) for name in schema.key]
+        self._defaults = {
+            name: python_values(default)[0] for name, default in schema.defaults.items()
+        }
         self._time_row = None if schema.timestamp is None else names.index(schema.timestamp)
 
     def _check_of(self, field: Any) -> Callable[[Any], Any]:
         check = checker_of(field.type)
-        if field.name in self.schema.defaults:
-            (default,) = python_values(self.schema.defaults[field.name])
-            absent = check(default)
-            return lambda value: absent if value is None else check(value)
-        if field.nullable and field.name != self.schema.timestamp:
+        if field.nullable:
             return nullable(check)
 
         def check_present(value: Any) -> Any:
@@ -105,6 +104,8 @@ class RowEncoder:
                 todo="Leave timestamp_ms out.",
             )
         try:
+            if self._defaults and isinstance(value, Mapping):
+                value = {**self._defaults, **value}
             values = check_fields(value, self._checks)
         except (TypeError, ValueError) as error:
             raise self._refused(error) from error
@@ -122,7 +123,7 @@ class RowEncoder:
         reason = error.reason if isinstance(error, FieldError) else str(error)
         what = f"Column {column}: {reason}" if column else f"The value: {reason}"
         todo = "Correct the value."
-        if column is None:
+        if column is None or (column not in self._checks and "." not in column):
             todo = f"The topic's columns are {', '.join(self.schema.columns.names)}."
         return SerializationError(what, topic=self.topic, column=column, todo=todo)
 

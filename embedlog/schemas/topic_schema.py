@@ -21,7 +21,7 @@ _DEFAULT = b"embedlog.default"
 _KEY, _TIMESTAMP, _NEXT_ID = b"embedlog.key", b"embedlog.timestamp", b"embedlog.next_field_id"
 RESERVED = (
     *("topic", "partition", "offset", "timestamp", "key", "value", "headers"),
-    *("_timestamp", "_key", "_headers", "_offset", "_tombstone"),
+    *("_timestamp", "_key", "_headers", "_offset", "_tombstone", "timestamptype"),
 )
 """Names of columns that embedlog uses itself, in results or in segments."""
 MAX_COLUMNS = 2000
@@ -44,6 +44,8 @@ class TopicSchema:
     """The name of the column with the timestamps; None if embedlog stores them itself."""
     next_id: int
     """The id of the next column that is added."""
+    topic_id: int | None = None
+    """The id of the topic, which another topic of the same name does not have; None if unknown."""
 
     def __repr__(self) -> str:
         return f"<TopicSchema version {self.version}: {', '.join(self.columns.names)}>"
@@ -63,6 +65,15 @@ class TopicSchema:
     def plain(self) -> pa.Schema:
         """The columns without any metadata, as users see them."""
         return pa.schema([pa.field(f.name, f.type, f.nullable) for f in self.columns])
+
+    def is_of_other_topic(self, topic_id: int) -> bool:
+        """Whether it is known to be of another topic than the one with an id."""
+        return self.topic_id is not None and self.topic_id != topic_id
+
+    def encoded_default(self, name: str) -> str | None:
+        """Return the default of a column as a stream of Arrow with one row, in Base64."""
+        text = (self.columns.field(name).metadata or {}).get(_DEFAULT)
+        return None if text is None else text.decode()
 
     def missing(self, name: str, count: int) -> Any:
         """Return a column for rows that do not have it: its default, or null."""
@@ -135,15 +146,21 @@ def first_version(
     Raises:
         InvalidSchemaError: A topic cannot have these columns.
     """
-    fields = check_columns(columns)
+    fields = check_columns(columns, timestamp)
     numbered = [with_id(field, number) for number, field in enumerate(fields, 1)]
-    names = () if key is None else (key,) if isinstance(key, str) else tuple(key)
-    schema = TopicSchema(1, pa.schema(numbered), names, timestamp, len(numbered) + 1)
+    names = () if key is None else (key,) if isinstance(key, str) else key
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InvalidSchemaError(
+            f"key must be the name of a column or a list of names, got {key!r}"
+        )
+    schema = TopicSchema(1, pa.schema(numbered), tuple(names), timestamp, len(numbered) + 1)
     return check_schema(schema)
 
 
-def check_columns(columns: pa.Schema) -> list[Any]:
+def check_columns(columns: pa.Schema, timestamp: str | None = None) -> list[Any]:
     """Return the fields of a user's schema in the types in which they are stored.
+
+    The column with the timestamps has no nulls, whatever the schema says.
 
     Raises:
         InvalidSchemaError: A name or a type is not allowed, or there are too many columns.
@@ -164,7 +181,11 @@ def check_columns(columns: pa.Schema) -> list[Any]:
         if names.count(name) > 1:
             raise InvalidSchemaError(f"Two columns have the name {name!r}", column=name)
     return [
-        pa.field(field.name, stored_type(field.type, field.name), field.nullable)
+        pa.field(
+            field.name,
+            stored_type(field.type, field.name),
+            field.nullable and field.name != timestamp,
+        )
         for field in columns
     ]
 

@@ -66,7 +66,12 @@ class TypedBatch(EncodedBatch):
         """
         assert self.schema is not None
         flags |= self.flags & (HEADERS | TOMBSTONES)
-        if schema is self.schema and flags == self.flags & (HEADERS | TOMBSTONES):
+        own = self.schema
+        same = schema is own or (
+            own.topic_id is not None
+            and (own.topic_id, own.version) == (schema.topic_id, schema.version)
+        )
+        if same and flags == self.flags & (HEADERS | TOMBSTONES):
             return self
         batch = self._batch()
         columns = batch.columns(verify=False)

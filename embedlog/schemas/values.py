@@ -43,7 +43,7 @@ def checker_of(data_type: Any) -> Checker:
     if types.is_integer(data_type):
         return _integer(data_type)
     if types.is_floating(data_type):
-        return _float
+        return _float(data_type)
     if types.is_string(data_type):
         return _text
     if types.is_binary(data_type):
@@ -107,16 +107,31 @@ def _integer(data_type: Any) -> Checker:
     return check
 
 
-def _float(value: Any) -> Any:
-    if type(value) is not float:
-        value = _item(value)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _wrong(value, "float")
-        number = float(value)
-        if number != value and value == value:
-            raise ValueError(f"{value} has more digits than a float")
-        value = number
-    return value
+def _float(data_type: Any) -> Checker:
+    # Not in the machine's own form, in which what is too large becomes infinite.
+    pack = struct.Struct("<" + _FLOAT_CODES[data_type.bit_width])
+    narrow = data_type.bit_width < 64
+
+    def check(value: Any) -> Any:
+        is_float = type(value) is float
+        if not is_float:
+            value = _item(value)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise _wrong(value, "float")
+            number = float(value)
+            if not isinstance(value, float):
+                is_exact = (pack.unpack(pack.pack(number))[0] if narrow else number) == value
+                if not is_exact:
+                    raise ValueError(f"{value} has more digits than {data_type}")
+            value = number
+        if narrow:
+            try:
+                pack.pack(value)
+            except OverflowError:
+                raise ValueError(f"{value} is too large for {data_type}") from None
+        return value
+
+    return check
 
 
 def _text(value: Any) -> Any:
@@ -163,10 +178,12 @@ def _decimal(data_type: Any) -> Checker:
         whole = int("".join(map(str, parts)))
         if shift >= 0:
             whole *= 10 ** min(shift, 80)
-        elif whole % 10 ** min(-shift, 80):
-            raise ValueError(f"{number} has more than {data_type.scale} decimals")
-        else:
-            whole //= 10 ** min(-shift, 80)
+        elif whole:
+            # No number is divisible by a power of ten that has more digits.
+            divisor = 10 ** min(-shift, len(parts))
+            if whole % divisor:
+                raise ValueError(f"{number} has more than {data_type.scale} decimals")
+            whole //= divisor
         if whole >= 10**digits:
             raise ValueError(f"{number} has too many digits for {data_type}")
         return Decimal((sign, tuple(map(int, str(whole))), exponent))
@@ -290,7 +307,8 @@ def check_fields(value: Any, checks: Mapping[str, Checker], where: str = "") -> 
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if not value.keys() <= checks.keys():
         unknown = next(name for name in value if name not in checks)
-        raise ValueError(f"there is no {'field' if where else 'column'} {unknown!r}")
+        missing = ValueError(f"there is no such {'field' if where else 'column'}")
+        raise FieldError(f"{where}{unknown}", missing)
     get, name = value.get, ""
     checked = []
     try:

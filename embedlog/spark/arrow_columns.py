@@ -60,17 +60,18 @@ def spark_batches(
         arrays = []
         for name in names:
             if name in constants:
-                arrays.append(_constant(constants[name], _ARROW_TYPES[name], count))
+                arrays.append(constant(constants[name], _ARROW_TYPES[name], count))
             elif name == "timestamp":
-                arrays.append(_microseconds(rows.column(name), topic, partition))
+                arrays.append(microseconds(rows.column(name), topic, partition))
             elif name == "headers":
-                arrays.append(_headers(rows.column(name)))
+                arrays.append(headers(rows.column(name)))
             else:
                 arrays.append(rows.column(name))
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _constant(value: str | int, arrow_type: Any, count: int) -> Any:
+def constant(value: str | int, arrow_type: Any, count: int) -> Any:
+    """Return a column that has the same value in each row."""
     # Built for the next power of two and sliced, so that one cached array serves many batches.
     return _constants(value, arrow_type, 1 << max(count - 1, 0).bit_length()).slice(0, count)
 
@@ -82,7 +83,12 @@ def _constants(value: str | int, arrow_type: Any, count: int) -> Any:
     return pa.repeat(data(value.encode(), arrow_type), count)
 
 
-def _microseconds(column: Any, topic: str, partition: int) -> Any:
+def microseconds(column: Any, topic: str, partition: int) -> Any:
+    """Return the timestamps of records as Spark's.
+
+    Raises:
+        InvalidRecordError: One does not fit.
+    """
     try:
         return column.cast(_ARROW_TYPES["timestamp"])
     except pa.ArrowInvalid as error:
@@ -94,7 +100,7 @@ def _microseconds(column: Any, topic: str, partition: int) -> Any:
         ) from error
 
 
-def _headers(column: Any) -> Any:
+def headers(column: Any) -> Any:
     """Return headers with Spark's field names; null for a record without any, as in Kafka's."""
     is_empty = pc.equal(pc.list_value_length(column), number(0, pa.int32()))
     if pc.any(is_empty).as_py():

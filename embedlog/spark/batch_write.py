@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import embedlog
 from embedlog.api import Log
@@ -23,7 +24,10 @@ from embedlog.publish import staging, transaction
 from embedlog.publish.staging import StagedFile
 from embedlog.publish.transaction import Publication, PublishResult
 from embedlog.root.root import Root
+from embedlog.schemas.statistics import text_columns_of
+from embedlog.spark import sink_options, typed_columns, typed_sink
 from embedlog.spark.data_writer import NEW_TOPIC_ID, StagedRows, TargetTopic, WriteTask
+from embedlog.spark.log_cache import is_a_log
 from embedlog.spark.partition_reader import freeze_gc
 from embedlog.spark.sink_options import SinkOptions
 
@@ -48,7 +52,11 @@ def open_log(options: SinkOptions, *, keep: bool = False) -> Iterator[Log]:
 
 
 def plan_write(
-    options: SinkOptions, *, has_partitions: bool = False, keep: bool = False
+    options: SinkOptions,
+    *,
+    has_partitions: bool = False,
+    keep: bool = False,
+    fields: Sequence[dict[str, Any]] | None = None,
 ) -> WriteTask:
     """Return what the tasks of a write need to know.
 
@@ -59,11 +67,26 @@ def plan_write(
         options: The options of the writer.
         has_partitions: Whether the DataFrame has the column ``partition``.
         keep: Whether to leave the log open in this process.
+        fields: The columns of the DataFrame as fields of Spark's schema, in JSON; None if they
+            were checked, and their topic is not typed.
+
+    Raises:
+        InvalidConfigError, SerializationError: The topic cannot take these columns; nothing was
+            created.
     """
     freeze_gc()
+    if fields is not None and not is_a_log(options.path):
+        _check_bytes(options, fields)
     with open_log(options, keep=keep) as log:
         root = log.root
         topics = root.topics()
+        schema = None
+        if options.topic in topics:
+            schema = root.context.catalog.schema(topics[options.topic])
+        if fields is not None and schema is not None:
+            typed_sink.check_frame(fields, schema, str(options.topic))
+        elif fields is not None:
+            _check_bytes(options, fields)
         if options.topic is not None:
             topics = {options.topic: _target_topic(root, options.topic, has_partitions)}
         targets = {}
@@ -72,12 +95,20 @@ def plan_write(
             compression = options.compression or topic.config.compression_type
             if compression == "producer":
                 compression = "none"
-            targets[name] = TargetTopic(name, topic.id, topic.partitions, limits, compression)
+            targets[name] = TargetTopic(
+                *(name, topic.id, topic.partitions, limits, compression),
+                *(bool(topic.schema_version), schema, text_columns_of(topic.config)),
+            )
     # The driver's JVM may publish the staged files as long as it lives.
     owner = process_id.ancestor("java") or process_id.process()
     started_ms = time.time_ns() // 1_000_000
     directory = staging.job_directory(str(owner), started_ms, uuid.uuid4().hex[:12])
     return WriteTask(options.path, directory, options.topic, targets)
+
+
+def _check_bytes(options: SinkOptions, fields: Sequence[dict[str, Any]]) -> None:
+    types = {field["name"]: typed_columns.type_name(field["type"]) for field in fields}
+    sink_options.check_column_types(types, options.topic)
 
 
 def _target_topic(root: Root, name: str, has_partitions: bool) -> TopicInfo:

@@ -25,7 +25,10 @@ from embedlog.catalog import MAX_PARTITIONS
 from embedlog.files import Files
 from embedlog.partitioner import partitions_for_keys
 from embedlog.producer.row_batches import encode_columns, slice_bounds, table_rows
+from embedlog.producer.typed_rows import TypedColumns
 from embedlog.publish.staging import StagedFile, StagedFileWriter
+from embedlog.schemas.topic_schema import TopicSchema
+from embedlog.spark import typed_sink
 from embedlog.spark.partition_reader import freeze_gc
 
 COMBINED_ROWS = 64 * 1024
@@ -50,6 +53,12 @@ class TargetTopic:
     partitions: int
     limits: BatchLimits
     compression: str
+    is_typed: bool = False
+    """Whether its values are columns."""
+    schema: TopicSchema | None = None
+    """Those columns, if all rows are for this topic."""
+    text_statistics: frozenset[str] | None = frozenset()
+    """Its columns of text that get statistics."""
 
     @property
     def is_new(self) -> bool:
@@ -151,11 +160,29 @@ class TaskPartitioner:
                     "There is no such topic", topic=topic, todo="Create it before the write starts."
                 )
             limit = max(min(BATCH_BYTES, *target.limits) - _BATCH_OVERHEAD_BYTES, 1)
+            if target.is_typed:
+                self._add_typed(target, rows, limit)
+                continue
             for partition, columns in self._by_partition(target, rows):
                 for start, stop in slice_bounds(columns, limit):
                     piece = columns.slice(start, stop - start)
                     for batch in encode_columns(piece, target.compression, target.limits):
                         self._writer.add(target.name, target.id, partition, batch)
+
+    def _add_typed(self, target: TargetTopic, table: Any, limit: int) -> None:
+        if target.schema is None:
+            raise errors.InvalidConfigError(
+                f"The values of topic {target.name} are columns",
+                todo="Write its rows by themselves, with the option topic.",
+            )
+        now_ms = time.time_ns() // 1_000_000
+        for rows, part in typed_sink.topic_rows(table, target.schema, target.name, now_ms):
+            partitions = self._partitions(target, part, rows.keys)
+            for partition, of_partition in _typed_by_partition(rows, partitions):
+                for batch in of_partition.batches(
+                    limit, target.compression, target.limits, target.text_statistics
+                ):
+                    self._writer.add(target.name, target.id, partition, batch)
 
     def _by_topic(self, table: Any) -> Iterator[tuple[str, Any]]:
         if self._task.topic is not None:
@@ -177,12 +204,10 @@ class TaskPartitioner:
         if partitions is None:
             yield 0, columns
             return
-        order = partitions.argsort(kind="stable")
-        bounds = partitions[order].searchsorted(range(partitions.max() + 2)).tolist()
-        columns = columns.take(numbers(order, pa.int64()))
-        for partition, (start, stop) in enumerate(pairwise(bounds)):
-            if start < stop:
-                yield partition, columns.slice(start, stop - start)
+        order, ranges = _sorted_by_partition(partitions)
+        columns = columns.take(order)
+        for partition, start, stop in ranges:
+            yield partition, columns.slice(start, stop - start)
 
     def _partitions(self, target: TargetTopic, table: Any, keys: Any) -> Any:
         """Return the partition of each row as a numpy array; None if the topic has only one."""
@@ -201,6 +226,25 @@ class TaskPartitioner:
             partitions[is_explicit] = explicit.drop_null().to_numpy()
             _check_partitions(target, partitions)
         return partitions
+
+
+def _sorted_by_partition(partitions: Any) -> tuple[Any, list[tuple[int, int, int]]]:
+    """Return the order of rows by their partitions, and (partition, start, stop) in that order."""
+    order = partitions.argsort(kind="stable")
+    bounds = partitions[order].searchsorted(range(partitions.max() + 2)).tolist()
+    ranges = [(number, *rows) for number, rows in enumerate(pairwise(bounds)) if rows[0] < rows[1]]
+    return numbers(order, pa.int64()), ranges
+
+
+def _typed_by_partition(rows: TypedColumns, partitions: Any) -> Iterator[tuple[int, TypedColumns]]:
+    """Yield the rows of each partition; ``partitions`` is None if the topic has only one."""
+    if partitions is None:
+        yield 0, rows
+        return
+    order, ranges = _sorted_by_partition(partitions)
+    rows = rows.take(order)
+    for partition, start, stop in ranges:
+        yield partition, rows.slice(start, stop)
 
 
 def _any_placed_by_key(keys: Any, partitions: Any) -> bool:
@@ -226,22 +270,13 @@ def _check_partitions(target: TargetTopic, partitions: Any) -> None:
         )
 
 
-def _check_headers(column: Any) -> None:
-    """Refuse a header that is null or has no key: Arrow would store the former."""
-    headers = pc.list_flatten(column)
-    if headers.null_count or pc.struct_field(headers, "key").null_count:
-        raise errors.SerializationError(
-            "A header has no key", todo="Give each header a key, or leave the header out."
-        )
-
-
 def _record_columns(table: Any) -> Any:
     """Return rows with the columns of a batch; headers only if a row has some."""
     names = [name for name in _COLUMNS if name in table.column_names]
     if "headers" in names and not pc.sum(pc.list_value_length(table.column("headers"))).as_py():
         names.remove("headers")
     if "headers" in names:
-        _check_headers(table.column("headers"))
+        typed_sink.check_headers(table.column("headers"))
     now_ms = time.time_ns() // 1_000_000
     columns = table_rows(table.select(names), None, None, None, now_ms).table
     # In one chunk: sorting the rows of several is slow, and a batch is one.

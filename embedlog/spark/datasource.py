@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from embedlog.spark.micro_batch import MicroBatchStream
+    from embedlog.spark.query_schemas import QuerySchemas
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -48,19 +49,28 @@ _logger = logging.getLogger("embedlog.spark")
 
 
 class EmbedlogDataSource(DataSource):
-    """A log as a source and a sink of Spark, with the options and columns of Kafka's."""
+    """A log as a source and a sink of Spark, with the options and columns of Kafka's.
+
+    Typed topics have the topic's own columns.
+    """
+
+    _schemas: QuerySchemas | None = None
+    """Those with which `schema` was called; Spark pickles this object afterwards."""
 
     @classmethod
     def name(cls) -> str:
         """Return the name of the format."""
         return "embedlog"
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
         """Check all options of a reader, and return the columns of the source.
 
         Spark asks for the schema in `load`, so that is where a wrong option is reported.
         """
+        from pyspark.sql.types import StructType
+
         from embedlog.spark.kafka_columns import schema_ddl
+        from embedlog.spark.query_schemas import current_schemas
 
         if "provider" in self.options:
             # This is CREATE TABLE.  Spark would create it, and then use it without its options.
@@ -76,15 +86,19 @@ class EmbedlogDataSource(DataSource):
                 "These options are about brokers and have no effect: %s",
                 ", ".join(options.ignored),
             )
+        self._schemas = current_schemas(options)
+        columns = self._schemas.columns()
+        if columns is not None:
+            return StructType.fromJson(columns)
         return schema_ddl(options.include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
-        return BatchReader(parse(self.options), schema)
+        return BatchReader(parse(self.options), schema, self._schemas)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return the reader of a streaming query."""
-        return StreamReader(self.options, schema)
+        return StreamReader(self.options, schema, self._schemas)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a DataFrame; ``overwrite`` is the mode of that name."""
@@ -92,8 +106,7 @@ class EmbedlogDataSource(DataSource):
 
         options = sink_options.parse(self.options)
         sink_options.check_batch(options, overwrite)
-        sink_options.check_columns(schema, options.topic)
-        return sink.BatchSink(options, schema.names)
+        return sink.BatchSink(options, schema.jsonValue()["fields"])
 
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
@@ -102,16 +115,15 @@ class EmbedlogDataSource(DataSource):
         from embedlog.spark import sink, sink_options
 
         options = sink_options.parse(self.options)
-        sink_options.check_columns(schema, options.topic)
-        return sink.StreamSink(options, schema.names)
+        return sink.StreamSink(options, schema.jsonValue()["fields"])
 
 
 class LogReader:
     """What the readers of batches and of streams share: the work of a task."""
 
     options: SourceOptions
-    names: tuple[str, ...]
-    """The columns to read."""
+    fields: list[dict[str, Any]]
+    """The columns to read: fields of Spark's schema, as JSON."""
 
     def read(self, partition: Any) -> Iterator[Any]:
         """Yield the rows of an input partition as Arrow record batches."""
@@ -120,15 +132,23 @@ class LogReader:
         # If there are no input partitions, Spark makes one with the value None.
         if partition is None or partition.value is None:
             return iter(())
-        return read_input_partition(partition.value, self.names, self.options.fail_on_data_loss)
+        names = tuple(field["name"] for field in self.fields)
+        loss = self.options.fail_on_data_loss
+        return read_input_partition(partition.value, names, loss, self.fields)
 
 
 class BatchReader(LogReader, DataSourceReader):
     """Reads the log once, between two offsets."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(
+        self, options: SourceOptions, schema: StructType, schemas: QuerySchemas | None = None
+    ) -> None:
+        from embedlog.spark.query_schemas import QuerySchemas
+
         self.options = options
-        self.names = _columns(schema, options)
+        self.fields = schema.jsonValue()["fields"]
+        self._schemas = QuerySchemas(options) if schemas is None else schemas
+        self._schemas.select(self.fields)
         for name in check_batch(options):
             _logger.warning("The option %r is for streams and has no effect here", name)
 
@@ -136,7 +156,8 @@ class BatchReader(LogReader, DataSourceReader):
         """Return the input partitions as of now; Spark asks once for each `load`."""
         from embedlog.spark.input_partitions import plan_batch
 
-        return [InputPartition(partition) for partition in plan_batch(self.options)]
+        partitions = plan_batch(self.options, schemas=self._schemas)
+        return [InputPartition(partition) for partition in partitions]
 
 
 class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -146,8 +167,14 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
     even if the constructor raises, and then fails with another error about that.
     """
 
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._unchecked_options, self._schema = options, schema
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        schema: StructType,
+        schemas: QuerySchemas | None = None,
+    ) -> None:
+        self._unchecked_options, self._schemas = options, schemas
+        self.fields = schema.jsonValue()["fields"]
 
     @cached_property
     def options(self) -> SourceOptions:  # type: ignore[override]
@@ -157,23 +184,20 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
         return options
 
     @cached_property
-    def names(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The columns to read."""
-        return _columns(self._schema, self.options)
-
-    @cached_property
     def _stream(self) -> MicroBatchStream:
         from embedlog.spark.micro_batch import MicroBatchStream
 
-        # The columns as well: the first task would be late to report a wrong one.
-        options, _ = self.options, self.names
+        options = self.options
         # Spark ends this process with SIGTERM and no earlier call; without this, the lease
         # would last for its full time.  The exception unwinds to `stop`, between two steps.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        return MicroBatchStream(options)
+        stream = MicroBatchStream(options, schemas=self._schemas)
+        # The first task would be late to report a wrong column.
+        stream.select(self.fields)
+        return stream
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "names": self.names}
+        return {"options": self.options, "fields": self.fields}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where a new query starts."""
@@ -224,11 +248,3 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
             self._stream.close()
         finally:
             signal.signal(signal.SIGTERM, previous)
-
-
-def _columns(schema: StructType, options: SourceOptions) -> tuple[str, ...]:
-    """Return the names of the columns that a schema selects."""
-    from embedlog.spark.kafka_columns import projected_columns
-
-    fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-    return projected_columns(fields, options.include_headers)

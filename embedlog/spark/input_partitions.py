@@ -19,9 +19,17 @@ from embedlog.files import process_id
 from embedlog.partition import PartitionLog
 from embedlog.partition.extents import Extent, extents, narrow, offset_near
 from embedlog.record import TopicPartition
+from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.spark import pushed_filters
 from embedlog.spark.log_cache import LogCache
-from embedlog.spark.plan import FileChunk, LogInputPartition, PartitionOffsets, PartitionSlice
+from embedlog.spark.plan import (
+    FileChunk,
+    LogInputPartition,
+    PartitionOffsets,
+    PartitionSlice,
+    TopicVersions,
+)
+from embedlog.spark.query_schemas import QuerySchemas
 from embedlog.spark.source import LogSource
 from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
 
@@ -47,8 +55,8 @@ class _LocatedRange(NamedTuple):
 
     @property
     def rows(self) -> int | None:
-        """How many records it has; None if offsets may lack records."""
-        known = sum(extent.stop - extent.first for extent in self.extents if extent.dense)
+        """How many rows it has; None if offsets may lack them."""
+        known = sum(extent.stop - extent.first for extent in self.extents if _is_counted(extent))
         return known if known == self.until_offset - self.from_offset else None
 
     def between(self, from_offset: int, until_offset: int) -> _LocatedRange:
@@ -64,21 +72,29 @@ class _LocatedRange(NamedTuple):
         Offsets where records may be missing are not counted.
         """
         for extent in self.extents:
-            if extent.dense and extent.stop - extent.first >= count:
+            if _is_counted(extent) and extent.stop - extent.first >= count:
                 return self.between(self.from_offset, extent.first + count), 0
-            count -= (extent.stop - extent.first) if extent.dense else 0
+            count -= (extent.stop - extent.first) if _is_counted(extent) else 0
         return self, count
 
     def to_slice(self) -> PartitionSlice:
         """Return what a task reads."""
         chunks = tuple(
-            FileChunk(path, info.sealed, info.headers, position, end_position)
+            FileChunk(
+                *(path, info.sealed, info.headers, position, end_position),
+                *(info.schema_version, info.tombstones),
+            )
             for info, path, _, _, position, end_position in self.extents
         )
         return PartitionSlice(
             *(self.log.topic, self.log.partition, self.from_offset, self.until_offset),
             *(self.leader_epoch, chunks, self.size, self.rows),
         )
+
+
+def _is_counted(extent: Extent) -> bool:
+    """Whether each offset is a row: a query leaves out the tombstones of a typed topic."""
+    return extent.dense and not extent.info.tombstones
 
 
 def plan_batch(
@@ -88,6 +104,7 @@ def plan_batch(
     cores: int | None = None,
     cache: LogCache | None = None,
     session: str | None = None,
+    schemas: QuerySchemas | None = None,
 ) -> list[LogInputPartition]:
     """Return the input partitions of a batch query, which read what is in the log now.
 
@@ -99,12 +116,13 @@ def plan_batch(
         cache: Where the log stays open for other queries.
         session: The Spark session, whose batch queries share leases; by default the JVM that
             started this process.
+        schemas: Those of typed topics; by default the current ones.
 
     Raises:
         NotALogError: There is no log at the path.
         UnknownTopicOrPartitionError: A topic named in the options does not exist.
-        InvalidConfigError: Offsets are given for other partitions than are read, or a filter
-            cannot be applied.
+        InvalidConfigError: Offsets are given for other partitions than are read, a filter
+            cannot be applied, or a topic does not have the columns of the query.
         OffsetOutOfRangeError: The query starts after its end, or ends past the end of the log.
         DataLossError: It starts at deleted records, and failOnDataLoss is true.
     """
@@ -113,6 +131,8 @@ def plan_batch(
     limit = limit if pushed.exact else None
     with closing(LogSource(options, durable=False, cache=cache)) as source:
         source.check_topics()
+        schemas = schemas or QuerySchemas(options)
+        schemas.update(source.log.root)
         session = session or str(process_id.ancestor("java") or process_id.process())
         for _ in range(_MAX_LEASE_ATTEMPTS):
             ranges = _resolve_ranges(source)
@@ -120,7 +140,8 @@ def plan_batch(
             ranges = pushed.narrow(source.partitions(), ranges)
             if source.hold_for_batch(session, _starts(ranges)):
                 break
-        return plan_input_partitions(options, source.partitions(), ranges, cores, limit)
+        logs, by_topic = source.partitions(), schemas.schemas
+        return plan_input_partitions(options, logs, ranges, cores, limit, by_topic)
 
 
 def _starts(ranges: Iterable[PartitionOffsets]) -> dict[TopicPartition, int]:
@@ -157,6 +178,7 @@ def plan_input_partitions(
     ranges: Iterable[PartitionOffsets],
     cores: int | None = None,
     limit: int | None = None,
+    schemas: Mapping[str, TopicSchema] | None = None,
 ) -> list[LogInputPartition]:
     """Return the input partitions that read some ranges of offsets; skips empty ranges.
 
@@ -166,6 +188,7 @@ def plan_input_partitions(
         ranges: What to read of them.
         cores: As in `plan_batch`.
         limit: As in `plan_batch`.
+        schemas: The versions through which typed topics are read, by the topics' names.
     """
     located = list(_locate(logs, ranges, limit))
     sizes = [part.size for part in located]
@@ -174,9 +197,37 @@ def plan_input_partitions(
     for part, size, count in zip(located, sizes, split_counts(sizes, wanted), strict=True):
         count = max(count, -(-size // options.max_bytes_per_partition))
         slices += _split(part, count, options.max_records_per_partition)
-    if options.max_records_per_partition is not None:
-        return [LogInputPartition(options.path, (part,)) for part in slices]
-    return [LogInputPartition(options.path, tuple(task)) for task in pack_slices(slices, wanted)]
+    tasks = [[part] for part in slices]
+    if options.max_records_per_partition is None:
+        tasks = pack_slices(slices, wanted)
+    versions = _versions(logs, slices, schemas or {})
+    return [
+        LogInputPartition(
+            options.path,
+            tuple(task),
+            {part.topic: versions[part.topic] for part in task if part.topic in versions},
+        )
+        for task in tasks
+    ]
+
+
+def _versions(
+    logs: Mapping[TopicPartition, PartitionLog],
+    slices: Sequence[PartitionSlice],
+    schemas: Mapping[str, TopicSchema],
+) -> dict[str, TopicVersions]:
+    """Return the schemas that tasks need to read slices of typed topics."""
+    stored: dict[str, dict[int, TopicSchema]] = {name: {} for name in schemas}
+    for part in slices:
+        if part.topic not in schemas:
+            continue
+        of_topic = stored[part.topic]
+        catalog = logs[TopicPartition(part.topic, part.partition)].context.catalog
+        for version in {chunk.schema_version for chunk in part.chunks} - of_topic.keys():
+            schema = catalog.schema(catalog.topic(part.topic), version)
+            if schema is not None:
+                of_topic[version] = schema
+    return {name: TopicVersions(schemas[name], versions) for name, versions in stored.items()}
 
 
 def _locate(

@@ -110,13 +110,18 @@ def _close_all(logs: Iterable[Log]) -> None:
             _logger.warning("Cannot close %s: %s", log.path, error)
 
 
+def is_a_log(path: str) -> bool:
+    """Whether there is a log at a path."""
+    return os.path.exists(os.path.join(path, "embedlog.toml"))
+
+
 def open_existing_log(path: str, todo: str | None = None) -> Log:
     """Open a log that exists, for writing where the directory allows it.
 
     Raises:
         NotALogError: There is none; ``todo`` says what to do.
     """
-    if not os.path.exists(os.path.join(path, "embedlog.toml")):
+    if not is_a_log(path):
         raise errors.NotALogError("There is no log here", path=path, todo=todo)
     mode: Literal["rw", "r"] = "rw" if os.access(path, os.W_OK) else "r"
     # Maintenance is left to the processes that write: Spark kills this one without notice.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -26,6 +26,7 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.spark.input_partitions import plan_input_partitions
 from embedlog.spark.log_cache import LogCache
 from embedlog.spark.plan import LogInputPartition, PartitionOffsets
+from embedlog.spark.query_schemas import QuerySchemas
 from embedlog.spark.source import LogSource, Offsets, logger
 from embedlog.spark.source_options import LATEST, OffsetBound, SourceOptions
 from embedlog.spark.stream_offset import StreamOffset
@@ -95,6 +96,7 @@ class MicroBatchStream:
         clock_ms: The clock for maxTriggerDelay and the renewal of the lease.
         state: The state of the same query in a process that was killed, to go on with it.
         cache: Where the log stays open for other queries.
+        schemas: Those of typed topics; by default the ones at the start of the query.
 
     Raises:
         InvalidConfigError: The group id of commitToGroup is invalid.
@@ -108,6 +110,7 @@ class MicroBatchStream:
         clock_ms: Callable[[], int] = _monotonic_ms,
         state: StreamState | None = None,
         cache: LogCache | None = None,
+        schemas: QuerySchemas | None = None,
     ) -> None:
         if options.commit_to_group is not None:
             check_group_id(options.commit_to_group)
@@ -118,6 +121,7 @@ class MicroBatchStream:
             options.min_offsets_per_trigger or 0, options.max_trigger_delay_ms
         )
         self._lease_name, self._leased_at_ms = state.lease_name, -_LEASE_RENEWAL_MS
+        self.schemas = QuerySchemas(options) if schemas is None else schemas
 
     @cached_property
     def source(self) -> LogSource:
@@ -328,7 +332,14 @@ class MicroBatchStream:
                     self.source.report_data_loss(key, problem)
                 ranges.append(PartitionOffsets(key, first, min(until, log_end)))
         self._renew_lease({key: first for key, first, until in ranges if first <= until})
-        return plan_input_partitions(self.options, logs, ranges, cores)
+        self.schemas.update(self.source.log.root)
+        by_topic = self.schemas.schemas
+        return plan_input_partitions(self.options, logs, ranges, cores, schemas=by_topic)
+
+    def select(self, fields: Sequence[Json]) -> None:
+        """Note which columns the query has, as `QuerySchemas.select`, and the current schemas."""
+        self.schemas.update(self.source.log.root)
+        self.schemas.select(fields)
 
     def commit(self, end: Json) -> None:
         """Commit processed offsets to a group, so that its lag can be watched (commitToGroup)."""

@@ -19,10 +19,11 @@ from embedlog.errors import InvalidConfigError
 from embedlog.root.location import directory_of
 
 READER_OPTIONS = (
-    *("path", "subscribe", "subscribePattern", "assign"),
+    *("path", "topic", "subscribe", "subscribePattern", "assign", "values"),
     *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
     *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
-    *("startingOffsetsByTimestampStrategy", "includeHeaders", "failOnDataLoss"),
+    *("startingOffsetsByTimestampStrategy", "includeHeaders", "includeTombstones"),
+    "failOnDataLoss",
     *("minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition"),
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger"),
     *("commitToGroup", "visibility", "readLeaseMs"),

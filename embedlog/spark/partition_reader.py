@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -30,6 +30,7 @@ from embedlog.files import Files
 from embedlog.segment import SegmentFile
 from embedlog.spark import arrow_columns
 from embedlog.spark.plan import FileChunk, LogInputPartition, PartitionSlice
+from embedlog.spark.typed_rows import TypedRows
 
 TARGET_ROWS = 32_768
 """Rows to yield at once: with fewer, Spark spends more on each; with more, little is gained."""
@@ -52,9 +53,18 @@ def freeze_gc() -> None:
 
 
 def read_input_partition(
-    partition: LogInputPartition, names: tuple[str, ...], fail_on_data_loss: bool
+    partition: LogInputPartition,
+    names: tuple[str, ...],
+    fail_on_data_loss: bool,
+    fields: Sequence[dict[str, Any]] = (),
 ) -> Iterator[Any]:
     """Yield the rows of an input partition as record batches of the named columns.
+
+    Args:
+        partition: What to read.
+        names: The columns.
+        fail_on_data_loss: Whether a loss of records is an error.
+        fields: For typed topics, the columns as fields of Spark's schema, in JSON.
 
     Raises:
         DataLossError: A file was deleted or truncated; with ``fail_on_data_loss=False`` its
@@ -74,7 +84,11 @@ def read_input_partition(
     try:
         for part in partition.slices:
             try:
-                yield from _read_slice(files, part, names)
+                versions = partition.schemas.get(part.topic)
+                if versions is None:
+                    yield from _read_slice(files, part, names)
+                else:
+                    yield from _read_typed_slice(files, part, TypedRows(fields, part, versions))
             except DataLossError as error:
                 if fail_on_data_loss:
                     raise
@@ -85,18 +99,27 @@ def read_input_partition(
 
 def _read_slice(files: Files, part: PartitionSlice, names: tuple[str, ...]) -> Iterator[Any]:
     schema = arrow_columns.segment_schema(names)
-    groups = _row_groups(files, part)
+    groups = _row_groups(files, part, _schemas_of_bytes)
     by_type = groupby(groups, lambda rows: int(rows[0][0].is_log_append_time))
     for timestamp_type, same_type in by_type:
-        for rows in _combined(same_type, part, schema):
+        for rows in _combined(same_type, lambda group: table(group, part.partition, schema)):
             for start in range(0, rows.num_rows, MAX_ROWS):
                 yield from arrow_columns.spark_batches(
                     rows.slice(start, MAX_ROWS), names, part.topic, part.partition, timestamp_type
                 )
 
 
+def _read_typed_slice(files: Files, part: PartitionSlice, rows: TypedRows) -> Iterator[Any]:
+    groups = _row_groups(files, part, rows.stored_schemas)
+    by_type = groupby(groups, lambda group: int(group[0][0].is_log_append_time))
+    for timestamp_type, same_type in by_type:
+        for table_of_rows in _combined(same_type, rows.table):
+            for start in range(0, table_of_rows.num_rows, MAX_ROWS):
+                yield from rows.batches(table_of_rows.slice(start, MAX_ROWS), timestamp_type)
+
+
 def _combined(
-    groups: Iterable[list[PieceRows]], part: PartitionSlice, schema: Any
+    groups: Iterable[list[PieceRows]], decode: Callable[[list[PieceRows]], Any]
 ) -> Iterator[Any]:
     """Yield tables with enough rows for Spark; before a loss of records, the rows until then."""
     tables: list[Any] = []
@@ -104,7 +127,7 @@ def _combined(
     loss: DataLossError | None = None
     try:
         for group in groups:
-            tables.append(table(group, part.partition, schema))
+            tables.append(decode(group))
             rows += tables[-1].num_rows
             if group[0][0].is_compressed:
                 size += tables[-1].nbytes
@@ -122,10 +145,12 @@ def _combined(
         raise loss
 
 
-def _row_groups(files: Files, part: PartitionSlice) -> Iterator[list[PieceRows]]:
+def _row_groups(
+    files: Files, part: PartitionSlice, schemas_of: Callable[[FileChunk], tuple[Any, ...]]
+) -> Iterator[list[PieceRows]]:
     """Yield rows of one segment and one timestampType, as many as become one table."""
     for chunk in part.chunks:
-        for decoded in _read_batches(files, part, chunk):
+        for decoded in _read_batches(files, part, chunk, schemas_of(chunk)):
             rows = rows_in_range(decoded, part.from_offset, part.until_offset)
             # Damage in a batch without any of these rows is no error.
             trimmed = (
@@ -155,13 +180,24 @@ def _limited_groups(rows: list[PieceRows]) -> Iterator[list[PieceRows]]:
         yield group
 
 
-def _read_batches(
-    files: Files, part: PartitionSlice, chunk: FileChunk
-) -> Iterator[list[Batch | BatchRun]]:
-    """Yield the batches of a part of a file, a few megabytes at a time."""
-    schemas = tuple(
+def _schemas_of_bytes(chunk: FileChunk) -> tuple[Any, ...]:
+    """Return the schemas that a file of a topic of bytes may have."""
+    return tuple(
         batches.schema(headers=chunk.headers, offsets=offsets) for offsets in (False, True)
     )
+
+
+def _read_batches(
+    files: Files, part: PartitionSlice, chunk: FileChunk, schemas: tuple[Any, ...]
+) -> Iterator[list[Batch | BatchRun]]:
+    """Yield the batches of a part of a file, a few megabytes at a time.
+
+    Args:
+        files: The files of the log.
+        part: What is read of the partition.
+        chunk: The part of a file.
+        schemas: Those that the file may have: no checksum covers its own.
+    """
     try:
         file = SegmentFile(files, chunk.path, expected=lambda: schemas)
     except StorageError as error:

@@ -6,11 +6,14 @@ in Java.  So that a planner starts quickly, this imports neither pyarrow nor pys
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog.record import TopicPartition
+
+if TYPE_CHECKING:
+    from embedlog.schemas.topic_schema import TopicSchema
 
 
 class PartitionOffsets(NamedTuple):
@@ -32,6 +35,10 @@ class FileChunk(NamedTuple):
     position: int
     """Where to start to read; 0 is the first batch."""
     end_position: int
+    schema_version: int = 0
+    """The version of the topic's schema that the file has; 0 for a topic of bytes."""
+    tombstones: bool = False
+    """Whether the file of a typed topic has the column that marks tombstones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +65,45 @@ class PartitionSlice:
         ]
 
 
+class TopicVersions(NamedTuple):
+    """The schemas of a typed topic that a task needs."""
+
+    read: TopicSchema
+    """The version through which the query sees all records."""
+    stored: Mapping[int, TopicSchema]
+    """The versions that the files have, by their numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogInputPartition:
     """What one task reads; the value of a Spark `InputPartition`."""
 
     root: str
     slices: tuple[PartitionSlice, ...]
+    schemas: Mapping[str, TopicVersions] = field(default_factory=dict)
+    """Those of the typed topics, by their names."""
 
 
 def plan_to_json(root: str, tasks: Sequence[LogInputPartition]) -> dict[str, Any]:
     """Return the plan of a query as an object for `json.dumps`.
 
     Returns:
-        ``{"root": path, "size": bytes, "rows": number or None, "tasks": [[slice, ...], ...]}``,
-        with slices as `PartitionSlice.to_json` returns them.  ``rows`` is None if that of a
-        slice is.
+        ``{"root": path, "size": bytes, "rows": number or None, "schemas": {...}, "tasks":
+        [[slice, ...], ...]}``, with slices as `PartitionSlice.to_json` returns them, and schemas as
+        `typed_plan.schemas_to_json` does.  ``rows`` is None if that of a slice is.
     """
+    schemas = {}
+    if any(task.schemas for task in tasks):
+        # Not for topics of bytes: they need no pyarrow.
+        from embedlog.spark.typed_plan import schemas_to_json
+
+        schemas = schemas_to_json(tasks)
     slices = [part for task in tasks for part in task.slices]
     counts = [part.rows for part in slices]
     return {
         "root": root,
         "size": sum(part.size for part in slices),
         "rows": None if None in counts else sum(count for count in counts if count is not None),
+        "schemas": schemas,
         "tasks": [[part.to_json() for part in task.slices] for task in tasks],
     }

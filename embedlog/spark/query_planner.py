@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 from embedlog.errors import EmbedlogError, IllegalStateError, InvalidConfigError
 from embedlog.partition.leases import release_all
 from embedlog.record import TopicPartition
-from embedlog.spark import kafka_columns, table_options, topic_tables
+from embedlog.spark import kafka_columns, table_options, topic_tables, typed_plan
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.log_cache import LogCache
 from embedlog.spark.micro_batch import MicroBatchStream, StreamState
+from embedlog.spark.option_reader import OptionReader
 from embedlog.spark.plan import plan_to_json
 from embedlog.spark.source import batch_lease_prefix
 from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
@@ -44,7 +45,7 @@ class QueryPlanner:
         *("report_latest_offset", "prepare_for_available_now", "plan_micro_batch", "commit"),
         *("close_stream", "check_table", "table_reader_options", "table_writer_options"),
         *("tables", "table", "create_table", "alter_table", "drop_table"),
-        *("plan_write", "publish_batch", "publish_micro_batch", "discard"),
+        *("is_typed_topic", "plan_write", "publish_batch", "publish_micro_batch", "discard"),
     )
 
     def __init__(self) -> None:
@@ -72,28 +73,43 @@ class QueryPlanner:
         """Whether this is the number of an open stream."""
         return isinstance(stream, int) and stream in self._streams
 
-    def check_reader(self, options: Json, fields: Sequence[Sequence[str]] | None = None) -> Json:
-        """Check all options of a reader without opening the log.
+    def check_reader(
+        self,
+        options: Json,
+        fields: Sequence[Sequence[str]] | None = None,
+        schema: str | None = None,
+    ) -> Json:
+        """Check all options of a reader; of the log, only whether its topics are typed.
 
         Args:
             options: The options of the reader.
             fields: The columns that the user asks for, as pairs of name and type; None is all.
+            schema: The same as the JSON of a ``StructType``.
 
         Returns:
-            The columns to read, as such pairs, the names of the topics for descriptions, and
-            whether the loss of records fails the query.
+            The columns to read, as such pairs, or as "schema" if the topics are typed; the names
+            of the topics for descriptions; whether the loss of records fails the query; and as
+            "typed" what `typed_reader` returns, or None.
         """
         parsed = parse(options)
         if parsed.ignored:
             _logger.warning(
                 "These options are about brokers and have no effect: %s", ", ".join(parsed.ignored)
             )
-        names = _column_names(parsed, fields)
+        checked = self._check_columns(parsed, fields, schema)
         return {
-            "columns": _columns(names),
+            **checked,
             "topics": _topics(parsed),
             "fail_on_data_loss": parsed.fail_on_data_loss,
         }
+
+    def _check_columns(
+        self, options: SourceOptions, fields: Sequence[Sequence[str]] | None, schema: str | None
+    ) -> Json:
+        typed = typed_plan.typed_reader(self._logs, options, schema)
+        if typed is not None:
+            return typed
+        return {"columns": _columns(_column_names(options, fields)), "typed": None}
 
     def plan_batch(
         self,
@@ -170,14 +186,20 @@ class QueryPlanner:
         if self.is_open(stream):
             self._streams.pop(stream).close()
 
-    def check_table(self, options: Json, fields: Sequence[Sequence[str]] | None = None) -> Any:
-        """Check all options of a table without opening the log, and return its columns.
+    def check_table(
+        self,
+        options: Json,
+        fields: Sequence[Sequence[str]] | None = None,
+        schema: str | None = None,
+    ) -> Json:
+        """Check all options of a table, and return its columns as `check_reader` does.
 
         Args:
             options: The options of the table, for reading and for writing.
             fields: The columns that its user declared, as pairs of name and type; None is all.
+            schema: The same as the JSON of a ``StructType``.
         """
-        return _columns(_column_names(table_options.check(options), fields))
+        return self._check_columns(table_options.check(options), fields, schema)
 
     def table_reader_options(self, options: Json, of_query: Json) -> Json:
         """Return the options with which a query reads a table."""
@@ -218,6 +240,22 @@ class QueryPlanner:
     def drop_table(self, options: Json, topic: str) -> bool:
         """Delete a topic; return False if there is no such topic."""
         return topic_tables.delete_topic(self._logs, options, topic)
+
+    def is_typed_topic(self, options: Json) -> bool:
+        """Whether the topic of a writer exists and is typed: then Python writes to it.
+
+        Says nothing about wrong options: the writer does.
+        """
+        topic = OptionReader(options).raw("topic")
+        try:
+            log = self._logs.acquire(OptionReader(options).root())
+        except EmbedlogError:
+            return False
+        try:
+            info = None if topic is None else log.root.topics().get(topic)
+            return info is not None and bool(info.schema_version)
+        finally:
+            self._logs.release(log)
 
     def plan_write(
         self, options: Json, fields: Sequence[Sequence[str]], batch: bool, overwrite: bool

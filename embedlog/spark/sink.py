@@ -9,7 +9,7 @@ Spark noted that it was done, is recognised by the query's id and the batch id.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,12 +48,13 @@ class StagingWriter:
     keep_log = False
     """Whether the log stays open in the driver's process."""
 
-    def __init__(self, options: SinkOptions, columns: Collection[str] = ()) -> None:
+    def __init__(self, options: SinkOptions, fields: Sequence[dict[str, Any]]) -> None:
         from embedlog.spark import batch_write
 
         self.options = options
+        has_partitions = any(field["name"] == "partition" for field in fields)
         self.task = batch_write.plan_write(
-            options, has_partitions="partition" in columns, keep=self.keep_log
+            options, has_partitions=has_partitions, keep=self.keep_log, fields=fields
         )
 
     def write(self, iterator: Iterator[Any]) -> StagedCommitMessage:

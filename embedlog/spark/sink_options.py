@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from embedlog.errors import InvalidConfigError
 from embedlog.spark.option_reader import WRITER_OPTIONS, OptionReader, absolute_path
@@ -114,16 +113,6 @@ COLUMNS = {
     "timestamp": ("timestamp", "timestamp_ntz"),
 }
 """The columns that a writer uses and their types in Spark; other columns are left out."""
-
-
-def check_columns(schema: Any, topic: str | None) -> None:
-    """Refuse a DataFrame of this schema if a log cannot take its columns.
-
-    Raises:
-        InvalidConfigError: As `check_column_types`.
-    """
-    types = {field.name: field.dataType.simpleString() for field in schema.fields}
-    check_column_types(types, topic)
 
 
 def check_column_types(types: Mapping[str, str], topic: str | None) -> None:

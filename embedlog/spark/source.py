@@ -6,15 +6,14 @@ Opened by the process that plans a batch, or that serves a streaming query.
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from embedlog import errors
-from embedlog.catalog import INTERNAL
 from embedlog.partition import PartitionLog, flush
 from embedlog.partition.leases import Lease, extend
 from embedlog.record import TopicPartition
 from embedlog.spark.log_cache import LogCache, open_existing_log
+from embedlog.spark.query_schemas import selected_topics
 from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
 from embedlog.spark.stream_offset import StreamOffset
 
@@ -123,19 +122,13 @@ class LogSource:
         version = root.version()
         if self._partitions is not None and self._partitions[0] == version:
             return self._partitions[1]
-        names, pattern, assigned = self.options.subscription
-        existing = {name: range(topic.partitions) for name, topic in root.topics().items()}
-        if pattern is not None:
-            # As in Kafka's consumer, a pattern does not match internal topics.
-            public = (name for name in existing if not name.startswith(INTERNAL))
-            names = tuple(name for name in public if re.fullmatch(pattern, name))
-        wanted: Mapping[str, Collection[int]]
-        wanted = assigned or {name: existing.get(name, ()) for name in names}
+        topics = selected_topics(root, self.options.subscription)
+        assigned = self.options.subscription.assigned
         matching = {
-            TopicPartition(topic, partition): root.partition(topic, partition)
-            for topic, partitions in sorted(wanted.items())
-            for partition in partitions
-            if partition in existing.get(topic, ())
+            TopicPartition(name, partition): root.partition(name, partition)
+            for name, topic in topics.items()
+            for partition in (range(topic.partitions) if assigned is None else assigned[name])
+            if partition < topic.partitions
         }
         self._partitions = version, matching
         return matching

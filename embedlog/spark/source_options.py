@@ -80,6 +80,10 @@ class SourceOptions:
     latest_if_no_timestamp: bool = False
     """Start at the end of a partition without a record at or after the starting time; else fail."""
     include_headers: bool = False
+    include_tombstones: bool = False
+    """Whether a query of typed topics has the tombstones, and the column that marks them."""
+    values: str = "columns"
+    """Whether the columns of typed topics are "columns" of the query, or one "struct"."""
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
@@ -111,8 +115,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
     for name in UNSUPPORTED_BY_KAFKA:
         if name in reader:
             raise InvalidConfigError(f"Kafka option '{name}' is not supported")
-    hints = {"topic": "That is an option of the writer; a reader has 'subscribe'."}
-    ignored = reader.check_names("reader", READER_OPTIONS, BROKER_OPTIONS, hints)
+    ignored = reader.check_names("reader", READER_OPTIONS, BROKER_OPTIONS)
     strategy = reader.choice("startingOffsetsByTimestampStrategy", "error", "latest")
     parsed = SourceOptions(
         path=reader.root(),
@@ -121,6 +124,8 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         ending_offsets=_bound(reader, "ending"),
         latest_if_no_timestamp=strategy == "latest",
         include_headers=reader.flag("includeHeaders"),
+        include_tombstones=reader.flag("includeTombstones"),
+        values=reader.choice("values", "columns", "struct"),
         fail_on_data_loss=reader.flag("failOnDataLoss", True),
         min_partitions=reader.count("minPartitions"),
         max_records_per_partition=reader.count("maxRecordsPerPartition"),
@@ -144,7 +149,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
 
 
 def _subscription(reader: OptionReader) -> TopicSelection:
-    names = ("assign", "subscribe", "subscribePattern")
+    names = ("assign", "subscribe", "subscribePattern", "topic")
     specified = [name for name in names if reader.text(name) is not None]
     if len(specified) != 1:
         problem = f"{' and '.join(specified)} are set" if specified else "none is set"
@@ -155,6 +160,9 @@ def _subscription(reader: OptionReader) -> TopicSelection:
     wanted = "a regular expression"
     pattern = reader.parsed("subscribePattern", wanted, lambda text: re.compile(text).pattern)
     assigned = reader.json("assign", 'JSON such as {"flights": [0, 1]}', _assigned)
+    topic = reader.text("topic")
+    if topic is not None:
+        return TopicSelection((topic,))
     topics = [name.strip() for name in (reader.text("subscribe") or "").split(",") if name.strip()]
     if specified == ["subscribe"] and not topics:
         raise InvalidConfigError("The option 'subscribe' names no topic")

@@ -69,7 +69,11 @@ def reader_options(
         InvalidConfigError: An option of the table is unknown.
     """
     OptionReader(options).check_names("table", _NAMES, BROKER_OPTIONS, _HINTS)
-    return _merge(_select(options, (*READER_OPTIONS, *BROKER_OPTIONS)), of_query or {})
+    merged = _merge(_select(options, (*READER_OPTIONS, *BROKER_OPTIONS)), of_query or {})
+    if any(name in OptionReader(merged) for name in ("subscribe", "subscribePattern", "assign")):
+        # Then the topic is that of writes.
+        merged = {name: value for name, value in merged.items() if name.lower() != "topic"}
+    return merged
 
 
 def writer_options(

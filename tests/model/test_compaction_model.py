@@ -8,7 +8,19 @@ without compaction; and the records that are left are those of the rules.
 from __future__ import annotations
 
 from hypothesis import settings
+from support import tiers
 from support.compaction_model import CompactionModel
+
+
+class TypedCompactionModel(CompactionModel):
+    """The same of a typed topic, whose tombstones are in a column of their own."""
+
+    typed = True
+
 
 TestCompactionModel = CompactionModel.TestCase
 TestCompactionModel.settings = settings(stateful_step_count=10)
+TestTypedCompactionModel = TypedCompactionModel.TestCase
+TestTypedCompactionModel.settings = settings(
+    stateful_step_count=10, max_examples=tiers.choose(quick=5, test=8, all=100, nightly=1_000)
+)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support import tiers
 from support.clock import START, ManualClock
 from support.faulty_files import after_reboot
 from support.roots import (
@@ -23,13 +24,14 @@ from support.roots import (
     batch_rows,
     encoded,
     healthy,
-    make_log,
     open_root,
     rows,
     segment_files,
 )
+from support.typed_bytes import as_typed, first_schema, wider_schema
 
 from embedlog import catalog, index, keyspace
+from embedlog.config import TopicConfig
 from embedlog.errors import (
     InvalidProducerEpochError,
     LogTruncatedError,
@@ -37,6 +39,7 @@ from embedlog.errors import (
     OutOfOrderSequenceError,
 )
 from embedlog.partition.producer_state import LAST_SEQUENCE, REMEMBERED, after
+from embedlog.schemas.evolution import changed_schema
 
 CONFIG = {"segment.bytes": 2600, "index.interval.bytes": 700, "segment.ms": 50}
 
@@ -71,13 +74,17 @@ class Producer:
 class PartitionModel(RuleBasedStateMachine):
     """A partition, and the list that it must equal."""
 
+    typed = False
+    """Whether the topic is typed."""
+
     def __init__(self) -> None:
         super().__init__()
         self.path = tempfile.mkdtemp(prefix="embedlog-model-")
         self.clock = ManualClock()
         self.boots = 0
         self.roots = [self._open()]
-        make_log(self.roots[0], CONFIG)
+        schema = first_schema() if self.typed else None
+        self.roots[0].create_topic("t", 1, TopicConfig.parse(CONFIG), schema)
         self.batches: list[ModelBatch] = []
         self.end = 0
         self.flushed = self.flushed_end = 0
@@ -101,7 +108,7 @@ class PartitionModel(RuleBasedStateMachine):
 
     def _encode(self, batch: Any, producer: tuple[int, int, int] | None = None) -> Any:
         lines, heads, compression = batch
-        return encoded(
+        encoded_batch = encoded(
             *[value for _, _, value in lines],
             keys=[key for _, key, _ in lines],
             at=[START + time for time, _, _ in lines],
@@ -109,6 +116,7 @@ class PartitionModel(RuleBasedStateMachine):
             producer=producer,
             compression=compression,
         )
+        return as_typed(encoded_batch) if self.typed else encoded_batch
 
     def _note(self, batch: Any) -> int:
         lines, heads, _ = batch
@@ -392,5 +400,22 @@ class PartitionModel(RuleBasedStateMachine):
             shutil.rmtree(self.path)
 
 
+class TypedPartitionModel(PartitionModel):
+    """The same of a typed topic; its schema changes, and batches still have the first version."""
+
+    typed = True
+
+    @rule(handle=st.integers(0, 1))
+    def change_the_schema(self, handle: int) -> None:
+        """Each segment has one version, and readers see the columns of all of them."""
+        root = self.roots[handle % len(self.roots)]
+        columns = wider_schema(root.topic("t").schema_version)
+        root.alter_schema("t", lambda before, earlier: changed_schema(before, columns))
+
+
 TestPartitionModel = PartitionModel.TestCase
 TestPartitionModel.settings = settings(stateful_step_count=25)
+TestTypedPartitionModel = TypedPartitionModel.TestCase
+TestTypedPartitionModel.settings = settings(
+    stateful_step_count=25, max_examples=tiers.choose(quick=5, test=8, all=100, nightly=1_000)
+)

@@ -48,7 +48,6 @@ def test_names_may_be_in_any_case():
         ("startingOffset", "startingOffsets"),
         ("maxOffsetPerTrigger", "maxOffsetsPerTrigger"),
         ("failondatalos", "failOnDataLoss"),
-        ("topic", "writer"),
         ("xyz", "The options are path"),
     ],
 )

@@ -358,7 +358,7 @@ def test_the_plan_as_json_has_all_that_a_task_needs(log, options, send):
 
     plan = json.loads(json.dumps(plan_to_json(log.path, tasks)))
 
-    assert plan.keys() == {"root", "size", "rows", "tasks"}
+    assert plan.keys() == {"root", "size", "rows", "schemas", "tasks"}
     assert (plan["root"], plan["rows"]) == (log.path, 150)
     assert plan["size"] == sum(part.size for part in slices_of(tasks)) > 0
     assert [
@@ -372,7 +372,13 @@ def test_the_plan_as_json_has_all_that_a_task_needs(log, options, send):
         for task in plan["tasks"]
     ] == tasks
     assert {len(task) for task in plan["tasks"]} >= {1}
-    assert plan_to_json(log.path, []) == {"root": log.path, "size": 0, "rows": 0, "tasks": []}
+    assert plan_to_json(log.path, []) == {
+        "root": log.path,
+        "size": 0,
+        "rows": 0,
+        "schemas": {},
+        "tasks": [],
+    }
 
 
 def test_a_stream_plans_for_the_cores_that_it_is_told(log, options, send):

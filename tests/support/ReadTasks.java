@@ -14,13 +14,15 @@ import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.util.ArrayData;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReader;
+import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
 /**
  * Runs the tasks of plans as an executor does, without a Spark session: hundreds in a second.
  *
  * <p>Each line of the input is a request: {@code {"plan": ..., "columns": [...],
- * "failOnDataLoss": true, "times": [first, last], "limit": -1}}. The answer is a line {@code
+ * "failOnDataLoss": true, "times": [first, last], "limit": -1, "typed": null}}; for typed topics with
+ * "schema", as the planner answers. The answer is a line {@code
  * {"rows": [[...], ...]}}, with bytes in hexadecimal digits, or {@code {"error": class, "message":
  * text}}.
  */
@@ -55,9 +57,12 @@ public final class ReadTasks {
     request.get("columns").forEach(column -> columns.add(column.asText()));
     TimeRange times =
         new TimeRange(request.get("times").get(0).asLong(), request.get("times").get(1).asLong());
+    JsonNode typed = request.get("typed");
+    StructType schema = typed.isNull() ? null : LogReader.columns(request);
     ReadRequest read =
         new ReadRequest(
             columns,
+            schema == null ? null : TypedRequest.parse(typed, schema),
             request.get("failOnDataLoss").asBoolean(),
             times,
             request.get("limit").asInt());
@@ -66,7 +71,13 @@ public final class ReadTasks {
     for (InputPartition task : ReadPlan.parse(request.get("plan")).partitions()) {
       try (PartitionReader<ColumnarBatch> reader = factory.createColumnarReader(task)) {
         while (reader.next()) {
-          reader.get().rowIterator().forEachRemaining(row -> rows.add(row(row, columns)));
+          reader
+              .get()
+              .rowIterator()
+              .forEachRemaining(
+                  row ->
+                      rows.add(
+                      schema == null ? row(row, columns) : TypedValues.row(row, schema)));
         }
       }
     }

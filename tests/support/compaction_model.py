@@ -23,13 +23,16 @@ from hypothesis.stateful import (
 )
 
 from embedlog.api.topic import Topic
+from embedlog.api.typed_topic import TypedTopic
+from embedlog.batch import Batch, EncodedBatch
 from embedlog.compaction import CleanOptions, clean, inspect
 from embedlog.compaction.last_records import last_record, last_records
-from embedlog.config import MaintenanceConfig
+from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import FencedError
 from embedlog.partition.log_start import move_log_start
 from embedlog.partition.producer_state import after
 from embedlog.retention import retain
+from embedlog.schemas.reading import TypedReader
 from support.clock import START, ManualClock
 from support.faulty_files import FaultyFiles
 from support.forks import in_memory
@@ -40,10 +43,10 @@ from support.roots import (
     encoded,
     healthy,
     latest,
-    make_log,
     open_root,
     rows,
 )
+from support.typed_bytes import KEY, as_typed, first_schema, lists
 
 RETENTION = 40
 CONFIG = {
@@ -201,6 +204,9 @@ class CompactionModel(RuleBasedStateMachine):
     shared_root: ClassVar[SharedRoot | None] = None
     """The root of the last example, if that passed."""
 
+    typed = False
+    """Whether the topic is typed."""
+
     def __init__(self) -> None:
         super().__init__()
         shared_root, CompactionModel.shared_root = CompactionModel.shared_root, None
@@ -209,7 +215,9 @@ class CompactionModel(RuleBasedStateMachine):
         self.name = f"t{self.home.topics}"
         self.root, self.clock = self.home.root, self.home.clock
         self.clock.set(START)
-        self.log = make_log(self.root, CONFIG, self.name)
+        schema = first_schema() if self.typed else None
+        self.root.create_topic(self.name, 1, TopicConfig.parse(CONFIG), schema)
+        self.log = self.root.partition(self.name, 0)
         self.expected = ExpectedRecords()
         self.due: dict[int, int] = {}
         self.last: dict[int, tuple[int, int, Any]] = {}
@@ -262,7 +270,7 @@ class CompactionModel(RuleBasedStateMachine):
         ]
         number = None if producer is None else producer + self.producers
         who = None if number is None else (number, 0, self.due.get(number, 0))
-        encoded_batch = encoded(
+        encoded_batch = self._encoded(
             *[value for _, value, _, _ in batch_records],
             keys=[key for key, _, _, _ in batch_records],
             at=[time for _, _, time, _ in batch_records],
@@ -281,6 +289,10 @@ class CompactionModel(RuleBasedStateMachine):
         for key, value, time, heads in batch_records:
             self.expected.append((self.expected.end, time, key, value, heads))
 
+    def _encoded(self, *items: bytes | None, **options: Any) -> EncodedBatch:
+        batch = encoded(*items, **options)
+        return as_typed(batch) if self.typed else batch
+
     @rule(some=records, gone=st.booleans())
     def change_the_policy(self, some: Any, gone: bool) -> None:
         """D9, D27: without compaction there may be records without keys."""
@@ -298,7 +310,7 @@ class CompactionModel(RuleBasedStateMachine):
     @rule(gap=st.integers(1, 9))
     def mirror(self, gap: int) -> None:
         """D14: a mirror leaves gaps."""
-        encoded_batch = encoded(b"v", keys=[b"m"])
+        encoded_batch = self._encoded(b"v", keys=[b"m"])
         offset = self.expected.end + gap
         self.log.append_at([(offset, encoded_batch)])
         self.expected.end = offset
@@ -516,14 +528,17 @@ class CompactionModel(RuleBasedStateMachine):
 
     def ask_for_all(self) -> None:
         """`items`, `get` and `to_arrow(latest=True)` agree, compacted or not."""
-        topic, state = Topic(self.root, self.name), self.expected.state()
-        expected = {key: row[3] for key, row in state.items()}
+        topic, state = self._topic(), self.expected.state()
+        expected: dict[Any, Any] = {key: row[3] for key, row in state.items()}
+        if self.typed:
+            expected = {key: {KEY: key, "data": value} for key, value in expected.items()}
         assert dict(topic.items()) == expected
         asked = {row[2] for row in self.expected.rows.values() if row[2] is not None}
         for key in sorted(asked)[:6]:
             assert topic.get(key) == expected.get(key)
-        table = topic.to_arrow(["offset", "key"], latest=True).to_pylist()
-        assert {row["key"]: row["offset"] for row in table} == {
+        name = KEY if self.typed else "key"
+        table = topic.to_arrow(["offset", name], latest=True).to_pylist()
+        assert {row[name]: row["offset"] for row in table} == {
             key: row[0] for key, row in state.items()
         }
 
@@ -538,13 +553,23 @@ class CompactionModel(RuleBasedStateMachine):
         part_rows = [row for row in rows(self.log) if start <= row[0] < stop and row[2] is not None]
         last = {row[2]: row for row in part_rows}
         offsets = {}
-        for table in last_records(self.log, start, stop):
+        read = TypedReader(first_schema()).keyed_columns if self.typed else Batch.columns
+        for table in last_records(self.log, start, stop, read=read):
             offsets.update({row["key"]: row["offset"] for row in table.to_pylist()})
         assert offsets == {key: row[0] for key, row in last.items()}
         for key, row in list(last.items())[:3]:
             assert key is not None
-            assert last_record(self.log, key, start, stop) == (row[0], row[1], row[3])
+            found = last_record(self.log, key, start, stop, self._value_at)
+            assert found == (row[0], row[1], row[3])
         assert last_record(self.log, b"nobody", start, stop) is None
+
+    def _topic(self) -> Any:
+        return (TypedTopic if self.typed else Topic)(self.root, self.name)
+
+    @property
+    def _value_at(self) -> Any:
+        """What `last_record` needs of a typed topic."""
+        return (lambda batch, row: lists(batch)[2][row]) if self.typed else None
 
     @rule(offset=st.integers(0, 400))
     def read_from(self, offset: int) -> None:

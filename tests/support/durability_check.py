@@ -18,6 +18,7 @@ from embedlog.partition.partition_log import PartitionLog
 from embedlog.root.root import Root
 from embedlog.root.verify import verify_root
 from support.roots import abandon, encoded, open_root, rows
+from support.typed_bytes import as_typed
 
 
 class Sent(NamedTuple):
@@ -26,13 +27,16 @@ class Sent(NamedTuple):
     base: int
     values: tuple[bytes, ...]
     producer: tuple[int, int, int] | None = None
+    typed: bool = False
+    """Whether it is for a typed topic."""
 
     @property
     def next(self) -> int:
         return self.base + len(self.values)
 
     def encode(self) -> Any:
-        return encoded(*self.values, producer=self.producer)
+        batch = encoded(*self.values, producer=self.producer)
+        return as_typed(batch) if self.typed else batch
 
 
 @dataclass
@@ -43,6 +47,11 @@ class PartitionPromise:
     floor: int = 0
     stray: list[Sent] | None = None
     """The batches sent, and those that a killed writer wrote and never published."""
+
+
+def is_typed(topic: str) -> bool:
+    """Whether a topic of a workload is typed: every other one is."""
+    return int(topic[1:]) % 2 == 0
 
 
 def records(batches: list[Sent]) -> list[tuple[int, bytes]]:
@@ -221,7 +230,7 @@ def _check_resending(log: PartitionLog, part: PartitionPromise, survivors: list[
 def _append_one(root: Root, topic: str, number: int) -> tuple[int, bytes]:
     log = root.partition(topic, number)
     end, value = log.end_offset(), f"after {topic} {number}".encode()
-    receipt = log.append([encoded(value)])[0]
+    receipt = log.append([Sent(end, (value,), typed=is_typed(topic)).encode()])[0]
     assert receipt.base_offset == end, f"{log}: got offset {receipt.base_offset}, not {end}"
     last = rows(log, end)
     assert [(row[0], row[3]) for row in last] == [(end, value)], f"{log}: {last} after an append"

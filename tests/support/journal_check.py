@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from support.log_programs import Entry, encode, entries, values_of
+from support.typed_bytes import lists
 
 SENDS = ("send", "many", "produce")
 
@@ -166,7 +167,7 @@ def rows(log: Any, topic: str, partition: int, offset: int = 0) -> list[tuple[in
     records: list[tuple[int, bytes]] = []
     while batches := reader.read():
         for batch in batches:
-            records += zip(batch.offsets().to_pylist(), batch.lists()[2], strict=True)
+            records += zip(batch.offsets().to_pylist(), lists(batch)[2], strict=True)
     return records
 
 

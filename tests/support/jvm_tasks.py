@@ -11,11 +11,12 @@ import os
 import select
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from embedlog import errors
@@ -25,7 +26,7 @@ from embedlog.spark.plan import LogInputPartition, plan_to_json
 from support.patience import patient
 from support.spark_reads import ALL
 
-_SOURCE = Path(__file__).with_name("ReadTasks.java")
+_SOURCES = [Path(__file__).with_name(f"{name}.java") for name in ("ReadTasks", "TypedValues")]
 _JAR = Path(errors.__file__).parent / "spark" / "embedlog-spark.jar"
 _MEMORY = "384m"
 """For the heap, and as much for direct memory: a hostile length must not take more."""
@@ -53,8 +54,8 @@ class JvmTasks:
         jars = os.pathsep.join(
             [str(_JAR), os.path.join(os.path.dirname(pyspark.__file__), "jars/*")]
         )
-        command = [javac, "-proc:none", "-nowarn", "-cp", jars, "-d", str(directory), str(_SOURCE)]
-        subprocess.run(command, check=True)
+        command = [javac, "-proc:none", "-nowarn", "-cp", jars, "-d", str(directory)]
+        subprocess.run([*command, *map(str, _SOURCES)], check=True)
         opened = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED]
         memory = [f"-Xmx{_MEMORY}", f"-XX:MaxDirectMemorySize={_MEMORY}", "-XX:+UseSerialGC"]
         self._command = [
@@ -104,10 +105,50 @@ class JvmTasks:
             "failOnDataLoss": fail_on_data_loss,
             "times": times,
             "limit": limit,
+            "typed": None,
         }
+        return [tuple(map(_value, names, row)) for row in self._rows(request)]
+
+    def read_typed(
+        self,
+        reader: Mapping[str, Any],
+        plan: Mapping[str, Any],
+        schema: Any = None,
+        fail_on_data_loss: bool = True,
+    ) -> list[Row]:
+        """Read typed topics, and return their rows with values as `spark_values` has them.
+
+        Args:
+            reader: What the planner answers to ``check_reader``.
+            plan: What it answers to ``plan_batch``.
+            schema: The columns to read, as ``StructType.json()``; None for all.
+            fail_on_data_loss: The option of the reader.
+
+        Raises:
+            EmbedlogError: As the reader does.
+            JvmCrashError: Anything else happened.
+        """
+        schema = json.loads(reader["schema"]) if schema is None else schema
+        request = {
+            "plan": plan,
+            "columns": [field["name"] for field in schema["fields"]],
+            "failOnDataLoss": fail_on_data_loss,
+            "times": _LONG,
+            "limit": -1,
+            "typed": reader["typed"],
+            "schema": json.dumps(schema),
+        }
+        types = [field["type"] for field in schema["fields"]]
+        return [
+            tuple(_typed_value(value, kind) for value, kind in zip(row, types, strict=True))
+            for row in self._rows(request)
+        ]
+
+    def _rows(self, request: Mapping[str, Any]) -> list[list[Any]]:
         answer = json.loads(self._ask(json.dumps(request).encode() + b"\n"))
         if "rows" in answer:
-            return [tuple(map(_value, names, row)) for row in answer["rows"]]
+            rows: list[list[Any]] = answer["rows"]
+            return rows
         message = f"{answer['error']}: {answer['message']}"
         error = to_embedlog_error(RuntimeError(message))
         if isinstance(error, errors.SparkQueryError):
@@ -167,6 +208,60 @@ def _value(name: str, value: Any) -> Any:
     if name == "headers":
         return [(bytes.fromhex(key), None if v is None else bytes.fromhex(v)) for key, v in value]
     return bytes.fromhex(value) if name in ("key", "value") else value
+
+
+def _typed_value(value: Any, spark_type: Any) -> Any:
+    """Return a value of `TypedValues.java` as `spark_values` returns it."""
+    if value is None:
+        return None
+    if isinstance(spark_type, dict):
+        kind = spark_type["type"]
+        if kind == "struct":
+            types = [field["type"] for field in spark_type["fields"]]
+            return [_typed_value(part, type_) for part, type_ in zip(value, types, strict=True)]
+        if kind == "array":
+            return [_typed_value(item, spark_type["elementType"]) for item in value]
+        keys = [_typed_value(key, spark_type["keyType"]) for key in value[0]]
+        return [keys, [_typed_value(item, spark_type["valueType"]) for item in value[1]]]
+    if spark_type in ("float", "double"):
+        return repr(float(value))
+    return value
+
+
+def spark_values(column: Any) -> list[Any]:
+    """Return the values of an Arrow array of Spark's types: times as numbers, bytes as digits.
+
+    A struct is a list of its fields, and a map a list of its keys and one of its values.
+    """
+    types, kind = pa.types, column.type
+    if types.is_struct(kind):
+        fields = [spark_values(field) for field in column.flatten()]
+        rows = list(map(list, zip(*fields, strict=True)))
+        return [row if valid else None for row, valid in zip(rows, column.is_valid(), strict=True)]
+    if types.is_map(kind) or types.is_list(kind):
+        is_map = types.is_map(kind)
+        return [_items(item.values, is_map) if item.is_valid else None for item in column]
+    if types.is_timestamp(kind) or types.is_duration(kind):
+        return list(column.view(pa.int64()).to_pylist())
+    if types.is_date32(kind):
+        return list(column.view(pa.int32()).to_pylist())
+    form = str
+    if types.is_floating(kind):
+        form = repr
+    elif types.is_decimal(kind):
+        form = "{:f}".format
+    elif types.is_string(kind) or types.is_binary(kind):
+        column, form = column.cast(pa.binary()), bytes.hex
+    else:
+        return list(column.to_pylist())
+    return [None if value is None else form(value) for value in column.to_pylist()]
+
+
+def _items(values: Any, is_map: bool) -> list[Any]:
+    items = spark_values(values)
+    if not is_map:
+        return items
+    return [[item[0] for item in items], [item[1] for item in items]]
 
 
 def consumer_rows(log: Any, *topics: str) -> list[Row]:

@@ -27,13 +27,17 @@ from embedlog import batch
 from embedlog.batch import EncodedBatch
 from embedlog.errors import EmbedlogError, TopicAlreadyExistsError
 from embedlog.files import Files
+from embedlog.schemas.topic_schema import TopicSchema
 from support.faulty_files import FaultInjector
 from support.patience import patient
+from support.typed_bytes import KEY, as_typed, first_schema, wider_schema
 
 Step = tuple[Any, ...]
 Entry = list[Any]
 
 TIME = 1_700_000_000_000
+TYPED_TOPICS = ("b", "c")
+"""Topics with columns; the others are topics of bytes."""
 PRODUCER = 7_000_000
 """The first id of the idempotent producers, one for each partition and process."""
 
@@ -78,14 +82,18 @@ def encode(
     size: int,
     headers: bool = False,
     producer: list[int] | None = None,
+    schema: TopicSchema | None = None,
 ) -> EncodedBatch:
-    """Return the batch of one send, always the same for the same arguments."""
+    """Return the batch of one send, always the same for the same arguments.
+
+    For a typed topic it has its first version, or one that is passed.
+    """
     header_lists = [[("h", b"x")]] * count if headers else None
     values = values_of(topic, partition, send, count, size)
     encoded = batch.encode_lists(values, [b"k"] * count, TIME + send, header_lists)
     if producer is not None:
         encoded.set_producer(*producer)
-    return encoded
+    return as_typed(encoded, schema) if topic in TYPED_TOPICS else encoded
 
 
 class ProgramProcess:
@@ -171,7 +179,9 @@ class ProgramProcess:
         config = {"segment.bytes": segment_bytes, "index.interval.bytes": 300}
         # A topic that could not be dropped before still exists.
         with suppress(TopicAlreadyExistsError):
-            self.log.create_topic(topic, partitions, config)
+            typed = topic in TYPED_TOPICS
+            arguments = {"schema": first_schema().plain, "key": KEY} if typed else {}
+            self.log.create_topic(topic, partitions, config, **arguments)
         self.log.create_partitions(topic, max(partitions, self.log.root.partitions(topic)))
 
     def _drop(self, topic: str) -> None:
@@ -183,6 +193,10 @@ class ProgramProcess:
 
     def _alter(self, topic: str, segment_bytes: int) -> None:
         self.log.alter_topic(topic, {"segment.bytes": segment_bytes})
+        if topic in TYPED_TOPICS:
+            # Batches go on to be encoded with the first version.
+            version = self.log.root.topic(topic).schema_version
+            self.log.alter_topic(topic, schema=wider_schema(version))
 
     def _send(
         self,
@@ -214,11 +228,14 @@ class ProgramProcess:
         self.sequences[key] = at + count
 
     def _append(self, topic: str, partition: int, sizes: list[Any], durability: str | None) -> None:
-        encoded, first = [], self.sends
+        encoded, first, schema = [], self.sends, None
+        if topic in TYPED_TOPICS:
+            catalog = self.log.root.context.catalog
+            schema = catalog.schema(self.log.root.topic(topic), 1)
         for count, size, headers, producer in sizes:
             send = [topic, partition, self.sends, count, size, headers, producer]
             self.journal.put("send", *send, durability or self.durability)
-            encoded.append(encode(*send))
+            encoded.append(encode(*send, schema=schema))
             self.sends += 1
         receipts = self.log.partition(topic, partition).append(encoded, durability=durability)
         for number, receipt in enumerate(receipts):

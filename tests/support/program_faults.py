@@ -21,6 +21,7 @@ from support.faulty_files import FALLIBLE, OPERATIONS, FaultInjector, FaultyFile
 from support.log_programs import TEMPLATE, Journal, ProgramProcess, Step, journal_of, short_program
 from support.roots import copy_root
 from support.tiers import sample
+from support.typed_bytes import lists
 
 Order = Callable[[FaultyFiles], None]
 PARTITIONS = (("a", 0), ("a", 1), ("b", 0), ("c", 0))
@@ -274,7 +275,7 @@ def read_until(stop: Path, root: Path) -> dict[tuple[str, int], dict[int, bytes]
                 for batch in batches:
                     batch.verify()
                     assert batch.base_offset == len(records[key]), f"{key}: a hole"
-                    rows = zip(batch.offsets().to_pylist(), batch.lists()[2], strict=True)
+                    rows = zip(batch.offsets().to_pylist(), lists(batch)[2], strict=True)
                     records[key].update(rows)
         if last:
             return records

@@ -19,6 +19,7 @@ from embedlog.root.root import Root
 from embedlog.root.verify import verify_root
 from support.clock import START, ManualClock
 from support.patience import patient
+from support.typed_bytes import lists
 
 
 def open_root(path: str | os.PathLike[str], **overrides: Any) -> Root:
@@ -92,7 +93,7 @@ def rows(log: PartitionLog, offset: int | None = None, max_bytes: int = 1 << 20)
 
 
 def batch_rows(decoded: batch.Batch) -> list[Row]:
-    times, keys, values, headers = decoded.lists()
+    times, keys, values, headers = lists(decoded)
     offsets = decoded.offsets().to_pylist()
     heads = headers or [[]] * len(times)
     return [

@@ -11,10 +11,11 @@ from embedlog.config import TopicConfig
 from embedlog.errors import StorageError
 from embedlog.root.root import Root
 from support.clock import ManualClock
-from support.durability_check import PartitionPromise, Promise, Sent, promised
+from support.durability_check import PartitionPromise, Promise, Sent, is_typed, promised
 from support.faulty_files import FaultyFiles
 from support.power_cut import Recording
 from support.roots import abandon, open_root
+from support.typed_bytes import first_schema
 
 MOST_PARTITIONS = 4
 
@@ -119,7 +120,8 @@ class Workload:
         name, count = f"t{self._names}", self._rng.randint(1, 2) + (self._names == 1)
         config = TopicConfig.parse({"segment.bytes": 3000, "index.interval.bytes": 700})
         self._note("create", name, count)
-        self.root.create_topic(name, count, config)
+        schema = first_schema() if is_typed(name) else None
+        self.root.create_topic(name, count, config, schema)
         self._note("created", name)
 
     def delete(self) -> None:
@@ -156,7 +158,7 @@ class Workload:
             sequence = self._sequences.get((topic, number), 0)
             self._sequences[topic, number] = sequence + len(values)
             producer = (77, 0, sequence)
-        return Sent(base, tuple(values), producer)
+        return Sent(base, tuple(values), producer, is_typed(topic))
 
     def fail_writing(self) -> None:
         """Append batches of which the disk takes some bytes and refuses the rest."""
@@ -177,7 +179,7 @@ class Workload:
 
     def _unpublished(self, topic: str, number: int, base: int) -> list[Sent]:
         text = b"unpublished".ljust(60, b".")
-        batches = [Sent(base + row, (text,)) for row in range(3)]
+        batches = [Sent(base + row, (text,), None, is_typed(topic)) for row in range(3)]
         self._note("unpublished", topic, number, batches)
         return batches
 

@@ -39,8 +39,8 @@ final class ArrowBuffers {
       if (batch.length() != head.count()) {
         throw new DamagedBatchException("it has " + batch.length() + " rows, not " + head.count());
       }
-      if (batch.buffersLength() != bufferCount()
-          || batch.nodesLength() != head.columns() + (head.hasHeaders() ? 3 : 0)
+      if (batch.buffersLength() != head.layout().buffers()
+          || batch.nodesLength() != head.layout().nodes()
           || isCompressed() != head.isCompressed()) {
         throw new DamagedBatchException("its metadata is that of another batch");
       }
@@ -53,14 +53,13 @@ final class ArrowBuffers {
     return batch.compression() != null;
   }
 
-  /** Returns how many buffers timestamp, key, value, headers and offset have. */
-  private int bufferCount() {
-    return 8 + (head.hasHeaders() ? 9 : 0) + (head.hasOffsets() ? 2 : 0);
-  }
-
   /** Returns Arrow's number of the compression. */
-  byte codec() {
-    return batch.compression().codec();
+  byte codec() throws DamagedBatchException {
+    try {
+      return batch.compression().codec();
+    } catch (IndexOutOfBoundsException error) {
+      throw new DamagedBatchException("its metadata leads outside of it");
+    }
   }
 
   /**
@@ -68,24 +67,40 @@ final class ArrowBuffers {
    *
    * @throws DamagedBatchException if it is not one for each row, or nulls are not told
    */
-  void checkRows(LogColumn column) throws DamagedBatchException {
+  void checkRows(StoredColumn column) throws DamagedBatchException {
     long rows;
     boolean tellsNulls;
     try {
-      // Only the headers have nodes below their own.
-      int behindHeaders = column == LogColumn.OFFSET && head.hasHeaders() ? 3 : 0;
-      rows = batch.nodes(node, column.number(head) + behindHeaders).length();
+      rows = batch.nodes(node, column.firstNode()).length();
       tellsNulls =
-          node.nullCount() == 0 || batch.buffers(buffer, column.firstBuffer(head)).length() > 0;
+          node.nullCount() == 0 || batch.buffers(buffer, column.firstBuffer()).length() > 0;
     } catch (IndexOutOfBoundsException error) {
       throw new DamagedBatchException("its metadata leads outside of it");
     }
     if (rows != head.count()) {
-      throw new DamagedBatchException("column " + column.columnName() + " has " + rows + " rows");
+      throw new DamagedBatchException("column " + column.name() + " has " + rows + " rows");
     }
     if (!tellsNulls) {
       throw new DamagedBatchException(
-          "column " + column.columnName() + " has nulls, and does not tell where");
+          "column " + column.name() + " has nulls, and does not tell where");
+    }
+  }
+
+  /** Returns how many values a node is said to have. */
+  long values(int number) throws DamagedBatchException {
+    return fieldNode(number).length();
+  }
+
+  /** Returns how many values of a node are said to be null. */
+  long nulls(int number) throws DamagedBatchException {
+    return fieldNode(number).nullCount();
+  }
+
+  private FieldNode fieldNode(int number) throws DamagedBatchException {
+    try {
+      return batch.nodes(node, number);
+    } catch (IndexOutOfBoundsException error) {
+      throw new DamagedBatchException("its metadata leads outside of it");
     }
   }
 

@@ -2,22 +2,17 @@ package embedlog.spark;
 
 import java.nio.ByteBuffer;
 
-/**
- * The buffers of the wanted columns of a batch: verified, decompressed, and given by address.
- *
- * <p>Columns are numbered as the log stores them: timestamp, key, value, headers, offset.
- */
-final class BatchBody implements AutoCloseable {
+/** The buffers of the wanted columns of a batch: verified, decompressed, and given by address. */
+final class BatchBody implements ArrowBody, AutoCloseable {
   private static final int MAX_DECODED_BYTES = 64 << 20;
-  private static final int MAX_BUFFERS = 19;
   private static final int STORED = -1;
 
   private final ArrowBuffers arrow = new ArrowBuffers();
   private final BufferDecompressor decompressor = new BufferDecompressor();
   private final DirectMemory decoded = new DirectMemory();
-  private final int[] begins = new int[MAX_BUFFERS];
-  private final int[] sizes = new int[MAX_BUFFERS];
-  private final boolean[] isDecoded = new boolean[MAX_BUFFERS];
+  private int[] begins = {};
+  private int[] sizes = {};
+  private boolean[] isDecoded = {};
   private BatchHead head;
   private long windowAddress;
 
@@ -26,18 +21,20 @@ final class BatchBody implements AutoCloseable {
    *
    * @param head the head of the batch
    * @param window the memory with the batch
-   * @param columns the numbers of the columns
+   * @param columns the columns
    * @throws DamagedBatchException if a column is not as it was written
    */
-  void read(BatchHead head, DirectMemory window, LogColumn[] columns) throws DamagedBatchException {
+  void read(BatchHead head, DirectMemory window, StoredColumn[] columns)
+      throws DamagedBatchException {
     this.head = head;
     windowAddress = window.address();
     arrow.read(window.buffer(), head);
+    reserve(head.layout().buffers());
     long total = 0;
-    for (LogColumn column : columns) {
-      head.checkColumn(column.number(head), column.columnName());
+    for (StoredColumn column : columns) {
+      head.checkColumn(column.number(), column.name());
       arrow.checkRows(column);
-      int first = column.firstBuffer(head);
+      int first = column.firstBuffer();
       for (int number = first; number < first + column.buffers(); number++) {
         total += find(window.buffer(), number, column);
       }
@@ -51,9 +48,18 @@ final class BatchBody implements AutoCloseable {
     }
   }
 
+  private void reserve(int buffers) {
+    if (begins.length < buffers) {
+      begins = new int[buffers];
+      sizes = new int[buffers];
+      isDecoded = new boolean[buffers];
+    }
+  }
+
   /** Finds a buffer; returns how many bytes it takes decompressed. */
-  private long find(ByteBuffer window, int number, LogColumn column) throws DamagedBatchException {
-    arrow.find(number, column.number(head));
+  private long find(ByteBuffer window, int number, StoredColumn column)
+      throws DamagedBatchException {
+    arrow.find(number, column.number());
     begins[number] = arrow.begin();
     sizes[number] = arrow.length();
     isDecoded[number] = false;
@@ -74,21 +80,21 @@ final class BatchBody implements AutoCloseable {
     return sizes[number];
   }
 
-  private void decompress(ByteBuffer window, LogColumn[] columns) throws DamagedBatchException {
+  private void decompress(ByteBuffer window, StoredColumn[] columns) throws DamagedBatchException {
     int capacity = 0;
-    for (LogColumn column : columns) {
-      int first = column.firstBuffer(head);
+    for (StoredColumn column : columns) {
+      int first = column.firstBuffer();
       for (int number = first; number < first + column.buffers(); number++) {
         capacity += sizes[number] + 7 & ~7;
       }
     }
     decoded.reserve(capacity, 0);
     int at = 0;
-    for (LogColumn column : columns) {
-      int first = column.firstBuffer(head);
+    for (StoredColumn column : columns) {
+      int first = column.firstBuffer();
       for (int number = first; number < first + column.buffers(); number++) {
         if (isDecoded[number]) {
-          arrow.find(number, column.number(head));
+          arrow.find(number, column.number());
           decompressor.decompress(
               arrow.codec(),
               window,
@@ -104,35 +110,24 @@ final class BatchBody implements AutoCloseable {
     }
   }
 
-  /** Returns the address of a buffer. */
-  long address(int number) {
+  @Override
+  public long address(int number) {
     return (isDecoded[number] ? decoded.address() : windowAddress) + begins[number];
   }
 
-  /**
-   * Returns the address of a buffer of at least so many bytes.
-   *
-   * @throws DamagedBatchException if it is shorter
-   */
-  long address(int number, long minimum) throws DamagedBatchException {
-    if (sizes[number] < minimum) {
-      throw new DamagedBatchException("a column is shorter than its rows");
-    }
-    return address(number);
-  }
-
-  /** Returns the length of a buffer in bytes. */
-  int size(int number) {
+  @Override
+  public int size(int number) {
     return sizes[number];
   }
 
-  /**
-   * Returns the address of the bits that tell which of so many values are not null.
-   *
-   * @return 0 if none is null
-   */
-  long validity(int number, long values) throws DamagedBatchException {
-    return sizes[number] == 0 ? 0 : address(number, values + 7 >> 3);
+  @Override
+  public long values(int node) throws DamagedBatchException {
+    return arrow.values(node);
+  }
+
+  @Override
+  public long nulls(int node) throws DamagedBatchException {
+    return arrow.nulls(node);
   }
 
   @Override

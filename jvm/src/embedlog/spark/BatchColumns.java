@@ -8,10 +8,8 @@ import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/**
- * The columns that a query wants, over the batch that is read; the same objects for all batches.
- */
-final class BatchColumns {
+/** The columns that a query wants of a topic of bytes; the same objects for all batches. */
+final class BatchColumns implements TaskColumns {
   private static final long MICROSECONDS = 1000;
 
   private final LongVector timestamp;
@@ -25,6 +23,13 @@ final class BatchColumns {
       new ConstantColumnVector(1, DataTypes.IntegerType);
   private final List<String> names;
   private final ColumnarBatch batch;
+
+  /** The columns that are read from the batch. */
+  private final List<LogColumn> wanted = new ArrayList<>(LogColumn.values().length);
+
+  private String where;
+  private BatchHead head;
+  private BatchBody body;
 
   /**
    * Makes the columns.
@@ -55,53 +60,68 @@ final class BatchColumns {
     };
   }
 
-  /** Sets what all batches of a slice have in common. */
-  void show(PartitionSlice slice) {
+  @Override
+  public void begin(PartitionSlice slice) {
     topic.setUtf8String(UTF8String.fromString(slice.topic()));
     partition.setInt(slice.partition());
+    where = slice.topic() + "-" + slice.partition();
   }
 
-  /**
-   * Returns the columns to read from a batch.
-   *
-   * @param head the batch
-   * @param partial whether only some of its offsets are wanted
-   */
-  LogColumn[] stored(BatchHead head, boolean partial) {
-    List<LogColumn> columns = new ArrayList<>(LogColumn.values().length);
+  @Override
+  public BatchLayouts layouts(PartitionSlice slice, FileChunk chunk) {
+    if (chunk.schemaVersion() != 0) {
+      throw EmbedlogException.otherKindOfTopic(slice.topic());
+    }
+    return BytesLayouts.INSTANCE;
+  }
+
+  @Override
+  public StoredColumn[] stored(BatchHead head, boolean partial) {
+    wanted.clear();
     if (names.contains("timestamp") && !head.hasOneTimestamp()) {
-      columns.add(LogColumn.TIMESTAMP);
+      wanted.add(LogColumn.TIMESTAMP);
     }
     if (names.contains("key")) {
-      columns.add(LogColumn.KEY);
+      wanted.add(LogColumn.KEY);
     }
     if (names.contains("value")) {
-      columns.add(LogColumn.VALUE);
+      wanted.add(LogColumn.VALUE);
     }
     if (names.contains("headers") && head.hasHeaders()) {
-      columns.add(LogColumn.HEADERS);
+      wanted.add(LogColumn.HEADERS);
     }
     if (head.hasOffsets() && (partial || names.contains("offset"))) {
-      columns.add(LogColumn.OFFSET);
+      wanted.add(LogColumn.OFFSET);
     }
-    return columns.toArray(LogColumn[]::new);
+    StoredColumn[] columns = new StoredColumn[wanted.size()];
+    for (int number = 0; number < columns.length; number++) {
+      columns[number] = wanted.get(number).of(head);
+    }
+    return columns;
   }
 
-  /**
-   * Shows the rows [first, last) of a batch.
-   *
-   * @param head the batch
-   * @param body its columns, of which at least {@code columns} were read
-   * @throws DamagedBatchException if a column is not as it was written
-   */
-  ColumnarBatch show(BatchHead head, BatchBody body, LogColumn[] columns, int first, int last)
-      throws DamagedBatchException {
+  @Override
+  public void load(BatchHead head, BatchBody body) {
+    this.head = head;
+    this.body = body;
+  }
+
+  @Override
+  public long leftOut() {
+    return 0;
+  }
+
+  @Override
+  public ColumnarBatch show(int first, int last) throws DamagedBatchException {
+    if (names.contains("timestamp")) {
+      checkTimestamps();
+    }
     timestampType.setInt(head.isLogAppendTime() ? 1 : 0);
     timestamp.showSequence(head.maxTimestamp() * MICROSECONDS, 0);
     offset.showSequence(head.baseOffset() + first, 1);
     headers.showNone();
-    for (LogColumn column : columns) {
-      int buffer = column.firstBuffer(head);
+    for (LogColumn column : wanted) {
+      int buffer = column.of(head).firstBuffer();
       switch (column) {
         case TIMESTAMP -> timestamp.showStored(longs(body, buffer, head), first);
         case KEY -> key.show(body, buffer, head.count(), first);
@@ -115,8 +135,19 @@ final class BatchColumns {
     return batch;
   }
 
+  private void checkTimestamps() {
+    if (head.maxTimestamp() > Long.MAX_VALUE / MICROSECONDS) {
+      throw new EmbedlogException(
+          "InvalidRecordError",
+          String.format(
+              "A record has a timestamp that Spark cannot hold: %d ms [%s]. Leave the column"
+                  + " out: .schema('key binary, value binary').",
+              head.maxTimestamp(), where));
+    }
+  }
+
   /** Returns the address of a column of longs without nulls, whose first buffer is given. */
-  static long longs(BatchBody body, int buffer, BatchHead head) throws DamagedBatchException {
+  static long longs(ArrowBody body, int buffer, BatchHead head) throws DamagedBatchException {
     return body.address(buffer + 1, Long.BYTES * (long) head.count());
   }
 }

@@ -33,6 +33,12 @@ final class BatchFormat {
   static final int LOG_APPEND_TIME = 8;
   static final int CONTROL = 16;
 
+  /** The batch has the columns of a typed topic. */
+  static final int TYPED = 32;
+
+  /** It has a column that says which rows are tombstones. */
+  static final int TOMBSTONES = 64;
+
   private BatchFormat() {}
 
   private static int littleEndian(String text) {

@@ -15,19 +15,13 @@ final class BatchHead {
   private static final int MAX_MESSAGE_BYTES =
       MAX_BATCH_BYTES + MAX_BATCH_BYTES / 64 + MAX_HEAD_BYTES;
 
-  private static final int KNOWN_FLAGS =
-      BatchFormat.COMPRESSED
-          | BatchFormat.HEADERS
-          | BatchFormat.EXPLICIT_OFFSETS
-          | BatchFormat.LOG_APPEND_TIME
-          | BatchFormat.CONTROL;
-
   private final CRC32C crc = new CRC32C();
   private ByteBuffer bytes;
   private int begin;
   private int block;
   private int body;
   private int flags;
+  private BatchLayout layout;
   private int count;
   private int columns;
   private int messageLength;
@@ -61,9 +55,11 @@ final class BatchHead {
    * @param bytes bytes of the file, in little-endian order
    * @param begin where the batch begins in them
    * @param length the length of the head, all of which is in the bytes
+   * @param layouts the columns that batches of the file may have
    * @throws DamagedBatchException if the head is not as it was written
    */
-  void read(ByteBuffer bytes, int begin, int length) throws DamagedBatchException {
+  void read(ByteBuffer bytes, int begin, int length, BatchLayouts layouts)
+      throws DamagedBatchException {
     this.bytes = bytes;
     this.begin = begin;
     body = begin + length;
@@ -86,21 +82,22 @@ final class BatchHead {
     columns = bytes.getShort(block + 20);
     baseOffset = bytes.getLong(block + 36);
     nextOffset = bytes.getLong(block + 44);
-    checkFields(bytes.getLong(block + 28), bytes.getInt(block + 24), blockLength);
+    layout = layouts.of(flags);
+    checkFields(
+        bytes.getLong(block + 28), bytes.getInt(block + 24), blockLength, layouts.knownFlags());
   }
 
-  private void checkFields(long message, int blockLength, int trailerLength)
+  private void checkFields(long message, int blockLength, int trailerLength, int knownFlags)
       throws DamagedBatchException {
     int version = bytes.getShort(block + 12);
     if (version > BatchFormat.VERSION) {
       throw new NewerFormatException(version);
     }
     long span = nextOffset - baseOffset;
-    int expectedColumns = 3 + (hasHeaders() ? 1 : 0) + (hasOffsets() ? 1 : 0);
     boolean plausible =
         version == BatchFormat.VERSION
             && blockLength == trailerLength
-            && columns == expectedColumns
+            && columns == layout.size()
             && blockLength
                 >= BatchFormat.HEADER_BYTES
                     + BatchFormat.COLUMN_ENTRY_BYTES * columns
@@ -113,7 +110,7 @@ final class BatchHead {
             && message >= body - begin
             && message <= MAX_MESSAGE_BYTES
             && (message & 7) == 0
-            && (flags & ~KNOWN_FLAGS) == 0;
+            && (flags & ~knownFlags) == 0;
     if (!plausible) {
       throw new DamagedBatchException("its counts and lengths contradict each other");
     }
@@ -197,8 +194,9 @@ final class BatchHead {
     return count;
   }
 
-  int columns() {
-    return columns;
+  /** Returns the columns of the batch. */
+  BatchLayout layout() {
+    return layout;
   }
 
   long baseOffset() {
@@ -235,6 +233,16 @@ final class BatchHead {
   /** Whether the last column holds the offsets, as in compacted segments. */
   boolean hasOffsets() {
     return (flags & BatchFormat.EXPLICIT_OFFSETS) != 0;
+  }
+
+  /** Whether a column says which rows are tombstones. */
+  boolean hasTombstones() {
+    return (flags & BatchFormat.TOMBSTONES) != 0;
+  }
+
+  /** Returns the flags of the batch. */
+  int flags() {
+    return flags;
   }
 
   /** Whether the log, not the producer, set the timestamps. */

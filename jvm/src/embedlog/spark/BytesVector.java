@@ -5,8 +5,8 @@ import org.apache.spark.unsafe.Platform;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /** A column of bytes or text: Arrow's offsets into Arrow's data. */
-final class BytesVector extends LogVector {
-  private final DamagedValues damaged;
+final class BytesVector extends StoredVector {
+  private long firstOffset;
   private long offsets;
   private long data;
   private int size;
@@ -15,11 +15,18 @@ final class BytesVector extends LogVector {
    * Makes a vector.
    *
    * @param type binary or string
+   */
+  BytesVector(DataType type, VectorPlace place) {
+    super(type, place);
+  }
+
+  /**
+   * Makes a vector of a topic of bytes, whose columns are shown by their buffers.
+   *
    * @param damaged makes the error for a value that is outside of the data
    */
   BytesVector(DataType type, DamagedValues damaged) {
-    super(type);
-    this.damaged = damaged;
+    this(type, new VectorPlace("", 0, 0, damaged));
   }
 
   /**
@@ -30,13 +37,27 @@ final class BytesVector extends LogVector {
    * @param values how many values there are
    * @param firstRow the row of the batch that becomes row 0
    */
-  void show(BatchBody body, int first, int values, int firstRow) throws DamagedBatchException {
+  void show(ArrowBody body, int first, int values, int firstRow) throws DamagedBatchException {
     show(body.validity(first, values), firstRow);
+    find(body, first, values);
+    moveTo(firstRow);
+  }
+
+  private void find(ArrowBody body, int first, long values) throws DamagedBatchException {
     // Arrow may leave out the offsets of no values.
-    long bytes = values == 0 ? 0 : Integer.BYTES * (values + 1L);
-    offsets = body.address(first + 1, bytes) + Integer.BYTES * (long) firstRow;
+    firstOffset = body.address(first + 1, values == 0 ? 0 : Integer.BYTES * (values + 1));
     data = body.address(first + 2);
     size = body.size(first + 2);
+  }
+
+  @Override
+  protected void load(ArrowBody body) throws DamagedBatchException {
+    find(body, place.buffer(), values());
+  }
+
+  @Override
+  protected void moveTo(int row) {
+    offsets = firstOffset + Integer.BYTES * (long) row;
   }
 
   @Override
@@ -58,7 +79,7 @@ final class BytesVector extends LogVector {
   /** A checksum does not stop a hostile writer, and memory beyond the data is not ours. */
   private void check(int begin, int length, int row) {
     if ((begin | length) < 0 || begin > size - length) {
-      throw damaged.error("a value is outside of its column, in row " + row);
+      throw place.damaged("a value is outside of its column, in row " + row);
     }
   }
 }

@@ -93,12 +93,10 @@ class CatalogTable extends LogTable {
   @Override
   public synchronized StructType schema() {
     if (checked == null) {
-      Map<String, Object> params = new HashMap<>();
-      params.put("options", options);
-      params.put("fields", declared == null ? null : LogReader.fields(declared));
-      JsonNode columns = Planner.active().request("check_table", params);
+      JsonNode answer =
+          Planner.active().request("check_table", LogReader.params(options, declared));
       // Those that were declared may have comments.
-      checked = declared == null ? LogReader.schema(columns) : declared;
+      checked = declared == null ? LogReader.columns(answer) : declared;
     }
     return checked;
   }

@@ -12,6 +12,7 @@ import java.nio.file.StandardOpenOption;
 final class ChunkReader implements AutoCloseable {
   private final PartitionSlice slice;
   private final FileChunk chunk;
+  private final BatchLayouts layouts;
   private final DirectMemory memory;
   private final BatchHead head;
   private final BatchBody body;
@@ -31,6 +32,7 @@ final class ChunkReader implements AutoCloseable {
    * @param root the log root
    * @param slice what the chunk is part of
    * @param chunk what to read
+   * @param layouts the columns of its batches
    * @param memory where to read it to
    * @param head what to read the heads into
    * @param body what to read the columns into
@@ -41,6 +43,7 @@ final class ChunkReader implements AutoCloseable {
       Path root,
       PartitionSlice slice,
       FileChunk chunk,
+      BatchLayouts layouts,
       DirectMemory memory,
       BatchHead head,
       BatchBody body,
@@ -48,6 +51,7 @@ final class ChunkReader implements AutoCloseable {
       throws IOException {
     this.slice = slice;
     this.chunk = chunk;
+    this.layouts = layouts;
     this.memory = memory;
     this.head = head;
     this.body = body;
@@ -111,7 +115,7 @@ final class ChunkReader implements AutoCloseable {
       throw new DamagedBatchException("the stream ends before the batches that were written");
     }
     begin = require(length);
-    head.read(window.buffer(), begin, length);
+    head.read(window.buffer(), begin, length, layouts);
     if (head.baseOffset() < leastOffset) {
       throw new DamagedBatchException(
           "offset " + head.baseOffset() + " follows offset " + (leastOffset - 1));
@@ -149,7 +153,7 @@ final class ChunkReader implements AutoCloseable {
    *
    * @throws EmbedlogException if a column is damaged or the file ends too early
    */
-  void readColumns(LogColumn[] columns) throws IOException {
+  void readColumns(StoredColumn[] columns) throws IOException {
     try {
       head.checkColumnRanges();
       int begin = window.reserve(current, head.messageLength());
@@ -162,18 +166,18 @@ final class ChunkReader implements AutoCloseable {
   }
 
   /** Reads the columns into memory, in one piece if there is little between them. */
-  private void load(LogColumn[] columns) throws IOException {
+  private void load(StoredColumn[] columns) throws IOException {
     int wanted = 0;
-    for (LogColumn column : columns) {
-      int number = column.number(head);
+    for (StoredColumn column : columns) {
+      int number = column.number();
       wanted += head.columnEnd(number) - head.columnBegin(number);
     }
     boolean complete = true;
     if (wanted > head.messageLength() / 2) {
       complete = window.load(head.begin(), head.begin() + head.messageLength());
     } else {
-      for (LogColumn column : columns) {
-        int number = column.number(head);
+      for (StoredColumn column : columns) {
+        int number = column.number();
         complete &= window.load(head.columnBegin(number), head.columnEnd(number));
       }
     }

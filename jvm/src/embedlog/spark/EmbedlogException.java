@@ -48,6 +48,17 @@ class EmbedlogException extends RuntimeException {
             size, published, path, size));
   }
 
+  /** Returns the error for a topic that has columns, or bytes, and had not when the query began. */
+  static EmbedlogException otherKindOfTopic(String topic) {
+    return new EmbedlogException(
+        "InvalidConfigError",
+        "Topic "
+            + topic
+            + " does not have the columns of this query: it is new, or was created again. Load the"
+            + " topic again; topics of bytes and topics with columns are read by queries of their"
+            + " own.");
+  }
+
   /** Returns the error for a log root that this host does not have. */
   static EmbedlogException noLogOnHost(String root) {
     return new EmbedlogException(

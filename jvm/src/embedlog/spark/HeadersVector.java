@@ -32,7 +32,7 @@ final class HeadersVector extends LogVector {
   }
 
   /** Shows a batch, from the row {@code firstRow} on; the buffers begin at {@code first}. */
-  void show(BatchBody body, int first, int values, int firstRow) throws DamagedBatchException {
+  void show(ArrowBody body, int first, int values, int firstRow) throws DamagedBatchException {
     show(body.validity(first, values), firstRow);
     offsets = body.address(first + 1, Integer.BYTES * (values + 1L));
     pairCount = Platform.getInt(null, offsets + Integer.BYTES * (long) values);
@@ -84,7 +84,7 @@ final class HeadersVector extends LogVector {
     }
 
     /** Shows the pairs whose buffers begin at {@code first}. */
-    void show(BatchBody body, int first, int count) throws DamagedBatchException {
+    void show(ArrowBody body, int first, int count) throws DamagedBatchException {
       show(body.validity(first, count), 0);
       keys.show(body, first + 1, count, 0);
       values.show(body, first + 4, count, 0);

@@ -1,6 +1,7 @@
 package embedlog.spark;
 
 import java.util.List;
+import java.util.Map;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.connector.read.HasPartitionKey;
@@ -11,8 +12,11 @@ import org.apache.spark.unsafe.types.UTF8String;
  *
  * @param root the log root, which must be at the same path on all hosts
  * @param slices the slices, one after the other
+ * @param schemas the columns of typed topics
  */
-record LogInputPartition(String root, List<PartitionSlice> slices) implements HasPartitionKey {
+record LogInputPartition(
+    String root, List<PartitionSlice> slices, Map<String, TopicSchemas> schemas)
+    implements HasPartitionKey {
 
   /** Whether all rows are of one partition of the log. */
   boolean isOneLogPartition() {

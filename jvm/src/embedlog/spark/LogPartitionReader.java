@@ -24,7 +24,7 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
   private final DirectMemory memory = new DirectMemory();
   private final BatchHead head = new BatchHead();
   private final BatchBody body = new BatchBody();
-  private final BatchColumns columns;
+  private final TaskColumns columns;
   private final ReadMetrics metrics = new ReadMetrics();
   private PartitionSlice slice;
   private Iterator<FileChunk> chunks;
@@ -32,11 +32,20 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
   private ColumnarBatch batch;
   private long rows;
 
+  /** The rows of the batch that are not shown yet: [nextRow, lastRow). */
+  private int nextRow;
+
+  private int lastRow;
+
   LogPartitionReader(LogInputPartition partition, ReadRequest request) {
     this.root = Path.of(partition.root());
     this.request = request;
     this.slices = partition.slices().iterator();
-    this.columns = new BatchColumns(request.columns(), reason -> chunk.damaged(reason));
+    DamagedValues damaged = reason -> chunk.damaged(reason);
+    this.columns =
+        request.typed() == null
+            ? new BatchColumns(request.columns(), damaged)
+            : new TypedColumns(request.typed(), partition.schemas(), damaged);
   }
 
   @Override
@@ -57,6 +66,7 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
         LOGGER.warn(error.getMessage());
       }
       closeChunk();
+      nextRow = lastRow = 0;
       slice = null;
     }
     return false;
@@ -68,13 +78,16 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
     }
     slice = slices.next();
     chunks = slice.chunks().iterator();
-    columns.show(slice);
+    columns.begin(slice);
     return true;
   }
 
   /** Reads the next batch with rows of the slice; returns false at its end. */
   private boolean nextBatch() throws IOException {
     while (true) {
+      if (nextRow < lastRow && nextRows()) {
+        return true;
+      }
       if (chunk == null && !nextChunk()) {
         return false;
       }
@@ -91,8 +104,8 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
         return false;
       }
       boolean hasRows = head.count() > 0 && head.nextOffset() > slice.fromOffset();
-      if (hasRows && request.times().overlaps(head) && show()) {
-        return true;
+      if (hasRows && request.times().overlaps(head)) {
+        load();
       }
     }
   }
@@ -102,32 +115,51 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
       return false;
     }
     FileChunk next = chunks.next();
-    chunk = new ChunkReader(root, slice, next, memory, head, body, request.readAhead());
+    chunk =
+        new ChunkReader(
+            root,
+            slice,
+            next,
+            columns.layouts(slice, next),
+            memory,
+            head,
+            body,
+            request.readAhead());
     return true;
   }
 
-  /** Shows the rows of the batch that are in the slice; returns false if there are none. */
-  private boolean show() throws IOException {
+  /** Reads the columns of the batch, and finds its rows that are in the slice. */
+  private void load() throws IOException {
     boolean partial =
         head.baseOffset() < slice.fromOffset() || head.nextOffset() > slice.untilOffset();
-    LogColumn[] stored = columns.stored(head, partial);
+    StoredColumn[] stored = columns.stored(head, partial);
     if (stored.length > 0) {
       chunk.readColumns(stored);
     }
     try {
-      int first = partial ? firstRowAt(slice.fromOffset()) : 0;
-      int last = partial ? firstRowAt(slice.untilOffset()) : head.count();
-      if (first >= last) {
-        return false;
-      }
-      if (request.columns().contains("timestamp")) {
-        checkTimestamps();
-      }
-      batch = columns.show(head, body, stored, first, last);
-      return true;
+      columns.load(head, body);
+      nextRow = partial ? firstRowAt(slice.fromOffset()) : 0;
+      lastRow = partial ? firstRowAt(slice.untilOffset()) : head.count();
     } catch (DamagedBatchException error) {
       throw chunk.damaged(error.getMessage());
     }
+  }
+
+  /** Shows the next rows that the query does not leave out; returns false if there are none. */
+  private boolean nextRows() {
+    long leftOut = columns.leftOut();
+    int first = leftOut == 0 ? nextRow : Bits.next(leftOut, false, nextRow, lastRow);
+    int end = leftOut == 0 ? lastRow : Bits.next(leftOut, true, first, lastRow);
+    nextRow = end;
+    if (first >= end) {
+      return false;
+    }
+    try {
+      batch = columns.show(first, end);
+    } catch (DamagedBatchException error) {
+      throw chunk.damaged(error.getMessage());
+    }
+    return true;
   }
 
   /** Returns the first row of the batch at or after an offset. */
@@ -135,7 +167,7 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
     if (!head.hasOffsets()) {
       return (int) Math.min(Math.max(offset - head.baseOffset(), 0), head.count());
     }
-    long offsets = BatchColumns.longs(body, LogColumn.OFFSET.firstBuffer(head), head);
+    long offsets = BatchColumns.longs(body, head.layout().last().firstBuffer(), head);
     int low = 0;
     int high = head.count();
     while (low < high) {
@@ -147,17 +179,6 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
       }
     }
     return low;
-  }
-
-  private void checkTimestamps() {
-    if (head.maxTimestamp() > Long.MAX_VALUE / 1000) {
-      throw new EmbedlogException(
-          "InvalidRecordError",
-          String.format(
-              "A record has a timestamp that Spark cannot hold: %d ms [%s-%d]. Leave the column"
-                  + " out: .schema('key binary, value binary').",
-              head.maxTimestamp(), slice.topic(), slice.partition()));
-    }
   }
 
   @Override

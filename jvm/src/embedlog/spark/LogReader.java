@@ -6,6 +6,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.StringJoiner;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
@@ -15,8 +16,9 @@ import org.apache.spark.sql.types.StructType;
  * @param schema the columns
  * @param topics what is read, for descriptions
  * @param failOnDataLoss whether to fail if records are gone
+ * @param typed where the columns of typed topics come from; null for topics of bytes
  */
-record LogReader(StructType schema, String topics, boolean failOnDataLoss) {
+record LogReader(StructType schema, String topics, boolean failOnDataLoss, TypedRequest typed) {
 
   /**
    * Checks options.
@@ -27,20 +29,32 @@ record LogReader(StructType schema, String topics, boolean failOnDataLoss) {
    * @throws EmbedlogException if an option or a column is wrong
    */
   static LogReader check(Planner planner, Map<String, String> options, StructType schema) {
+    JsonNode answer = planner.request("check_reader", params(options, schema));
+    StructType columns = schema == null ? columns(answer) : schema;
+    JsonNode typed = answer.get("typed");
+    return new LogReader(
+        columns,
+        answer.get("topics").asText(),
+        answer.get("fail_on_data_loss").asBoolean(),
+        typed.isNull() ? null : TypedRequest.parse(typed, columns));
+  }
+
+  /** Returns the parameters of a request that checks the options of a reader or of a table. */
+  static Map<String, Object> params(Map<String, String> options, StructType schema) {
     Map<String, Object> params = new HashMap<>();
     params.put("options", options);
     params.put("fields", schema == null ? null : fields(schema));
-    JsonNode answer = planner.request("check_reader", params);
-    return new LogReader(
-        schema(answer.get("columns")),
-        answer.get("topics").asText(),
-        answer.get("fail_on_data_loss").asBoolean());
+    params.put("schema", schema == null ? null : schema.json());
+    return params;
   }
 
-  /** Returns the schema for pairs of name and type, which the planner sends. */
-  static StructType schema(JsonNode columns) {
+  /** Returns the columns that the planner sends: pairs of name and type, or a type in JSON. */
+  static StructType columns(JsonNode answer) {
+    if (answer.has("schema")) {
+      return (StructType) DataType.fromJson(answer.get("schema").asText());
+    }
     StringJoiner ddl = new StringJoiner(", ");
-    for (JsonNode column : columns) {
+    for (JsonNode column : answer.get("columns")) {
       ddl.add("`" + column.get(0).asText() + "` " + column.get(1).asText());
     }
     return StructType.fromDDL(ddl.toString());
@@ -50,7 +64,7 @@ record LogReader(StructType schema, String topics, boolean failOnDataLoss) {
   static List<List<String>> fields(StructType schema) {
     List<List<String>> fields = new ArrayList<>();
     for (StructField field : schema.fields()) {
-      fields.add(List.of(field.name(), field.dataType().simpleString()));
+      fields.add(List.of(field.name(), field.dataType().catalogString()));
     }
     return fields;
   }

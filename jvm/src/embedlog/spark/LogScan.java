@@ -98,7 +98,12 @@ final class LogScan implements Batch, SupportsReportPartitioning, SupportsReport
     TimeRange times =
         filters.stream().map(PushedFilter::times).reduce(TimeRange.ALL, TimeRange::intersect);
     return new LogReaderFactory(
-        new ReadRequest(List.of(columns.fieldNames()), reader.failOnDataLoss(), times, limit));
+        new ReadRequest(
+            List.of(columns.fieldNames()),
+            reader.typed() == null ? null : reader.typed().select(columns),
+            reader.failOnDataLoss(),
+            times,
+            limit));
   }
 
   /** If each task reads a partition of the log, Spark need not shuffle to group by it. */

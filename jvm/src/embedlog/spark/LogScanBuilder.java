@@ -12,6 +12,7 @@ import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
 import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
+import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
 /** Collects what a query wants of the log: columns, conditions, a count and a limit. */
@@ -44,12 +45,16 @@ final class LogScanBuilder
     this.reader = LogReader.check(planner, options, schema);
   }
 
-  /** Leaves out whole columns: of headers Spark may want the keys alone, but both are stored. */
+  /**
+   * Leaves out columns, and fields of a typed topic's: of headers Spark may want the keys alone,
+   * but both are stored.
+   */
   @Override
   public void pruneColumns(StructType required) {
     StructType wanted = new StructType();
-    for (String name : required.fieldNames()) {
-      wanted = wanted.add(schema.apply(name));
+    for (StructField field : required.fields()) {
+      boolean isWhole = reader.typed() == null || field.name().equals("headers");
+      wanted = wanted.add(isWhole ? schema.apply(field.name()) : field);
     }
     columns = wanted;
   }

@@ -7,6 +7,7 @@ import java.util.Set;
 import java.util.TreeMap;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
+import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
@@ -65,6 +66,15 @@ class LogTable implements SupportsRead, SupportsWrite {
     Map<String, String> all = new TreeMap<>(String.CASE_INSENSITIVE_ORDER);
     all.putAll(options);
     all.putAll(info.options().asCaseSensitiveMap());
+    if (isTypedTopic(all)) {
+      // Only Python encodes columns.
+      Table python = ReaderChoice.pythonSource().getTable(info.schema(), null, all);
+      return ((SupportsWrite) python).newWriteBuilder(new TableWriteInfo(info, all));
+    }
     return new LogWriteBuilder(new WriteJob(Planner.active(), all, info.schema(), info.queryId()));
+  }
+
+  private static boolean isTypedTopic(Map<String, String> options) {
+    return Planner.active().request("is_typed_topic", Map.of("options", options)).asBoolean();
   }
 }

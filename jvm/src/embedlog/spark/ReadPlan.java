@@ -4,6 +4,7 @@ import com.fasterxml.jackson.databind.JsonNode;
 import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.OptionalLong;
 import java.util.Set;
 
@@ -19,11 +20,12 @@ record ReadPlan(long sizeInBytes, OptionalLong rows, LogInputPartition[] partiti
   /** Reads the planner's answer; embedlog/spark/plan.py writes it. */
   static ReadPlan parse(JsonNode plan) {
     String root = plan.get("root").asText();
+    Map<String, TopicSchemas> schemas = TopicSchemas.parse(plan.get("schemas"));
     List<LogInputPartition> partitions = new ArrayList<>();
     for (JsonNode task : plan.get("tasks")) {
       List<PartitionSlice> slices = new ArrayList<>(task.size());
       task.forEach(slice -> slices.add(slice(slice)));
-      partitions.add(new LogInputPartition(root, slices));
+      partitions.add(new LogInputPartition(root, slices, schemas));
     }
     JsonNode rows = plan.get("rows");
     return new ReadPlan(
@@ -41,7 +43,8 @@ record ReadPlan(long sizeInBytes, OptionalLong rows, LogInputPartition[] partiti
               chunk.get(1).asBoolean(),
               chunk.get(2).asBoolean(),
               chunk.get(3).asLong(),
-              chunk.get(4).asLong()));
+              chunk.get(4).asLong(),
+              chunk.get(5).asInt()));
     }
     return new PartitionSlice(
         slice.get(0).asText(),
