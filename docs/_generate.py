@@ -461,10 +461,7 @@ def _part_of(key: str) -> str:
 # The API
 
 API = {
-    "log": (
-        "Log and topics",
-        ["embedlog.open", "embedlog.Log", "embedlog.Topic", "embedlog.api.selection.Selection"],
-    ),
+    "log": ("Log and topics", ["embedlog.open", "embedlog.Log", "embedlog.Topic"]),
     "producer": ("Producer", ["embedlog.Producer"]),
     "consumer": ("Consumer", ["embedlog.Consumer", "embedlog.ConsumerRebalanceListener"]),
     "groups": ("Groups", ["embedlog.ConsumerGroup", "embedlog.run_group", "embedlog.GroupRun"]),

@@ -242,8 +242,8 @@ DIR = {
     """,
     "topic": """
         at batches between config describe_retention explain_compaction get head items name optimize
-        partition partitions plot ranges raw sample scan schema select since size_bytes tail to_arrow
-        to_pandas to_polars
+        partition partitions plot ranges raw sample scan schema select since size_bytes tail
+        to_arrow to_pandas to_polars
     """,
     "view": """
         at batches between get items name plot ranges raw sample scan schema select since to_arrow
