@@ -30,7 +30,7 @@ from embedlog.files import Files
 from embedlog.segment import SegmentFile
 from embedlog.spark import arrow_columns
 from embedlog.spark.plan import FileChunk, LogInputPartition, PartitionSlice
-from embedlog.spark.typed_rows import TypedRows
+from embedlog.spark.typed_reader import TypedRows
 
 TARGET_ROWS = 32_768
 """Rows to yield at once: with fewer, Spark spends more on each; with more, little is gained."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from embedlog.errors import InvalidConfigError, InvalidSchemaError
-from embedlog.lazy import np, pa
+from embedlog.lazy import pa, pc
 from embedlog.schemas.topic_schema import TopicSchema
 
 Json = Any
@@ -430,10 +430,10 @@ def _check_times(column: Any, target: Any) -> None:
     if column.type == target:
         return
     if types.is_time(target):
-        numbers = column.drop_null().view(pa.int64()).to_numpy()
-        outside = np.flatnonzero((numbers < 0) | (numbers >= _OF_DAY[target.unit]))
-        if len(outside):
-            raise pa.ArrowInvalid(f"{numbers[outside[0]]} {target.unit} are no time of day")
+        extremes = pc.min_max(column.view(pa.int64())).as_py()
+        for number in extremes.values():
+            if number is not None and not 0 <= number < _OF_DAY[target.unit]:
+                raise pa.ArrowInvalid(f"{number} {target.unit} are no time of day")
     elif types.is_struct(target):
         for part, field in zip(column.flatten(), target, strict=True):
             _check_times(part, field.type)

@@ -13,7 +13,7 @@ from typing import Any
 from embedlog.batch.key_bytes import key_bytes
 from embedlog.batch.wire import headers_type, timestamp_type
 from embedlog.errors import InvalidConfigError, SerializationError
-from embedlog.lazy import np, pa, pc
+from embedlog.lazy import pa, pc
 from embedlog.producer.typed_rows import TypedColumns, of_table
 from embedlog.schemas.conform import conform
 from embedlog.schemas.evolution import convert
@@ -197,9 +197,8 @@ def _with_tombstones(
         columns = convert(rows.columns, schema, schema, target)
         parts.append(TypedColumns(columns, rows.keys, schema))
     columns = pa.Table.from_batches([part.columns for part in parts]).combine_chunks()
-    mask = is_deleted.to_numpy(zero_copy_only=False)
-    places = np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)])
-    order = pa.array(np.argsort(places))
+    places = [pc.indices_nonzero(mask) for mask in (is_deleted, pc.invert(is_deleted))]
+    order = pc.sort_indices(pa.concat_arrays(places))
     keys = pa.concat_arrays([part.keys for part in parts])
     return TypedColumns(columns.to_batches()[0], keys, schema).take(order)
 

@@ -104,7 +104,7 @@ def test_options_of_a_query_take_precedence_in_any_case():
         ({"subscribe": "t", "compression": "zip"}, "'compression' must be one of none, lz4, zstd"),
         ({"subscribe": "t", "minPartitions": "0"}, "'minPartitions' must be a whole number"),
         ({"subscribe": "t", "checkpointLocation": "/c"}, "Set it on each streaming query"),
-        ({"topic": "t"}, "Exactly one of the options assign, subscribe"),
+        ({"partitions": "1"}, "has no option .partitions."),
     ],
 )
 def test_a_wrong_option_of_a_table_is_refused(options, message):
