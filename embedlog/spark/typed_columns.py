@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from embedlog.errors import InvalidConfigError, InvalidSchemaError
@@ -401,17 +401,19 @@ def _with_times(target: Any, stored: Any) -> Any:
 def from_spark(column: Any, stored: Any) -> Any:
     """Return a column of Spark in a form that `conform` casts to a stored type.
 
-    Intervals become times of day, and numbers times in nanoseconds, where the topic has those;
-    everything else stays as it is.
+    Intervals become times of day, numbers times in nanoseconds, and the floats in lists, maps and
+    structs half floats, where the topic has those; everything else stays as it is.
 
     Args:
         column: A `pyarrow.ChunkedArray` with a type of `arrow_type`.
         stored: The type that the topic's column has.
 
     Raises:
-        pyarrow.ArrowInvalid: An interval is no time of day.
+        pyarrow.ArrowInvalid: An interval is no time of day, or a float no half float.
     """
-    target = _with_stored_times(column.type, stored)
+    if pa.types.is_nested(stored):
+        column = _with_half_floats(column, stored)
+    target = _mapped(column.type, stored, _time_of_day)
     if pa.types.is_int64(column.type) and is_nanoseconds(stored):
         target = stored
     if target == column.type:
@@ -421,31 +423,57 @@ def from_spark(column: Any, stored: Any) -> Any:
     return pa.chunked_array([chunk.view(target) for chunk in column.chunks], target)
 
 
-def _with_stored_times(actual: Any, stored: Any) -> Any:
-    """Return a type with times of day for the intervals of another, where a stored type has them.
+def _time_of_day(actual: Any, stored: Any) -> Any:
+    is_time = pa.types.is_duration(actual) and pa.types.is_time(stored)
+    return pa.time64("us") if is_time else actual
 
-    The types may differ in anything else: `conform` says what is wrong then.
+
+def _half_float(actual: Any, stored: Any) -> Any:
+    is_half = pa.types.is_float32(actual) and pa.types.is_float16(stored)
+    return stored if is_half else actual
+
+
+def _bits(actual: Any, stored: Any) -> Any:
+    """Return an integer for a float: NaN is not equal to itself."""
+    integers = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}
+    return integers.get(actual, actual)
+
+
+def _with_half_floats(column: Any, stored: Any) -> Any:
+    """Return a column with half floats where the stored type has them."""
+    target = _mapped(column.type, stored, _half_float)
+    if target == column.type:
+        return column
+    changed, bits = column.cast(target), _mapped(column.type, column.type, _bits)
+    for before, after in zip(column.chunks, changed.cast(column.type).chunks, strict=True):
+        if not before.view(bits).equals(after.view(bits)):
+            raise pa.ArrowInvalid("a float has too many digits for a half float")
+    return changed
+
+
+def _mapped(actual: Any, stored: Any, leaf: Callable[[Any, Any], Any]) -> Any:
+    """Return a type with ``leaf(actual, stored)`` for each type inside that has none inside.
+
+    The types may differ in anything: `conform` says what is wrong then.
     """
     types = pa.types
-    if types.is_duration(actual) and types.is_time(stored):
-        return pa.time64("us")
     if types.is_struct(actual) and types.is_struct(stored):
         return pa.struct(
             [
                 field
                 if stored.get_field_index(field.name) < 0
-                else field.with_type(_with_stored_times(field.type, stored.field(field.name).type))
+                else field.with_type(_mapped(field.type, stored.field(field.name).type, leaf))
                 for field in actual
             ]
         )
     if types.is_map(actual) and types.is_map(stored):
-        key = _with_stored_times(actual.key_type, stored.key_type)
-        return pa.map_(key, _with_stored_times(actual.item_type, stored.item_type))
+        key = _mapped(actual.key_type, stored.key_type, leaf)
+        return pa.map_(key, _mapped(actual.item_type, stored.item_type, leaf))
     is_list = types.is_list(stored) or types.is_fixed_size_list(stored)
     if types.is_list(actual) and is_list:
         field = actual.value_field
-        return pa.list_(field.with_type(_with_stored_times(field.type, stored.value_type)))
-    return actual
+        return pa.list_(field.with_type(_mapped(field.type, stored.value_type, leaf)))
+    return leaf(actual, stored)
 
 
 def _check_times(column: Any, target: Any) -> None:

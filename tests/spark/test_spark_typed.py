@@ -14,12 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 from support import random_columns
 from support.random_columns import canonical
+from support.tiers import choose
 
 import embedlog
 from embedlog.api import Log
@@ -46,6 +47,7 @@ FLIGHTS = pa.schema(
         ("at", pa.timestamp("ns")),
         ("day", pa.time32("s")),
         ("tags", pa.list_(pa.string())),
+        ("halves", pa.list_(pa.struct([("x", pa.float16())]))),
     ]
 )
 DAY = dt.datetime(2026, 1, 31, 12)  # noqa: DTZ001 - for a column without a zone
@@ -54,7 +56,7 @@ DAY = dt.datetime(2026, 1, 31, 12)  # noqa: DTZ001 - for a column without a zone
 def flight(number: int, **fields: Any) -> dict[str, Any]:
     """Return a value of the topic."""
     value = {"tailnum": f"N{number % 3}", "delay": number, "at": DAY, "day": dt.time(number % 24)}
-    return {**value, "tags": ["a", None], **fields}
+    return {**value, "tags": ["a", None], "halves": [{"x": 0.5}, None], **fields}
 
 
 @pytest.fixture
@@ -279,8 +281,14 @@ def has_long_decimal(data_type: pa.DataType) -> bool:
     )
 
 
+@settings(
+    max_examples=choose(test=40, all=200, nightly=2000),
+    suppress_health_check=list(HealthCheck),
+    deadline=None,
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+)
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_what_embedlog_has_is_what_spark_reads_and_writes(tmp_path_factory, data):
     """Whatever the columns are: all or some, as columns or a struct; then written and read."""
     types = random_columns.types().filter(lambda kind: not has_long_decimal(kind))
@@ -462,6 +470,7 @@ def changed(log: Log) -> None:
         ("late", pa.uint32()),
         ("at", pa.timestamp("ns")),
         ("tags", pa.list_(pa.string())),
+        FLIGHTS.field("halves"),
         pa.field("carrier", pa.string(), nullable=False),
     ]
     log.alter_topic(
@@ -586,6 +595,10 @@ def test_a_frame_that_does_not_fit_is_refused_before_its_tasks(log, columns, mes
             "Row 0 has no tailnum",
         ),
         (
+            {"halves": pa.array([[{"x": 0.1}]], pa.list_(pa.struct([("x", pa.float32())])))},
+            "too many digits for a half float",
+        ),
+        (
             {"headers": pa.array([[{"key": None, "value": b"v"}]])},
             "A header has no key",
         ),
@@ -607,7 +620,8 @@ def test_missing_columns_are_null_or_have_their_default(log):
     changed(log)
     assert write(log, pa.table({"tailnum": ["N1"]}), topic="flights") == 1
     (value,) = (record.value for record in log.topic("flights"))
-    assert value == {"tailnum": "N1", "late": None, "at": None, "tags": None, "carrier": "AA"}
+    none = dict.fromkeys(["late", "at", "tags", "halves"])
+    assert value == {"tailnum": "N1", **none, "carrier": "AA"}
 
 
 def test_keys_go_where_producers_send_them_and_partitions_take_precedence(log):
