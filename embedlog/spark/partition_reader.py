@@ -30,7 +30,7 @@ from embedlog.files import Files
 from embedlog.segment import SegmentFile
 from embedlog.spark import arrow_columns
 from embedlog.spark.plan import FileChunk, LogInputPartition, PartitionSlice
-from embedlog.spark.typed_reader import TypedRows
+from embedlog.spark.typed_reader import TypedSliceReader
 
 TARGET_ROWS = 32_768
 """Rows to yield at once: with fewer, Spark spends more on each; with more, little is gained."""
@@ -88,7 +88,9 @@ def read_input_partition(
                 if versions is None:
                     yield from _read_slice(files, part, names)
                 else:
-                    yield from _read_typed_slice(files, part, TypedRows(fields, part, versions))
+                    yield from _read_typed_slice(
+                        files, part, TypedSliceReader(fields, part, versions)
+                    )
             except DataLossError as error:
                 if fail_on_data_loss:
                     raise
@@ -109,7 +111,7 @@ def _read_slice(files: Files, part: PartitionSlice, names: tuple[str, ...]) -> I
                 )
 
 
-def _read_typed_slice(files: Files, part: PartitionSlice, rows: TypedRows) -> Iterator[Any]:
+def _read_typed_slice(files: Files, part: PartitionSlice, rows: TypedSliceReader) -> Iterator[Any]:
     groups = _row_groups(files, part, rows.stored_schemas)
     by_type = groupby(groups, lambda group: int(group[0][0].is_log_append_time))
     for timestamp_type, same_type in by_type:

@@ -28,7 +28,7 @@ from embedlog.spark.typed_columns import (
 _TOMBSTONE_FIELD = pa.field(TOMBSTONE, pa.bool_())
 
 
-class TypedRows:
+class TypedSliceReader:
     """Decodes the rows of a part of a partition, with the columns of a query.
 
     Args:

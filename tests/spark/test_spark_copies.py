@@ -40,10 +40,16 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 
 def run_with_kills(
-    log: Log, directory: Path, runner: Any, kill_points: list[str], run: Any = Matrix.run
+    log: Log,
+    directory: Path,
+    runner: Any,
+    kill_points: list[str],
+    run: Any = Matrix.run,
+    *,
+    typed: bool = False,
 ) -> Matrix:
     """Kill a process at each kill point, and then stop the query."""
-    matrix = Matrix(log, directory, runner)
+    matrix = Matrix(log, directory, runner, typed)
     try:
         run(matrix, kill_points)
     finally:
@@ -60,11 +66,13 @@ def shuffled(kill_points: tuple[str, ...], times: int) -> list[str]:
 
 
 @PYTHON
-def test_a_copy_whose_processes_are_killed_has_every_record_once(spark, log, tmp_path):
+@pytest.mark.parametrize("typed", [False, True], ids=["bytes", "columns"])
+def test_a_copy_whose_processes_are_killed_has_every_record_once(spark, log, tmp_path, typed):
     """The source, a reading task and the commit are killed; records of a key stay in order."""
     kill_points = ["after latestOffset", "within read", "after publish"]
     runner = InSession(spark_kill_points.register(spark), tmp_path)
-    assert run_with_kills(log, tmp_path, runner, kill_points).kills.total() == len(kill_points)
+    matrix = run_with_kills(log, tmp_path, runner, kill_points, typed=typed)
+    assert matrix.kills.total() == len(kill_points)
 
 
 @pytest.mark.tier("nightly")
@@ -78,10 +86,11 @@ def test_a_copy_whose_processes_are_killed_anywhere(spark, log, tmp_path):
 
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize("jvm_only", [True, False], ids=["its Python goes on", "with its Python"])
-def test_a_copy_whose_driver_is_killed_anywhere(log, tmp_path, jvm_only):
+@pytest.mark.parametrize("typed", [False, True], ids=["bytes", "columns"])
+def test_a_copy_whose_driver_is_killed_anywhere(log, tmp_path, jvm_only, typed):
     """The JVM is killed at the same points, and when a file appears in the checkpoint."""
     kill_points = shuffled(DRIVERS, 1)
-    run_with_kills(log, tmp_path, InDriver(tmp_path, jvm_only), kill_points)
+    run_with_kills(log, tmp_path, InDriver(tmp_path, jvm_only), kill_points, typed=typed)
 
 
 @pytest.mark.tier("nightly")

@@ -19,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyspark
 
 import embedlog
@@ -52,10 +53,11 @@ class Feed:
     Args:
         log: The log.
         sent: The number of values of each key; this is the list that counts them.
+        typed: Whether the topic is typed.
     """
 
-    def __init__(self, log: Log, sent: list[int] | None = None) -> None:
-        self._log = log
+    def __init__(self, log: Log, sent: list[int] | None = None, typed: bool = False) -> None:
+        self._log, self._typed = log, typed
         self._stop = threading.Event()
         self.sent = [0] * KEYS if sent is None else sent
         """The number of values of each key."""
@@ -74,7 +76,10 @@ class Feed:
         with self._log.producer() as producer:
             while not self._stop.wait(0.05):
                 for key in rng.choices(range(KEYS), k=2):
-                    producer.send("from", b"%d" % self.sent[key], key=b"%d" % key)
+                    if self._typed:
+                        producer.send("from", {"k": str(key), "v": self.sent[key]})
+                    else:
+                        producer.send("from", b"%d" % self.sent[key], key=b"%d" % key)
                     self.sent[key] += 1
                 producer.flush()
 
@@ -82,8 +87,10 @@ class Feed:
 class Copied:
     """The values that were copied to a topic, as far as they were read."""
 
-    def __init__(self, log: Log, topic: str, first: list[int] | None = None) -> None:
-        self._log, self.topic = log, topic
+    def __init__(
+        self, log: Log, topic: str, first: list[int] | None = None, typed: bool = False
+    ) -> None:
+        self._log, self.topic, self._typed = log, topic, typed
         self.next_values = list(first or [0] * KEYS)
         """The next value of each key."""
         self._offsets = [0, 0]
@@ -92,6 +99,12 @@ class Copied:
     def update(self) -> list[int]:
         """Read new values; count those that are not the next value of their key."""
         for number, offset in enumerate(self._offsets):
+            if self._typed:
+                for record in self._log.topic(self.topic):
+                    if record.partition == number and record.offset >= offset:
+                        self._count(int(record.value["k"]), record.value["v"])
+                        self._offsets[number] = record.offset + 1
+                continue
             for record_offset, _, key, value, _ in rows(
                 self._log.partition(self.topic, number), offset
             ):
@@ -144,6 +157,7 @@ class Copy(NamedTuple):
     reader: str = "python"
     sink: str = "killable"
     available_now: bool = False
+    typed: bool = False
 
     def start(self, spark: Any, directory: Path) -> Any:
         """Start it, or let it continue from its checkpoint."""
@@ -155,7 +169,11 @@ class Copy(NamedTuple):
         else:
             reader = spark.readStream.format("killable").options(**kill_options)
         reader = reader.options(subscribe="from", startingOffsets=self.starting, **OPTIONS)
-        frame = reader.option("commitToGroup", self.topic).load().select("key", "value")
+        if self.typed:
+            # Also so that the killable source need not know the columns of the topic.
+            reader = reader.schema("k string, v bigint")
+        columns = ("k", "v") if self.typed else ("key", "value")
+        frame = reader.option("commitToGroup", self.topic).load().select(*columns)
         if self.reader == "jvm":
             frame = frame.mapInArrow(spark_kill_points.die_within_read(kills), frame.schema)
         checkpoint = str(directory / f"checkpoint of {self.topic}")
@@ -261,8 +279,10 @@ class InDriver:
 class Matrix:
     """Kills a query at one point after the other, and checks the copy after each kill."""
 
-    def __init__(self, log: Log, directory: Path, runner: InSession | InDriver) -> None:
-        self._log, self._directory, self._runner = log, directory, runner
+    def __init__(
+        self, log: Log, directory: Path, runner: InSession | InDriver, typed: bool = False
+    ) -> None:
+        self._log, self._directory, self._runner, self._typed = log, directory, runner, typed
         self._starting = "earliest"
         self._numbers = itertools.count()
         self.kills: Counter[str] = Counter()
@@ -272,13 +292,18 @@ class Matrix:
         self._sink = "killable"
         self._available_now = False
         runner.kills.mkdir(parents=True, exist_ok=True)
-        log.create_topic("from", PARTITIONS, SOURCE)
+        log.create_topic("from", PARTITIONS, SOURCE, **self._columns())
+
+    def _columns(self) -> dict[str, Any]:
+        if not self._typed:
+            return {}
+        return {"schema": pa.schema([("k", pa.string()), ("v", pa.int64())]), "key": "k"}
 
     def run(self, kill_points: list[str]) -> None:
         """Kill at each point in turn; for a point in the start of a query, start a new one."""
         if self._runner.reader == "jvm" and not set(kill_points) & set(spark_kill_points.SINK):
             self._sink = "embedlog"
-        with Feed(self._log) as feed:
+        with Feed(self._log, typed=self._typed) as feed:
             topic = self._new_copy()
             copied = self._copy(topic)
             for kill_point in kill_points:
@@ -297,7 +322,7 @@ class Matrix:
     def run_from_the_end(self, kill_points: list[str]) -> None:
         """Kill the first batch of queries that start at the end: they must continue from there."""
         self._starting = "latest"
-        with Feed(self._log) as feed:
+        with Feed(self._log, typed=self._typed) as feed:
             for kill_point in kill_points:
                 topic = self._new_copy()
                 self._kill(kill_point, topic)
@@ -323,11 +348,11 @@ class Matrix:
         """Stop the query, and create a topic for a new one."""
         self._runner.stop()
         topic = f"to-{next(self._numbers)}"
-        self._log.create_topic(topic, 2, {"segment.bytes": 30_000})
+        self._log.create_topic(topic, 2, {"segment.bytes": 30_000}, **self._columns())
         return topic
 
     def _copy(self, topic: str, first: list[int] | None = None) -> Copied:
-        self._copies.append(Copied(self._log, topic, first))
+        self._copies.append(Copied(self._log, topic, first, self._typed))
         return self._copies[-1]
 
     def _kill(self, kill_point: str, topic: str) -> None:
@@ -367,7 +392,9 @@ class Matrix:
             assert time.monotonic() < deadline, problem
             if self._runner.gone() and not condition():
                 reader, available_now = self._runner.reader, self._available_now
-                self._runner.start(Copy(topic, self._starting, reader, self._sink, available_now))
+                self._runner.start(
+                    Copy(topic, self._starting, reader, self._sink, available_now, self._typed)
+                )
             time.sleep(0.02)
 
     def _check(self, copied: Copied, kill_point: str) -> None:

@@ -158,7 +158,7 @@ class Killable(DataSource):
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
         kills, options = self._split_options()
-        writer = KillableWriter(sink_options.parse(options))
+        writer = KillableWriter(sink_options.parse(options), schema.jsonValue()["fields"])
         writer.kills = kills
         at(kills, "before plan")
         return writer
