@@ -394,13 +394,13 @@ class PartitionCursor:
         """Return what decodes what was fetched; of a typed topic with its current schema."""
         if (deserializers := self._deserializers) is None:
             deserializers = self._decoder.deserializers(self.partition.topic)
-            self._deserializers, self._arrow = deserializers, None
-        arrow = self._arrow
-        if arrow is None or arrow.query is not query:
-            if deserializers.typed is None:
+            self._deserializers = deserializers
+        arrow, typed = self._arrow, deserializers.typed
+        if arrow is None or arrow.query is not query or arrow.typed is not typed:
+            if typed is None:
                 arrow = ArrowDecoder(self.partition, query, self._decoder.verify)
             else:
-                arrow = TypedArrowDecoder(self.partition, query, deserializers.typed)
+                arrow = TypedArrowDecoder(self.partition, query, typed)
             self._arrow = arrow
         return arrow
 

@@ -346,8 +346,12 @@ class ArrowDecoder:
     The columns of offsets and of the partition number are slices of long cached arrays.
     """
 
+    typed = None
+
     def __init__(self, partition: TopicPartition, query: ColumnQuery, verify: bool) -> None:
-        names = check_columns(query.names)
+        self._selected = names = check_columns(query.names)
+        if query.where is not None:
+            names = tuple(dict.fromkeys([*names, *names_in(query.where, list(_fields()))]))
         self.names, self._partition, self._verify = names, partition, verify
         self.query = query
         metadata = {TOPIC: partition.topic.encode()}
@@ -374,7 +378,9 @@ class ArrowDecoder:
         decoded = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         if rows is not None:
             decoded = decoded.slice(rows.start, rows.stop - rows.start)
-        return decoded if self.query.where is None else decoded.filter(self.query.where)
+        if self.query.where is None:
+            return decoded
+        return decoded.filter(self.query.where).select(list(self._selected))
 
     def _column(self, name: str, by_name: dict[str, Any], batch: Batch) -> Any:
         if name == "offset":
@@ -415,7 +421,7 @@ class TypedArrowDecoder:
     """
 
     def __init__(self, partition: TopicPartition, query: ColumnQuery, reader: TypedReader) -> None:
-        self.query, self._partition, self._reader = query, partition, reader
+        self.query, self.typed, self._partition = query, reader, partition
         try:
             schema = reader.select(query.names)
         except KeyError as error:
@@ -431,7 +437,7 @@ class TypedArrowDecoder:
             CorruptBatchError: The checksum of a column that is read does not match (E14).
         """
         first, last = (0, batch.count) if rows is None else (rows.start, rows.stop)
-        table = self._reader.table([(batch, first, last)], self._partition.partition, self._read)
+        table = self.typed.table([(batch, first, last)], self._partition.partition, self._read)
         if self.query.where is not None:
             table = table.filter(self.query.where)
         table = table.select(self._schema.names).combine_chunks()
