@@ -261,6 +261,7 @@ ERRORS: dict[str, dict[str, str]] = {
         "InvalidTopicError": "Choose another name.",
         "InvalidConfigError": "Correct the setting that the error names; see the settings.",
         "InvalidSchemaError": "Correct the column that the error names.",
+        "InvalidQueryError": "Correct the query, or the filter, as the error says.",
         "InvalidPartitionsError": "Ask for at least as many partitions as the topic has.",
         "InvalidPartitionError": "Pass an int, or a `TopicPartition`.",
         "InvalidRecordError": "Correct the records in `indices`, and send them again.",

@@ -207,7 +207,7 @@ def test_describe_shows_the_schema(run, flights):
 
     assert "  schema version 2, 6 columns\n    carrier    string\n" in out
     assert "    tailnum    string                 key\n" in out
-    assert "    time_hour  timestamp[us, tz=UTC]  timestamp\n" in out
+    assert "    time_hour  timestamp[us, tz=UTC]  timestamp, not null\n" in out
     assert "    gate       string                 not null, default A1\n" in out
     schema = document[0]["schema"]
     assert (schema["version"], schema["key"], schema["timestamp"]) == (2, ["tailnum"], "time_hour")

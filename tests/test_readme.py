@@ -94,6 +94,14 @@ def test_the_guide_runs_from_top_to_bottom(tmp_path):
 
 
 @pytest.mark.tier("test")
+def test_the_page_about_typed_topics_runs_from_top_to_bottom(tmp_path):
+    """In one session, as it is."""
+    blocks = BLOCK.findall((REPOSITORY / "docs" / "typed-topics.md").read_text())
+
+    run("\n".join([*blocks, "log.close()"]), tmp_path)
+
+
+@pytest.mark.tier("test")
 def test_the_page_on_monitoring_runs_from_top_to_bottom(tmp_path):
     """And the numbers in its comments are true."""
     blocks = BLOCK.findall((REPOSITORY / "docs" / "monitoring.md").read_text())

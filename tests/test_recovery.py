@@ -353,6 +353,31 @@ def test_a_segment_with_a_number_that_was_never_given_out_is_adopted(tmp_path):
     root.close()
 
 
+def test_a_producer_after_an_old_state_is_a_new_one(tmp_path):
+    """It does not get the id of one that `state` forgot: its records would pass for repetitions."""
+    root = open_root(tmp_path)
+    log = make_log(root, {"segment.bytes": 3 * SIZE})
+    root.close()
+    shutil.copytree(tmp_path / "state", tmp_path.parent / f"{tmp_path.name}-old")
+    root = open_root(tmp_path)
+    lost, _ = root.context.catalog.producer_identity(None)
+    log = root.partition("t", 0)
+    for number in range(5):
+        log.append([encoded(b"v", producer=(lost, 0, number))])
+    abandon(root)
+    shutil.rmtree(tmp_path / "state")
+    shutil.copytree(tmp_path.parent / f"{tmp_path.name}-old", tmp_path / "state")
+    root = open_root(tmp_path)
+
+    number, _ = root.context.catalog.producer_identity(None)
+    assert number != lost
+    (receipt,) = root.partition("t", 0).append([encoded(b"new", producer=(number, 0, 0))])
+    assert not receipt.duplicate
+    assert values(root.partition("t", 0)) == [b"v"] * 5 + [b"new"]
+    assert healthy(root)
+    root.close()
+
+
 # The database `live`
 
 

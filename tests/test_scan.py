@@ -511,3 +511,14 @@ def test_a_selection_shows_what_was_chosen(log):
     assert repr(selection) == "<Selection of t: carrier, where (number > 0)>"
     assert selection._repr_html_().count("<tr>") == 6
     assert "to_arrow" in dir(selection)
+
+
+def test_a_table_of_small_chunks_becomes_large_batches(tmp_path):
+    """As the rows of a file of Parquet, or of many files, come."""
+    with embedlog.open(tmp_path / "log") as log, log.producer() as producer:
+        log.create_topic("t", schema=pa.schema([("n", pa.int64())]))
+        chunks = pa.chunked_array([[number, number + 1] for number in range(0, 2000, 2)])
+        producer.append_table("t", pa.table({"n": chunks})).result()
+
+        (batch,) = log.topic("t").batches()
+        assert batch.column("n").to_pylist() == list(range(2000))

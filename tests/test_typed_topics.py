@@ -533,6 +533,26 @@ def test_compaction_keeps_the_last_record_of_each_key(log, clock, timestamp):
     assert dict(topic.items()) == expected
 
 
+def test_segments_with_and_without_tombstones_are_merged(log, clock):
+    """Only those after the first tombstone have the column, and only until the next roll."""
+    config = {"cleanup.policy": "compact", "segment.bytes": 3000, "file.delete.delay.ms": 0}
+    topic = create(log, config)
+    with log.producer() as producer:
+        # Of each batch some records are removed, so that the rest of several is written together.
+        producer.send_batch("t", [None, row(2), row(3)], keys=[9, None, None]).result()
+        for number in range(20, 30):
+            producer.send_batch("t", [*[row(3, name="x" * 200)] * 3, row(number % 2)]).result()
+    flags = [segment.tombstones for segment in log.partition("t", 0).segments.values()]
+    assert flags[0] and not flags[-1], flags
+    log.partition("t", 0).roll()
+    log.compact("t", force=True, progress=False)
+    assert [record.value for record in topic] == [
+        *(None, row(2), row(0)),
+        *(row(3, name="x" * 200), row(1)),
+    ]
+    assert topic.get(9) is None
+
+
 def test_leases_keep_segments(log, clock):
     """What a reader holds is not deleted."""
     config = {"segment.bytes": 3000, "retention.ms": 10, "file.delete.delay.ms": 0}

@@ -116,6 +116,7 @@ VALUES = {
     "Settings.to_dict": "the values of settings",
     "Topic.config": "the values of settings",
     "TopicDescription.config": "the values of settings",
+    "ColumnDescription.default": "the value of a column of any type",
     "TopicDescription.overrides": "the values of settings",
     "AuditReport.to_json": "JSON",
     "AuditedTopic.from_json": "JSON",
@@ -236,17 +237,17 @@ DIR = {
     "log": """
         alter_topic close compact consumer create_partitions create_topic delete_records
         delete_topic describe_topic durability flush group groups hold leases maintain maintenance
-        metrics partition path producer prometheus rebuild_index repair retention_bytes topic topics
-        verify
+        metrics partition path producer prometheus rebuild_index repair retention_bytes sql topic
+        topics verify
     """,
     "topic": """
         at batches between config describe_retention explain_compaction get head items name optimize
-        partition partitions plot ranges raw sample schema since size_bytes tail to_arrow to_pandas
-        to_polars
+        partition partitions plot ranges raw sample scan schema select since size_bytes tail
+        to_arrow to_pandas to_polars
     """,
     "view": """
-        at batches between get items name plot ranges raw sample schema since to_arrow to_pandas
-        to_polars
+        at batches between get items name plot ranges raw sample scan schema select since to_arrow
+        to_pandas to_polars
     """,
     "group": """
         delete delete_offsets describe lag members name remove_members reset_offsets state

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from embedlog.api.pushdown import pushed_filter
-from embedlog.api.scan import polars_schema
+from embedlog.api.scan import in_frames, polars_schema
 from embedlog.api.sql import first_line
 from embedlog.display import need
 from embedlog.errors import InvalidQueryError
@@ -87,10 +87,8 @@ class RowFilter:
     def batches(self, view: Any, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield columns of the rows of a typed `TopicView` for which the condition is true."""
         names = list(dict.fromkeys([*columns, *self.columns]))
-        for batch in view._pushed(names, self._pushed):
-            if batch.num_rows:
-                table = self.keep(pa.Table.from_batches([batch]))
-                yield from table.select(columns).to_batches()
+        for table in in_frames(view._pushed(names, self._pushed)):
+            yield from self.keep(table).select(columns).to_batches()
 
 
 def _predicate(text: str, columns: Any) -> polars.Expr | None:

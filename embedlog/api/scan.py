@@ -107,17 +107,24 @@ class ScanSource:
             where = pushed_filter(predicate, types)
         # A frame without columns would have no rows either.
         read = names or self._schema.names[:1]
-        for table in _in_frames(self._read(read, where), n_rows, batch_size):
+        for table in in_frames(self._read(read, where), n_rows, batch_size):
             frame = polars.from_arrow(table)
             if predicate is not None:
                 frame = frame.filter(predicate)
             yield frame.select(names) if names else polars.DataFrame(height=frame.height)
 
 
-def _in_frames(batches: Iterator[Any], n_rows: int | None, batch_size: int | None) -> Iterator[Any]:
+def in_frames(
+    batches: Iterator[Any], n_rows: int | None = None, batch_size: int | None = None
+) -> Iterator[Any]:
     """Yield tables of at most a batch size of rows.
 
     The first ones are small, so that a query which needs few rows ends early.
+
+    Args:
+        batches: The rows.
+        n_rows: How many of the first rows; None for all.
+        batch_size: The most rows of a table.
     """
     limit = batch_size or _BATCH_ROWS
     target, rows, parts = 1, 0, list[Any]()

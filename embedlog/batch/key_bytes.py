@@ -73,6 +73,19 @@ def key_bytes(columns: Sequence[Any]) -> Any:
     return pc.if_else(all_null, null, joined) if pc.any(all_null).as_py() else joined
 
 
+def key_of_bytes(data: bytes, data_type: Any) -> Any:
+    """Return the key of one column of text or integers from its bytes; others stay bytes."""
+    types = pa.types
+    if types.is_string(data_type):
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return data
+    if types.is_integer(data_type) and len(data) * 8 == data_type.bit_width:
+        return int.from_bytes(data, "big", signed=not types.is_unsigned_integer(data_type))
+    return data
+
+
 def _offsets(array: Any) -> Any:
     return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset)
 

@@ -49,9 +49,9 @@ def export(args: argparse.Namespace) -> int:
         ranges = [offset_range(part, args.first, args.stop) for part in logs]
         view = view_of(log, name, ranges)
         total, counts = len(view), dict.fromkeys((part.partition for part in ranges), 0)
-        records: TypedRows | StoredRecords
+        records: ExportedRows | StoredRecords
         if isinstance(view, TypedTopicView):
-            records = TypedRows(view, args)
+            records = ExportedRows(view, args)
         else:
             serializers = serializers_of(log.root.topic(name).config, raw=args.raw)
             records = StoredRecords(view, args, serializers)
@@ -123,7 +123,7 @@ class StoredRecords:
         return JsonRecords(file, self._view.name, self._serializers)
 
 
-class TypedRows:
+class ExportedRows:
     """The rows of a typed topic.
 
     Args:

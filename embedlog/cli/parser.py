@@ -77,7 +77,7 @@ Of a typed topic, %s is a JSON object of the columns, or of those of --columns; 
 partition and timestamp, too.  --where is a condition in SQL, and needs Polars.
 
 examples:
-  embedlog consume flights --columns carrier,dep_delay --where "dep_delay > 60"
+  embedlog consume flights --columns carrier,dep_delay --where "distance between 100 and 200"
   embedlog consume airlines -f '%k: %s\\n'
 """
 
@@ -88,7 +88,7 @@ Write a name such as "my-topic" in double quotes.
 
 examples:
   embedlog sql "select carrier, avg(dep_delay) from flights group by carrier"
-  embedlog sql "select * from flights where dep_delay > 600" --format csv > late.csv
+  embedlog sql "select * from flights where carrier = 'UA'" --format csv > united.csv
 """
 
 RESETS = """\
@@ -127,7 +127,7 @@ TIME is a date, with a time or without, in UTC unless it has a zone; or how long
 
 examples:
   embedlog export flights flights.parquet --from 2026-01-31 --until 90m
-  embedlog export flights --to late.parquet --where "dep_delay > 60" --columns carrier,dep_delay
+  embedlog export flights --to united.parquet --where "carrier = 'UA'" --columns dest,dep_delay
   embedlog export flights:0,1 - | jq .value
 """
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedlog import batch as batches
 from embedlog.batch import CONTROL, LOG_APPEND_TIME, Batch, EncodedBatch
@@ -149,6 +150,11 @@ class Rewriter:
         missing = [name for name in self._schema.names if name not in table.schema.names]
         for name in missing:  # Such as headers, which only some of the merged segments have.
             table = table.append_column(name, absent(self._schema.field(name), table.num_rows))
+        for index, field in enumerate(table.schema):
+            # Of rows from several segments, only some of which have the column.
+            if field.name == "_tombstone" and table.column(index).null_count:
+                filled = pc.coalesce(table.column(index), absent(field, 1)[0])
+                table = table.set_column(index, field, filled)
         if not table.schema.equals(self._schema):
             table = table.select(self._schema.names).cast(self._schema)
         chunks = table.combine_chunks().to_batches()

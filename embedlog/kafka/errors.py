@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from embedlog import errors as log_errors
 from embedlog.kafka.installed import installed
 from embedlog.kafka.structs import OffsetAndMetadata, TopicPartition
+from embedlog.kafka.typed import note_for_dicts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -174,6 +175,7 @@ def translated(error: BaseException) -> BaseException:
     if isinstance(error, log_errors.RecordDeserializationError) and error.__cause__ is not None:
         # kafka-python lets the error of a deserializer through.
         error.__cause__.add_note(text)
+        note_for_dicts(error.__cause__, error.value_bytes)
         return error.__cause__
     if isinstance(error, log_errors.SerializationError | log_errors.InvalidPartitionError):
         return TypeError(text)

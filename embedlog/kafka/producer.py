@@ -13,6 +13,7 @@ from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, adapted, or_uses_
 from embedlog.kafka.errors import kafka_errors, raises_kafka_errors, translated
 from embedlog.kafka.structs import RecordMetadata, TopicPartition
 from embedlog.kafka.transactions import NO_OFFSETS, Transactions
+from embedlog.kafka.typed import explained, key_of_row, schema_of, size_of
 from embedlog.producer.future import RecordFuture
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -202,19 +203,20 @@ class KafkaProducer(LogClient):
             if self._partition is not None and partition is None:
                 partition = self._choose(topic, raw_key, key, raw_value, value)
         try:
+            if key is not None and type(value) is not bytes:
+                schema = schema_of(self._log.root, topic)
+                key = key if schema is None else key_of_row(topic, schema, value, key)
             future = self._send(topic, value, key, headers, partition, timestamp_ms)
         except log_errors.UnknownTopicOrPartitionError as error:
             if partition is None:
                 raise translated(error) from error
             raise ValueError(str(error)) from error
         except log_errors.EmbedlogError as error:
-            raise translated(error) from error
+            raise translated(explained(self._log.root, error, topic, value)) from error
         # A record that is refused alone, and no other, has no row in a batch.
         if future._row is None and isinstance(future.exception, log_errors.RecordTooLargeError):
             raise translated(future.exception) from future.exception
-        key_size = -1 if key is None else len(key)
-        value_size = -1 if value is None else len(value)
-        return FutureRecordMetadata(future, (key_size, value_size, header_size))
+        return FutureRecordMetadata(future, (size_of(key), size_of(value), header_size))
 
     def _choose(self, topic: str, raw_key: Any, key: Any, raw_value: Any, value: Any) -> int:
         assert self._partition is not None

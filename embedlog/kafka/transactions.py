@@ -117,7 +117,14 @@ class Transactions:
         """
         self._current()
         refuse_internal(topic)
-        count = self._root.ensure_topic(topic).partitions
+        info = self._root.ensure_topic(topic)
+        if info.schema_version:
+            raise IllegalStateError(
+                "A transaction writes to topics of bytes only, and this one has columns",
+                topic=topic,
+                todo="Send its records with a producer that has no transactional id.",
+            )
+        count = info.partitions
         value, key, headers = to_bytes(value, "value"), to_bytes(key, "key"), check_headers(headers)
         if partition is not None:
             check_partition(topic, partition, count)

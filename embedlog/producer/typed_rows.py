@@ -23,6 +23,9 @@ from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.schemas.typed_batch import TypedBatch, encode_typed
 
+_CHUNK_ROWS = 1 << 16
+"""Chunks with fewer rows than this are copied to larger ones."""
+
 
 class TypedColumns(NamedTuple):
     """Records of a typed topic as columns."""
@@ -159,11 +162,17 @@ def of_table(table: Any, topic: str, schema: TopicSchema, now_ms: int) -> Iterat
     if headers is not None:
         columns.append(headers)
     one_time = now_ms if schema.timestamp is None and time is None else None
-    for batch in pa.table(columns, schema=target).to_batches():
+    for batch in _in_large_chunks(pa.table(columns, schema=target)).to_batches():
         keys = pa.nulls(batch.num_rows, pa.binary())
         if schema.key:
             keys = key_bytes([batch.column(name) for name in schema.key])
         yield TypedColumns(batch, keys, schema, one_time)
+
+
+def _in_large_chunks(table: Any) -> Any:
+    """Return a table of few chunks, since each becomes batches of its own."""
+    chunks = max(column.num_chunks for column in table.columns)
+    return table.combine_chunks() if table.num_rows < chunks * _CHUNK_ROWS else table
 
 
 def _own_column(table: Any, name: str, data_type: Any, topic: str) -> Any:

@@ -70,7 +70,7 @@ def _check_times(column: Any, topic: str, name: str) -> None:
 
 
 def _refuse_nulls(column: Any, field: Any, schema: TopicSchema, topic: str) -> None:
-    if not column.null_count or (field.nullable and field.name != schema.timestamp):
+    if not column.null_count or field.nullable:
         return
     row = pc.index(pc.is_null(column), True).as_py()
     raise SerializationError(

@@ -41,7 +41,10 @@ def changed_schema(
             says why, and what would work.
     """
     rename, values = dict(rename or {}), dict(defaults or {})
-    fields = check_columns(columns)
+    timestamp = before.timestamp
+    if timestamp is not None:
+        timestamp = rename.get(timestamp, timestamp)
+    fields = check_columns(columns, timestamp)
     names = {field.name for field in fields}
     _check_renames(before, rename, names)
     next_id, changed = before.next_id, []
@@ -74,9 +77,6 @@ def changed_schema(
     if schema.equals(before.columns, check_metadata=True):
         return before
     key = tuple(rename.get(name, name) for name in before.key)
-    timestamp = before.timestamp
-    if timestamp is not None:
-        timestamp = rename.get(timestamp, timestamp)
     return check_schema(TopicSchema(before.version + 1, schema, key, timestamp, next_id))
 
 

@@ -61,7 +61,7 @@ class RowEncoder:
 
     def _check_of(self, field: Any) -> Callable[[Any], Any]:
         check = checker_of(field.type)
-        if field.nullable and field.name != self.schema.timestamp:
+        if field.nullable:
             return nullable(check)
 
         def check_present(value: Any) -> Any:

@@ -146,7 +146,7 @@ def first_version(
     Raises:
         InvalidSchemaError: A topic cannot have these columns.
     """
-    fields = check_columns(columns)
+    fields = check_columns(columns, timestamp)
     numbered = [with_id(field, number) for number, field in enumerate(fields, 1)]
     names = () if key is None else (key,) if isinstance(key, str) else key
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
@@ -157,8 +157,10 @@ def first_version(
     return check_schema(schema)
 
 
-def check_columns(columns: pa.Schema) -> list[Any]:
+def check_columns(columns: pa.Schema, timestamp: str | None = None) -> list[Any]:
     """Return the fields of a user's schema in the types in which they are stored.
+
+    The column with the timestamps has no nulls, whatever the schema says.
 
     Raises:
         InvalidSchemaError: A name or a type is not allowed, or there are too many columns.
@@ -179,7 +181,11 @@ def check_columns(columns: pa.Schema) -> list[Any]:
         if names.count(name) > 1:
             raise InvalidSchemaError(f"Two columns have the name {name!r}", column=name)
     return [
-        pa.field(field.name, stored_type(field.type, field.name), field.nullable)
+        pa.field(
+            field.name,
+            stored_type(field.type, field.name),
+            field.nullable and field.name != timestamp,
+        )
         for field in columns
     ]
 

@@ -105,6 +105,7 @@ def plan_batch(
     cache: LogCache | None = None,
     session: str | None = None,
     schemas: QuerySchemas | None = None,
+    column_filters: Sequence[Sequence[Any]] = (),
 ) -> list[LogInputPartition]:
     """Return the input partitions of a batch query, which read what is in the log now.
 
@@ -117,6 +118,8 @@ def plan_batch(
         session: The Spark session, whose batch queries share leases; by default the JVM that
             started this process.
         schemas: Those of typed topics; by default the current ones.
+        column_filters: Filters on the columns of typed topics, as in `column_filters`; the
+            query applies them again.
 
     Raises:
         NotALogError: There is no log at the path.
@@ -128,7 +131,7 @@ def plan_batch(
     """
     pushed = pushed_filters.parse(filters)
     # Of the records before the limit, a filter that Spark applies again may leave too few.
-    limit = limit if pushed.exact else None
+    limit = limit if pushed.exact and not column_filters else None
     with closing(LogSource(options, durable=False, cache=cache)) as source:
         source.check_topics()
         schemas = schemas or QuerySchemas(options)
@@ -141,6 +144,11 @@ def plan_batch(
             if source.hold_for_batch(session, _starts(ranges)):
                 break
         logs, by_topic = source.partitions(), schemas.schemas
+        if column_filters and by_topic:
+            # Not for topics of bytes: it needs pyarrow.
+            from embedlog.spark.column_filters import narrow
+
+            ranges = narrow(column_filters, by_topic, logs, ranges)
         return plan_input_partitions(options, logs, ranges, cores, limit, by_topic)
 
 

@@ -73,6 +73,19 @@ class TopicVersions(NamedTuple):
     stored: Mapping[int, TopicSchema]
     """The versions that the files have, by their numbers."""
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it as an object for `json.dumps`.
+
+        Returns:
+            ``{"columns": columns_to_json(…), "segments": {version: segment_columns(…)}}``, with the
+            functions of `typed_columns`.
+        """
+        # Not for topics of bytes: they need no pyarrow.
+        from embedlog.spark.typed_columns import columns_to_json, segment_columns
+
+        segments = {str(number): segment_columns(schema) for number, schema in self.stored.items()}
+        return {"columns": columns_to_json(self.read), "segments": segments}
+
 
 @dataclass(frozen=True, slots=True)
 class LogInputPartition:
@@ -90,20 +103,15 @@ def plan_to_json(root: str, tasks: Sequence[LogInputPartition]) -> dict[str, Any
     Returns:
         ``{"root": path, "size": bytes, "rows": number or None, "schemas": {...}, "tasks":
         [[slice, ...], ...]}``, with slices as `PartitionSlice.to_json` returns them, and schemas as
-        `typed_plan.schemas_to_json` does.  ``rows`` is None if that of a slice is.
+        `TopicVersions.to_json` does.  ``rows`` is None if that of a slice is.
     """
-    schemas = {}
-    if any(task.schemas for task in tasks):
-        # Not for topics of bytes: they need no pyarrow.
-        from embedlog.spark.typed_plan import schemas_to_json
-
-        schemas = schemas_to_json(tasks)
+    versions = {topic: known for task in tasks for topic, known in task.schemas.items()}
     slices = [part for task in tasks for part in task.slices]
     counts = [part.rows for part in slices]
     return {
         "root": root,
         "size": sum(part.size for part in slices),
         "rows": None if None in counts else sum(count for count in counts if count is not None),
-        "schemas": schemas,
+        "schemas": {topic: known.to_json() for topic, known in versions.items()},
         "tasks": [[part.to_json() for part in task.slices] for task in tasks],
     }

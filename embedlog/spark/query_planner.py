@@ -117,6 +117,7 @@ class QueryPlanner:
         filters: Sequence[Sequence[Any]] = (),
         limit: int | None = None,
         cores: int | None = None,
+        column_filters: Sequence[Sequence[Any]] = (),
     ) -> Json:
         """Return the plan of a batch query.
 
@@ -125,11 +126,15 @@ class QueryPlanner:
             filters: ``(column, op, value)``, as in `pushed_filters`.
             limit: The query needs this many of the records, no matter which.
             cores: How many tasks run at once.
+            column_filters: Those on the columns of typed topics, as in `column_filters`.
         """
         parsed = parse(options)
         for name in check_batch(parsed):
             _logger.warning("The option %r is for streams and has no effect here", name)
-        partitions = plan_batch(parsed, filters, limit, cores, self._logs, self._session)
+        partitions = plan_batch(
+            *(parsed, filters, limit, cores, self._logs, self._session),
+            column_filters=column_filters,
+        )
         return plan_to_json(parsed.path, partitions)
 
     def open_stream(self, options: Json, state: Json | None = None) -> Json:

@@ -84,7 +84,8 @@ def create_topic(
             columns = ", ".join(f"{name} {spark_type}" for name, spark_type in SPARK_TYPES.items())
             raise InvalidConfigError(
                 f"A topic has no column {name} of type {spark_type}",
-                todo=f"Leave the columns out: every topic has {columns}.",
+                todo=f"Leave the columns out: a topic of bytes has {columns}. A topic with other "
+                "columns is created in Python: log.create_topic(name, schema=…).",
             )
     settings = dict(properties)
     partitions = _partitions(settings.pop(PARTITIONS, "1"))

@@ -12,12 +12,14 @@ default, and then most operations refuse it.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from embedlog.errors import InvalidConfigError, InvalidSchemaError
 from embedlog.lazy import pa, pc
+from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
 
 Json = Any
@@ -279,6 +281,28 @@ def _null_flags(spark_type: Json) -> Iterator[bool]:
                 yield from _null_flags(field)
         elif name != "metadata":
             yield from _null_flags(part)
+
+
+# For the reader in the JVM, which finds a column of a segment by its field id
+
+
+def columns_to_json(schema: TopicSchema) -> dict[str, Any]:
+    """Return where the columns of a version of a schema come from.
+
+    Returns:
+        ``{name: [field id, default]}``; a default is a stream of Arrow with one row, in Base64, or
+        None.
+    """
+    return {name: [number, schema.encoded_default(name)] for number, name in schema.ids.items()}
+
+
+def segment_columns(schema: TopicSchema) -> str:
+    """Return all columns that a segment of a version may have, as an Arrow message in Base64.
+
+    The reader takes them from the plan and not from the file, whose schema has no checksum.
+    """
+    columns = segment_schema(schema, headers=True, tombstones=True, offsets=True)
+    return base64.b64encode(columns.serialize()).decode()
 
 
 # Arrow's types as Spark passes them

@@ -13,6 +13,16 @@ STATES = 60
 """How many the small tiers check."""
 
 
+@pytest.fixture(
+    autouse=True,
+    params=[False, pytest.param(True, marks=pytest.mark.tier("all"))],
+    ids=["bytes", "typed"],
+)
+def typed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic of bytes, and a typed one."""
+    monkeypatch.setattr(compaction_faults, "typed", request.param)
+
+
 @pytest.mark.parametrize("thorough", [12, pytest.param(1, marks=pytest.mark.tier("nightly"))])
 def test_whatever_a_kill_leaves_is_the_old_log_or_the_new_one(
     directory: Path, thorough: int

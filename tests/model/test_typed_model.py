@@ -28,6 +28,7 @@ class TypedTopicMachine:
         config = {
             "segment.bytes": data.draw(st.sampled_from([3000, 20_000, 1 << 20])),
             "index.interval.bytes": 100,
+            "statistics.columns": data.draw(st.sampled_from(["none", "", text_columns(model)])),
         }
         names = model.key_names
         key = None if not names else names[0] if len(names) == 1 else names
@@ -45,7 +46,7 @@ class TypedTopicMachine:
 
     def run(self, most: int) -> None:
         """Do some random steps."""
-        steps = (self.send, self.send, self.append_table, self.alter, self.reopen)
+        steps = (self.send, self.send, self.append_table, self.alter, self.optimize, self.reopen)
         names = self.data.draw(st.lists(st.sampled_from(steps), min_size=1, max_size=most))
         for step in names:
             self.clock.advance(7)
@@ -111,6 +112,10 @@ class TypedTopicMachine:
         }
         self.log.alter_topic("t", schema=schema, rename=rename, defaults=defaults)
         self.model.replace(columns)
+
+    def optimize(self) -> None:
+        """Gather small batches into larger ones."""
+        self.topic.optimize()
 
     def reopen(self) -> None:
         """Close the log and open it again."""
@@ -198,6 +203,12 @@ class TypedTopicMachine:
             for row in zip(*(python(column) for column in table.columns), strict=True)
         ]
         assert sorted(repr(canonical(value)) for value in found) == expected
+
+
+def text_columns(model) -> str:
+    """Return the columns of text that a setting can name."""
+    names = [column.name for column in model.columns if pa.types.is_string(column.type)]
+    return ",".join(name for name in names if name.strip() == name)
 
 
 def python(column) -> list:

@@ -13,6 +13,7 @@ from support.forks import in_memory
 from support.jvm_tasks import spark_values
 from support.tiers import choose
 
+import embedlog
 from embedlog.errors import InvalidSchemaError
 from embedlog.spark import typed_columns
 from embedlog.spark.query_planner import QueryPlanner
@@ -126,3 +127,94 @@ def usable_columns(log, planner, options):
     names = typed_columns.record_columns(headers=True, tombstones=False)
     known = typed_columns.RECORD_COLUMNS
     return [*fields, *(typed_columns.field_json(name, known[name]) for name in names)]
+
+
+# Filters
+
+
+ROWS = 4000
+FILTERED = pa.schema(
+    [
+        pa.field("number", pa.int32()),
+        pa.field("small", pa.uint8()),
+        pa.field("price", pa.float64()),
+        pa.field("name", pa.string()),
+        pa.field("day", pa.date32()),
+        pa.field("at", pa.timestamp("ms", tz="UTC"), nullable=False),
+    ]
+)
+CONDITIONS = (
+    *("number = 17", "number >= 3990", "3990 <= number", "number in (1, 3999, null)", "number < 0"),
+    *("number > 100 and number < 130 and price > 50.5", "small = 7", "price <= 1.5", "small > 254"),
+    *("name = 'name 0007'", "name >= 'name 3999'", "day = date'1970-01-05'", "number is null"),
+    *("at >= timestamp'1970-01-01 01:06:00Z'", "at = timestamp_micros(1500)", "number <=> 5"),
+    *("number = 17 or number = 3000", "number > 5000", "not (number < 3999)"),
+)
+
+
+@pytest.fixture(scope="module")
+def filtered_log(tmp_path_factory):
+    """A topic with values that grow with the offset, in many batches and some segments."""
+    with embedlog.open(tmp_path_factory.mktemp("filters") / "log", maintenance=False) as log:
+        config = {"segment.bytes": 60_000, "statistics.columns": "name"}
+        log.create_topic("t", 2, config, schema=FILTERED, timestamp="at")
+        with log.producer() as producer:
+            for start in range(0, ROWS, 100):
+                numbers = list(range(start, start + 100))
+                table = {
+                    "number": numbers,
+                    "small": [start // 200] * 100,
+                    "price": [number / 2 for number in numbers],
+                    "name": [f"name {number:04}" for number in numbers],
+                    "day": [number // 86 for number in numbers],
+                    "at": [number * 1000 for number in numbers],
+                }
+                columns = [pa.array(table[f.name]).cast(_number(f.type)) for f in FILTERED]
+                arrays = [c.cast(f.type) for c, f in zip(columns, FILTERED, strict=True)]
+                made = pa.table(arrays, schema=FILTERED)
+                producer.append_table("t", made, partition=start // 100 % 2).result()
+        yield log
+
+
+def _number(data_type):
+    if pa.types.is_date32(data_type):
+        return pa.int32()
+    return pa.int64() if pa.types.is_timestamp(data_type) else data_type
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("reader", ["jvm"])
+@pytest.mark.parametrize("values", ["columns", "struct"])
+def test_filters_leave_out_segments_and_batches_and_no_row(spark, filtered_log, values):
+    """The rows are those of a filter on the same rows elsewhere, where nothing is left out."""
+    options = {"path": filtered_log.path, "subscribe": "t", "values": values}
+    frame = spark.read.format("embedlog").options(**options).load()
+    names = ("value.*",) if values == "struct" else tuple(FILTERED.names)
+    frame = frame.selectExpr("offset", "partition", *names)
+    everything = frame.collect()
+    assert len(everything) == ROWS
+    elsewhere = spark.createDataFrame(everything, frame.schema)
+    for condition in CONDITIONS:
+        rows = frame.filter(condition)
+        if condition == "number = 17":
+            assert "skips by [number = 17]" in rows._jdf.queryExecution().toString()
+        expected = elsewhere.filter(condition).collect()
+        assert sorted(map(repr, rows.collect())) == sorted(map(repr, expected)), condition
+
+
+def test_a_plan_with_filters_reads_less(filtered_log, planner):
+    """By the statistics of segments, and of the batches in sealed ones."""
+
+    def offsets(*filters):
+        options = {"path": filtered_log.path, "subscribe": "t"}
+        plan = planner.plan_batch(options, column_filters=filters)
+        return sum(part[3] - part[2] for task in plan["tasks"] for part in task)
+
+    assert offsets() == ROWS
+    assert 100 <= offsets(["number", "=", 17]) < ROWS / 2
+    assert offsets(["number", "=", 17], ["name", ">", "name 2000"]) < ROWS / 2
+    assert offsets(["at", "<", 1_000_000]) < ROWS / 2
+    assert offsets(["small", "in", [1, 2]]) < ROWS / 2
+    # What statistics cannot tell is read.
+    assert offsets(["nothing", "=", 1]) == offsets(["small", "=", "text"]) == ROWS
+    assert offsets(["at", "=", 1]) == offsets(["number", "=", 1.5]) == ROWS

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from embedlog import kv
 from embedlog.compaction import CleanOptions, clean, inspect
-from embedlog.config import MaintenanceConfig
+from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import DurabilityError, EmbedlogError, FencedError
 from embedlog.partition import PartitionLog, pending_deletes
 from embedlog.partition.log_start import move_log_start
@@ -36,12 +36,12 @@ from support.roots import (
     encoded,
     healthy,
     latest,
-    make_log,
     no_stray_files,
     open_root,
     rows,
 )
 from support.tiers import sample
+from support.typed_bytes import as_typed, first_schema
 
 CONFIG = {
     "cleanup.policy": "compact",
@@ -50,6 +50,8 @@ CONFIG = {
     "index.interval.bytes": 600,
     "delete.retention.ms": 50,
 }
+typed = False
+"""Whether the topic is typed; a test sets it before it forks."""
 BUILT, BATCHES, EACH = 14, 16, 4
 """Batches before the compaction, in all, and records of each."""
 DELETED = 13
@@ -79,13 +81,15 @@ def batch_of(number: int) -> Any:
     keys, values = zip(*records_of(number), strict=True)
     producer = (number % 3, 0, number // 3 * EACH) if number % 3 else None
     headers = [[("h", b"x")]] * EACH if number > 10 else None
-    return encoded(*values, keys=list(keys), at=START + number, producer=producer, headers=headers)
+    batch = encoded(*values, keys=list(keys), at=START + number, producer=producer, headers=headers)
+    return as_typed(batch) if typed else batch
 
 
 def build(path: Path, kind: Any = FaultyFiles, **options: Any) -> tuple[Root, PartitionLog]:
     """Create a root with sealed segments, some of them compacted, all flushed."""
     root = open_root(path, files=partial(kind, **options))
-    log = make_log(root, CONFIG)
+    root.create_topic("t", 1, TopicConfig.parse(CONFIG), first_schema() if typed else None)
+    log = root.partition("t", 0)
     for number in range(BUILT):
         log.append([batch_of(number)])
         if number == 5:
@@ -162,7 +166,8 @@ def go_on(root: Root, end: int, thorough: bool) -> None:
     assert len(set(keys)) == len(keys)
     assert len(keys) == len(latest(rows(log))), "a tombstone that is not needed any more"
     _repeat(log, end)
-    (receipt,) = log.append([encoded(b"v", keys=[b"new"])])
+    batch = encoded(b"v", keys=[b"new"])
+    (receipt,) = log.append([as_typed(batch) if typed else batch])
     assert receipt.base_offset == end
     pending_deletes.sweep(log.context, early=True)
     assert no_stray_files(root)

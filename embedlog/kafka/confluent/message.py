@@ -101,7 +101,10 @@ class Message:
         self._record = self._record._replace(headers=headers)
 
     def __len__(self) -> int:
-        """Return the length of the value; so a tombstone is false, as in confluent_kafka."""
+        """Return the length of the value; so a tombstone is false, as in confluent_kafka.
+
+        For the dict of a typed topic it is the number of its columns.
+        """
         value = self._record.value
         return 0 if value is None else len(value)
 

@@ -33,6 +33,7 @@ from embedlog.kafka.confluent.settings import (
     producer_config,
 )
 from embedlog.kafka.transactions import NO_OFFSETS, Transactions
+from embedlog.kafka.typed import explained, key_of_row, schema_of
 from embedlog.partitioner import partition_for_key
 from embedlog.record import RecordMetadata
 
@@ -115,8 +116,8 @@ class Producer(LogClient):
     def produce(
         self,
         topic: str,
-        value: str | bytes | None = None,
-        key: str | bytes | None = None,
+        value: Any = None,
+        key: Any = None,
         partition: int = -1,
         callback: DeliveryCallback | None = None,
         on_delivery: DeliveryCallback | None = None,
@@ -127,8 +128,8 @@ class Producer(LogClient):
 
         Args:
             topic: The topic; created if the log may do that.
-            value: Bytes, or a str that is encoded as UTF-8.
-            key: Likewise.
+            value: Bytes, or a str that is encoded as UTF-8; for a typed topic a dict.
+            key: Likewise; of a typed topic it is in the value.
             partition: The partition; -1 leaves it to the ``partitioner``.
             callback: Called as ``callback(error, message)`` by a later `poll` or `flush`.
             on_delivery: The same as ``callback``.
@@ -145,13 +146,17 @@ class Producer(LogClient):
         pending = self._pending
         if len(pending) >= self._capacity:
             raise BufferError("Local: Queue full")
-        if value is not None and len(value) > self._largest:
+        if type(value) is bytes and len(value) > self._largest:
             raise exception(
                 "MSG_SIZE_TOO_LARGE", "Unable to produce message: Broker: Message size too large"
             )
         future: Any
         try:
-            if partition < 0:
+            schema = None
+            if type(value) is not bytes and (schema := schema_of(self._log.root, topic)):
+                key = None if key is None else key_of_row(topic, schema, value, key)
+                chosen = None if partition < 0 else partition
+            elif partition < 0:
                 chosen = None if key is None else self._partition_for(topic, key)
             else:
                 chosen = partition
@@ -160,9 +165,9 @@ class Producer(LogClient):
             else:
                 future = self._send(topic, value, key, _headers(headers), chosen, timestamp or None)
         except EmbedlogError as error:
-            future = self._refused(error)
+            future = self._refused(explained(self._log.root, error, topic, value))
         callback = callback or on_delivery or self._on_delivery
-        pending.append((future, callback, topic, key, value, monotonic()))  # type: ignore[arg-type]
+        pending.append((future, callback, topic, key, value, monotonic()))
 
     def _refused(self, error: EmbedlogError) -> _Refused:
         """Raise what `produce` raises; return what is reported later."""

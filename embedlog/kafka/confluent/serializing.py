@@ -16,6 +16,7 @@ from embedlog.kafka.confluent.error import (
 from embedlog.kafka.confluent.message import Message
 from embedlog.kafka.confluent.producer import Producer
 from embedlog.kafka.confluent.serialization import MessageField, SerializationContext
+from embedlog.kafka.typed import note_for_dicts
 
 Converter = Callable[[Any, Any], Any]
 
@@ -102,6 +103,7 @@ class DeserializingConsumer(Consumer):
             try:
                 value = self._value_deserializer(value, context)
             except Exception as error:
+                note_for_dicts(error, value)
                 raise ValueDeserializationError(error, message) from error
         message.set_key(key)
         message.set_value(value)

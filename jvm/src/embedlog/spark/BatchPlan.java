@@ -13,10 +13,22 @@ final class BatchPlan {
   private final Map<String, Object> params = new HashMap<>();
   private ReadPlan plan;
 
-  BatchPlan(Planner planner, Map<String, String> options, List<PushedFilter> filters, int limit) {
+  /**
+   * Describes a plan.
+   *
+   * @param filters those on the columns of every record
+   * @param columnFilters those on the columns of typed topics
+   */
+  BatchPlan(
+      Planner planner,
+      Map<String, String> options,
+      List<PushedFilter> filters,
+      List<PushedFilter> columnFilters,
+      int limit) {
     this.planner = planner;
     params.put("options", options);
     params.put("filters", filters.stream().map(PushedFilter::toJson).toList());
+    params.put("column_filters", columnFilters.stream().map(PushedFilter::toJson).toList());
     params.put("limit", limit == NO_LIMIT ? null : limit);
     params.put("cores", Planner.cores());
   }

@@ -26,6 +26,7 @@ final class LogScan implements Batch, SupportsReportPartitioning, SupportsReport
   private final LogReader reader;
   private final StructType columns;
   private final List<PushedFilter> filters;
+  private final List<PushedFilter> columnFilters;
   private final int limit;
   private final BatchPlan plan;
 
@@ -38,6 +39,7 @@ final class LogScan implements Batch, SupportsReportPartitioning, SupportsReport
       LogReader reader,
       StructType columns,
       List<PushedFilter> filters,
+      List<PushedFilter> columnFilters,
       int limit,
       BatchPlan plan) {
     this.planner = planner;
@@ -45,6 +47,7 @@ final class LogScan implements Batch, SupportsReportPartitioning, SupportsReport
     this.reader = reader;
     this.columns = columns;
     this.filters = List.copyOf(filters);
+    this.columnFilters = List.copyOf(columnFilters);
     this.limit = limit;
     this.plan = plan;
   }
@@ -60,6 +63,9 @@ final class LogScan implements Batch, SupportsReportPartitioning, SupportsReport
     text.append(" (read by the JVM): ").append(String.join(", ", columns.fieldNames()));
     if (!filters.isEmpty()) {
       text.append("; filters ").append(filters);
+    }
+    if (!columnFilters.isEmpty()) {
+      text.append("; skips by ").append(columnFilters);
     }
     if (limit != BatchPlan.NO_LIMIT) {
       text.append("; limit ").append(limit);

@@ -26,6 +26,7 @@ final class LogScanBuilder
   private final LogReader reader;
   private final StructType schema;
   private final List<PushedFilter> filters = new ArrayList<>();
+  private final List<PushedFilter> columnFilters = new ArrayList<>();
   private Predicate[] pushed = {};
   private StructType columns;
   private int limit = BatchPlan.NO_LIMIT;
@@ -74,7 +75,12 @@ final class LogScanBuilder
         filters.add(filter.get());
         taken.add(predicate);
       }
-      if (filter.isEmpty() || !filter.get().isExact()) {
+      if (filter.isEmpty() && reader.typed() != null) {
+        filter = PushedFilter.ofColumn(predicate);
+        filter.ifPresent(columnFilters::add);
+        filter.ifPresent(usable -> taken.add(predicate));
+        remaining.add(predicate);
+      } else if (filter.isEmpty() || !filter.get().isExact()) {
         remaining.add(predicate);
       }
     }
@@ -93,7 +99,7 @@ final class LogScanBuilder
     if (!PlannedCount.answers(aggregation)) {
       return false;
     }
-    planWithoutLimit = new BatchPlan(planner, options, filters, BatchPlan.NO_LIMIT);
+    planWithoutLimit = new BatchPlan(planner, options, filters, columnFilters, BatchPlan.NO_LIMIT);
     OptionalLong rows = planWithoutLimit.get().rows();
     if (rows.isEmpty()) {
       return false;
@@ -126,7 +132,10 @@ final class LogScanBuilder
       return count;
     }
     boolean isPlanned = planWithoutLimit != null && limit == BatchPlan.NO_LIMIT;
-    BatchPlan plan = isPlanned ? planWithoutLimit : new BatchPlan(planner, options, filters, limit);
-    return new LogScan(planner, options, reader, columns, filters, limit, plan);
+    BatchPlan plan =
+        isPlanned
+            ? planWithoutLimit
+            : new BatchPlan(planner, options, filters, columnFilters, limit);
+    return new LogScan(planner, options, reader, columns, filters, columnFilters, limit, plan);
   }
 }

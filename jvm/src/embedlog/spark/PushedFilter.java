@@ -5,6 +5,7 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Optional;
+import java.util.function.Function;
 import org.apache.spark.sql.connector.expressions.Expression;
 import org.apache.spark.sql.connector.expressions.Literal;
 import org.apache.spark.sql.connector.expressions.NamedReference;
@@ -14,7 +15,7 @@ import org.apache.spark.unsafe.types.UTF8String;
 /**
  * A condition of a query that narrows what is read.
  *
- * @param column topic, partition, offset or timestamp
+ * @param column topic, partition, offset, timestamp, or a column of a typed topic
  * @param operator one of {@code = < <= > >= in}
  * @param values numbers or text; one, except for {@code in}; timestamps in microseconds
  */
@@ -38,13 +39,53 @@ record PushedFilter(String column, String operator, List<Object> values) {
 
   /** Returns the filter for a predicate of Spark; nothing for those that narrow nothing. */
   static Optional<PushedFilter> of(Predicate predicate) {
+    return of(predicate, PushedFilter::recordColumn);
+  }
+
+  /**
+   * Returns the filter for a predicate on a column of a typed topic, by which statistics narrow the
+   * plan; Spark must apply it to each row nevertheless.
+   */
+  static Optional<PushedFilter> ofColumn(Predicate predicate) {
+    return of(predicate, PushedFilter::topicColumn).filter(PushedFilter::isPlain);
+  }
+
+  private static String recordColumn(NamedReference reference) {
+    String[] names = reference.fieldNames();
+    return names.length == 1 && COLUMNS.contains(names[0]) ? names[0] : null;
+  }
+
+  /** Returns the name of a column, or of a field of the column with all of them. */
+  private static String topicColumn(NamedReference reference) {
+    String[] names = reference.fieldNames();
+    boolean isField = names.length == 2 && names[0].equals("value");
+    return isField ? names[1] : names.length == 1 ? names[0] : null;
+  }
+
+  /** Whether all values are the same in JSON. */
+  private boolean isPlain() {
+    return values.stream()
+        .allMatch(
+            value ->
+                value instanceof String
+                    || value instanceof Boolean
+                    || value instanceof Byte
+                    || value instanceof Short
+                    || value instanceof Integer
+                    || value instanceof Long
+                    || value instanceof Float number && Float.isFinite(number)
+                    || value instanceof Double number && Double.isFinite(number));
+  }
+
+  private static Optional<PushedFilter> of(
+      Predicate predicate, Function<NamedReference, String> names) {
     String operator = predicate.name().toLowerCase(Locale.ROOT);
     Expression[] children = predicate.children();
     if (children.length < 2) {
       return Optional.empty();
     }
     if (operator.equals("in") && children.length <= MAX_VALUES + 1) {
-      return of(children[0], operator, List.of(children).subList(1, children.length));
+      return of(children[0], operator, List.of(children).subList(1, children.length), names);
     }
     // With a literal that is not null this is "=".
     operator = operator.equals("<=>") ? "=" : operator;
@@ -52,15 +93,17 @@ record PushedFilter(String column, String operator, List<Object> values) {
       return Optional.empty();
     }
     return children[1] instanceof NamedReference
-        ? of(children[1], MIRRORED.get(operator), List.of(children[0]))
-        : of(children[0], operator, List.of(children[1]));
+        ? of(children[1], MIRRORED.get(operator), List.of(children[0]), names)
+        : of(children[0], operator, List.of(children[1]), names);
   }
 
   private static Optional<PushedFilter> of(
-      Expression column, String operator, List<Expression> literals) {
-    if (!(column instanceof NamedReference reference)
-        || reference.fieldNames().length != 1
-        || !COLUMNS.contains(reference.fieldNames()[0])) {
+      Expression column,
+      String operator,
+      List<Expression> literals,
+      Function<NamedReference, String> names) {
+    String name = column instanceof NamedReference reference ? names.apply(reference) : null;
+    if (name == null) {
       return Optional.empty();
     }
     List<Object> values = new ArrayList<>();
@@ -71,7 +114,7 @@ record PushedFilter(String column, String operator, List<Object> values) {
       Object value = literal.value();
       values.add(value instanceof UTF8String ? value.toString() : value);
     }
-    return Optional.of(new PushedFilter(reference.fieldNames()[0], operator, values));
+    return Optional.of(new PushedFilter(name, operator, values));
   }
 
   /** Whether the plan leaves out all rows that do not match, so that Spark need not look. */

@@ -16,7 +16,7 @@ import java.util.Map;
 record TopicSchemas(Map<String, TopicColumn> columns, Map<Integer, String> segments)
     implements Serializable {
 
-  /** Reads the topics of a plan; embedlog/spark/typed_plan.py writes them. */
+  /** Reads the topics of a plan; embedlog/spark/plan.py writes them. */
   static Map<String, TopicSchemas> parse(JsonNode topics) {
     Map<String, TopicSchemas> schemas = new HashMap<>();
     for (Map.Entry<String, JsonNode> topic : topics.properties()) {
