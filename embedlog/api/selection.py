@@ -33,7 +33,7 @@ class Selection:
 
     def __init__(
         self,
-        view: Any,
+        view: object,
         columns: Sequence[str] | None,
         where: pyarrow.compute.Expression | None,
         latest: bool,
@@ -48,8 +48,9 @@ class Selection:
                 'write pyarrow.compute.field("dep_delay") > 60, or use scan() for expressions of '
                 "Polars"
             )
-        view._limited(since, between)  # Raises if a time is wrong.
-        self._view, self._latest = view, latest
+        self._view: Any = view
+        self._view._limited(since, between)  # Raises if a time is wrong.
+        self._latest = latest
         self._columns = None if columns is None else list(columns)
         self._where, self._since, self._between = where, since, between
         self.schema()

@@ -293,7 +293,8 @@ def test_a_signal_during_stop_does_not_interrupt_it(log, options, monkeypatch):
 
     def stop_reader():
         reader = object.__new__(StreamReader)
-        reader.__dict__.update(options=parse(options(startingOffsets="earliest")), names=())
+        parsed = parse(options(startingOffsets="earliest"))
+        reader.__dict__.update(options=parsed, fields=[], _schemas=None)
         reader.initialOffset()
         lease_count = len(log.leases())
         monkeypatch.setattr(LogSource, "release", release_with_signal)

@@ -232,6 +232,7 @@ ROUNDS: dict[str, tuple[Round, ...]] = {
     "plan_micro_batch": (Rounds.copy_what_there_is, Rounds.copy_from_the_end),
     "commit": (Rounds.copy_what_there_is,),
     "close_stream": (Rounds.copy_what_there_is, Rounds.copy_from_the_end),
+    "is_typed_topic": (Rounds.write_once, Rounds.copy_what_there_is),
     "plan_write": (Rounds.write_once, Rounds.copy_what_there_is),
     "publish_batch": (Rounds.write,),
     "publish_micro_batch": (Rounds.copy_what_there_is, Rounds.copy_from_the_end),
