@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from embedlog.display import cut, html_table, public_names, short
 from embedlog.errors import EmbedlogError
@@ -48,7 +48,7 @@ class Selection:
                 'write pyarrow.compute.field("dep_delay") > 60, or use scan() for expressions of '
                 "Polars"
             )
-        self._view: Any = view
+        self._view = cast("Any", view)
         self._view._limited(since, between)  # Raises if a time is wrong.
         self._latest = latest
         self._columns = None if columns is None else list(columns)
