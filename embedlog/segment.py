@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from embedlog import batch as batches
 from embedlog.batch import Batch, BatchRun, BatchSource
+from embedlog.batch.decode import head_length
 from embedlog.batch.wire import layout_of
 from embedlog.errors import CorruptBatchError, CorruptionError
 from embedlog.files import Files
@@ -27,6 +28,8 @@ _FIRST_BYTES = 8 << 10
 """Read at least this much at once: many small batches, or the head of a large one."""
 _MAPPED_BYTES = 256 << 10
 """Map a sealed file for reads of at least this size."""
+_HEAD_BYTES = 4096
+"""Read at least this much of a batch for its head."""
 _FEW_BYTES = 4096
 """Up to here bytes are copied: to create an Arrow buffer is slower after a sleep."""
 _MANY_BYTES = 256 << 10
@@ -266,6 +269,27 @@ class SegmentFile:
         if not whole and position < stop:
             raise self._ended(position)
         return whole
+
+    def heads(self, position: int, stop: int) -> Iterator[Batch]:
+        """Yield every batch of ``[position, stop)``, of which only the head was read.
+
+        Their columns cannot be read; their offsets, counts and statistics can.
+
+        Raises:
+            CorruptBatchError: A head is damaged.
+        """
+        while position < stop:
+            data = self._files.read(self._open_fd(), min(_HEAD_BYTES, stop - position), position)
+            length = head_length(data, path=self.path, position=position)
+            if length is None:
+                raise self._ended(position)
+            if length > len(data):
+                data = self._files.read(self._open_fd(), length, position)
+            # The layout of the last head may be longer than this one.
+            padded = bytes(data) + bytes(_HEAD_BYTES)
+            batch = Batch(BatchSource(padded, self.path, position, self.schema), 0, stop - position)
+            yield batch
+            position += batch.size
 
     def scan(self, position: int, stop: int) -> Iterator[Batch]:
         """Yield every batch of ``[position, stop)``, headers checked, bodies not."""

@@ -14,7 +14,7 @@ from embedlog.batch import is_over, to_encoded
 from embedlog.compaction.rebatch import min_rows, rebatch
 from embedlog.config import LONG_MAX, TopicConfig
 from embedlog.errors import FencedError
-from embedlog.partition import skipping
+from embedlog.partition import segment_statistics
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
@@ -188,7 +188,7 @@ def test_housekeeping_gathers_what_the_setting_says(log):
         partition.roll()
     typed, plain = (log.root.partition(name, 0) for name in ("typed", "plain"))
     first = next(iter(typed.segments.values()))
-    log.root.context.state.write(lambda txn: skipping.put(txn, typed, first, None))
+    log.root.context.state.write(lambda txn: segment_statistics.put(txn, typed, first, None))
 
     results = log.maintain()
 
@@ -196,7 +196,7 @@ def test_housekeeping_gathers_what_the_setting_says(log):
     # The last batch of a producer stays.
     assert sizes(typed) == [2, 1]
     assert sizes(plain) == [1, 1, 1]
-    assert skipping.statistics_of(typed, next(iter(typed.segments.values()))).count == 3
+    assert segment_statistics.statistics_of(typed, next(iter(typed.segments.values()))).count == 3
     assert log.maintain()["rebatch"] == []
 
 

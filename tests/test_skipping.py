@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import embedlog
 from embedlog import keyspace
-from embedlog.partition import skipping
+from embedlog.errors import CorruptBatchError
+from embedlog.partition import segment_statistics
 from embedlog.schemas import statistics
 from embedlog.schemas.pruning import Pruner
 
@@ -195,7 +196,7 @@ def test_lost_or_damaged_statistics_of_a_segment_only_cost_time(log):
     log.root.context.state.write(damage)
 
     assert topic.to_arrow(["i"], where=pc.field("i") < 4)["i"].to_pylist() == [0, 1, 2, 3]
-    assert skipping.statistics_of(partition, sealed[0]) is None
+    assert segment_statistics.statistics_of(partition, sealed[0]) is None
 
 
 def test_a_segment_that_is_cut_and_sealed_again_has_statistics_of_its_new_rows(log):
@@ -230,3 +231,33 @@ def test_statistics_see_through_a_change_of_the_schema(log):
     assert topic.to_arrow(["n"], where=pc.field("g") == 7).num_rows == 2
     assert topic._pruned(pc.field("g") == 8).ranges() == topic[2:].ranges()
     assert topic._pruned(pc.field("h") == "x").ranges() == topic[2:].ranges()
+
+
+def test_batches_of_the_active_segment_are_skipped_by_their_heads(log):
+    """Their bodies are not read, however large they are."""
+    rows = [[{"i": number, "s": "x" * 3000}] * 5 for number in range(3)]
+    topic = typed_topic(log, rows[:1])
+    producer = log.producer()
+    for batch in rows[1:]:
+        producer.append_table(topic.name, pa.Table.from_pylist(batch, schema=SCHEMA)).result()
+
+    view = topic._pruned(pc.field("i") == 2)
+
+    assert [(part.start, part.stop) for part in view.ranges()] == [(10, 15)]
+    assert topic.to_arrow(["i"], where=pc.field("i") == 2)["i"].to_pylist() == [2] * 5
+
+
+def test_a_damaged_head_in_the_active_segment_is_reported_by_the_read(log):
+    """Not by what decides what to read."""
+    topic = typed_topic(log, [[{"i": 1}]])
+    partition = log.root.partition(topic.name, 0)
+    log.producer().send(topic.name, {"i": 2}).result()
+    last = partition.reader(1).read()[0]
+    file = partition.active_file()
+    path = log.root.context.files.path(file.path)
+    with open(path, "r+b") as damaged:
+        damaged.seek(last.position + 40)
+        damaged.write(b"\xff")
+
+    with pytest.raises(CorruptBatchError):
+        topic.to_arrow(where=pc.field("i") == 5)

@@ -21,7 +21,7 @@ from embedlog.batch import CONTROL, LOG_APPEND_TIME, Batch, BatchLimits, Encoded
 from embedlog.catalog import SegmentInfo
 from embedlog.config import LONG_MAX, TopicConfig
 from embedlog.errors import CorruptionError, EmbedlogError, FencedError
-from embedlog.partition import PartitionLog, flush, replace, skipping
+from embedlog.partition import PartitionLog, flush, replace, segment_statistics
 from embedlog.partition.replace import Fence, Replacement, no_fence
 from embedlog.schemas.statistics import pack, text_columns_of
 
@@ -146,9 +146,9 @@ def add_statistics(log: PartitionLog, fence: Fence = no_fence) -> int:
         if not info.sealed or not info.schema_version or info.id in known:
             continue
         known.add(info.id)
-        if skipping.statistics_of(log, info) is None:
+        if segment_statistics.statistics_of(log, info) is None:
             fence()
-            added += skipping.add(log, info)
+            added += segment_statistics.add(log, info)
     return added
 
 

@@ -31,7 +31,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.index import IndexEntry
-from embedlog.partition import leases, pending_deletes, roll, skipping, uncommitted_files
+from embedlog.partition import leases, pending_deletes, roll, segment_statistics, uncommitted_files
 from embedlog.partition.recovery import tail_locked
 from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import NO_TIME, Tail, latest_append_time
@@ -128,7 +128,7 @@ class Replacement:
         self._unindexed += batch.size
         self._records += batch.count
         if self.info.schema_version:
-            self._rows.append(skipping.of_encoded(batch))
+            self._rows.append(segment_statistics.of_encoded(batch))
         self._newest = max(self._newest, batch.max_timestamp)
 
     def _seal(self, old: Sequence[SegmentInfo], next_offset: int) -> None:
@@ -199,7 +199,9 @@ class Replacement:
         keyspace.UNCOMMITTED_FILES.delete(txn, key, *self.info.key)
         catalog.put_segment(txn, key, self.info)
         keyspace.SEGMENT_INDEXES.put(txn, key, *self.info.key, value=index.pack(self._entries))
-        skipping.put(txn, self._log, self.info, skipping.packed(self._log, self.info, self._rows))
+        segment_statistics.put(
+            txn, self._log, self.info, segment_statistics.packed(self._log, self.info, self._rows)
+        )
         if cleaned is not None:
             keyspace.CLEANED_OFFSETS.put(txn, key, value=cleaned)
 

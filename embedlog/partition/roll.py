@@ -10,7 +10,7 @@ from embedlog.batch import HEADERS, TOMBSTONES, EncodedBatch
 from embedlog.batch.wire import SCHEMA_VERSION, layout_of
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import DurabilityError
-from embedlog.partition import producer_state, skipping, uncommitted_files
+from embedlog.partition import producer_state, segment_statistics, uncommitted_files
 from embedlog.partition.state import PartitionState, put_recovery_point, sync_entries, sync_files
 from embedlog.partition.tail import TAILS, Tail, creation_time, first_append_time
 from embedlog.segment import END_MARK, SegmentFile, create
@@ -127,7 +127,7 @@ def _name_next(
     created_ms = creation_time(tail, log.context.clock())
     statistics = None
     if old.schema_version and not tail.empty:
-        statistics = skipping.compute(log, sealed, skipping.MAX_BATCHES_AT_ROLL)
+        statistics = segment_statistics.compute(log, sealed, segment_statistics.MAX_BATCHES_AT_ROLL)
 
     def step(txn: kv.Txn) -> SegmentInfo:
         number = catalog.next_number(txn, "segment")
@@ -139,7 +139,7 @@ def _name_next(
         else:
             catalog.put_segment(txn, log.key, sealed)
             keyspace.SEGMENT_INDEXES.put(txn, log.key, *sealed.key, value=index.pack(entries))
-            skipping.put(txn, log, sealed, statistics)
+            segment_statistics.put(txn, log, sealed, statistics)
         catalog.put_segment(txn, log.key, new)
         if synced:
             put_recovery_point(txn, log.key, tail, producers)

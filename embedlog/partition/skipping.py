@@ -1,33 +1,22 @@
 """Skipping segments and batches of a typed topic that have no row for which an expression is true.
 
-The statistics of a sealed segment are a row of `state`, written when it is sealed, replaced or
-looked at by housekeeping; those of a batch are in its block.  All of them are optional: what has
-none is read.
+By the statistics of segments in `state`, and those of batches in their blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Sequence
 
-from embedlog import catalog, keyspace, kv
-from embedlog.batch import Batch, EncodedBatch
-from embedlog.batch.wire import ENTRY
+from embedlog.batch import Batch
 from embedlog.catalog import SegmentInfo
-from embedlog.errors import CorruptBatchError, CorruptionError
+from embedlog.errors import CorruptBatchError, CorruptionError, StorageError
+from embedlog.partition.recovery import current_tail
+from embedlog.partition.segment_statistics import statistics_of
 from embedlog.partition.state import PartitionState
 from embedlog.schemas.pruning import Pruner
-from embedlog.schemas.statistics import (
-    RowStatistics,
-    merged,
-    of_batch,
-    pack_rows,
-    unpack,
-    unpack_rows,
-)
+from embedlog.schemas.statistics import RowStatistics, of_batch
 
-MAX_BATCHES_AT_ROLL = 10_000
-"""A roll computes the statistics of a segment with at most this many batches, which takes up to
-0.1 s under the partition's lock; housekeeping those of others."""
 _ALL = 1 << 62
 
 Range = tuple[int, int]
@@ -47,7 +36,7 @@ def ranges_to_read(log: PartitionState, start: int, stop: int, pruner: Pruner) -
         end = stop if info.next_offset is None else info.next_offset
         part = max(info.base_offset, start), min(end, stop)
         if may_match and part[0] < part[1]:
-            ranges += [part] if not info.sealed else _batches_to_read(log, info, part, pruner)
+            ranges += _batches_to_read(log, info, part, pruner)
     return _joined(ranges)
 
 
@@ -71,12 +60,12 @@ def _segments_to_read(
 def _batches_to_read(
     log: PartitionState, info: SegmentInfo, part: Range, pruner: Pruner
 ) -> list[Range]:
-    """Return what to read of a sealed segment, by the blocks of its batches."""
+    """Return what to read of a segment, by the blocks of its batches."""
     try:
         batches = _batches(log, info)
-    except CorruptionError:
+    except (CorruptionError, StorageError, struct.error):
         return [part]  # Reading it reports the damage, if it is in what is read.
-    if len(batches) < 2:
+    if len(batches) < 2 or batches[-1].next_offset < part[1]:
         return [part]
     kept = pruner.keep([of_batch(batch) for batch in batches], batches[0].layout.original)
     ranges = []
@@ -88,6 +77,12 @@ def _batches_to_read(
 
 
 def _batches(log: PartitionState, info: SegmentInfo) -> list[Batch]:
+    if not info.sealed:
+        tail = current_tail(log)
+        if tail.segment_id != info.id:
+            return []  # It was sealed meanwhile.
+        file = log.open_shared(info)
+        return list(file.heads(file.start, tail.high_watermark_position))
     file = log.open_segment(info)
     batches = file.mapped(file.start, info.end_position, _ALL)
     last = batches[-1] if batches else None
@@ -104,73 +99,3 @@ def _joined(ranges: Sequence[Range]) -> list[Range]:
         else:
             joined.append((start, stop))
     return joined
-
-
-# The statistics of a segment
-
-
-def statistics_of(log: PartitionState, info: SegmentInfo) -> RowStatistics | None:
-    """Return the statistics of a sealed segment; None if there are none, or they are damaged."""
-    table, key = keyspace.SEGMENT_STATISTICS, info.key
-    try:
-        value = log.context.state.read(lambda txn: table.get(txn, log.key, *key))
-        return None if value is None else unpack_rows(value)
-    except keyspace.DAMAGE:
-        return None
-
-
-def compute(log: PartitionState, info: SegmentInfo, max_batches: int = _ALL) -> bytes | None:
-    """Return the statistics of a segment from the blocks of its batches, as `state` has them.
-
-    None for a topic of bytes, and if there are more batches, or damage.
-    """
-    if not info.schema_version:
-        return None
-    file, rows = log.open_segment(info), []
-    try:
-        for number, batch in enumerate(file.scan(file.start, info.end_position)):
-            if number >= max_batches:
-                return None
-            rows.append(of_batch(batch))
-    except CorruptionError:
-        return None
-    return packed(log, info, rows)
-
-
-def add(log: PartitionState, info: SegmentInfo) -> bool:
-    """Write the statistics of a sealed segment; False if it has none, or was replaced."""
-    statistics = compute(log, info)
-    if statistics is None:
-        return False
-
-    def step(txn: kv.Txn) -> bool:
-        if catalog.segment_at(txn, log.key, info.base_offset) != info:
-            return False
-        put(txn, log, info, statistics)
-        return True
-
-    return log.context.state.write(step)
-
-
-def packed(log: PartitionState, info: SegmentInfo, rows: Iterable[RowStatistics]) -> bytes | None:
-    """Return the statistics of all batches of a segment, as `state` has them; None without any."""
-    statistics = merged(rows)
-    return None if statistics is None else pack_rows(statistics, log.schema_of(info, offsets=True))
-
-
-def of_encoded(batch: EncodedBatch) -> RowStatistics:
-    """Return the statistics of a batch that is being written."""
-    end = len(batch.table) - 8 - batch.statistics_bytes
-    nulls = tuple(number for _, _, number in ENTRY.iter_unpack(batch.table[:end]))
-    return RowStatistics(batch.count, nulls, unpack(batch.table[end:-8]))
-
-
-def put(txn: kv.Txn, log: PartitionState, info: SegmentInfo, statistics: bytes | None) -> None:
-    """Write the statistics of a segment that is sealed, or delete those of an earlier sealing."""
-    if not info.schema_version:
-        return
-    table, key = keyspace.SEGMENT_STATISTICS, info.key
-    if statistics is None:
-        table.delete(txn, log.key, *key)
-    else:
-        table.put(txn, log.key, *key, value=statistics)

@@ -46,7 +46,7 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.partition import journal, recovery, roll, skipping, validation
+from embedlog.partition import journal, recovery, roll, segment_statistics, validation
 from embedlog.partition import tail as tails
 from embedlog.partition.append import PendingAppend, note_appended
 from embedlog.partition.journal import JournalEntry
@@ -491,7 +491,7 @@ def _put_partition(
         )
         catalog.put_segment(txn, key, sealed)
         keyspace.SEGMENT_INDEXES.put(txn, key, *sealed.key, value=index.pack(entries))
-        skipping.put(txn, log, sealed, None)  # Housekeeping computes them.
+        segment_statistics.put(txn, log, sealed, None)  # Housekeeping computes them.
         catalog.put_segment(txn, key, following.info)
     if producers is not None:
         put_recovery_point(txn, key, plan.after, producers)
