@@ -204,8 +204,11 @@ class InSession:
         return self._query is None or not self._query.isActive
 
     def survives(self, kill_point: str) -> bool:
-        """Whether the query goes on after a kill, as if nothing had happened."""
-        return kill_point.split()[-1] in QueryPlanner.METHODS
+        """Whether the query goes on after a kill, as if nothing had happened.
+
+        It does after that of a planner, whose methods have the names of those of Python's source.
+        """
+        return self.reader == "jvm" and kill_point.split()[-1] in QueryPlanner.METHODS
 
     def finish(self) -> None:
         """Stop the query as a user does."""
