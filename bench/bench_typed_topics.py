@@ -139,7 +139,7 @@ class ParquetSource(Source):
 
 
 def queries(chunks: list[pa.Table]) -> dict[str, Query]:
-    """Return what is asked, by name; each returns the number of its rows."""
+    """Return the queries by name; each returns the number of its rows."""
     middle = chunks[len(chunks) // 2]["time_hour"]
     rows = sum(chunk.num_rows for chunk in chunks)
     years = rows / 336_776

@@ -21,7 +21,7 @@ _SHOWN, _CELL_WIDTH = 5, 30
 
 
 class Selection:
-    """Columns and rows of a topic, read anew each time; what `TopicView.select` returns.
+    """Columns and rows of a topic, from `TopicView.select`; each use reads the topic again.
 
     DuckDB queries it by its name as a variable, and whatever else takes an Arrow PyCapsule
     stream reads it, one batch at a time.

@@ -7,13 +7,15 @@ bytes for a few records and fewer for many.  For a compressed batch, the compres
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from embedlog.batch.add_headers import decoded
 from embedlog.batch.encode import EncodedBatch
 from embedlog.batch.wire import COMPRESSED, ENTRY, HEADERS, TYPED
 from embedlog.lazy import np
+
+Encoded = TypeVar("Encoded", bound=EncodedBatch)
 
 BATCH_OVERHEAD = 61
 """Bytes of a Kafka batch before its records."""
@@ -30,6 +32,19 @@ class BatchLimits(NamedTuple):
     def accepts(self, batch: EncodedBatch) -> bool:
         """Return whether a batch is within both limits."""
         return batch.size <= self.segment and not is_over(batch, self.message)
+
+    def split(self, columns: Any, encode: Callable[[Any], Encoded]) -> Iterator[Encoded]:
+        """Yield the batch of columns, or several, halved until they are within the limits (G13).
+
+        A batch of one record is yielded in any case: the append refuses it.
+        """
+        encoded = encode(columns)
+        if encoded.count == 1 or self.accepts(encoded):
+            yield encoded
+            return
+        half = encoded.count // 2
+        yield from self.split(columns.slice(0, half), encode)
+        yield from self.split(columns.slice(half), encode)
 
 
 def varint_size(number: int) -> int:

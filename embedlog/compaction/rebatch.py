@@ -9,7 +9,7 @@ sequence numbers.  A segment is replaced by one swap, as by a compaction (`parti
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace as with_fields
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -261,16 +261,5 @@ def _gathered(
             encoded.set_producer(first.producer_id, first.producer_epoch, first.base_sequence)
         return encoded
 
-    yield from _within_limits(columns, encode, limits, keep=len(run) == 1)
-
-
-def _within_limits(
-    columns: Any, encode: Callable[[Any], EncodedBatch], limits: BatchLimits, *, keep: bool
-) -> Iterator[EncodedBatch]:
-    encoded = encode(columns)
-    if keep or encoded.count == 1 or limits.accepts(encoded):
-        yield encoded
-        return
-    half = encoded.count // 2
-    yield from _within_limits(columns.slice(0, half), encode, limits, keep=False)
-    yield from _within_limits(columns.slice(half), encode, limits, keep=False)
+    # A batch that comes alone stays as it is.
+    return iter([encode(columns)]) if len(run) == 1 else limits.split(columns, encode)

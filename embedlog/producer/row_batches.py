@@ -180,13 +180,7 @@ def encode_columns(
     columns: Any, compression: str, limits: BatchLimits, timestamps: tuple[int, int] | None = None
 ) -> Iterator[EncodedBatch]:
     """Encode columns as `encode_rows` does; ``timestamps`` are the extremes, if known."""
-    encoded = encode(columns, compression, timestamps=timestamps)
-    if encoded.count == 1 or limits.accepts(encoded):
-        yield encoded
-        return
-    half = encoded.count // 2
-    yield from encode_columns(columns.slice(0, half), compression, limits, timestamps)
-    yield from encode_columns(columns.slice(half), compression, limits, timestamps)
+    return limits.split(columns, lambda part: encode(part, compression, timestamps=timestamps))
 
 
 # Tables

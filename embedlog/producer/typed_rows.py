@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -62,25 +62,13 @@ class TypedColumns(NamedTuple):
                 timestamps=times,
                 text_statistics=text_statistics,
             )
-            yield from _split_to_fit(part, encode, limits)
+            yield from limits.split(part, encode)
 
     def slice(self, start: int, stop: int) -> TypedColumns:
         """Return the records ``[start, stop)``."""
         count = stop - start
         columns, keys = self.columns.slice(start, count), self.keys.slice(start, count)
         return self._replace(columns=columns, keys=keys)
-
-
-def _split_to_fit(
-    columns: Any, encode: Callable[[Any], TypedBatch], limits: BatchLimits
-) -> Iterator[TypedBatch]:
-    encoded = encode(columns)
-    if encoded.count == 1 or limits.accepts(encoded):
-        yield encoded
-        return
-    half = encoded.count // 2
-    yield from _split_to_fit(columns.slice(0, half), encode, limits)
-    yield from _split_to_fit(columns.slice(half), encode, limits)
 
 
 def split_rows(rows: Rows, topic: TopicInfo) -> Iterator[TypedColumns]:
