@@ -9,7 +9,8 @@ is unlinked.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from embedlog import batch as batches
 from embedlog.batch import Batch, BatchRun, BatchSource
 from embedlog.batch.decode import head_length
 from embedlog.batch.wire import layout_of
-from embedlog.errors import CorruptBatchError, CorruptionError
+from embedlog.errors import CorruptBatchError, CorruptionError, UnsupportedFormatError
 from embedlog.files import Files
 from embedlog.lazy import pa
 
@@ -30,6 +31,8 @@ _MAPPED_BYTES = 256 << 10
 """Map a sealed file for reads of at least this size."""
 _HEAD_BYTES = 4096
 """Read at least this much of a batch for its head."""
+_PARTLY_READ_BYTES = 32 << 10
+"""From here on, some columns of a batch are read by themselves; less is read faster at once."""
 _FEW_BYTES = 4096
 """Up to here bytes are copied: to create an Arrow buffer is slower after a sleep."""
 _MANY_BYTES = 256 << 10
@@ -176,6 +179,49 @@ class SegmentFile:
         """
         return self._decoded(BatchSource.batches, position, stop, max_bytes)
 
+    def read_columns(
+        self, position: int, stop: int, max_bytes: int, indexes: Collection[int]
+    ) -> list[Batch]:
+        """As `read`, but of large batches only the heads and some columns are read.
+
+        The other columns of these batches cannot be decoded.
+
+        Args:
+            position, stop, max_bytes: As for `read`; the columns left out count as well.
+            indexes: The columns to read, by their index in `schema`.
+        """
+        size = min(max_bytes, stop - position)
+        # Memory that is never touched takes none.
+        memory = pa.allocate_buffer(size)
+        view = memoryview(memory).cast("B")
+        source = BatchSource(memory, self.path, position, self.schema, indexes)
+        read: list[Batch] = []
+        start = 0
+        # The next read reports an error, if it is its first batch.
+        with suppress(CorruptionError, UnsupportedFormatError):
+            while start < size:
+                self._read_head(view[start:], position + start)
+                batch = Batch(source, start, size)
+                if batch.size < _PARTLY_READ_BYTES:
+                    break
+                for begin, end in joined(map(batch.column_range, sorted(indexes))):
+                    part = view[start + begin : start + end]
+                    if self._read_into(part, position + start + begin) < len(part):
+                        raise self._ended(position + start)
+                read.append(batch)
+                start += batch.size
+        return read or self.read(position, stop, max_bytes)
+
+    def _read_head(self, view: memoryview, position: int) -> None:
+        """Read what a batch has before its columns, and perhaps more; fewer bytes at the end."""
+        length = self._read_into(view[:_HEAD_BYTES], position)
+        whole = head_length(view[:length], path=self.path, position=position) or 0
+        if whole > length:
+            self._read_into(view[length:whole], position + length)
+
+    def _read_into(self, view: memoryview, position: int) -> int:
+        return self._files.read_into(self._open_fd(), view, position)
+
     def mapped(self, position: int, stop: int, max_bytes: int = CHUNK_BYTES) -> list[Batch]:
         """As `read`, over a map of the whole sealed file: no copies.
 
@@ -297,6 +343,16 @@ class SegmentFile:
             for batch in self.read(position, stop):
                 yield batch
                 position += batch.size
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges ``[start, stop)``, which are in order, with those as one that meet."""
+    result: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if result and result[-1][1] == start:
+            start, _ = result.pop()
+        result.append((start, stop))
+    return result
 
 
 @lru_cache(maxsize=256)

@@ -11,6 +11,7 @@ from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING, Any, Generic, overload
 
+from embedlog.api.decode_ahead import decoded_tables
 from embedlog.api.latest import get, latest
 from embedlog.api.offset_range import OffsetRange
 from embedlog.batch import Batch, tables
@@ -29,6 +30,7 @@ from embedlog.display import cut, html_table, moment, need, plural, public_names
 from embedlog.errors import EmbedlogError, InvalidConfigError, SerializationError, no_attribute
 from embedlog.lazy import pa
 from embedlog.partition import PartitionLog
+from embedlog.partition.reader import ColumnIndexes
 from embedlog.progress import format_bytes
 from embedlog.record import K, Record, TopicPartition, V
 from embedlog.root.root import Root, check_root
@@ -308,9 +310,7 @@ class TopicView(Generic[K, V]):
             raise TypeError(f"columns must be a list of names, got {columns!r}")
         view = self._limited(since, between)._pruned(where)
         schema = self.schema(columns)
-        for table in view._tables(self._with_columns_of(schema, where)):
-            if where is not None:
-                table = table.filter(where)
+        for table in view._tables(self._with_columns_of(schema, where), where):
             yield from table.select(schema.names).to_batches()
 
     def _pruned(self, where: pyarrow.compute.Expression | None) -> TopicView[K, V]:
@@ -326,12 +326,16 @@ class TopicView(Generic[K, V]):
         others = names_in(where, self.schema().names)
         return self.schema(list(dict.fromkeys([*schema.names, *others])))
 
-    def _tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
-        for part, batches in self._reads():
-            # Compressed batches may be a hundred times larger when decoded: one at a time.
-            compressed = any(batch.is_compressed for batch, _, _ in batches)
-            for chunk in ([batch] for batch in batches) if compressed else (batches,):
-                yield tables.table(chunk, part.partition, schema)
+    def _tables(
+        self, schema: pa.Schema, where: pyarrow.compute.Expression | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield stored columns of the rows for which an expression is true."""
+
+        def decode(batches: Sequence[tables.BatchRows], partition: int) -> pa.Table:
+            table = tables.table(batches, partition, schema)
+            return table if where is None else table.filter(where)
+
+        return decoded_tables(self._reads(), decode)
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """Return the stored columns: offset, partition, timestamp, key, value, headers if any."""
@@ -661,8 +665,14 @@ class TopicView(Generic[K, V]):
     def _log(self, partition: int) -> PartitionLog:
         return self._root.partition(self.name, partition)
 
-    def _reads(self) -> Iterator[tuple[OffsetRange, list[tables.BatchRows]]]:
-        """Yield the batches of each read, with the rows of them that the view covers."""
+    def _reads(
+        self, columns: ColumnIndexes | None = None
+    ) -> Iterator[tuple[OffsetRange, list[tables.BatchRows]]]:
+        """Yield the batches of each read, with the rows of them that the view covers.
+
+        Args:
+            columns: Returns which columns of a schema are needed; None for all.
+        """
         read = OffsetRange(-1, 0, 0)
         batches: list[Batch] = []
         for part in self.ranges():
@@ -673,7 +683,7 @@ class TopicView(Generic[K, V]):
                     if reader is None:
                         reader = self._log(part.partition).reader(start)
                     size = max((part.stop - start) * _ROW_BYTES, _LEAST_READ_BYTES)
-                    batches = reader.read(min(size, _READ_BYTES))
+                    batches = reader.read(min(size, _READ_BYTES), columns=columns)
                     if not batches:
                         break
                     read = OffsetRange(part.partition, start, reader.offset)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from embedlog.api.decode_ahead import decoded_tables
 from embedlog.api.latest import latest
 from embedlog.api.offset_range import OffsetRange
 from embedlog.api.topic import Between, Topic, TopicView
@@ -99,14 +101,19 @@ class TypedTopicView(TopicView[Any, Any]):
                 ranges.append(OffsetRange(part.partition, start, stop))
         return self._view(ranges)
 
-    def _tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
+    def _tables(
+        self, schema: pa.Schema, where: pyarrow.compute.Expression | None = None
+    ) -> Iterator[pa.Table]:
         reader = self._typed_reader()
-        for part, batches in self._reads():
-            # Compressed batches may be a hundred times larger when decoded: one at a time.
-            compressed = any(batch.is_compressed for batch, _, _ in batches)
-            for chunk in ([batch] for batch in batches) if compressed else (batches,):
-                if rows := _without_tombstones(chunk):
-                    yield reader.table(rows, part.partition, schema)
+
+        def decode(batches: Sequence[BatchRows], partition: int) -> pa.Table:
+            rows = _without_tombstones(batches)
+            if not rows:
+                return empty(schema)
+            table = reader.table(rows, partition, schema)
+            return table if where is None else table.filter(where)
+
+        return decoded_tables(self._reads(partial(reader.indexes, schema.names)), decode)
 
     def to_arrow(
         self,
@@ -142,9 +149,12 @@ class TypedTopicView(TopicView[Any, Any]):
             view = view._pruned(where)
         schema = self.schema(columns)
         read = self._with_columns_of(schema, where)
-        tables = view._latest(read) if latest else view._tables(read)
-        if where is not None:
-            tables = (table.filter(where) for table in tables)
+        if latest:
+            tables = view._latest(read)
+            if where is not None:
+                tables = (table.filter(where) for table in tables)
+        else:
+            tables = view._tables(read, where)
         return pa.concat_tables([empty(read), *tables]).select(schema.names)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:

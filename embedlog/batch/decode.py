@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
-from embedlog.batch import decode_small
+from embedlog.batch import decode_small, decompress
 from embedlog.batch.arrays import in_ms, numbers, repeated
 from embedlog.batch.key_bytes import key_bytes
 from embedlog.batch.wire import (
@@ -20,10 +20,8 @@ from embedlog.batch.wire import (
     EXPLICIT_OFFSETS,
     HEADER,
     HEADERS,
-    I64,
     LOG_APPEND_TIME,
     MAGIC,
-    MAX_BATCH_BYTES,
     MAX_HEAD_BYTES,
     MAX_MESSAGE_BYTES,
     MIN_BLOCK,
@@ -34,11 +32,8 @@ from embedlog.batch.wire import (
     TRAILER,
     TYPED,
     VERSION,
-    ZSTD_FRAME,
     BufferLayout,
     ColumnSelection,
-    Message,
-    decoded_size,
     find_message,
     layout_of,
     timestamp_type,
@@ -59,12 +54,22 @@ class BatchSource:
         path: The file, for errors.
         shift: Position in the file minus position in the buffer.
         schema: The schema of the segment.
+        indexes: The columns whose bytes it has; None for all.
     """
 
-    __slots__ = ("buffer", "layout", "path", "shift", "slice", "slice_for_arrow", "view")
+    __slots__ = (
+        *("buffer", "indexes", "layout", "path", "shift", "slice", "slice_for_arrow", "view"),
+    )
 
-    def __init__(self, buffer: Any, path: str, shift: int, schema: Any) -> None:
-        self.buffer, self.path, self.shift = buffer, path, shift
+    def __init__(
+        self,
+        buffer: Any,
+        path: str,
+        shift: int,
+        schema: Any,
+        indexes: Collection[int] | None = None,
+    ) -> None:
+        self.buffer, self.path, self.shift, self.indexes = buffer, path, shift, indexes
         self.layout = layout_of(schema)
         self.view = memoryview(buffer)
         # Both take a start and a length.
@@ -313,8 +318,7 @@ class Batch:
         """The compression: ``none``, ``lz4`` or ``zstd``."""
         if not self.flags & COMPRESSED:
             return "none"
-        body = self._source.view[self._body : self._start + self.size]
-        return "zstd" if ZSTD_FRAME in bytes(body) else "lz4"
+        return find_message(self._source.view[self._start : self._block]).codec
 
     @property
     def statistics(self) -> bytes:
@@ -382,6 +386,8 @@ class Batch:
         flags = self.flags
         selected = not flags & EXPLICIT_OFFSETS if names is None else tuple(names)
         selection = self._source.layout.select(selected)
+        if self._source.indexes is not None:
+            assert {*selection.indexes} <= {*self._source.indexes}, "a column was not read"
         if verify:
             self._check_crcs(selection.indexes)
         columns = self._decode(selection)
@@ -394,63 +400,56 @@ class Batch:
             columns = columns.set_column(index, field, times.cast(field.type))
         return columns
 
+    @property
+    def head_size(self) -> int:
+        """The bytes before its columns."""
+        return self._body - self._start
+
+    def column_range(self, index: int) -> tuple[int, int]:
+        """Return where a column, by its index, begins and ends, relative to the batch.
+
+        Raises:
+            CorruptBatchError: It is outside of the batch.
+        """
+        at, head = _TABLE + 3 * index, self.head_size
+        end = self._fields[at]
+        begin = self._fields[at - 3] if index else 0
+        if not begin <= end <= self.size - head:
+            self._source.corrupt(self._start, "its columns are outside of it")
+        return head + begin, head + end
+
     def _check_crcs(self, indexes: Sequence[int]) -> None:
-        source, body, fields = self._source, self._body, self._fields
-        size, slice_ = self.size - (body - self._start), source.slice
+        source, start, fields = self._source, self._start, self._fields
         for i in indexes:
-            at = _TABLE + 3 * i
-            end = fields[at]
-            begin = fields[at - 3] if i else 0
-            if not begin <= end <= size:
-                source.corrupt(self._start, "its columns are outside of it")
-            if extend(0, slice_(body + begin, end - begin)) != fields[at + 1]:
-                source.corrupt(self._start, f"the CRC of column {source.layout.names[i]} is wrong")
+            begin, end = self.column_range(i)
+            if extend(0, source.slice(start + begin, end - begin)) != fields[_TABLE + 3 * i + 1]:
+                source.corrupt(start, f"the CRC of column {source.layout.names[i]} is wrong")
 
     def _decode(self, selection: ColumnSelection) -> Any:
         source, start = self._source, self._start
         try:
             message = None if self._plain else find_message(source.view[start : self._block])
             if message is not None and message.compressed:
-                selected = self._select_buffers(message, selection)
-                columns = pa.ipc.read_record_batch(selected, selection.schema)
+                head, body = source.view[start : self._block], self._body
+                arrays = decompress.columns(
+                    head,
+                    source.slice_for_arrow(body, start + self.size - body),
+                    message,
+                    source.layout,
+                    selection.indexes,
+                )
+                columns = pa.RecordBatch.from_arrays(arrays, schema=selection.schema)
             else:
                 buffer = source.slice_for_arrow(start, self.size)
                 columns = pa.ipc.read_record_batch(buffer, selection.leading)
                 if selection.leading is not selection.schema:
                     columns = columns.select(selection.indexes)
             columns.validate()
-        except (pa.ArrowException, OSError, struct.error, IndexError) as error:
+        except (pa.ArrowException, ValueError, OSError, struct.error, IndexError) as error:
             source.corrupt(start, f"Arrow cannot read it: {error}")
         if columns.num_rows != self.count:
             source.corrupt(start, f"it has {columns.num_rows} rows, not {self.count}")
         return columns
-
-    def _select_buffers(self, message: Message, selection: ColumnSelection) -> Any:
-        """Return the message with only the selected columns, so that only they are decompressed."""
-        layout, view = self._source.layout, self._source.view
-        if (message.node_count, message.buffer_count) != (layout.nodes[-1], layout.buffers[-1]):
-            raise struct.error("the number of buffers is not that of the schema")
-        head = bytearray(view[self._start : self._block])
-        ranges = struct.unpack_from(f"<{2 * message.buffer_count}q", head, message.buffers)
-        body = view[self._body : self._start + self.size]
-        if decoded_size(body, 0, ranges, selection.buffers, message) > MAX_BATCH_BYTES:
-            raise struct.error(f"it would decompress to more than {MAX_BATCH_BYTES} bytes")
-        parts: list[Any] = []
-        position = 0
-        for new, old in enumerate(selection.buffers):
-            begin, length = ranges[2 * old], ranges[2 * old + 1]
-            struct.pack_into("<qq", head, message.buffers + 16 * new, position, length)
-            parts += [body[begin : begin + length], bytes(-length & 7)]
-            position += length + 7 & ~7
-        starts = [self._start + message.nodes + 16 * old for old in selection.nodes]
-        nodes = b"".join([view[start : start + 16] for start in starts])
-        head[message.nodes : message.nodes + len(nodes)] = nodes
-        struct.pack_into("<I", head, message.nodes - 4, len(selection.nodes))
-        struct.pack_into("<I", head, message.buffers - 4, len(selection.buffers))
-        if message.body_length:
-            I64.pack_into(head, message.body_length, position)
-        PREFIX.pack_into(head, 0, CONTINUATION, len(head) - 8)
-        return pa.py_buffer(b"".join([head, *parts]))
 
     def verify(self) -> None:
         """Check the CRC and the contents of every column.

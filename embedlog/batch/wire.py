@@ -41,8 +41,8 @@ _SIX = struct.Struct("<6H").unpack_from
 I64 = struct.Struct("<q")
 CONTINUATION = 0xFFFFFFFF
 MAGIC, END_MAGIC = b"EMBL", b"embl"
-ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
-"""How each buffer that is compressed with zstd begins, after its length."""
+_CODECS = ("lz4", "zstd")
+"""The codecs of Arrow's format, by their number there."""
 MIN_BLOCK = HEADER.size + TRAILER.size
 
 
@@ -87,8 +87,6 @@ class ColumnSelection(NamedTuple):
     schema: Any
     leading: Any
     """The schema up to the last selected column: Arrow reads no further than the schema."""
-    nodes: tuple[int, ...]
-    buffers: tuple[int, ...]
 
 
 class BufferLayout:
@@ -152,9 +150,7 @@ class BufferLayout:
         leading = schema
         if indexes != self.column_indexes[:end]:
             leading = pa.schema([self.schema.field(i) for i in range(end)])
-        nodes = tuple(n for i in indexes for n in range(self.nodes[i], self.nodes[i + 1]))
-        buffers = tuple(n for i in indexes for n in range(self.buffers[i], self.buffers[i + 1]))
-        selection = ColumnSelection(indexes, schema, leading, nodes, buffers)
+        selection = ColumnSelection(indexes, schema, leading)
         self.selections[names] = selection
         return selection
 
@@ -215,7 +211,13 @@ class Message(NamedTuple):
     node_count: int
     buffers: int
     buffer_count: int
-    compressed: bool
+    codec: str
+    """The compression: ``none``, ``lz4`` or ``zstd``."""
+
+    @property
+    def compressed(self) -> bool:
+        """Whether the columns are compressed."""
+        return self.codec != "none"
 
 
 def _tables(head: Any) -> tuple[int, int, int, int, int]:
@@ -244,8 +246,29 @@ def find_message(head: Any) -> Message:
         _U32(head, nodes)[0],
         buffers + 4,
         _U32(head, buffers)[0],
-        size >= 12 and _U16(head, fields + 10)[0] != 0,
+        _codec(head, table, fields, size),
     )
+
+
+def _codec(head: Any, table: int, fields: int, size: int) -> str:
+    """Return the compression of a record batch.
+
+    Args:
+        head: The flatbuffer and what precedes it.
+        table: Where the record batch is.
+        fields: Where the positions of its fields are.
+        size: How many bytes these positions have.
+    """
+    at = _U16(head, fields + 10)[0] if size >= 12 else 0
+    if not at:
+        return "none"
+    compression = table + at + _U32(head, table + at)[0]
+    inner = compression - _I32(head, compression)[0]
+    codec = _U16(head, inner + 4)[0] if _U16(head, inner)[0] >= 6 else 0
+    number = head[compression + codec] if codec else 0
+    if number >= len(_CODECS):
+        raise struct.error(f"the compression is {number}, which Arrow does not have")
+    return _CODECS[number]
 
 
 SKELETON = struct.Struct("<32s8x24s")

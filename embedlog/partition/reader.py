@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Collection
 
 from embedlog import catalog
 from embedlog.batch import Batch
+from embedlog.batch.wire import BufferLayout, layout_of
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import (
     CorruptBatchError,
@@ -19,6 +21,9 @@ from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import Tail
 from embedlog.record import OffsetAndTimestamp
 from embedlog.segment import CHUNK_BYTES, SegmentFile
+
+ColumnIndexes = Callable[[BufferLayout], Collection[int]]
+"""Returns the columns of a schema that are needed, by their indexes."""
 
 _ATTEMPTS = 20
 """How often a read starts again because other processes truncate and delete meanwhile."""
@@ -75,7 +80,12 @@ class PartitionReader:
                 )
         self.leader_epoch = tail.leader_epoch
 
-    def read(self, max_bytes: int = CHUNK_BYTES, tail: Tail | None = None) -> list[Batch]:
+    def read(
+        self,
+        max_bytes: int = CHUNK_BYTES,
+        tail: Tail | None = None,
+        columns: ColumnIndexes | None = None,
+    ) -> list[Batch]:
         """Return the next batches, about ``max_bytes`` of them; ``[]`` at the end.
 
         The first batch may begin below `offset`, if the offset lies inside it: not only at
@@ -85,6 +95,8 @@ class PartitionReader:
             max_bytes: About how many bytes to read; at least one batch is returned.
             tail: A tail that the caller has just read.  It is used if it allows to read
                 on, and the tail is read again before an error is raised.
+            columns: Returns which columns of a schema are needed.  The others may be missing in
+                the batches, and cannot be decoded then.
 
         Raises:
             OffsetOutOfRangeError: Retention deleted the records at the offset.
@@ -93,7 +105,7 @@ class PartitionReader:
                 begin after it.
         """
         with self._using:
-            return self._read_next(max_bytes, tail)
+            return self._read_next(max_bytes, tail, columns)
 
     def release_files(self) -> bool:
         """Close the file for now, unless a read is in progress; the next read opens it again."""
@@ -103,7 +115,9 @@ class PartitionReader:
         self._using.release()
         return True
 
-    def _read_next(self, max_bytes: int, recent: Tail | None) -> list[Batch]:
+    def _read_next(
+        self, max_bytes: int, recent: Tail | None, columns: ColumnIndexes | None
+    ) -> list[Batch]:
         log = self._log
         for attempt in range(_ATTEMPTS):
             log.refresh()
@@ -116,7 +130,7 @@ class PartitionReader:
             if self.offset == end:
                 return []
             try:
-                batches = self._read(tail, end, max_bytes)
+                batches = self._read(tail, end, max_bytes, columns)
             except CorruptBatchError as error:
                 if guessed:
                     continue
@@ -144,7 +158,9 @@ class PartitionReader:
         """Whether the position is at the end that readers see by this tail."""
         return self.offset == self._log.visible_end(tail)
 
-    def _read(self, tail: Tail, end: int, max_bytes: int) -> list[Batch] | None:
+    def _read(
+        self, tail: Tail, end: int, max_bytes: int, columns: ColumnIndexes | None
+    ) -> list[Batch] | None:
         """Read from the segment that holds the offset; None if the log changed meanwhile."""
         outdated = self._info is None or self._version != self._log.snapshot_version
         if outdated and not self._find(tail):
@@ -156,7 +172,7 @@ class PartitionReader:
                 stop = self._info.end_position
                 batches = self._file.mapped(self._position, stop, max_bytes)
             elif self._info.id == tail.segment_id:
-                batches = self._file.read(self._position, tail.high_watermark_position, max_bytes)
+                batches = self._read_active(tail.high_watermark_position, max_bytes, columns)
             else:
                 return None
             if not batches:
@@ -166,6 +182,14 @@ class PartitionReader:
             wanted = self._advance(batches, end)
             if wanted or batches[-1].next_offset > end:
                 return wanted
+
+    def _read_active(self, stop: int, max_bytes: int, columns: ColumnIndexes | None) -> list[Batch]:
+        file = self._file
+        assert file is not None
+        if columns is None:
+            return file.read(self._position, stop, max_bytes)
+        indexes = columns(layout_of(file.schema))
+        return file.read_columns(self._position, stop, max_bytes, indexes)
 
     def _advance(self, batches: list[Batch], end: int) -> list[Batch]:
         """Move past the batches, and return those that reach from the offset to the end."""

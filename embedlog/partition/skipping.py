@@ -16,6 +16,7 @@ from embedlog.partition.segment_statistics import statistics_of
 from embedlog.partition.state import PartitionState
 from embedlog.schemas.pruning import Pruner
 from embedlog.schemas.statistics import RowStatistics, of_batch
+from embedlog.segment import joined
 
 _ALL = 1 << 62
 
@@ -37,7 +38,7 @@ def ranges_to_read(log: PartitionState, start: int, stop: int, pruner: Pruner) -
         part = max(info.base_offset, start), min(end, stop)
         if may_match and part[0] < part[1]:
             ranges += _batches_to_read(log, info, part, pruner)
-    return _joined(ranges)
+    return joined(ranges)
 
 
 def _segments_to_read(
@@ -89,13 +90,3 @@ def _batches(log: PartitionState, info: SegmentInfo) -> list[Batch]:
     if last is not None and last.position + last.size != info.end_position:
         raise CorruptBatchError("A batch is damaged", path=file.path)
     return batches
-
-
-def _joined(ranges: Sequence[Range]) -> list[Range]:
-    joined: list[Range] = []
-    for start, stop in ranges:
-        if joined and joined[-1][1] == start:
-            joined[-1] = joined[-1][0], stop
-        else:
-            joined.append((start, stop))
-    return joined

@@ -97,6 +97,20 @@ class TypedReader:
             result[name] = column
         return result
 
+    def indexes(self, names: Sequence[str], layout: BufferLayout) -> set[int]:
+        """Return which stored columns `table` needs, by their indexes.
+
+        Args:
+            names: The columns of the table.
+            layout: Where the columns of a segment are.
+        """
+        sources = _stored_columns(layout, self.schema)
+        needed = {sources[name].name for name in names if name in sources}
+        needed |= {layout.added(name) for name in (HEADERS, "tombstone", OFFSET)}
+        if TIMESTAMP in names:
+            needed.add(layout.names[layout.time])
+        return {index for index, name in enumerate(layout.names) if name in needed}
+
     def table(self, rows: Sequence[tables.BatchRows], partition: int, schema: pa.Schema) -> Any:
         """Return the rows of batches of one segment as a `pyarrow.Table` with some columns.
 
