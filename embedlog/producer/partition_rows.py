@@ -185,6 +185,7 @@ class RowPartitioner:
         settings = self._settings
         encoded = rows.batches(
             settings.column_batch_bytes,
+            settings.decoded_batch_bytes,
             settings.compression,
             settings.limits,
             text_columns_of(settings.info.config),

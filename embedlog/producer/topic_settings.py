@@ -16,6 +16,8 @@ from embedlog.serializers import adapt_for_topic
 
 COLUMN_BYTES = 1 << 20
 """How large batches of columns are without a ``batch_size``: more rows share a batch's cost."""
+DECODED_BYTES = 4 << 20
+"""How large the columns of a typed topic are in a compressed batch, without a ``batch_size``."""
 HEAD_BYTES = 1024
 """More than a batch takes besides its records."""
 ONE_RECORD_BYTES = 512
@@ -91,6 +93,8 @@ class TopicSettings:
         column_bytes = max(context.explicit_batch_size or COLUMN_BYTES, 1)
         self.column_batch_bytes = max(min(column_bytes, accepted), 1)
         """How large a batch of columns becomes."""
+        self.decoded_batch_bytes = max(context.explicit_batch_size or DECODED_BYTES, 1)
+        """How large a batch of a typed topic becomes, before its compression."""
         self.drain_bytes = min(self.batch_bytes * info.partitions, CHUNK_BYTES)
         """How much is collected before `send` drains it."""
         self.reservation_bytes = min(context.reservation_bytes, self.drain_bytes)

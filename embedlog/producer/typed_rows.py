@@ -25,6 +25,8 @@ from embedlog.schemas.typed_batch import TypedBatch, encode_typed
 
 _CHUNK_ROWS = 1 << 16
 """Chunks with fewer rows than this are copied to larger ones."""
+_BATCH_ROWS = 1 << 16
+"""Compression makes batches larger up to here: a consumer converts all rows of one to objects."""
 
 
 class TypedColumns(NamedTuple):
@@ -45,24 +47,42 @@ class TypedColumns(NamedTuple):
     def batches(
         self,
         limit: int,
+        decoded_limit: int,
         compression: str,
         limits: BatchLimits,
         text_statistics: frozenset[str] | None,
     ) -> Iterator[TypedBatch]:
-        """Yield batches of about ``limit`` bytes, within the limits of the topic (G13)."""
+        """Yield batches within the limits of the topic (G13).
+
+        The first batch says how well the rows can be compressed; the next ones are as large as
+        that allows, since a reader of a few columns takes as long for a small batch.
+
+        Args:
+            limit: About how many bytes a batch may have, as it is stored.
+            decoded_limit: About how many its columns may take, decompressed.
+            compression: ``none``, ``lz4`` or ``zstd``.
+            limits: What the topic accepts.
+            text_statistics: The columns of text that get statistics; None for no statistics.
+        """
         count = self.columns.num_rows
-        step = max(limit * count // max(self.columns.nbytes, 1), 1)
+        row_bytes = max(self.columns.nbytes / max(count, 1), 1)
+        step = first_step = max(int(limit / row_bytes), 1)
         times = None if self.timestamp is None else (self.timestamp, self.timestamp)
-        for start in range(0, count, step):
+        encode = partial(
+            encode_typed,
+            schema=self.schema,
+            compression=compression,
+            timestamps=times,
+            text_statistics=text_statistics,
+        )
+        start = 0
+        while start < count:
             part = self.columns.slice(start, min(step, count - start))
-            encode = partial(
-                encode_typed,
-                schema=self.schema,
-                compression=compression,
-                timestamps=times,
-                text_statistics=text_statistics,
-            )
-            yield from limits.split(part, encode)
+            for encoded in limits.split(part, encode):
+                yield encoded
+            start += part.num_rows
+            stored_rows = 7 * limit * encoded.count // (8 * encoded.size)
+            step = max(first_step, min(stored_rows, int(decoded_limit / row_bytes), _BATCH_ROWS))
 
     def slice(self, start: int, stop: int) -> TypedColumns:
         """Return the records ``[start, stop)``."""
