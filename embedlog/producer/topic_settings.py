@@ -11,13 +11,12 @@ from embedlog.catalog import TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.producer.context import ProducerContext
 from embedlog.producer.row_batches import CHUNK_BYTES
+from embedlog.producer.typed_rows import DECODED_BYTES
 from embedlog.schemas.rows import RowEncoder
 from embedlog.serializers import adapt_for_topic
 
 COLUMN_BYTES = 1 << 20
 """How large batches of columns are without a ``batch_size``: more rows share a batch's cost."""
-DECODED_BYTES = 4 << 20
-"""How large the columns of a typed topic are in a compressed batch, without a ``batch_size``."""
 HEAD_BYTES = 1024
 """More than a batch takes besides its records."""
 ONE_RECORD_BYTES = 512

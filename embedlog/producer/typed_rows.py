@@ -25,6 +25,8 @@ from embedlog.schemas.typed_batch import TypedBatch, encode_typed
 
 _CHUNK_ROWS = 1 << 16
 """Chunks with fewer rows than this are copied to larger ones."""
+DECODED_BYTES = 4 << 20
+"""How large the columns of a compressed batch are without a ``batch_size``."""
 _BATCH_ROWS = 1 << 16
 """Compression makes batches larger up to here: a consumer converts all rows of one to objects."""
 

@@ -25,7 +25,7 @@ from embedlog.catalog import MAX_PARTITIONS
 from embedlog.files import Files
 from embedlog.partitioner import partitions_for_keys
 from embedlog.producer.row_batches import encode_columns, slice_bounds, table_rows
-from embedlog.producer.typed_rows import TypedColumns
+from embedlog.producer.typed_rows import DECODED_BYTES, TypedColumns
 from embedlog.publish.staging import StagedFile, StagedFileWriter
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.spark import typed_sink
@@ -179,9 +179,14 @@ class TaskPartitioner:
         for rows, part in typed_sink.topic_rows(table, target.schema, target.name, now_ms):
             partitions = self._partitions(target, part, rows.keys)
             for partition, of_partition in _typed_by_partition(rows, partitions):
-                for batch in of_partition.batches(
-                    limit, target.compression, target.limits, target.text_statistics
-                ):
+                batches = of_partition.batches(
+                    limit,
+                    DECODED_BYTES,
+                    target.compression,
+                    target.limits,
+                    target.text_statistics,
+                )
+                for batch in batches:
                     self._writer.add(target.name, target.id, partition, batch)
 
     def _by_topic(self, table: Any) -> Iterator[tuple[str, Any]]:
