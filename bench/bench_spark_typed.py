@@ -12,11 +12,11 @@ if it held all rows.
 
 Before anything is measured, the answers of all sources are compared with those of Parquet.
 
-There is no Delta for Spark 4.3 (`DELTA_CONNECTORS` has what was tried), so the run for the
-tables takes Spark 4.2:
+There is no Delta for Spark 4.3 (`DELTA_CONNECTORS` has what was tried), so the tables of
+docs/performance.md are of Spark 4.2:
 
     make spark-versions
-    PYTHONPATH=.venv/spark-4.2 python bench/bench_spark_typed.py  # the tables of docs/performance.md
+    PYTHONPATH=.venv/spark-4.2 python bench/bench_spark_typed.py
 """
 
 from __future__ import annotations
@@ -46,13 +46,10 @@ import embedlog
 CODECS = ("none", "lz4", "zstd")
 PARTITIONS = 2
 AVRO_CONNECTOR = "org.apache.spark:spark-avro_2.13:4.1.1"
-"""The newest; it runs with Spark 4.1, 4.2 and 4.3."""
-DELTA_CONNECTORS = {
-    "4.1": "io.delta:delta-spark_4.1_2.13:4.4.0",
-    "4.2": "io.delta:delta-spark_4.2_2.13:4.4.0",
-}
-"""By the version of Spark.  With Spark 4.3 both write tables, but reading one is a
-NoSuchMethodError: the constructor of `LogicalRDD` has other parameters."""
+"""The newest; it runs with Spark 4.2 and 4.3, too."""
+DELTA_CONNECTORS = {"4.2": "io.delta:delta-spark_4.2_2.13:4.4.0"}
+"""By the version of Spark.  With Spark 4.3 this one, and Delta 4.4.0 for Spark 4.1, write tables,
+but reading one is a NoSuchMethodError: the constructor of `LogicalRDD` has other parameters."""
 DELTA_SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -372,7 +369,10 @@ class Comparison:
                 if number >= 0:
                     costs[source.name].append(cost)
         self.costs[title] = costs
-        _report(f"{title} measured")
+        medians = (
+            f"{name} {statistics.median(cost.wall for cost in costs[name]):.2f}" for name in costs
+        )
+        _report(f"{title}, s: {', '.join(medians)}")
 
     def print_table(self, head: str, cell: Callable[[FlightSource, list[Cost]], str]) -> None:
         """Print a table with a cell for each query and source."""
