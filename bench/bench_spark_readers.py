@@ -22,21 +22,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import pytest
+from spark_sources import KAFKA_CONNECTOR, Cost, Meter, Source, kafka, maven_jars, start_session
 
 import embedlog
 from embedlog import batch
-from embedlog.spark import session
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-from support import kafka_broker
-from support.patience import patient
 
 BATCH_ROWS = 2500
 """As many as a producer puts into 256 KiB."""
@@ -44,105 +38,7 @@ VALUE_BYTES = 96
 START_MS = 1_700_000_000_000
 WARM_ROUNDS = 8
 """Java's compiler needs so many rounds until the times no longer fall."""
-CONNECTOR_VERSION = "4.2.0"
-CONNECTOR_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
-<modelVersion>4.0.0</modelVersion><groupId>embedlog</groupId>
-<artifactId>connector</artifactId><version>1</version>
-<dependencies><dependency><groupId>org.apache.spark</groupId>
-<artifactId>spark-sql-kafka-0-10_2.13</artifactId><version>{CONNECTOR_VERSION}</version>
-<exclusions><exclusion><groupId>org.scala-lang</groupId><artifactId>*</artifactId></exclusion>
-</exclusions></dependency></dependencies></project>
-"""
 MICRO_BATCHES = 20
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-class Source(NamedTuple):
-    """Where the rows are read from: a format of Spark, and its options."""
-
-    name: str
-    format: str
-    options: dict[str, str]
-    reader: str | None = None
-    """Which reader of the log serves."""
-
-    def frame(self, spark: Any, **options: str) -> Any:
-        """Load the rows."""
-        self._choose(spark)
-        return spark.read.format(self.format).options(**self.options, **options).load()
-
-    def stream(self, spark: Any, **options: Any) -> Any:
-        """Load the rows as a stream, unless the options say otherwise from their beginning."""
-        self._choose(spark)
-        options = {"startingOffsets": "earliest", **self.options, **options}
-        return spark.readStream.format(self.format).options(**options).load()
-
-    def _choose(self, spark: Any) -> None:
-        if self.reader is not None:
-            spark.conf.set("spark.embedlog.reader", self.reader)
-
-
-class Cost(NamedTuple):
-    """What a query took, in seconds."""
-
-    wall: float
-    cpu: float
-    broker: float
-
-
-class Meter:
-    """Measures queries by the processes that they use."""
-
-    def __init__(self, spark: Any, broker: int | None) -> None:
-        self.jvm = spark.sparkContext._gateway.proc.pid
-        self.broker = broker
-
-    def cost(self, work: Callable[[], object]) -> Cost:
-        """Do the work, and return what it took."""
-        cpu, broker, wall = self._cpu(self.jvm), self._cpu(self.broker), time.perf_counter()
-        work()
-        wall = time.perf_counter() - wall
-        return Cost(wall, self._cpu(self.jvm) - cpu, self._cpu(self.broker) - broker)
-
-    def peak_mib(self) -> int:
-        """Return the largest resident memory of the JVM and of the processes under it, added."""
-        return sum(_peak_kib(pid) for pid in process_tree(self.jvm)) >> 10
-
-    @staticmethod
-    def _cpu(root: int | None) -> float:
-        return 0.0 if root is None else sum(_cpu_seconds(pid) for pid in process_tree(root))
-
-
-def process_tree(root: int) -> list[int]:
-    """Return a process and all below it."""
-    children: dict[int, list[int]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            fields = Path("/proc", name, "stat").read_text().rpartition(") ")[2].split()
-        except OSError:
-            continue
-        children.setdefault(int(fields[1]), []).append(int(name))
-    tree = [root]
-    for pid in tree:
-        tree += children.get(pid, [])
-    return tree
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and of its children that have ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return 0.0
-    return sum(int(ticks) for ticks in fields[11:15]) / TICKS
-
-
-def _peak_kib(pid: int) -> int:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line), 0)
 
 
 def write_log(
@@ -266,56 +162,6 @@ def _cell(costs: list[Cost]) -> str:
     return f"{wall:.2f} ({cpu:.2f}{extra})"
 
 
-@contextmanager
-def kafka() -> Iterator[tuple[str, int] | None]:
-    """Run a broker; yield its address and process, or None if there can be none."""
-    with ExitStack() as stack:
-        try:
-            address = stack.enter_context(kafka_broker.broker(patient(60)))
-        except pytest.skip.Exception as error:
-            print(f"Without Kafka: {error}", file=sys.stderr)
-            yield None
-            return
-        words = {pid: _command(pid) for pid in process_tree(os.getpid())}
-        yield address, next(pid for pid, command in words.items() if "kafka.Kafka" in command)
-
-
-def _command(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:
-        return []
-
-
-def connector_jars() -> str:
-    """Return the paths of Spark's connector for Kafka; empty if Maven does not bring it."""
-    jars = Path(tempfile.gettempdir()) / f"embedlog-bench-spark-kafka-{CONNECTOR_VERSION}"
-    if not jars.exists():
-        with tempfile.TemporaryDirectory(dir=jars.parent) as directory:
-            Path(directory, "pom.xml").write_text(CONNECTOR_POM)
-            command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
-            command.append(f"-DoutputDirectory={directory}/jars")
-            maven = subprocess.run(command, cwd=directory, capture_output=True, text=True)
-            if maven.returncode:
-                print(f"Without Kafka: {maven.stdout[-300:]}", file=sys.stderr)
-                return ""
-            Path(directory, "jars").rename(jars)
-    return ",".join(sorted(map(str, jars.glob("*.jar"))))
-
-
-def start_session(master: str, jars: str) -> Any:
-    """Return a quiet session with the connector's jars."""
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "OFF",
-        "spark.driver.memory": "2g",
-    }
-    if jars:
-        settings["spark.jars"] = jars
-    return session("bench", master, settings)
-
-
 def log_sources(path: Path) -> list[Source]:
     """Return a log as read by the JVM and as read by Python."""
     options = {"path": str(path), "subscribe": "t"}
@@ -345,7 +191,7 @@ def measure_reads(arguments: argparse.Namespace, directory: Path) -> None:
     write_single_records(directory / "singles", arguments.rows // 10)
     with ExitStack() as stack:
         broker = stack.enter_context(kafka()) if shutil.which("mvn") else None
-        jars = connector_jars() if broker else ""
+        jars = maven_jars(KAFKA_CONNECTOR) if broker else []
         address = broker[0] if broker and jars else None
         spark = start_session(arguments.master, jars)
         stack.callback(spark.stop)
@@ -389,7 +235,9 @@ def create_kafka_topic(bench: Bench, address: str) -> None:
     admin.close()
 
 
-def measure_first_queries(sources: list[Source], arguments: argparse.Namespace, jars: str) -> None:
+def measure_first_queries(
+    sources: list[Source], arguments: argparse.Namespace, jars: list[str]
+) -> None:
     """Print the time of a fresh session's first query, and the memory after three of them."""
     answers: dict[str, list[dict[str, float]]] = {source.name: [] for source in sources}
     for _ in range(max(arguments.rounds // 2, 1)):
@@ -428,7 +276,7 @@ def measure_scale(arguments: argparse.Namespace, directory: Path) -> None:
     with embedlog.open(directory / "log", mode="r") as log:
         segments = sum(len(log.partition("t", number).segments) for number in range(100))
     print(f"{rows:,} rows in 100 partitions and {segments:,} segments, {arguments.master}\n")
-    spark = start_session(arguments.master, "")
+    spark = start_session(arguments.master, [])
     bench = Bench(spark, Meter(spark, None), directory, rows)
     logs = log_sources(directory / "log")
     sources = [*logs, *copy_rows(bench, logs[0], None)]

@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from bench_spark_readers import Meter
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from spark_sources import Meter
 from support import spark_session
 
 from embedlog import batch
