@@ -42,7 +42,7 @@ from embedlog.schemas.evolution import changed_schema
 from embedlog.schemas.infer import columns_of
 from embedlog.schemas.rows import python_rows
 from embedlog.schemas.topic_schema import TopicSchema, first_version
-from embedlog.schemas.values import arrow_array, checker_of
+from embedlog.schemas.values import arrow_array, checker_of, python_values
 
 
 @pytest.fixture
@@ -705,3 +705,28 @@ def test_stored_types_are_their_own_stored_types():
     """What is stored once is stored as it is."""
     for data_type in (pa.string(), pa.decimal256(5, 2), pa.map_(pa.string(), pa.list_(pa.int8()))):
         assert stored_type(data_type, "c") == data_type
+
+
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+FIRST, LAST = (
+    int((dt.datetime(*day, tzinfo=dt.UTC) - EPOCH).total_seconds())
+    for day in ((1, 1, 2), (9999, 12, 30))
+)
+
+
+@pytest.mark.parametrize(("unit", "per_second"), [("s", 1), ("ms", 10**3), ("us", 10**6)])
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin", "+01:00"])
+@given(seconds=st.lists(st.none() | st.integers(FIRST, LAST)), part=st.integers(0, 999_999))
+def test_times_become_the_objects_that_pyarrow_makes(unit, per_second, zone, seconds, part):
+    """Also those that datetime does not have, which are the same error."""
+
+    def column(counts):
+        return pa.array(counts, pa.int64()).view(pa.timestamp(unit, zone))
+
+    times = column([None if s is None else s * per_second + part % per_second for s in seconds])
+    assert repr(python_values(times)) == repr(times.to_pylist())
+    for count in (FIRST * 2 * per_second, LAST * 2 * per_second):
+        with pytest.raises((ValueError, OverflowError)) as error:
+            column([count]).to_pylist()
+        with pytest.raises(type(error.value)):
+            python_values(column([count]))

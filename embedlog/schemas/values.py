@@ -12,6 +12,7 @@ import datetime as dt
 import enum
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
@@ -400,8 +401,36 @@ def python_values(column: Any) -> list[Any]:
     if _has_map(column.type):
         maps: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
         return maps
+    if pa.types.is_timestamp(column.type) and column.type.unit in _MICROSECONDS:
+        with suppress(OverflowError):  # A time that datetime does not have: pyarrow's error.
+            return _datetimes(column)
     items: list[Any] = column.to_pylist()
     return items
+
+
+_MICROSECONDS = {"s": 1_000_000, "ms": 1000, "us": 1}
+
+
+def _datetimes(column: Any) -> list[Any]:
+    """Return times as pyarrow does, in a tenth of the time unless they are of another zone.
+
+    Raises:
+        OverflowError: One is before the year 1 or after 9999.
+    """
+    if column.type.tz not in (None, "UTC"):
+        items: list[Any] = column.to_pylist()
+        return items
+    epoch, unit = _epoch(column.type), _MICROSECONDS[column.type.unit]
+    return [
+        None if count is None else epoch + dt.timedelta(0, 0, count * unit)
+        for count in column.view(pa.int64()).to_pylist()
+    ]
+
+
+@lru_cache(maxsize=16)
+def _epoch(data_type: Any) -> dt.datetime:
+    epoch: dt.datetime = pa.scalar(0, data_type).as_py()
+    return epoch
 
 
 @lru_cache(maxsize=1024)
