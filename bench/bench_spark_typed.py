@@ -57,9 +57,9 @@ DELTA_SETTINGS = {
 SETTINGS = {"spark.sql.parquet.compression.codec": "zstd"}
 SLOW_ROUNDS = (1, 2)
 """Rounds to warm up and rounds measured, at most, where values are parsed: one takes long."""
-SKIPPABLE = {"json", "python", "delta", "kafka"}
 FOREVER = {"retention.ms": -1}
 """The flights are older than a week."""
+SKIPPABLE = {"json", "python", "delta", "kafka"}
 
 
 class Extent(NamedTuple):
@@ -142,7 +142,7 @@ class FlightSource(NamedTuple):
         """Load the columns of a query."""
         options, schema = {}, None
         if query.in_range and self.source.format == "kafka":
-            # The source for Kafka looks up offsets for these options, and for no filter.
+            # Spark's source for Kafka uses no filter, but these options.
             for option, time in zip(
                 ("startingTimestamp", "endingTimestamp"), self.extent[2:], strict=True
             ):
@@ -296,15 +296,9 @@ def copy_to_kafka(records: Any, address: str, topic: str, directory: Path) -> No
 
     producer = Producer({"bootstrap.servers": address, "linger.ms": 50, "batch.size": 1 << 20})
     for row in _rows(files):
-        record = {
-            "value": row["value"],
-            "key": row["key"],
-            "partition": row["partition"],
-            "timestamp": row["timestamp"],
-        }
         while True:
             try:
-                producer.produce(topic, **record, on_delivery=delivered)
+                producer.produce(topic, **row, on_delivery=delivered)
                 break
             except BufferError:
                 producer.poll(1)
@@ -316,7 +310,11 @@ def copy_to_kafka(records: Any, address: str, topic: str, directory: Path) -> No
 
 
 def _rows(files: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of files that Spark wrote, in their order, with times in milliseconds."""
+    """Yield the rows of files that Spark wrote, with times in milliseconds.
+
+    Tasks read a log from its beginning, and number their files; so the times of each partition
+    are in order, as Kafka's lookup of offsets by time expects.
+    """
     for path in sorted(files.glob("*.parquet")):
         for batch in pq.ParquetFile(path).iter_batches():
             index = batch.schema.get_field_index("timestamp")
