@@ -115,7 +115,7 @@ def queries(columns: list[str]) -> dict[str, Query]:
     delay = ("count(*)", "sum(dep_delay)")
     return {
         "one column": Query(("dep_delay",), ("sum(dep_delay)",)),
-        "two columns": Query(("carrier", "dep_delay"), ("max(carrier)", "sum(dep_delay)")),
+        "two columns": Query(("carrier", "dep_delay"), ("sum(length(carrier))", "sum(dep_delay)")),
         "all columns": Query(tuple(columns)),
         "group by": Query(("carrier", "dep_delay"), ("avg(dep_delay)",), ("carrier",)),
         "time range of 1 %": Query(("dep_delay", "time_hour"), delay, in_range=True),
