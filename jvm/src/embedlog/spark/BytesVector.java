@@ -62,18 +62,21 @@ final class BytesVector extends StoredVector {
 
   @Override
   public byte[] getBinary(int row) {
+    return getUTF8String(row).getBytes();
+  }
+
+  /**
+   * Returns a text that is valid until the next batch is shown, as in Spark's own vectors.
+   *
+   * <p>It is not copied: Spark copies what it keeps.
+   */
+  @Override
+  public UTF8String getUTF8String(int row) {
     long place = offsets + Integer.BYTES * (long) row;
     int begin = Platform.getInt(null, place);
     int length = Platform.getInt(null, place + Integer.BYTES) - begin;
     check(begin, length, row);
-    byte[] value = new byte[length];
-    Platform.copyMemory(null, data + begin, value, Platform.BYTE_ARRAY_OFFSET, length);
-    return value;
-  }
-
-  @Override
-  public UTF8String getUTF8String(int row) {
-    return UTF8String.fromBytes(getBinary(row));
+    return UTF8String.fromAddress(null, data + begin, length);
   }
 
   /** A checksum does not stop a hostile writer, and memory beyond the data is not ours. */
