@@ -1,0 +1,287 @@
+"""Values of Avro: what fastavro would convert in silence is refused, and values become JSON.
+
+fastavro cuts 1.5 to the int 1 and takes a str for a list of its letters.  `checker_of` and
+`parser_of` compile a schema to functions once, so that a record costs little.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+from uuid import UUID
+
+from embedlog.display import need
+
+Check = Callable[[Any], None]
+Parse = Callable[[Any], Any]
+
+_INT_BITS = {"int": 32, "long": 64}
+_LARGEST_FLOAT = 3.4028234663852886e38
+_NAMED = ("record", "error", "enum", "fixed")
+_TIMES = datetime.date | datetime.time | str
+
+
+def _children(schema: Any) -> tuple[str, Any]:
+    """Return the type of a schema and its attributes; a union is the type ``union``."""
+    if isinstance(schema, list):
+        return "union", schema
+    if isinstance(schema, str):
+        return schema, {}
+    kind = schema["type"]
+    # A type in parentheses, such as {"type": {"type": "array", ...}}.
+    return _children(kind) if isinstance(kind, dict | list) else (kind, schema)
+
+
+# Checks
+
+
+def checker_of(schema: Any) -> Check | None:
+    """Return what raises for a value that fastavro would change; None if it changes none.
+
+    The function raises TypeError or ValueError, whose text names the field.
+
+    Args:
+        schema: As fastavro has parsed it.
+    """
+    return _checker(schema, "", {})
+
+
+def _checker(schema: Any, path: str, named: dict[str, Check | None]) -> Check | None:
+    kind, attributes = _children(schema)
+    if kind in _INT_BITS:
+        return _int_checker(_INT_BITS[kind], "logicalType" in attributes, path)
+    if kind in ("float", "double"):
+        return _float_checker(_LARGEST_FLOAT if kind == "float" else float("inf"), path)
+    if kind == "boolean":
+        return _boolean_checker(path)
+    if kind == "array":
+        return _array_checker(_checker(attributes["items"], f"{path}[]", named), path)
+    if kind == "map":
+        return _map_checker(_checker(attributes["values"], f"{path}{{}}", named))
+    if kind in ("record", "error"):
+        return _record_checker(attributes, path, named)
+    if kind in named:
+        return lambda value: None if (check := named[kind]) is None else check(value)
+    # fastavro checks the others, and values of unions to find the branch.
+    return None
+
+
+def _wrong(value: object, expected: str, path: str) -> TypeError:
+    where = f"{path.removeprefix('.')}: " if path else ""
+    return TypeError(f"{where}{expected} is expected, not {type(value).__name__} ({value!r:.50})")
+
+
+def _int_checker(bits: int, is_logical: bool, path: str) -> Check:
+    low, high = -1 << bits - 1, (1 << bits - 1) - 1
+
+    def check(value: Any) -> None:
+        if type(value) is not int:
+            if is_logical and isinstance(value, _TIMES):
+                return
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise _wrong(value, "an int", path)
+        if not low <= value <= high:
+            where = f"{path.removeprefix('.')}: " if path else ""
+            raise ValueError(f"{where}{value} does not fit in {bits} bits")
+
+    return check
+
+
+def _float_checker(largest: float, path: str) -> Check:
+    def check(value: Any) -> None:
+        if isinstance(value, bool) or not hasattr(value, "__float__"):
+            raise _wrong(value, "a float", path)
+        if largest < abs(value) < float("inf"):
+            where = f"{path.removeprefix('.')}: " if path else ""
+            raise ValueError(f"{where}{value} is too large for a float of 32 bits")
+
+    return check
+
+
+def _boolean_checker(path: str) -> Check:
+    def check(value: Any) -> None:
+        # numpy's type has this name, and is not a bool.
+        if type(value) is not bool and type(value).__name__ not in ("bool", "bool_"):
+            raise _wrong(value, "a bool", path)
+
+    return check
+
+
+def _array_checker(check_item: Check | None, path: str) -> Check:
+    def check(value: Any) -> None:
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+            raise _wrong(value, "a list", path)
+        if check_item is not None:
+            for item in value:
+                check_item(item)
+
+    return check
+
+
+def _map_checker(check_item: Check | None) -> Check | None:
+    if check_item is None:
+        return None
+
+    def check(value: Any) -> None:
+        for item in value.values():
+            check_item(item)
+
+    return check
+
+
+def _record_checker(
+    attributes: Mapping[str, Any], path: str, named: dict[str, Check | None]
+) -> Check:
+    fields: list[tuple[str, Check]] = []
+
+    def check(value: Any) -> None:
+        if not isinstance(value, Mapping):
+            raise _wrong(value, "a dict", path)
+        for name, check_field in fields:
+            if name in value:
+                check_field(value[name])
+
+    named[attributes["name"]] = check
+    for field in attributes["fields"]:
+        check_field = _checker(field["type"], f"{path}.{field['name']}", named)
+        if check_field is not None:
+            fields.append((field["name"], check_field))
+    return check
+
+
+# JSON
+
+
+def _json_default(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, Decimal | UUID):
+        return str(value)
+    raise TypeError(f"JSON has no {type(value).__name__}")
+
+
+json_text = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), default=_json_default
+).encode
+"""Returns a value of Avro as JSON text: bytes as in Avro's JSON, a character for each byte;
+decimals, dates, times and UUIDs as text."""
+
+
+def parser_of(schema: Any) -> Parse:
+    """Return what converts a value of JSON, as `json_text` writes it, to one of Avro.
+
+    The function raises TypeError or ValueError.
+
+    Args:
+        schema: As fastavro has parsed it.
+    """
+    return _parser(schema, {})
+
+
+def _parser(schema: Any, named: dict[str, Parse]) -> Parse:
+    kind, attributes = _children(schema)
+    logical = attributes.get("logicalType") if isinstance(attributes, dict) else None
+    parse = _LOGICAL.get((kind, logical)) or _PRIMITIVE.get(kind)
+    if kind in _NAMED and parse is not None:
+        named[attributes["name"]] = parse
+    if parse is not None:
+        return parse
+    if kind == "union":
+        return _union_parser(attributes, named)
+    if kind == "array":
+        parse_item = _parser(attributes["items"], named)
+        return lambda value: list(map(parse_item, value)) if isinstance(value, list) else value
+    if kind == "map":
+        parse_value = _parser(attributes["values"], named)
+        return lambda value: (
+            {name: parse_value(item) for name, item in value.items()}
+            if isinstance(value, dict)
+            else value
+        )
+    if kind in ("record", "error"):
+        return _record_parser(attributes, named)
+    return lambda value: named[kind](value)
+
+
+def _record_parser(attributes: Mapping[str, Any], named: dict[str, Parse]) -> Parse:
+    fields: dict[str, Parse] = {}
+
+    def parse(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        # What is no field is left for fastavro to refuse.
+        return {name: fields.get(name, _as_it_is)(item) for name, item in value.items()}
+
+    named[attributes["name"]] = parse
+    for field in attributes["fields"]:
+        fields[field["name"]] = _parser(field["type"], named)
+    return parse
+
+
+def _union_parser(branches: list[Any], named: dict[str, Parse]) -> Parse:
+    parsers = [_parser(branch, named) for branch in branches if branch != "null"]
+    if len(parsers) == 1:
+        return lambda value: None if value is None else parsers[0](value)
+    validate = need("fastavro.validation").validate
+
+    def parse(value: Any) -> Any:
+        for parse_branch, branch in zip(parsers, (b for b in branches if b != "null"), strict=True):
+            try:
+                parsed = parse_branch(value)
+                if validate(parsed, branch, raise_errors=False):
+                    return parsed
+            except (TypeError, ValueError):
+                continue
+        return value  # fastavro refuses it, and says why
+
+    return parse
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _from_text(parse: Callable[[str], Any]) -> Parse:
+    """Return what converts text, and leaves other values for fastavro to judge."""
+    return lambda value: parse(value) if isinstance(value, str) else value
+
+
+def _parse_float(value: Any) -> Any:
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+
+
+def _parse_decimal(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return value
+    try:
+        return Decimal(str(value))
+    except InvalidOperation:
+        raise ValueError(f"{value!r:.50} is not a decimal number") from None
+
+
+_parse_bytes = _from_text(lambda text: text.encode("latin-1"))
+_parse_date = _from_text(datetime.date.fromisoformat)
+_parse_time = _from_text(datetime.time.fromisoformat)
+_parse_timestamp = _from_text(datetime.datetime.fromisoformat)
+_PRIMITIVE: dict[str, Parse] = {
+    **dict.fromkeys(("null", "boolean", "int", "long", "string", "enum"), _as_it_is),
+    **dict.fromkeys(("float", "double"), _parse_float),
+    **dict.fromkeys(("bytes", "fixed"), _parse_bytes),
+}
+_LOGICAL: dict[tuple[str, str | None], Parse] = {
+    ("bytes", "decimal"): _parse_decimal,
+    ("fixed", "decimal"): _parse_decimal,
+    ("int", "date"): _parse_date,
+    ("int", "time-millis"): _parse_time,
+    ("long", "time-micros"): _parse_time,
+    **{
+        ("long", f"{prefix}timestamp-{unit}"): _parse_timestamp
+        for prefix in ("", "local-")
+        for unit in ("millis", "micros")
+    },
+}
