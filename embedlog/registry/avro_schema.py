@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, cast
 
 from embedlog.display import need
 from embedlog.errors import InvalidSchemaError
@@ -19,6 +20,7 @@ from embedlog.errors import InvalidSchemaError
 Schema = str | Mapping[str, object] | Sequence[object]
 """A schema of Avro: its JSON as text or as Python's objects, or the name of a primitive type."""
 
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 PRIMITIVES = frozenset("null boolean int long float double bytes string".split())
 
 
@@ -55,22 +57,38 @@ def parse_avro(schema: object) -> AvroSchema:
     """
     if isinstance(schema, AvroSchema):
         return schema
-    parsed: Any = schema
-    if isinstance(schema, str):
-        if schema not in PRIMITIVES:
-            try:
-                parsed = json.loads(schema)
-            except ValueError as error:
-                raise _invalid(f"it is not JSON ({error})") from error
-    elif not isinstance(schema, Mapping | list | tuple):
+    if not isinstance(schema, str | Mapping | list | tuple):
         raise _invalid(f"it must be JSON as a str, a dict or a list, got {type(schema).__name__}")
     try:
+        is_json = isinstance(schema, str) and schema not in PRIMITIVES
+        parsed = json.loads(cast("str", schema)) if is_json else schema
         text = json.dumps(parsed, separators=(",", ":"), ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise _invalid(f"it cannot be written as JSON ({error})") from error
-    result = parse_stored(text)
-    _ = result.comparable  # raises if it is not valid
+        _check_names(json.loads(text))
+        result = parse_stored(text)
+        _ = result.comparable  # raises if it is not valid
+    except RecursionError as error:
+        raise _invalid("its types are nested too deeply") from error
+    except (TypeError, json.JSONDecodeError) as error:
+        raise _invalid(f"it is not JSON ({error})") from error
     return result
+
+
+def _check_names(schema: Any) -> None:
+    """Refuse names of fields that neither library refuses."""
+    if isinstance(schema, list):
+        for branch in schema:
+            _check_names(branch)
+    elif isinstance(schema, dict):
+        fields = schema.get("fields")
+        for field in fields if isinstance(fields, list) else ():
+            name = field.get("name") if isinstance(field, dict) else None
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise _invalid(
+                    f"the name of a field must have letters, digits and _ only, got {name!r}"
+                )
+            _check_names(field.get("type"))
+        for nested in ("type", "items", "values"):
+            _check_names(schema.get(nested))
 
 
 @lru_cache(maxsize=1024)
@@ -85,8 +103,6 @@ def parse_stored(text: str) -> AvroSchema:
     refused = (fastavro.SchemaParseException, TypeError, ValueError, LookupError, AttributeError)
     try:
         parsed = fastavro.parse_schema(json.loads(text))
-    except RecursionError as error:
-        raise _invalid("its types are nested too deeply") from error
     except refused as error:
         raise _invalid(f"{type(error).__name__}: {error}") from error
     return AvroSchema(text, parsed)
