@@ -70,6 +70,8 @@ def test_ids_are_global_and_versions_count_in_a_subject(schemas):
     assert schemas.register("b-value", other_order + '"type":"record"}') == 1
     assert schemas.register("a-value", WITH_DEFAULT) == 2
     assert schemas.register("a-value", FIRST) == 1
+    nested = record(("item", {"type": "string"}))
+    assert schemas.register("a-value", nested) == 1
 
     assert schemas.subjects() == ["a-value", "b-value"]
     assert (schemas.versions("a-value"), schemas.versions("b-value")) == ([1, 2], [1])

@@ -36,7 +36,7 @@ class AvroSchema:
     @cached_property
     def fingerprint(self) -> bytes:
         """What equal schemas have in common, whatever the order of their attributes."""
-        text = json.dumps(json.loads(self.text), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(_canonical(json.loads(self.text)), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).digest()
 
     @cached_property
@@ -71,6 +71,24 @@ def parse_avro(schema: object) -> AvroSchema:
     except (TypeError, json.JSONDecodeError) as error:
         raise _invalid(f"it is not JSON ({error})") from error
     return result
+
+
+def _canonical(schema: Any) -> Any:
+    """Return a schema with ``"int"`` in the place of ``{"type": "int"}``, which is the same."""
+    if isinstance(schema, list):
+        return list(map(_canonical, schema))
+    if not isinstance(schema, dict):
+        return schema
+    if schema.keys() == {"type"} and isinstance(schema["type"], str):
+        return schema["type"]
+    changed = {
+        name: _canonical(schema[name]) for name in ("type", "items", "values") if name in schema
+    }
+    if "fields" in schema:
+        changed["fields"] = [
+            {**field, "type": _canonical(field["type"])} for field in schema["fields"]
+        ]
+    return {**schema, **changed}
 
 
 def _check_names(schema: Any) -> None:

@@ -19,6 +19,19 @@ Check = Callable[[Any], None]
 Parse = Callable[[Any], Any]
 
 _INT_BITS = {"int": 32, "long": 64}
+_DAY_MS, _FIRST_DAY, _LAST_DAY = 86_400_000, -719_162, 2_932_896
+_FIRST_MS, _LAST_MS = _FIRST_DAY * _DAY_MS, (_LAST_DAY + 1) * _DAY_MS - 1
+_LOGICAL_RANGES = {
+    ("int", "date"): (_FIRST_DAY, _LAST_DAY),
+    ("int", "time-millis"): (0, _DAY_MS - 1),
+    ("long", "time-micros"): (0, _DAY_MS * 1000 - 1),
+    **{
+        ("long", f"{prefix}timestamp-{unit}"): (_FIRST_MS * factor, _LAST_MS * factor + factor - 1)
+        for prefix in ("", "local-")
+        for unit, factor in (("millis", 1), ("micros", 1000))
+    },
+}
+"""The ints of logical types that fastavro can read: those of Python's years 1 to 9999."""
 _LARGEST_FLOAT = 3.4028234663852886e38
 _NAMED = ("record", "error", "enum", "fixed")
 _TIMES = datetime.date | datetime.time | str
@@ -51,8 +64,11 @@ def checker_of(schema: Any) -> Check | None:
 
 def _checker(schema: Any, path: str, named: dict[str, Check | None]) -> Check | None:
     kind, attributes = _children(schema)
+    logical = attributes.get("logicalType") if isinstance(attributes, dict) else None
     if kind in _INT_BITS:
-        return _int_checker(_INT_BITS[kind], "logicalType" in attributes, path)
+        return _int_checker(kind, logical, path)
+    if (kind, logical) == ("string", "uuid"):
+        return _uuid_checker(path)
     if kind in ("float", "double"):
         return _float_checker(_LARGEST_FLOAT if kind == "float" else float("inf"), path)
     if kind == "boolean":
@@ -69,23 +85,40 @@ def _checker(schema: Any, path: str, named: dict[str, Check | None]) -> Check | 
     return None
 
 
+def _where(path: str) -> str:
+    return f"{path.removeprefix('.')}: " if path else ""
+
+
 def _wrong(value: object, expected: str, path: str) -> TypeError:
-    where = f"{path.removeprefix('.')}: " if path else ""
-    return TypeError(f"{where}{expected} is expected, not {type(value).__name__} ({value!r:.50})")
+    return TypeError(
+        f"{_where(path)}{expected} is expected, not {type(value).__name__} ({value!r:.50})"
+    )
 
 
-def _int_checker(bits: int, is_logical: bool, path: str) -> Check:
-    low, high = -1 << bits - 1, (1 << bits - 1) - 1
+def _int_checker(kind: str, logical: str | None, path: str) -> Check:
+    bits = _INT_BITS[kind]
+    low, high = _LOGICAL_RANGES.get((kind, logical or ""), (-1 << bits - 1, (1 << bits - 1) - 1))
 
     def check(value: Any) -> None:
         if type(value) is not int:
-            if is_logical and isinstance(value, _TIMES):
+            if logical is not None and isinstance(value, _TIMES):
+                if logical == "date" and isinstance(value, datetime.datetime):
+                    raise _wrong(value, "a date", path)
                 return
             if isinstance(value, bool) or not hasattr(value, "__index__"):
                 raise _wrong(value, "an int", path)
         if not low <= value <= high:
-            where = f"{path.removeprefix('.')}: " if path else ""
-            raise ValueError(f"{where}{value} does not fit in {bits} bits")
+            raise ValueError(f"{_where(path)}{value} is not between {low} and {high}")
+
+    return check
+
+
+def _uuid_checker(path: str) -> Check:
+    def check(value: Any) -> None:
+        if not isinstance(value, UUID):
+            if not isinstance(value, str):
+                raise _wrong(value, "a UUID", path)
+            UUID(value)
 
     return check
 
@@ -95,8 +128,7 @@ def _float_checker(largest: float, path: str) -> Check:
         if isinstance(value, bool) or not hasattr(value, "__float__"):
             raise _wrong(value, "a float", path)
         if largest < abs(value) < float("inf"):
-            where = f"{path.removeprefix('.')}: " if path else ""
-            raise ValueError(f"{where}{value} is too large for a float of 32 bits")
+            raise ValueError(f"{_where(path)}{value} is too large for a float of 32 bits")
 
     return check
 
