@@ -465,6 +465,13 @@ def _part_of(key: str) -> str:
 
 API = {
     "log": ("Log and topics", ["embedlog.open", "embedlog.Log", "embedlog.Topic"]),
+    "schemas": (
+        "Schemas",
+        [
+            *("embedlog.SchemaRegistry", "embedlog.RegisteredSchema"),
+            *("embedlog.AvroSerializer", "embedlog.AvroDeserializer"),
+        ],
+    ),
     "producer": ("Producer", ["embedlog.Producer"]),
     "consumer": ("Consumer", ["embedlog.Consumer", "embedlog.ConsumerRebalanceListener"]),
     "groups": ("Groups", ["embedlog.ConsumerGroup", "embedlog.run_group", "embedlog.GroupRun"]),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from embedlog import kv
 from embedlog.catalog import next_number
+from embedlog.display import public_names
 from embedlog.errors import (
     IncompatibleSchemaError,
     InvalidConfigError,
@@ -307,6 +308,10 @@ class SchemaRegistry:
         if not numbers and version is not None:
             self.version(subject, version)  # raises
         return numbers
+
+    def __dir__(self) -> list[str]:
+        """Return what completion offers."""
+        return public_names(self)
 
     # Rows
 
