@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from io import BytesIO
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from embedlog.display import need
 from embedlog.registry.avro_schema import AvroSchema, Schema, parse_avro, parse_stored
@@ -48,14 +48,16 @@ class AvroSerializer:
         EmbedlogError: fastavro or avro is not installed.
     """
 
-    needs_registry: Final = "serialize"
-    """For the setting of a producer."""
-
     def __init__(
         self, schema: Schema | None = None, *, subject: str | None = None, register: bool = True
     ) -> None:
         self._schema = None if schema is None else parse_avro(schema)
         self._subject, self._register = subject, register
+
+    @property
+    def needs_registry(self) -> Action:
+        """It is for the settings of a producer."""
+        return "serialize"
 
     def _adapter(self, root: Root, subject: str) -> Adapter:
         subject = self._subject or subject
@@ -79,11 +81,13 @@ class AvroDeserializer:
         EmbedlogError: fastavro or avro is not installed.
     """
 
-    needs_registry: Final = "deserialize"
-    """For the setting of a consumer."""
-
     def __init__(self, reader_schema: Schema | None = None) -> None:
         self._schema = None if reader_schema is None else parse_avro(reader_schema)
+
+    @property
+    def needs_registry(self) -> Action:
+        """It is for the settings of a consumer."""
+        return "deserialize"
 
     def _adapter(self, root: Root, subject: str) -> Adapter:
         return _AvroDecoder(root, self._schema, _decoder).adapter()
