@@ -195,7 +195,7 @@ def _encoder(schema_id: int, schema: AvroSchema) -> _Encode:
     write = need("fastavro").schemaless_writer
 
     def encode(item: Any) -> bytes:
-        if dataclasses.is_dataclass(item):
+        if type(item) is not dict and dataclasses.is_dataclass(item):
             item = _plain(item)
         if check is not None:
             check(item)

@@ -32,6 +32,7 @@ _LOGICAL_RANGES = {
     },
 }
 """The ints of logical types that fastavro can read: those of Python's years 1 to 9999."""
+_NUMPY_BOOLS = "bool", "bool_"
 _LARGEST_FLOAT = 3.4028234663852886e38
 _NAMED = ("record", "error", "enum", "fixed")
 _TIMES = datetime.date | datetime.time | str
@@ -73,6 +74,8 @@ def _checker(schema: Any, path: str, named: dict[str, Check | None]) -> Check | 
         return _float_checker(_LARGEST_FLOAT if kind == "float" else float("inf"), path)
     if kind == "boolean":
         return _boolean_checker(path)
+    if kind == "union":
+        return _optional_checker(attributes, path, named)
     if kind == "array":
         return _array_checker(_checker(attributes["items"], f"{path}[]", named), path)
     if kind == "map":
@@ -81,7 +84,7 @@ def _checker(schema: Any, path: str, named: dict[str, Check | None]) -> Check | 
         return _record_checker(attributes, path, named)
     if kind in named:
         return lambda value: None if (check := named[kind]) is None else check(value)
-    # fastavro checks the others, and values of unions to find the branch.
+    # fastavro checks the others.
     return None
 
 
@@ -100,6 +103,8 @@ def _int_checker(kind: str, logical: str | None, path: str) -> Check:
     low, high = _LOGICAL_RANGES.get((kind, logical or ""), (-1 << bits - 1, (1 << bits - 1) - 1))
 
     def check(value: Any) -> None:
+        if type(value) is int and low <= value <= high:
+            return
         if type(value) is not int:
             if logical is not None and isinstance(value, _TIMES):
                 if logical == "date" and isinstance(value, datetime.datetime):
@@ -125,6 +130,8 @@ def _uuid_checker(path: str) -> Check:
 
 def _float_checker(largest: float, path: str) -> Check:
     def check(value: Any) -> None:
+        if type(value) is float and -largest <= value <= largest:
+            return
         if isinstance(value, bool) or not hasattr(value, "__float__"):
             raise _wrong(value, "a float", path)
         if largest < abs(value) < float("inf"):
@@ -135,8 +142,8 @@ def _float_checker(largest: float, path: str) -> Check:
 
 def _boolean_checker(path: str) -> Check:
     def check(value: Any) -> None:
-        # numpy's type has this name, and is not a bool.
-        if type(value) is not bool and type(value).__name__ not in ("bool", "bool_"):
+        # That of numpy has one of these names.
+        if value is not True and value is not False and type(value).__name__ not in _NUMPY_BOOLS:
             raise _wrong(value, "a bool", path)
 
     return check
@@ -164,13 +171,33 @@ def _map_checker(check_item: Check | None) -> Check | None:
     return check
 
 
+def _optional_checker(
+    branches: list[Any], path: str, named: dict[str, Check | None]
+) -> Check | None:
+    """Check a union of null and a type; to find the branch of others, fastavro checks values."""
+    others = [branch for branch in branches if branch != "null"]
+    # Compiled in any case, since others may refer to names inside of it.
+    checks = [_checker(branch, path, named) for branch in others]
+    check_value = checks[0] if len(checks) == 1 else None
+    if check_value is None:
+        return None
+
+    def check(value: Any) -> None:
+        # A tuple, or a dict with "-type", names the branch (fastavro).
+        if value is not None and type(value) is not tuple:
+            check_value(value)
+
+    return check
+
+
 def _record_checker(
     attributes: Mapping[str, Any], path: str, named: dict[str, Check | None]
 ) -> Check:
     fields: list[tuple[str, Check]] = []
 
     def check(value: Any) -> None:
-        if not isinstance(value, Mapping):
+        # The first condition is for speed.
+        if type(value) is not dict and not isinstance(value, Mapping):
             raise _wrong(value, "a dict", path)
         for name, check_field in fields:
             if name in value:
