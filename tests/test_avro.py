@@ -287,6 +287,17 @@ def test_a_value_that_does_not_fit_is_refused(log, field, value):
     assert len(topic) == 0
 
 
+def test_columns_without_a_common_type_are_text(log):
+    """Also of values that JSON does not have."""
+    topic = log.create_topic("t", value="avro")
+    log.schemas.register("t-value", ["double", FIELDS["fixed"], FIELDS["id"], FIELDS["sum"]])
+    values = [float("nan"), b"\xff\0", uuid.UUID(int=5), Decimal("1.50")]
+    with log.producer() as producer:
+        producer.send_batch("t", values).result()
+    texts = topic.to_arrow()["value"].to_pylist()
+    assert texts == ["NaN", '"\\u00ff\\u0000"', '"00000000-0000-0000-0000-000000000005"', '"1.50"']
+
+
 @pytest.mark.parametrize("value", [{}, {"price": 1.0}, {**TEA, "x": 1}, 5, "tea", [TEA], b"x"])
 def test_a_record_has_exactly_the_fields_of_the_schema(log, orders, value):
     """But for those with defaults."""
@@ -584,6 +595,25 @@ def test_confluents_deserializer_resolves_to_a_schema_as_ours_does(log, registry
     expected = {"item": "tea", "n": 7}
     assert confluent.AvroDeserializer(registry, json.dumps(reader))(data, CONTEXT) == expected
     assert consumed(log, "orders", value_deserializer=AvroDeserializer(reader)) == [expected]
+
+
+def test_bytes_without_a_length_are_resolved_to_another_schema_too(log):
+    """The schema `"bytes"` is written as Confluent writes it."""
+    log.create_topic("t")
+    with log.producer(value_serializer=AvroSerializer("bytes")) as producer:
+        producer.send("t", b"tea").result()
+    assert log.topic("t")[0].value == b"\0\0\0\0\1tea"
+    assert consumed(log, "t", value_deserializer=AvroDeserializer("string")) == ["tea"]
+    assert consumed(log, "t", value_deserializer=AvroDeserializer()) == [b"tea"]
+
+
+def test_a_typed_topic_has_its_own_types(log):
+    """A serializer of bytes is not for it, as those by name are not."""
+    log.create_topic("typed", schema=pa.schema([("item", pa.string())]))
+    with log.producer() as producer:
+        producer.send("typed", {"item": "tea"}).result()
+    for deserializer in ("avro", AvroDeserializer()):
+        assert consumed(log, "typed", value_deserializer=deserializer) == [{"item": "tea"}]
 
 
 def test_the_latest_version_of_confluents_serializer_is_that_of_the_log(log, registry):

@@ -6,6 +6,7 @@ like a date for one, and rounds large integers.  What it may have changed is rea
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -19,7 +20,7 @@ from embedlog.batch.arrays import data
 from embedlog.consumer.deserialize import FailedRow, convert
 from embedlog.record import TopicPartition
 from embedlog.registry import AvroToJson
-from embedlog.registry.avro_values import json_text
+from embedlog.registry.avro_values import json_default
 from embedlog.serializers import Bind, Field, adapt, adapt_for_topic, encode_json
 
 MAX_FIELDS = 1000
@@ -224,7 +225,8 @@ def _text(value: Any) -> str:
     try:
         return encode_json(value).decode()
     except (TypeError, ValueError):
-        return json_text(value)  # values of Avro, and NaN, which other programs may have written
+        # Values of Avro, and NaN, which other programs may have written.
+        return json.dumps(value, default=json_default)
 
 
 def _parse(column: pa.ChunkedArray) -> pa.ChunkedArray | None:

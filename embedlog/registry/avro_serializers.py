@@ -288,9 +288,18 @@ def _decoder(schema: AvroSchema, reader: AvroSchema | None) -> _Decode:
     """Return what decodes a value that was written with a schema."""
     parsed, start = schema.parsed, PREFIX.size
     reader_parsed = None if reader is None else reader.parsed
+    read, write = need("fastavro").schemaless_reader, need("fastavro").schemaless_writer
     if _is_bytes(parsed) and reader is None:
         return lambda data: bytes(data[start:])
-    read = need("fastavro").schemaless_reader
+    if _is_bytes(parsed):
+
+        def resolve(data: bytes) -> Any:
+            buffer = BytesIO()
+            write(buffer, parsed, data[start:])  # with its length
+            buffer.seek(0)
+            return read(buffer, parsed, reader_parsed)
+
+        return resolve
 
     def decode(data: bytes) -> Any:
         buffer = BytesIO(data)

@@ -214,7 +214,8 @@ def _record_checker(
 # JSON
 
 
-def _json_default(value: Any) -> str:
+def json_default(value: Any) -> str:
+    """Return a value that JSON does not have as text; `json` calls it."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, datetime.date | datetime.time):
@@ -224,9 +225,7 @@ def _json_default(value: Any) -> str:
     raise TypeError(f"JSON has no {type(value).__name__}")
 
 
-json_text = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), default=_json_default
-).encode
+json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=json_default).encode
 """Returns a value of Avro as JSON text: bytes as in Avro's JSON, a character for each byte;
 decimals, dates, times and UUIDs as text."""
 
@@ -283,13 +282,14 @@ def _record_parser(attributes: Mapping[str, Any], named: dict[str, Parse]) -> Pa
 
 
 def _union_parser(branches: list[Any], named: dict[str, Parse]) -> Parse:
-    parsers = [_parser(branch, named) for branch in branches if branch != "null"]
+    others = [branch for branch in branches if branch != "null"]
+    parsers = [_parser(branch, named) for branch in others]
     if len(parsers) == 1:
         return lambda value: None if value is None else parsers[0](value)
     validate = need("fastavro.validation").validate
 
     def parse(value: Any) -> Any:
-        for parse_branch, branch in zip(parsers, (b for b in branches if b != "null"), strict=True):
+        for parse_branch, branch in zip(parsers, others, strict=True):
             try:
                 parsed = parse_branch(value)
                 if validate(parsed, branch, raise_errors=False):

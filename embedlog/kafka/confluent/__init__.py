@@ -156,6 +156,7 @@ def _schema_registry() -> ModuleType:
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}") from None
 
     vars(module)["__getattr__"] = load
+    # An import of one of its modules asks for it, which has to load the package.
     del module.__spec__
     return module
 

@@ -74,7 +74,7 @@ def _registered(entry: Registered) -> Any:
     try:
         return kind(**fields, guid=None, schema=schema)
     except TypeError:
-        return kind(**fields, schema=schema)  # before version 2.11
+        return kind(**fields, schema=schema)  # older versions have none
 
 
 def _error(code: int, error: Exception) -> Exception:
