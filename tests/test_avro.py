@@ -669,10 +669,13 @@ def test_confluents_client_administers_the_registry(log, registry):
 
 PATCHED = """
 import sys, embedlog.kafka
-embedlog.kafka.patch(sys.argv[1])
+if sys.argv[3] == "before":
+    embedlog.kafka.patch(sys.argv[1])
 from confluent_kafka import SerializingProducer, DeserializingConsumer
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer, AvroDeserializer
+if sys.argv[3] == "after":
+    embedlog.kafka.patch(sys.argv[1])
 
 registry = SchemaRegistryClient({"url": "http://localhost:8081"})
 brokers = {"bootstrap.servers": "localhost:9092"}
@@ -690,9 +693,10 @@ consumer.close()
 
 
 @pytest.mark.tier("test")
-def test_a_program_for_confluents_registry_runs_on_a_log_unchanged(tmp_path):
-    """`patch` leads its client of the registry to the log, too."""
-    command = [sys.executable, "-c", PATCHED, str(tmp_path / "log"), json.dumps(ORDER)]
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_program_for_confluents_registry_runs_on_a_log_unchanged(tmp_path, when):
+    """`patch`, before or after the imports, leads its client of the registry to the log, too."""
+    command = [sys.executable, "-c", PATCHED, str(tmp_path / "log"), json.dumps(ORDER), when]
     output = subprocess.run(
         command, check=True, timeout=patient(60), capture_output=True, text=True
     ).stdout
