@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -273,18 +274,23 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), WRONG, ids=lambda value: f"{value!r}"[:20])
-def test_a_value_that_does_not_fit_is_refused(log, field, value):
+def test_a_value_that_does_not_fit_is_refused(log):
     """Rather than cut, as 1.5 to 1, or taken for something else; nothing is written."""
-    schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": FIELDS[field]}]}
-    topic = log.create_topic("t", value="avro")
-    log.schemas.register("t-value", schema)
+    for number, kind in enumerate(FIELDS.values()):
+        schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]}
+        log.create_topic(f"t{number}", value="avro")
+        log.schemas.register(f"t{number}-value", schema)
+    topics = {field: f"t{number}" for number, field in enumerate(FIELDS)}
+    accepted = []
     with log.producer() as producer:
-        with pytest.raises(SerializationError, match="cannot be serialized"):
-            producer.send("t", {"x": value})
-        with pytest.raises(SerializationError, match="record 0"):
-            producer.send_batch("t", [{"x": value}])
-    assert len(topic) == 0
+        for field, value in WRONG:
+            with contextlib.suppress(SerializationError):
+                producer.send(topics[field], {"x": value}).result()
+                accepted.append((field, value))
+        with pytest.raises(SerializationError, match="record 1"):
+            producer.send_batch(topics["int"], [{"x": 1}, {"x": 1.5}])
+    assert accepted == []
+    assert {len(log[name]) for name in topics.values()} == {0}
 
 
 def test_columns_without_a_common_type_are_text(log):
