@@ -260,7 +260,10 @@ ERRORS: dict[str, dict[str, str]] = {
         "ReadOnlyError": 'Open the log with `mode="rw"`.',
         "InvalidTopicError": "Choose another name.",
         "InvalidConfigError": "Correct the setting that the error names; see the settings.",
-        "InvalidSchemaError": "Correct the column that the error names.",
+        "InvalidSchemaError": "Correct the schema, or the column that the error names.",
+        "IncompatibleSchemaError": "Change the schema as its `reasons` require, such as by a "
+        "default, or set another compatibility level.",
+        "UnknownSchemaError": "Register the schema; `log.schemas.subjects()` lists what there is.",
         "InvalidQueryError": "Correct the query, or the filter, as the error says.",
         "InvalidPartitionsError": "Ask for at least as many partitions as the topic has.",
         "InvalidPartitionError": "Pass an int, or a `TopicPartition`.",
@@ -462,6 +465,13 @@ def _part_of(key: str) -> str:
 
 API = {
     "log": ("Log and topics", ["embedlog.open", "embedlog.Log", "embedlog.Topic"]),
+    "schemas": (
+        "Schemas",
+        [
+            *("embedlog.SchemaRegistry", "embedlog.RegisteredSchema"),
+            *("embedlog.AvroSerializer", "embedlog.AvroDeserializer"),
+        ],
+    ),
     "producer": ("Producer", ["embedlog.Producer"]),
     "consumer": ("Consumer", ["embedlog.Consumer", "embedlog.ConsumerRebalanceListener"]),
     "groups": ("Groups", ["embedlog.ConsumerGroup", "embedlog.run_group", "embedlog.GroupRun"]),

@@ -41,6 +41,12 @@ if TYPE_CHECKING:
         RecordMetadata,
         TopicPartition,
     )
+    from embedlog.registry import (
+        AvroDeserializer,
+        AvroSerializer,
+        RegisteredSchema,
+        SchemaRegistry,
+    )
 
 _MODULES = {
     "open": "api",
@@ -58,9 +64,15 @@ _MODULES = {
     "TopicPartition": "record",
     "OffsetAndMetadata": "record",
     "OffsetAndTimestamp": "record",
+    "AvroDeserializer": "registry",
+    "AvroSerializer": "registry",
+    "RegisteredSchema": "registry",
+    "SchemaRegistry": "registry",
 }
 
 __all__ = [
+    "AvroDeserializer",
+    "AvroSerializer",
     "Consumer",
     "ConsumerGroup",
     "ConsumerRebalanceListener",
@@ -71,6 +83,8 @@ __all__ = [
     "Producer",
     "Record",
     "RecordMetadata",
+    "RegisteredSchema",
+    "SchemaRegistry",
     "Topic",
     "TopicConfig",
     "TopicPartition",

@@ -14,7 +14,9 @@ NONE = "-"
 """The text for a missing value, as in the tables of Kafka's own tools."""
 
 
-_EXTRAS = {"polars": '"embedlog[polars]"'}
+_EXTRAS = dict.fromkeys(("avro", "fastavro"), '"embedlog[avro]"') | {
+    "polars": '"embedlog[polars]"',
+}
 """What to install for packages of which embedlog needs some version, or more than them."""
 _STYLE = """\
 <style scoped>

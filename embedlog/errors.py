@@ -8,7 +8,7 @@ survive pickling, as from a Spark worker, and say by ``retriable`` whether a ret
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from errno import ENOENT, ENOTDIR
 from functools import partial
 from typing import Any, ClassVar, NoReturn
@@ -128,12 +128,33 @@ class InvalidConfigError(EmbedlogError, ValueError):
 
 
 class InvalidSchemaError(EmbedlogError, ValueError):
-    """A topic cannot have these columns, or cannot change to them; ``column`` is the one to blame.
+    """A schema is not valid, or a topic cannot have these columns, or cannot change to them.
 
-    Nothing was changed.  A retry does not help: do what the error says.
+    ``column`` is the one to blame, if there is one.  Nothing was changed.  A retry does not help:
+    do what the error says.
     """
 
     column: str | None = None
+
+
+class IncompatibleSchemaError(InvalidSchemaError):
+    """A schema is not compatible with earlier versions of its subject; ``reasons`` says why.
+
+    Nothing was registered.  A retry does not help: change the schema, or the compatibility level
+    of the subject.
+    """
+
+    subject: str | None = None
+    reasons: Sequence[str] = ()
+
+
+class UnknownSchemaError(EmbedlogError, LookupError):
+    """The schema registry has no such subject, version or id.
+
+    A retry does not help: register the schema first.
+    """
+
+    subject: str | None = None
 
 
 class InvalidQueryError(EmbedlogError, ValueError):

@@ -459,7 +459,7 @@ COUNTERS = Table[int](
     "N",
     "counter: text",
     "last: u64",
-    "The last number assigned to a `topic`, `segment`, `producer` or `publication`",
+    "The last number assigned to a `topic`, `segment`, `producer`, `publication` or `schema`",
 )
 NAMED_PRODUCERS = Table[Any](
     "Q",
@@ -501,6 +501,33 @@ REPORTED_TOPICS = Table[Any](
     "topic_id: u64",
     "fields: JSON",
     "A topic as last reported in `__activity`: `name`, `id`, `config`, `partitions`",
+)
+REGISTERED_SCHEMAS = Table[str](
+    "I",
+    "schema_id: u32",
+    "schema: text",
+    "A schema of the registry, as JSON: never changed nor deleted, since records have its id",
+)
+SCHEMA_FINGERPRINTS = Table[int](
+    "H",
+    "fingerprint: bytes",
+    "schema_id: u32",
+    "The id of a registered schema, by its SHA-256: equal schemas have one id",
+    optional=True,
+)
+SUBJECT_VERSIONS = Table[Any](
+    "V",
+    "subject: text, version: u32",
+    "schema_id: u32, deleted: u8",
+    "A version of a subject of the schema registry",
+    optional=True,
+)
+COMPATIBILITY_LEVELS = Table[str](
+    "Y",
+    "subject: text",
+    "level: text",
+    "The compatibility level of a subject; of all others without a subject",
+    optional=True,
 )
 
 # live

@@ -38,7 +38,7 @@ T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
 
 Headers = list[tuple[str, bytes | None]]
-SerializerName = Literal["bytes", "str", "int", "float", "uuid", "json", "pickle"]
+SerializerName = Literal["bytes", "str", "int", "float", "uuid", "json", "pickle", "avro"]
 Action = Literal["serialize", "deserialize"]
 Field = Literal["key", "value"]
 
@@ -95,16 +95,29 @@ class HeadersDeserializer(Protocol[T_co]):
         """Return the key or value of these bytes."""
 
 
+class RegistrySerializer(Protocol):
+    """A serializer or deserializer that needs the schema registry of the log."""
+
+    @property
+    def needs_registry(self) -> Action:
+        """What it does."""
+
+
 Serializer = (
     Callable[[T], bytes | None]
     | Callable[[T, Any], bytes | None]
     | TopicSerializer[T]
     | HeadersSerializer[T]
+    | RegistrySerializer
 )
 """What a serializer of values of type ``T`` may be, apart from a `SerializerName`."""
 
 Deserializer = (
-    Callable[[bytes], T] | Callable[[bytes, Any], T] | TopicDeserializer[T] | HeadersDeserializer[T]
+    Callable[[bytes], T]
+    | Callable[[bytes, Any], T]
+    | TopicDeserializer[T]
+    | HeadersDeserializer[T]
+    | RegistrySerializer
 )
 """What a deserializer to values of type ``T`` may be, apart from a `SerializerName`."""
 
@@ -225,8 +238,10 @@ _BUILTINS: Final[dict[str, _Builtin]] = {
     "json": _Builtin(encode_json, json.loads),
     "pickle": _Builtin(pickle.dumps, pickle.loads),
 }
-NAMES: Final = tuple(_BUILTINS)
+NAMES: Final = (*_BUILTINS, "avro")
 """The names of the built-in serializers.
+
+``"avro"`` needs the schema registry of a log (`embedlog.registry`).
 
 ``"int"`` is Kafka's LongSerializer, and reads the four bytes of its IntegerSerializer too;
 ``"float"`` is its DoubleSerializer, and reads those of its FloatSerializer; ``"uuid"`` is the
@@ -284,6 +299,28 @@ class Adapter:
         return (self.convert(topic, headers, item) for headers, item in pairs)
 
 
+Bind = Callable[[object, Action, Field, str], Adapter]
+"""Returns the adapter of a serializer that needs the registry of a log: ``"avro"``, or a
+`RegistrySerializer`; for a topic."""
+
+
+class UnboundAdapter(Adapter):
+    """A serializer that needs the registry of a log; `adapt_for_topic` binds it."""
+
+    __slots__ = ("setting",)
+
+    def __init__(self, setting: object) -> None:
+        self.setting = setting
+
+        def refuse(*_: object) -> Any:
+            raise InvalidConfigError(
+                "A serializer of Avro needs the schema registry of a log",
+                todo="Use it with log.producer() and log.consumer().",
+            )
+
+        super().__init__(refuse, refuse, name="avro")
+
+
 def adapt(
     setting: Any,
     action: Action,
@@ -311,6 +348,8 @@ def adapt(
     """
     if isinstance(setting, Adapter):
         return setting
+    if setting == "avro" or getattr(setting, "needs_registry", None) == action:
+        return UnboundAdapter(setting)
     if isinstance(setting, str):
         return _builtin(setting, action, allow_pickle)
     if action == "deserialize" and isinstance(setting, type) and dataclasses.is_dataclass(setting):
@@ -376,7 +415,13 @@ def adapt_own(setting: Any, action: Action, field: Field) -> Adapter | None:
 
 
 def adapt_for_topic(
-    topic: str, own: Adapter | None, default: str, action: Action, field: Field, allow_pickle: bool
+    topic: str,
+    own: Adapter | None,
+    default: str,
+    action: Action,
+    field: Field,
+    allow_pickle: bool,
+    bind: Bind,
 ) -> Adapter | None:
     """Return what a client uses for a topic; None if it takes and returns bytes.
 
@@ -386,10 +431,14 @@ def adapt_for_topic(
         default: The name of the topic's serializer, for clients without one.
         action, field: As in `adapt`.
         allow_pickle: Whether the client may use the topic's serializer if that is pickle.
+        bind: What connects serializers that need a registry to the one of the log.
 
     Raises:
         InvalidConfigError: It may not.
     """
+    adapter = own or adapt(default, action, field, allow_pickle=True)
+    if isinstance(adapter, UnboundAdapter):
+        return bind(adapter.setting, action, field, topic)
     if own is not None or default == "bytes":
         return None if own is None or own.name == "bytes" else own
     if default == "pickle" and not allow_pickle:
@@ -399,7 +448,7 @@ def adapt_for_topic(
             topic=topic,
             setting="allow_pickle",
         )
-    return adapt(default, action, field, allow_pickle=True)
+    return adapter
 
 
 def _accepted(action: Action) -> str:

@@ -33,6 +33,7 @@ FLOORS = (
     {"partition"},
     {"publish"},
     {"root"},
+    {"registry"},
     {"retention", "compaction", "producer", "consumer"},
     {"maintenance"},
     {"api"},
@@ -49,6 +50,8 @@ DOORS = {
     "pandas": {"notebook", "spark"},
     "IPython": {"notebook"},
     "opentelemetry": {"opentelemetry"},
+    "avro": {"registry"},
+    "fastavro": {"registry"},
     "pytest": {"testing"},
     "pyarrow": {
         *("batch", "schemas", "segment", "partition", "root", "publish", "compaction"),

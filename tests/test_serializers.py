@@ -57,7 +57,8 @@ ITEMS = {
 @given(st.data())
 def test_whatever_a_built_in_serializer_takes_comes_back(data):
     """In its type; None stays a tombstone."""
-    for name in NAMES:
+    assert {*ITEMS, "avro"} == {*NAMES}  # Avro needs a log, see test_avro.py.
+    for name in ITEMS:
         item = data.draw(ITEMS[name], label=name)
         stored = serialized(name, item, allow_pickle=True)
 
@@ -251,7 +252,7 @@ def test_none_is_passed_on_only_for_kafkas_clients():
 
 @pytest.mark.parametrize(
     "setting",
-    [5, "jsn", "avro", kafka.JsonSerializer, object(), lambda a, b, c: a],
+    [5, "jsn", "xml", kafka.JsonSerializer, object(), lambda a, b, c: a],
     ids=lambda setting: getattr(setting, "__name__", type(setting).__name__),
 )
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The tutorial and the page about values run as they stand and print the output that they show."""
+"""The tutorial and the pages about values run as they stand and print what they show."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def script(blocks: list[tuple[str, str, str]]) -> str:
     return "\n".join(statements)
 
 
-@pytest.mark.parametrize("page", ["tutorial.md", "values.md"])
+@pytest.mark.parametrize("page", ["tutorial.md", "values.md", "avro.md"])
 def test_the_page_prints_what_it_says(page, tmp_path):
     """The Python blocks run in one session, the shell blocks as its subprocesses."""
     blocks = BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))

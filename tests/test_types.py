@@ -237,8 +237,8 @@ DIR = {
     "log": """
         alter_topic close compact consumer create_partitions create_topic delete_records
         delete_topic describe_topic durability flush group groups hold leases maintain maintenance
-        metrics partition path producer prometheus rebuild_index repair retention_bytes sql topic
-        topics verify
+        metrics partition path producer prometheus rebuild_index repair retention_bytes schemas sql
+        topic topics verify
     """,
     "topic": """
         at batches between config describe_retention explain_compaction get head items name optimize
@@ -263,6 +263,10 @@ DIR = {
         wakeup
     """,
     "run": "close pids running stop wait",
+    "schemas": """
+        check compatibility delete get latest lookup register set_compatibility subjects version
+        versions
+    """,
 }
 """What completion offers; a new public name is a decision, and is added here."""
 
@@ -282,6 +286,7 @@ def test_dir_lists_what_programs_may_use(tmp_path):
                 "producer": producer,
                 "consumer": consumer,
                 "run": run,
+                "schemas": log.schemas,
             }
             listed = {name: [*dir(item)] for name, item in objects.items()}
             for name, item in objects.items():

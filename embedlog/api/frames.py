@@ -1,4 +1,4 @@
-"""Tables of topics that have serializers: decoded keys and values, and the fields of JSON objects.
+"""Tables of topics that have serializers: decoded keys and values, and the fields of objects.
 
 pyarrow's JSON reader is an order of magnitude faster than Python's, but it takes text that looks
 like a date for one, and rounds large integers.  What it may have changed is read again in Python.
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +19,9 @@ import pyarrow.compute as pc
 from embedlog.batch.arrays import data
 from embedlog.consumer.deserialize import FailedRow, convert
 from embedlog.record import TopicPartition
-from embedlog.serializers import Field, adapt, encode_json
+from embedlog.registry import AvroToJson
+from embedlog.registry.avro_values import json_default
+from embedlog.serializers import Bind, Field, adapt, adapt_for_topic, encode_json
 
 MAX_FIELDS = 1000
 """Objects with more different fields than this, as with data in place of names, stay JSON text."""
@@ -48,7 +51,11 @@ def stored_columns(names: Sequence[str] | None) -> list[str] | None:
 
 
 def decoded(
-    table: pa.Table, topic: str, serializers: tuple[str, str], names: Sequence[str] | None
+    table: pa.Table,
+    topic: str,
+    serializers: tuple[str, str],
+    bind: Bind,
+    names: Sequence[str] | None,
 ) -> pa.Table:
     """Return a table of stored records with decoded keys and values.
 
@@ -56,6 +63,7 @@ def decoded(
         table: The stored columns.
         topic: The topic.
         serializers: The names of those of keys and values.
+        bind: What connects Avro's to the registry of the log.
         names: The columns to return; None for all.
 
     Raises:
@@ -66,14 +74,17 @@ def decoded(
     columns: dict[str, Any] = {}
     for name in table.column_names:
         if name == "value" and value == "json":
-            columns |= _json_columns(table, topic)
+            columns |= _json_columns(table, topic, bind)
+        elif name == "value" and value == "avro":
+            columns |= _columns(_objects(table, topic, "value", value, bind))
         elif name in ("key", "value"):
-            columns[name] = _column(table, topic, name, key if name == "key" else value)
+            columns[name] = _column(table, topic, name, key if name == "key" else value, bind)
         else:
             columns[name] = table[name]
     if names is not None:
         if "value" in names and "value" not in columns:
-            columns["value"] = table["value"].cast(pa.string())
+            texts = decoded_items(table, topic, ("bytes", value), bind)
+            columns["value"] = texts["value"]
         for name in names:
             if name not in columns:
                 # Those that were not read exist as well.
@@ -83,8 +94,10 @@ def decoded(
     return pa.table(columns)
 
 
-def decoded_items(table: pa.Table, topic: str, serializers: tuple[str, str]) -> pa.Table:
-    """Return a table of stored records with decoded keys and values; JSON is its text.
+def decoded_items(
+    table: pa.Table, topic: str, serializers: tuple[str, str], bind: Bind
+) -> pa.Table:
+    """Return a table of stored records with decoded keys and values; JSON and Avro are JSON text.
 
     So the types of the columns depend on the serializers alone, not on the records.
 
@@ -92,6 +105,7 @@ def decoded_items(table: pa.Table, topic: str, serializers: tuple[str, str]) -> 
         table: Stored columns, offset and partition among them.
         topic: The topic.
         serializers: The names of those of keys and values.
+        bind: What connects Avro's to the registry of the log.
 
     Raises:
         RecordDeserializationError: A key or value is not what its serializer writes.
@@ -100,15 +114,17 @@ def decoded_items(table: pa.Table, topic: str, serializers: tuple[str, str]) -> 
         if field not in table.column_names:
             continue
         if serializer == "json":
-            _objects(table, topic, field, serializer)  # Raises if one is not JSON.
+            _objects(table, topic, field, serializer, bind)  # Raises if one is not JSON.
             column = table[field].cast(pa.string())
+        elif serializer == "avro":
+            column = pa.array(_objects(table, topic, field, AvroToJson(), bind), pa.string())
         else:
-            column = _column(table, topic, field, serializer)
+            column = _column(table, topic, field, serializer, bind)
         table = table.set_column(table.column_names.index(field), field, column)
     return table
 
 
-def _column(table: pa.Table, topic: str, field: Field, serializer: str) -> Any:
+def _column(table: pa.Table, topic: str, field: Field, serializer: str, bind: Bind) -> Any:
     """Return the keys or values as one column."""
     column = table[field]
     if serializer in ("bytes", "pickle"):
@@ -120,18 +136,24 @@ def _column(table: pa.Table, topic: str, field: Field, serializer: str) -> Any:
             pass  # found and reported below
     elif serializer == "json":
         typed = _parse(column)
-        return _typed(_objects(table, topic, field, serializer)) if typed is None else typed
-    objects = _objects(table, topic, field, serializer)
+        if typed is not None:
+            return typed
+    objects = _objects(table, topic, field, serializer, bind)
+    if serializer in ("json", "avro"):
+        return _typed(objects)
     if serializer == "uuid":
         objects = [None if item is None else str(item) for item in objects]
     types = {"int": pa.int64(), "float": pa.float64()}
     return pa.array(objects, types.get(serializer, pa.string()))
 
 
-def _objects(table: pa.Table, topic: str, field: Field, serializer: str) -> list[Any]:
+def _objects(
+    table: pa.Table, topic: str, field: Field, serializer: str | AvroToJson, bind: Bind
+) -> list[Any]:
     """Return the keys or values as Python's objects."""
-    items = table[field].to_pylist()
-    objects, failure = convert(adapt(serializer, "deserialize", field), topic, None, items)
+    own = adapt(serializer, "deserialize", field)
+    adapter = adapt_for_topic(topic, own, "bytes", "deserialize", field, True, bind)
+    objects, failure = convert(adapter, topic, None, table[field].to_pylist())
     if failure is None:
         return objects
     row = table.slice(len(objects), 1).to_pylist()[0]
@@ -143,11 +165,11 @@ def _objects(table: pa.Table, topic: str, field: Field, serializer: str) -> list
 # JSON
 
 
-def _json_columns(table: pa.Table, topic: str) -> dict[str, Any]:
+def _json_columns(table: pa.Table, topic: str, bind: Bind) -> dict[str, Any]:
     """Return a column for each field of the values, or the column ``value``."""
     typed = _parse(table["value"])
     if typed is None:
-        return _columns(_objects(table, topic, "value", "json"))
+        return _columns(_objects(table, topic, "value", "json", bind))
     if not pa.types.is_struct(typed.type):
         return {"value": typed}
     names = [_column_name(typed.type.field(row).name) for row in range(typed.type.num_fields)]
@@ -187,6 +209,7 @@ def _is_unicode(name: str) -> bool:
 
 def _typed(values: list[Any]) -> pa.Array:
     """Return a column of the values' type; if they have none in common, of their JSON text."""
+    values = [str(value) if isinstance(value, UUID) else value for value in values]
     try:
         column = pa.array(values)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
@@ -201,8 +224,9 @@ def _texts(values: list[Any]) -> pa.Array:
 def _text(value: Any) -> str:
     try:
         return encode_json(value).decode()
-    except ValueError:
-        return json.dumps(value)  # NaN, which other programs may have written
+    except (TypeError, ValueError):
+        # Values of Avro, and NaN, which other programs may have written.
+        return json.dumps(value, default=json_default)
 
 
 def _parse(column: pa.ChunkedArray) -> pa.ChunkedArray | None:

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from embedlog.maintenance import Maintenance
     from embedlog.maintenance.activity import Event
     from embedlog.producer import Producer
+    from embedlog.registry import SchemaRegistry
     from embedlog.retention.retain import RetentionResult
 
 Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
@@ -503,6 +504,15 @@ class Log:
         from embedlog.api.consumer_group import ConsumerGroup
 
         return ConsumerGroup(self.root, name)
+
+    # Schemas
+
+    @property
+    def schemas(self) -> SchemaRegistry:
+        """The schema registry of the log: subjects, their versions, and compatibility."""
+        from embedlog.registry import SchemaRegistry
+
+        return SchemaRegistry(self.root)
 
     # Writing and reading
 

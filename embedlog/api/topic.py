@@ -27,15 +27,16 @@ from embedlog.consumer.deserialize import (
     topic_deserializers,
 )
 from embedlog.display import cut, html_table, moment, need, plural, public_names, short
-from embedlog.errors import EmbedlogError, InvalidConfigError, SerializationError, no_attribute
+from embedlog.errors import EmbedlogError, SerializationError, no_attribute
 from embedlog.lazy import pa
 from embedlog.partition import PartitionLog
 from embedlog.partition.reader import ColumnIndexes
 from embedlog.progress import format_bytes
 from embedlog.record import K, Record, TopicPartition, V
+from embedlog.registry import binder
 from embedlog.root.root import Root, check_root
 from embedlog.schemas.reading import names_in
-from embedlog.serializers import adapt, shortened
+from embedlog.serializers import adapt_for_topic, shortened
 from embedlog.times import When, milliseconds
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class TopicView(Generic[K, V]):
         if self.raw:
             return RAW
         config = self._root.topic(self.name).config
-        return topic_deserializers(self.name, config, self._root.allow_pickle)
+        return topic_deserializers(self.name, config, self._root.allow_pickle, binder(self._root))
 
     def ranges(self) -> list[OffsetRange]:
         """Return the offsets that the view covers now."""
@@ -397,7 +398,8 @@ class TopicView(Generic[K, V]):
         names = stored_columns(columns)
         if names is not None and "headers" in names and not self._has_headers():
             names.remove("headers")
-        return decoded(view._stored(names, latest), self.name, serializers, columns)
+        table = view._stored(names, latest)
+        return decoded(table, self.name, serializers, binder(self._root), columns)
 
     def _stored(self, columns: Sequence[str] | None, latest: bool) -> pa.Table:
         schema = self.schema(columns)
@@ -448,7 +450,8 @@ class TopicView(Generic[K, V]):
         frame is collected, it has the records of that moment; its columns are those of now.
 
         A topic of bytes has the columns offset, partition, timestamp, key, value, and headers if
-        there are any; keys and values are decoded by the topic's serializers, and JSON is text.
+        there are any; keys and values are decoded by the topic's serializers, and those of JSON
+        and Avro are JSON text.
 
         Raises:
             EmbedlogError: Polars is not installed.
@@ -465,8 +468,8 @@ class TopicView(Generic[K, V]):
         """
         from embedlog.api.frames import decoded_items
 
-        stored, serializers = self.schema(), self._serializers()
-        schema = decoded_items(stored.empty_table(), self.name, serializers).schema
+        stored, serializers, bind = self.schema(), self._serializers(), binder(self._root)
+        schema = decoded_items(stored.empty_table(), self.name, serializers, bind).schema
         # What a serializer changes is filtered by the caller.
         plain = {field.name for field in schema if stored.field(field.name).type == field.type}
 
@@ -478,7 +481,7 @@ class TopicView(Generic[K, V]):
                 where = None
             for batch in self.batches(names, where=where):
                 table = pa.Table.from_batches([batch])
-                decoded = decoded_items(table, self.name, serializers).select(columns)
+                decoded = decoded_items(table, self.name, serializers, bind).select(columns)
                 yield from decoded.to_batches()
 
         return schema, read
@@ -566,9 +569,10 @@ class TopicView(Generic[K, V]):
                 raise TypeError(f"key must be bytes, got {type(key).__name__}{hint}")
             return bytes(key)
         try:
-            data: bytes = adapt(serializer, "serialize", "key", allow_pickle=True).convert(
-                self.name, [], key
-            )
+            bind = binder(self._root)
+            adapter = adapt_for_topic(self.name, None, serializer, "serialize", "key", True, bind)
+            assert adapter is not None  # since it is not "bytes"
+            data: bytes = adapter.convert(self.name, [], key)
         except Exception as error:
             raise SerializationError(
                 f"The key {shortened(key)} cannot be serialized: {type(error).__name__}: {error}",
@@ -638,8 +642,8 @@ class TopicView(Generic[K, V]):
     def _cells(self) -> Iterator[tuple[object, ...]]:
         """Yield the cells of each record; what cannot be decoded is shown as stored."""
         deserializers = RAW
-        # Pickle that is not allowed.
-        with suppress(InvalidConfigError):
+        # Pickle that is not allowed, or Avro without its libraries.
+        with suppress(EmbedlogError):
             deserializers = self._deserializers()
         for record in TopicView(self._root, self.name, self.ranges(), raw=True):
             texts = []

@@ -2,7 +2,7 @@
 
 A script runs ``embedlog __complete WORD...`` at each Tab, which prints candidates for the last
 word, each with a description after a tab.  So all shells complete the same, from the parser
-itself, and also names of topics and groups.  No candidates mean the names of files.
+itself, and also names of topics, groups and subjects.  No candidates mean the names of files.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ complete -c embedlog -a '(__embedlog_complete)'
 """
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 _PLAIN = re.compile(r"[\w.+,@%/-]+")
-"""What a shell takes as it is; other names of groups are not completed."""
+"""What a shell takes as it is; other names of groups and subjects are not completed."""
 
 Candidate = tuple[str, str]
 """A word, and what it means; the latter may be empty."""
@@ -134,6 +134,9 @@ def _values(action: argparse.Action, root: str | None) -> Iterable[Candidate]:
         if metavar == "GROUP":
             with to_read(args) as log:
                 return [(name, "") for name in log.groups()]
+        if metavar.startswith("SUBJECT"):
+            with to_read(args) as log:
+                return [(name, "") for name in log.schemas.subjects()]
     except (EmbedlogError, OSError):
         pass  # A shell can show no error here.
     return ()

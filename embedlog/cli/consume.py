@@ -15,6 +15,7 @@ from embedlog.cli.parser import OK
 from embedlog.cli.selection import view_of
 from embedlog.errors import InvalidConfigError, OffsetOutOfRangeError
 from embedlog.record import Record
+from embedlog.registry import binder
 
 _CHUNK_RECORDS = 1000
 
@@ -106,7 +107,7 @@ def _reader(log: Log, args: argparse.Namespace) -> Callable[[TopicView], Iterato
                 topic=args.topic,
                 todo="Use --format for a part of each record, or `embedlog sql`.",
             )
-    decode = decoder(info.config, args.json)
+    decode = decoder(args.topic, info.config, binder(log.root), args.json)
 
     def read(view: TopicView) -> Iterator[Record]:
         records = iter(view)

@@ -36,7 +36,8 @@ from embedlog.errors import InvalidConfigError, InvalidRecordError
 from embedlog.lazy import pa, pc
 from embedlog.progress import ProgressBar, format_bytes
 from embedlog.record import Record
-from embedlog.serializers import encode_json, json_text
+from embedlog.registry import binder
+from embedlog.serializers import Bind, encode_json, json_text
 
 
 def export(args: argparse.Namespace) -> int:
@@ -54,7 +55,7 @@ def export(args: argparse.Namespace) -> int:
             records = ExportedRows(view, args)
         else:
             serializers = serializers_of(log.root.topic(name).config, raw=args.raw)
-            records = StoredRecords(view, args, serializers)
+            records = StoredRecords(view, args, serializers, binder(log.root))
         with _destination(args.file, force=args.force) as file:
             writer = records.writer(file_format, file)
             try:
@@ -85,13 +86,18 @@ class StoredRecords:
         view: The records.
         args: The options.
         serializers: The names of the serializers of keys and values in the file.
+        bind: What connects the serializer of Avro to the registry of the log.
 
     Raises:
         InvalidConfigError, InvalidQueryError: An option is wrong, or for typed topics.
     """
 
     def __init__(
-        self, view: TopicView[Any, Any], args: argparse.Namespace, serializers: tuple[str, str]
+        self,
+        view: TopicView[Any, Any],
+        args: argparse.Namespace,
+        serializers: tuple[str, str],
+        bind: Bind,
     ) -> None:
         if args.columns is not None:
             raise InvalidConfigError(
@@ -99,9 +105,9 @@ class StoredRecords:
                 topic=view.name,
                 todo="Leave it out: the file has keys, values, headers, timestamps and offsets.",
             )
-        self._view, self._serializers = view, serializers
+        self._view, self._serializers, self._bind = view, serializers, bind
         empty = view.schema().empty_table()
-        self._schema = decoded_items(empty, view.name, serializers).schema
+        self._schema = decoded_items(empty, view.name, serializers, bind).schema
         self._filter = None
         if args.where is not None:
             from embedlog.api.row_filter import RowFilter
@@ -111,7 +117,7 @@ class StoredRecords:
     def tables(self) -> Iterator[Any]:
         """Yield tables of many records."""
         for table in tables_of(self._view.batches()):
-            decoded = decoded_items(table, self._view.name, self._serializers)
+            decoded = decoded_items(table, self._view.name, self._serializers, self._bind)
             yield decoded if self._filter is None else self._filter.keep(decoded)
 
     def writer(self, file_format: str, file: IO[bytes]) -> Writer:
@@ -372,7 +378,7 @@ class JsonRecords:
         items: list[Any] = table[name].to_pylist()
         if serializer in NOT_TEXT:
             return items
-        convert = _one_line if serializer == "json" else json_text
+        convert = _one_line if serializer in ("json", "avro") else json_text
         for row, item in enumerate(items):
             try:
                 items[row] = None if item is None else convert(item)

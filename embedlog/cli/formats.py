@@ -12,7 +12,8 @@ from json.encoder import encode_basestring as _quoted
 from embedlog.config import TopicConfig
 from embedlog.errors import InvalidConfigError
 from embedlog.record import Record
-from embedlog.serializers import adapt, encode_json
+from embedlog.registry import AvroToJson
+from embedlog.serializers import Adapter, Bind, adapt, encode_json
 
 Writer = Callable[[Sequence[Record]], bytes]
 """Returns the bytes to print for some records."""
@@ -52,32 +53,45 @@ def writer(text: str, as_json: bool) -> Writer:
     return lambda records: b"".join([part(record) for record in records for part in parts])
 
 
-def decoder(config: TopicConfig, as_json: bool) -> Callable[[Sequence[Record]], Sequence[Record]]:
+def decoder(
+    topic: str, config: TopicConfig, bind: Bind, as_json: bool
+) -> Callable[[Sequence[Record]], Sequence[Record]]:
     """Return the function that decodes records of a topic, before they are formatted.
 
     Keys and values become bytes, or with ``as_json`` a str of JSON, if they can be decoded.
+
+    Args:
+        topic: The topic.
+        config: Its settings.
+        bind: What connects the serializer of Avro to the registry of the log.
+        as_json: Whether records are formatted as JSON.
     """
     names = config.key_serializer, config.value_serializer
     if set(names) <= {"bytes", "pickle"}:
         return lambda records: records
-    key, value = (_item_decoder(name, as_json) for name in names)
+    avro = bind(AvroToJson(), "deserialize", "value", topic) if "avro" in names else None
+    key, value = (_item_decoder(name, avro, as_json) for name in names)
     return lambda records: [
         record._replace(key=key(record.key), value=value(record.value)) for record in records
     ]
 
 
-def _item_decoder(name: str, as_json: bool) -> Callable[[bytes | None], bytes | str | None]:
+def _item_decoder(
+    name: str, avro: Adapter | None, as_json: bool
+) -> Callable[[bytes | None], bytes | str | None]:
     if name in ("bytes", "pickle") or (name in ("str", "json") and not as_json):
         return lambda data: data
-    convert = adapt(name, "deserialize", "value").convert
+    json_of_avro = avro if name == "avro" else None
+    convert = (json_of_avro or adapt(name, "deserialize", "value")).convert
 
     def decode(data: bytes | None) -> bytes | str | None:
         try:
             item = convert("", [], data)
             if item is None and data is None:
                 return None
-            return encode_json(item).decode() if as_json else str(item).encode()
-        except (ValueError, struct.error):
+            text = item if json_of_avro else encode_json(item).decode() if as_json else str(item)
+            return text if as_json else text.encode()
+        except (LookupError, ValueError, struct.error):
             return _base64(data or b"") if as_json else data
 
     return decode

@@ -43,7 +43,8 @@ from embedlog.errors import InvalidRecordError, UnknownTopicOrPartitionError
 from embedlog.lazy import np, pa
 from embedlog.producer import Producer
 from embedlog.progress import ProgressBar
-from embedlog.serializers import Adapter, adapt
+from embedlog.registry import JsonToAvro, binder
+from embedlog.serializers import Adapter, Field, adapt
 
 _CSV_BLOCK_BYTES = 1 << 20
 """pyarrow reads 32 blocks ahead, and refuses a row that is longer than a block."""
@@ -54,6 +55,15 @@ _TEXT = re.compile(r"^(large_)?(string|binary)")
 """The types of columns that hold text, or may do so."""
 _NONE = -(1 << 63)
 """The partition of a record that has none: its key chooses one."""
+
+
+class FileSerializers(NamedTuple):
+    """How the keys and values in a file become bytes."""
+
+    names: tuple[str, str]
+    """The names of the serializers of keys and values."""
+    adapters: tuple[Adapter, Adapter]
+    """What serializes what the file has: JSON for Avro."""
 
 
 class Chunk(NamedTuple):
@@ -195,8 +205,12 @@ class ImportTarget:
         self.is_new = topic not in log
         """Whether the import has created the topic; it then gets as many partitions as it needs."""
         info = log.root.ensure_topic(topic)
-        self.serializers = serializers_of(info.config, raw=raw)
-        """The names of the serializers of the keys and values in the file."""
+        names = serializers_of(info.config, raw=raw)
+        key, value = (
+            _adapter(log, topic, name, field) for name, field in zip(names, SERIALIZED, strict=True)
+        )
+        self.serializers = FileSerializers(names, (key, value))
+        """Those of the keys and values in the file."""
         self.schema = log.root.context.catalog.schema(info)
         """The columns of a typed topic; None if values are bytes."""
         if self.schema is not None and raw:
@@ -258,7 +272,7 @@ class ImportTarget:
         # Columns of other types than bytes and text are left to the serializers of the topic.
         settings: dict[str, Any] = {
             f"{field}_serializer": "bytes"
-            for field, name in zip(SERIALIZED, self.serializers, strict=True)
+            for field, name in zip(SERIALIZED, self.serializers.names, strict=True)
             if name in NOT_TEXT
         }
         return self._log.producer(max_request_size=INT_MAX, **settings, **self._options)
@@ -270,6 +284,13 @@ class ImportTarget:
     def close(self) -> None:
         """Close the producer."""
         self._producer.close()
+
+
+def _adapter(log: Log, topic: str, name: str, field: Field) -> Adapter:
+    """Return what serializes the keys or values of a file."""
+    if name == "avro":
+        return binder(log.root)(JsonToAvro(), "serialize", field, topic)
+    return adapt("bytes" if name in NOT_TEXT else name, "serialize", field)
 
 
 def _by_partition(table: Any, partitions: Any) -> Iterator[tuple[int | None, Any]]:
@@ -293,7 +314,7 @@ def _by_partition(table: Any, partitions: Any) -> Iterator[tuple[int | None, Any
 # Formats
 
 
-def _parquet(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> Iterator[Chunk]:
+def _parquet(file: IO[bytes], serializers: FileSerializers, clock: Any) -> Iterator[Chunk]:
     """Yield the rows of a Parquet file."""
     from pyarrow import parquet
 
@@ -312,7 +333,7 @@ def _parquet(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> Itera
 
 def _csv(
     file: IO[bytes],
-    serializers: tuple[str, str],
+    serializers: FileSerializers,
     clock: Any,
     block_bytes: int | None = None,
     skip: int = 0,
@@ -321,7 +342,7 @@ def _csv(
 
     Args:
         file: The file.
-        serializers: The names of the serializers of keys and values.
+        serializers: Those of keys and values.
         clock: Returns the timestamp of rows without one.
         block_bytes: How many bytes are parsed at once.
         skip: How many rows to leave out.
@@ -386,18 +407,15 @@ def _with_headers(columns: Any, done: int, now_ms: int) -> Chunk:
     return Chunk(table, _partitions(columns), done)
 
 
-def _json_lines(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> Iterator[Chunk]:
+def _json_lines(file: IO[bytes], serializers: FileSerializers, clock: Any) -> Iterator[Chunk]:
     """Yield the records of JSON lines, as those of `embedlog produce --json`."""
     done = before = 0
-    key, value = ("bytes" if name in NOT_TEXT else name for name in serializers)
+    key, value = ("bytes" if name in NOT_TEXT else name for name in serializers.names)
     names = key, value
-    adapters = [
-        adapt(name, "serialize", field) for name, field in zip(names, SERIALIZED, strict=True)
-    ]
     for lines in input_lines(file):
         numbered = enumerate(lines, before + 1)
         records = [
-            _serialized(parse_record(line, number, names), adapters, number)
+            _serialized(parse_record(line, number, names), serializers.adapters, number)
             for number, line in numbered
             if line.strip()
         ]
@@ -415,7 +433,7 @@ def _json_lines(file: IO[bytes], serializers: tuple[str, str], clock: Any) -> It
         yield Chunk(table, numbers, done)
 
 
-def _serialized(record: InputRecord, adapters: list[Adapter], number: int) -> InputRecord:
+def _serialized(record: InputRecord, adapters: Iterable[Adapter], number: int) -> InputRecord:
     """Return a record with the bytes of its key and value."""
     try:
         key, value = (
@@ -430,19 +448,19 @@ def _serialized(record: InputRecord, adapters: list[Adapter], number: int) -> In
     return record._replace(key=key, value=value)
 
 
-def _stored(table: Any, serializers: tuple[str, str], before: int) -> Any:
+def _stored(table: Any, serializers: FileSerializers, before: int) -> Any:
     """Return rows in which text of keys and values became the bytes that serializers write.
 
     Args:
         table: The rows.
-        serializers: The names of the serializers of keys and values.
+        serializers: Those of keys and values.
         before: How many rows of the file precede these, for the error.
     """
-    for field, name in zip(SERIALIZED, serializers, strict=True):
+    for field, name, adapter in zip(SERIALIZED, *serializers, strict=True):
         index = table.schema.get_field_index(field)
         if name in NOT_TEXT or index < 0 or not _TEXT.search(str(table.schema.types[index])):
             continue
-        adapter, parse, items = adapt(name, "serialize", field), FROM_TEXT[name], []
+        parse, items = FROM_TEXT[name], list[Any]()
         for row, item in enumerate(table.column(index).to_pylist(), before + 1):
             try:
                 text = item.decode() if isinstance(item, bytes) else item

@@ -34,7 +34,7 @@ exit codes:
   0    success, no findings
   1    failure, or findings
   2    wrong command, name or setting
-  3    no such log, topic, partition, group, offset or file
+  3    no such log, topic, partition, group, schema, offset or file
   4    disk error, lock timeout, damaged data, or no permission to write
   130  interrupted (Ctrl-C)
   141  the reader of the output has ended (| head)
@@ -91,6 +91,14 @@ examples:
   embedlog sql "select * from flights where carrier = 'UA'" --format csv > united.csv
 """
 
+SUBJECTS = """\
+A subject has versions.  That of the values of a topic is TOPIC-value, that of its keys TOPIC-key.
+
+examples:
+  embedlog topics create orders --key str --value avro
+  embedlog schemas register orders-value order.avsc
+"""
+
 RESETS = """\
 A target outside of the log means its nearer end.  A time without a zone is UTC.
 """
@@ -112,9 +120,9 @@ records get those of the topic.  CSV holds UTF-8 only; its timestamps are millis
 key or value is an empty field without quotes, and headers are JSON.
 
 If the topic has serializers, keys and values are JSON values in JSON lines, text in CSV, and in
-Parquet numbers or text (also of JSON and UUIDs).  So the topic of an import needs the same
-serializers; with --raw for both commands, none matter, and every byte comes back.  Pickled keys
-and values are always as they are stored.
+Parquet numbers or text (also of JSON, Avro and UUIDs).  So the topic of an import needs the same
+serializers, and a schema for those of Avro; with --raw for both commands, none matter, and every
+byte comes back.  Pickled keys and values are always as they are stored.
 """
 
 EXPORT = f"""\
@@ -229,6 +237,7 @@ def parser() -> CommandParser:
     _tail(commands)
     _sql(commands)
     _groups(commands)
+    _schemas(commands)
     _offsets(commands)
     _files(commands)
     _activity(commands)
@@ -296,7 +305,7 @@ def _topics(commands: _Parser) -> None:
     create.add_argument("topic", metavar="TOPIC")
     about = "the number of partitions, by default 1"
     _option(create, "--partitions -p", "N", about, type=int)
-    about = "how keys are stored: bytes, str, int, float, uuid, json or pickle"
+    about = "how keys are stored: bytes, str, int, float, uuid, json, avro or pickle"
     _option(create, "--key", "NAME", f"{about}; with --schema-from the key column")
     _option(create, "--value", "NAME", "how values are stored, likewise")
     about = "make a typed topic with the columns of this Parquet, CSV or JSON lines file"
@@ -412,6 +421,30 @@ def _reset(verbs: _Parser) -> None:
     about = "only this topic or partition; by default all with a commit"
     _list(reset, "--topic", "TOPIC[:N,N]", about, type=topic)
     _flag(reset, "--execute", "commit the new offsets")
+
+
+def _schemas(commands: _Parser) -> None:
+    verbs = _verbs(commands, "schemas", "list, show, register, check or delete schemas of Avro")
+    _command(verbs, "list", "schemas:show_subjects", "print all subjects", epilog=SUBJECTS)
+    show = _command(verbs, "show", "schemas:show", "print a schema, by default the latest version")
+    show.add_argument("subject", metavar="SUBJECT[:VERSION]")
+    about = "register a schema as the next version of a subject"
+    register = _command(verbs, "register", "schemas:register", about, epilog=SUBJECTS)
+    about = "print why a schema cannot be registered; exit code 1 if so"
+    check = _command(verbs, "check", "schemas:check", about)
+    for command in (register, check):
+        command.add_argument("subject", metavar="SUBJECT")
+        command.add_argument("file", metavar="FILE", help="the schema as JSON; - is stdin")
+    about = "print or set what a new version must be compatible with"
+    level = _command(verbs, "compatibility", "schemas:compatibility", about)
+    about = "by default all subjects without a level of their own"
+    level.add_argument("subject", metavar="SUBJECT", nargs="?", help=about)
+    about = "NONE; BACKWARD, FORWARD or FULL; or one of these with _TRANSITIVE"
+    _option(level, "--set", "LEVEL", about, type=str.upper)
+    about = "delete a subject; records with its schemas stay readable"
+    delete = _command(verbs, "delete", "schemas:delete", about)
+    delete.add_argument("subject", metavar="SUBJECT")
+    _option(delete, "--version", "N", "delete only this version", type=int)
 
 
 def _offsets(commands: _Parser) -> None:

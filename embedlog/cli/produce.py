@@ -19,6 +19,7 @@ from embedlog.config import INT_MAX
 from embedlog.display import plural
 from embedlog.errors import InvalidConfigError, InvalidRecordError
 from embedlog.progress import ProgressBar
+from embedlog.registry import JsonToAvro
 from embedlog.serializers import shortened
 
 if TYPE_CHECKING:
@@ -69,8 +70,14 @@ def produce(args: argparse.Namespace, file: IO[bytes] | None = None) -> int:
         config = info.config
         serializers = config.key_serializer, config.value_serializer
         codec = args.compression
+        # The lines have JSON for Avro.
+        own: dict[str, Any] = {
+            f"{field}_serializer": JsonToAvro()
+            for field, name in zip(("key", "value"), serializers, strict=True)
+            if name == "avro"
+        }
         # The setting max.message.bytes of the topic is the only limit of a record's size.
-        with log.producer(compression_type=codec, max_request_size=INT_MAX) as producer:
+        with log.producer(compression_type=codec, max_request_size=INT_MAX, **own) as producer:
             for lines in input_lines(file or sys.stdin.buffer):
                 # A list, so that the last line is parsed before the first is sent.
                 batches = list(_batches(args, serializers, lines, lines_before))
@@ -123,6 +130,7 @@ FROM_TEXT: dict[str, Callable[[str], Any]] = {
     "float": float,
     "uuid": UUID,
     "json": json.loads,
+    "avro": json.loads,
 }
 """By the name of a serializer: returns what it takes, of text."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import islice, repeat
 from operator import length_hint
 from typing import Any, NamedTuple, NoReturn
@@ -19,15 +19,24 @@ from embedlog.batch.arrays import repeated
 from embedlog.config import ConsumerConfig, TopicConfig
 from embedlog.errors import (
     CorruptBatchError,
+    EmbedlogError,
     RecordDeserializationError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.lazy import pa, pc
 from embedlog.record import Record, TopicPartition
+from embedlog.registry import binder
 from embedlog.root.root import Root
 from embedlog.schemas.reading import TypedReader, names_in
 from embedlog.schemas.topic_schema import TopicSchema
-from embedlog.serializers import Adapter, Field, adapt_for_topic, adapt_own, shortened
+from embedlog.serializers import (
+    Adapter,
+    Bind,
+    Field,
+    adapt_for_topic,
+    adapt_own,
+    shortened,
+)
 
 COLUMNS = ("offset", "partition", "timestamp", "key", "value")
 """The default columns of `Consumer.iter_batches`."""
@@ -218,18 +227,24 @@ class FailedRow(NamedTuple):
         offset: int,
     ) -> RecordDeserializationError:
         """Return the error that says so."""
-        cause = self.cause
+        cause, todo = (
+            self.cause,
+            "Seek past the record, correct the deserializer, or read the record as bytes.",
+        )
+        reason = str(cause)
+        if isinstance(cause, EmbedlogError):
+            reason, todo = cause.what, f"{cause.todo} {todo}" if cause.todo else todo
         with_key = f" with the key {shortened(key)}" if key and self.field == "value" else ""
         error = RecordDeserializationError(
             f"The {self.field} of the record{with_key} cannot be deserialized: "
-            f"{type(cause).__name__}: {cause}",
+            f"{type(cause).__name__}: {reason}",
             topic=partition.topic,
             partition=partition.partition,
             offset=offset,
             field=self.field,
             key_bytes=key,
             value_bytes=value,
-            todo="Seek past the record, correct the deserializer, or read the record as bytes.",
+            todo=todo,
         )
         error.__cause__ = cause
         return error
@@ -243,6 +258,7 @@ def topic_deserializers(
     topic: str,
     config: TopicConfig,
     allow_pickle: bool,
+    bind: Bind,
     key: Adapter | None = None,
     value: Adapter | None = None,
     schema: TopicSchema | None = None,
@@ -258,11 +274,12 @@ def topic_deserializers(
     if schema is not None:
         key, value = (None if own is None or own.name else own for own in (key, value))
         return Deserializers(key, value, TypedReader(schema))
+    adapt = partial(
+        adapt_for_topic, topic, action="deserialize", allow_pickle=allow_pickle, bind=bind
+    )
     deserializers = Deserializers(
-        adapt_for_topic(topic, key, config.key_serializer, "deserialize", "key", allow_pickle),
-        adapt_for_topic(
-            topic, value, config.value_serializer, "deserialize", "value", allow_pickle
-        ),
+        adapt(key, config.key_serializer, field="key"),
+        adapt(value, config.value_serializer, field="value"),
     )
     return RAW if deserializers == RAW else deserializers
 
@@ -280,6 +297,7 @@ class RecordDecoder:
         self.verify = config.check_crcs
         self._root = root
         self._allow_pickle = config.allow_pickle or root.allow_pickle
+        self._bind = binder(root)
         self._key = adapt_own(config.key_deserializer, "deserialize", "key")
         self._value = adapt_own(config.value_deserializer, "deserialize", "value")
         self._version = -1
@@ -326,7 +344,7 @@ class RecordDecoder:
             except UnknownTopicOrPartitionError:
                 config, schema = TopicConfig(), None  # deleted since the batch was fetched
             deserializers = self._topics[topic] = topic_deserializers(
-                topic, config, self._allow_pickle, self._key, self._value, schema
+                *(topic, config, self._allow_pickle, self._bind, self._key, self._value, schema)
             )
         return deserializers
 

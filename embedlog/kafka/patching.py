@@ -125,6 +125,10 @@ def _replace() -> None:
             for module, names in confluent.CLIENTS.items()
             for name in names
         }
+        registry = sys.modules.get("confluent_kafka.schema_registry")
+        if (original := getattr(registry, "SchemaRegistryClient", None)) is not None:
+            find_original("confluent_kafka.schema_registry", "SchemaRegistryClient")
+            replacements[id(original)] = confluent.schema_registry.SchemaRegistryClient
         before = _replace_modules(undo, "confluent_kafka", modules)
         replacements |= {id(old): modules.get(name) for name, old in before.items()}
         _replace_references(undo, replacements)

@@ -12,6 +12,7 @@ from embedlog.producer.buffer_pool import BufferPool
 from embedlog.producer.delivery import DeliveryQueue
 from embedlog.producer.delivery_reports import DeliveryReports
 from embedlog.producer.validation import MAX_RECORD_BYTES
+from embedlog.registry import binder
 from embedlog.root.root import Root
 from embedlog.serializers import adapt_own
 
@@ -44,6 +45,8 @@ class ProducerContext:
         # Not more than a record that is always allowed: then a record that is too large always
         # needs a reservation, which checks its size.
         self.reservation_bytes = max(min(RESERVATION_BYTES, self.always_allowed_bytes), 0)
+        self.bind = binder(root)
+        """Connects serializers that need a schema registry to the one of the log."""
         self.key_serializer = adapt_own(config.key_serializer, "serialize", "key")
         self.value_serializer = adapt_own(config.value_serializer, "serialize", "value")
         self.durability = None if config.acks == "all" else "os"

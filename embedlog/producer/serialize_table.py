@@ -37,8 +37,8 @@ def serialize_table(
 ) -> pa.Table:
     """Return a table whose columns of keys and values are bytes, or text as it is stored.
 
-    Without a column of values, and with ``"json"``, each row becomes a JSON object of the other
-    columns, in the column ``value``.
+    Without a column of values, and with ``"json"`` or ``"avro"``, each row becomes an object of
+    the other columns, in the column ``value``.
 
     Args:
         table: The table.
@@ -50,13 +50,17 @@ def serialize_table(
         SerializationError: An item cannot be serialized, or it is not clear what the values are.
     """
     key_name, value_name = key or "key", value or "value"
-    json = serializers.value_serializer is not None and serializers.value_serializer.name == "json"
-    if json and value is None:
+    serializer = serializers.value_serializer
+    kind = None if serializer is None else serializer.name
+    if kind in ("json", "avro") and value is None:
         taken = {key_name, timestamp or "timestamp", "headers"}
         fields = [name for name in table.column_names if name not in taken]
         fields = [name for name in fields if not _INDEX.fullmatch(name)]
-        if fields and not _is_serialized(table, value_name, fields, topic):
-            objects = _json_objects(table.select(fields), topic)
+        if kind == "avro" and value_name in fields:
+            fields = [] if _is_binary(_plain_type(table.schema.field(value_name).type)) else fields
+        if fields and (kind == "avro" or not _is_serialized(table, value_name, fields, topic)):
+            rows = table.select(fields)
+            objects = _json_objects(rows, topic) if kind == "json" else _structs(rows)
             names = [name for name in table.column_names if name not in fields]
             table = table.select(names).append_column(value_name, objects)
     table = _with_bytes(table, key_name, topic, serializers.key_serializer, "key")
@@ -117,6 +121,12 @@ def _is_text(kind: pa.DataType) -> bool:
 def _is_binary(kind: pa.DataType) -> bool:
     # A list of binary items is not.
     return str(kind).startswith(("binary", "large_binary", "fixed_size_binary"))
+
+
+def _structs(table: pa.Table) -> pa.ChunkedArray:
+    """Return each row as a struct."""
+    rows = [batch.to_struct_array() for batch in table.to_batches()]
+    return pa.chunked_array(rows, pa.struct(list(table.schema)))
 
 
 def _json_objects(table: pa.Table, topic: str) -> pa.ChunkedArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from embedlog.batch import BatchLimits
 from embedlog.catalog import TopicInfo
@@ -101,14 +102,16 @@ class TopicSettings:
 
     def _adapt(self, topic: str, config: TopicConfig) -> None:
         context, settings = self._context, self._context.config
-        allow_pickle = settings.allow_pickle or context.root.allow_pickle
-        self.key_serializer = adapt_for_topic(
-            *(topic, context.key_serializer, config.key_serializer),
-            *("serialize", "key", allow_pickle),
+        adapt = partial(
+            adapt_for_topic,
+            topic,
+            action="serialize",
+            allow_pickle=settings.allow_pickle or context.root.allow_pickle,
+            bind=context.bind,
         )
+        self.key_serializer = adapt(context.key_serializer, config.key_serializer, field="key")
         """None if keys are bytes already, likewise for values."""
-        self.value_serializer = adapt_for_topic(
-            *(topic, context.value_serializer, config.value_serializer),
-            *("serialize", "value", allow_pickle),
+        self.value_serializer = adapt(
+            context.value_serializer, config.value_serializer, field="value"
         )
         self.serializes = bool(self.key_serializer or self.value_serializer)

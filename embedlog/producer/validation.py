@@ -7,7 +7,12 @@ from typing import Any, Protocol
 
 from embedlog import catalog
 from embedlog.batch.wire import MAX_BATCH_BYTES
-from embedlog.errors import RecordTooLargeError, SerializationError, UnknownTopicOrPartitionError
+from embedlog.errors import (
+    EmbedlogError,
+    RecordTooLargeError,
+    SerializationError,
+    UnknownTopicOrPartitionError,
+)
 from embedlog.producer.row_batches import Rows
 from embedlog.serializers import Adapter, Field, Headers, shortened
 
@@ -96,13 +101,17 @@ def failed(
     todo = f"Correct the {field}, or the {field}_serializer."
     if serializer.name is not None:
         todo = f"Pass a {field} that {serializer.name!r} can serialize."
-        if isinstance(error, TypeError) and "bytes" in str(error):
+        text = str(error)
+        if isinstance(error, TypeError) and "bytes" in text and "bytes-like" not in text:
             todo = (
                 f"Pass the {field} itself; to send it serialized, make the producer with "
                 f'{field}_serializer="bytes".'
             )
+    reason = str(error)
+    if isinstance(error, EmbedlogError):
+        reason, todo = error.what, error.todo or todo
     return SerializationError(
-        f"The {which} of {record} cannot be serialized: {type(error).__name__}: {error}",
+        f"The {which} of {record} cannot be serialized: {type(error).__name__}: {reason}",
         todo=todo,
         topic=topic,
         field=field,

@@ -25,6 +25,8 @@ from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 BOOT_FILE = "live/boot"
 LOST_PRODUCERS = 1 << 32
 """More ids of producers than can have been assigned since a copy of `state` was made."""
+LOST_SCHEMAS = 1 << 20
+"""Likewise of registered schemas, whose ids have 31 bits."""
 CLEAN_FILE = "closed"
 COPY = "state.copy"
 CHECKED_AT_CLOSE = 1 << 20
@@ -249,6 +251,9 @@ def _adopt(files: Files, store: kv.Store) -> list[str]:
         # a new producer with the same id would be taken for repetitions, and dropped.
         last = catalog.last_number(txn, "producer")
         catalog.raise_number(txn, "producer", last + LOST_PRODUCERS)
+        # Likewise for schemas: records with the id of a lost one must not be read by another.
+        last = catalog.last_number(txn, "schema")
+        catalog.raise_number(txn, "schema", last + LOST_SCHEMAS)
         return done
 
     return store.write(step)

@@ -11,6 +11,8 @@ from typing import Any, assert_type
 
 import embedlog
 from embedlog import (
+    AvroDeserializer,
+    AvroSerializer,
     Consumer,
     ConsumerGroup,
     ConsumerRebalanceListener,
@@ -21,6 +23,8 @@ from embedlog import (
     Producer,
     Record,
     RecordMetadata,
+    RegisteredSchema,
+    SchemaRegistry,
     Topic,
     TopicConfig,
     TopicPartition,
@@ -109,6 +113,18 @@ def topics(log: Log, settings: Mapping[str, object]) -> None:
     log.delete_topic("flights")
 
 
+def schemas(log: Log) -> None:
+    """The schema registry."""
+    assert_type(log.schemas, SchemaRegistry)
+    assert_type(log.schemas.register("orders-value", {"type": "record", "fields": []}), int)
+    assert_type(log.schemas.register("orders-value", ["null", "int"]), int)
+    assert_type(log.schemas.latest("orders-value"), RegisteredSchema)
+    assert_type(log.schemas.get(1), str)
+    assert_type(log.schemas.check("orders-value", '"int"'), list[str])
+    assert_type(log.schemas.delete("orders-value", 1), list[int])
+    log.schemas.set_compatibility("FULL", "orders-value")
+
+
 def views(log: Log) -> None:
     """Rows, slices and tables."""
     topic = log["flights"]
@@ -162,6 +178,8 @@ def producers(log: Log, options: ProducerOptions, dotted: dict[str, Any]) -> Non
     assert_type(log.producer(value_serializer=Orders()), Producer[Any, Order])
     assert_type(log.producer(value_serializer=OrdersAndHeaders()), Producer[Any, Order])
     assert_type(log.producer(key_serializer="str", value_serializer="json"), Producer[Any, Any])
+    log.producer(key_serializer="avro", value_serializer=AvroSerializer({"type": "int"}))
+    log.producer(value_serializer=AvroSerializer(subject="orders", register=False))
     named: Producer[str, Order] = log.producer(key_serializer="str", value_serializer="json")
     named.send_batch("orders", [Order(1), None], keys=["a", "b"])
 
@@ -206,6 +224,7 @@ def consumers(log: Log, options: ConsumerOptions) -> None:
     assert_type(log.consumer("t", value_deserializer=Orders()), Consumer[Any, Order])
     assert_type(log.consumer("t", value_deserializer=OrdersAndHeaders()), Consumer[Any, Order])
     assert_type(log.consumer("t", value_deserializer="json"), Consumer[Any, Any])
+    log.consumer("t", key_deserializer="avro", value_deserializer=AvroDeserializer('"int"'))
     stated: Consumer[str | None, Order | None] = log.consumer("orders")
     assert_type(next(stated).value, Order | None)
     assert_type(typed.create_message_streams({"t": 2}), dict[str, list[Consumer[str, Order]]])

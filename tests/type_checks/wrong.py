@@ -59,6 +59,7 @@ def producers(log: Log) -> None:
     log.producer(compression_type="brotli")  # wrong
     log.producer(key_serializer=5)  # wrong
     log.producer(value_serializer="jsn")  # wrong
+    embedlog.AvroSerializer(5)  # wrong
     producer = log.producer()
     producer.send(5, b"x")  # wrong
     producer.send("t", b"x", partition="0")  # wrong

@@ -18,11 +18,13 @@ With ``host:port`` the constructors return confluent_kafka's own clients.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from types import ModuleType
 from typing import Any
 from zlib import crc32
 
-from embedlog.kafka.confluent import admin, error, serialization
+from embedlog.kafka.confluent import admin, error, schema_registry, serialization
 from embedlog.kafka.confluent.common_types import *  # noqa: F403 - confluent_kafka's names
 from embedlog.kafka.confluent.common_types import (
     OFFSET_BEGINNING,
@@ -38,7 +40,7 @@ from embedlog.kafka.confluent.consumer import Consumer, ShareConsumer
 from embedlog.kafka.confluent.message import Message
 from embedlog.kafka.confluent.producer import Producer
 from embedlog.kafka.confluent.serializing import DeserializingConsumer, SerializingProducer
-from embedlog.kafka.installed import installed
+from embedlog.kafka.installed import find_original, installed
 from embedlog.partitioner import partition_for_key
 
 __version__ = "2.16.1"
@@ -87,6 +89,7 @@ __all__ = [
     "error",
     "libversion",
     "murmur2",
+    "schema_registry",
     "serialization",
     "version",
 ]
@@ -104,7 +107,7 @@ CLIENTS = {
 def modules() -> dict[str, ModuleType]:
     """Return what `embedlog.kafka.patch` puts in the place of confluent_kafka's modules.
 
-    A patched program can import others, such as `confluent_kafka.schema_registry` and
+    A patched program can import others, such as `confluent_kafka.schema_registry.avro` and
     `confluent_kafka.aio`, which use the clients of this package then.
     """
     return {
@@ -112,6 +115,7 @@ def modules() -> dict[str, ModuleType]:
         "confluent_kafka.admin": admin,
         "confluent_kafka.cimpl": _replacement("confluent_kafka.cimpl"),
         "confluent_kafka.error": error,
+        "confluent_kafka.schema_registry": _schema_registry(),
         "confluent_kafka.serialization": serialization,
     }
 
@@ -125,6 +129,35 @@ def _replacement(name: str) -> ModuleType:
             setattr(module, attribute, value)
     for public in __all__:
         setattr(module, public, globals()[public])
+    return module
+
+
+def _schema_registry() -> ModuleType:
+    """Return confluent_kafka's package with the client of this one; it loads when it is used.
+
+    Its import takes a third of a second, which most programs need not spend.
+    """
+    name, package = "confluent_kafka.schema_registry", installed("confluent_kafka")
+    if package is None:
+        return schema_registry
+    module = ModuleType(name, schema_registry.__doc__)
+
+    def load(attribute: str) -> Any:
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+            original = importlib.import_module(name)
+            # Before it is replaced: for programs that name a registry of Confluent's.
+            find_original(name, "SchemaRegistryClient")
+            vars(original)["SchemaRegistryClient"] = schema_registry.SchemaRegistryClient
+            vars(module).update(vars(original), __getattr__=load)
+        try:
+            return vars(module)[attribute]
+        except KeyError:
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}") from None
+
+    vars(module)["__getattr__"] = load
+    # An import of one of its modules asks for it, which has to load the package.
+    del module.__spec__
     return module
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from embedlog.kafka.confluent.common_types import KafkaException
-from embedlog.kafka.installed import use_installed
+from embedlog.kafka.installed import installed, use_installed
 
 
 class MessageField(StrEnum):
@@ -112,3 +112,7 @@ __all__ = [
     "StringSerializer",
 ]
 use_installed(globals(), "confluent_kafka.serialization", __all__)
+# Newer versions have more names, which confluent_kafka.schema_registry imports.
+for _name, _value in getattr(installed("confluent_kafka.serialization"), "__dict__", {}).items():
+    if not _name.startswith("_"):
+        globals().setdefault(_name, _value)

@@ -1,0 +1,108 @@
+"""`embedlog schemas`: list, show, register, check and delete schemas; compatibility levels."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+
+from embedlog.cli.file_formats import STANDARD_STREAM
+from embedlog.cli.open_log import to_read, to_write
+from embedlog.cli.parser import FAILED, OK
+from embedlog.cli.printing import say, say_json, say_result
+from embedlog.cli.tables import table
+from embedlog.display import plural
+
+_WITH_VERSION = re.compile(r"(.+):(\d+)")
+
+
+def show_subjects(args: argparse.Namespace) -> int:
+    """Print each subject with its latest version."""
+    with to_read(args) as log:
+        latest = list(map(log.schemas.latest, log.schemas.subjects()))
+        levels = [log.schemas.compatibility(entry.subject) for entry in latest]
+    rows = [
+        (entry.subject, entry.version, entry.id, level)
+        for entry, level in zip(latest, levels, strict=True)
+    ]
+    fields = ("subject", "version", "id", "compatibility")
+    documents = [dict(zip(fields, row, strict=True)) for row in rows]
+    say_result(args, documents, table(("SUBJECT", "VERSION", "ID", "COMPATIBILITY"), rows))
+    return OK
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print a schema, by default the latest version of the subject."""
+    match = _WITH_VERSION.fullmatch(args.subject)
+    with to_read(args) as log:
+        if match is None:
+            entry = log.schemas.latest(args.subject)
+        else:
+            entry = log.schemas.version(match[1], int(match[2]))
+        numbers = log.schemas.versions(entry.subject)
+    schema = json.loads(entry.schema)
+    document = {"subject": entry.subject, "version": entry.version, "id": entry.id}
+    say_result(
+        args,
+        {**document, "versions": numbers, "schema": schema},
+        [json.dumps(schema, indent=2, ensure_ascii=False)],
+    )
+    return OK
+
+
+def register(args: argparse.Namespace) -> int:
+    """Register the schema in a file, and print its version and id."""
+    schema = _text_of(args.file)
+    with to_write(args, create=True) as log:
+        log.schemas.register(args.subject, schema)
+        entry = log.schemas.lookup(args.subject, schema)
+    document = {"subject": entry.subject, "version": entry.version, "id": entry.id}
+    text = f"The schema is version {entry.version} of {entry.subject}, with the id {entry.id}"
+    say_result(args, document, [text])
+    return OK
+
+
+def check(args: argparse.Namespace) -> int:
+    """Print why the schema in a file is not compatible with a subject; then the exit code is 1."""
+    schema = _text_of(args.file)
+    with to_read(args) as log:
+        reasons = log.schemas.check(args.subject, schema)
+        level = log.schemas.compatibility(args.subject)
+    document = {"compatible": not reasons, "compatibility": level, "reasons": reasons}
+    say_result(
+        args, document, reasons or [f"The schema is compatible with {args.subject} ({level})"]
+    )
+    return FAILED if reasons else OK
+
+
+def compatibility(args: argparse.Namespace) -> int:
+    """Print the compatibility level of a subject, or of all without one; or set it."""
+    if args.set is None:
+        with to_read(args) as log:
+            level = log.schemas.compatibility(args.subject)
+    else:
+        with to_write(args, create=True) as log:
+            log.schemas.set_compatibility(args.set, args.subject)
+            level = log.schemas.compatibility(args.subject)
+    say_result(args, {"subject": args.subject, "compatibility": level}, [level])
+    return OK
+
+
+def delete(args: argparse.Namespace) -> int:
+    """Delete a subject, or one version of it."""
+    with to_write(args) as log:
+        versions = log.schemas.delete(args.subject, args.version)
+    if args.json:
+        say_json({"subject": args.subject, "deleted": versions})
+    else:
+        say(f"Deleted {plural(len(versions), 'version')} of {args.subject}")
+    return OK
+
+
+def _text_of(path: str) -> str:
+    """Return the text of a file, or of stdin."""
+    if path == STANDARD_STREAM:
+        return sys.stdin.buffer.read().decode()
+    with open(path, encoding="utf-8") as file:
+        return file.read()
