@@ -187,7 +187,9 @@ class SegmentFile:
         The other columns of these batches cannot be decoded.
 
         Args:
-            position, stop, max_bytes: As for `read`; the columns left out count as well.
+            position: Where the first batch begins.
+            stop: Where the published batches end.
+            max_bytes: About how much to read at once; the columns left out count as well.
             indexes: The columns to read, by their index in `schema`.
         """
         size = min(max_bytes, stop - position)

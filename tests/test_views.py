@@ -210,9 +210,9 @@ def test_a_sample_reads_a_batch_once(log, monkeypatch):
     sizes = []
     read = PartitionReader.read
 
-    def recorded(reader, size):
+    def recorded(reader, size, **arguments):
         sizes.append(size)
-        return read(reader, size)
+        return read(reader, size, **arguments)
 
     monkeypatch.setattr(PartitionReader, "read", recorded)
     sample = log.topic("big").sample(500, seed=1)

@@ -28,7 +28,11 @@ class Selection:
 
     Args:
         view: The `TopicView`.
-        columns, where, latest, since, between: As in its `to_arrow`.
+        columns: Names of columns, as in its `to_arrow`, like the other arguments.
+        where: Only rows for which this is true.
+        latest: Only the last record of each key.
+        since: Only records from this time on.
+        between: Only records between two times.
     """
 
     def __init__(

@@ -499,7 +499,10 @@ class TopicView(Generic[K, V]):
 
         Args:
             columns: Names of columns; by default all.
-            where, latest, since, between: As in `to_arrow`.
+            where: Only rows for which this is true, as in `to_arrow`.
+            latest: Only the last record of each key.
+            since: Only records from this time on, as in `to_arrow`.
+            between: Only records between two times.
 
         Raises:
             KeyError: There is no such column.

@@ -133,7 +133,8 @@ class TypedTopicView(TopicView[Any, Any]):
             where: Only rows for which this expression is true, such as
                 ``pyarrow.compute.field("dep_delay") > 60``.
             latest: Only the last record of each key.
-            since, between: As in `TopicView.to_arrow`.
+            since: Only records from this time on, as in `TopicView.to_arrow`.
+            between: Only records between two times.
             raw: Not for a typed topic.
 
         Raises:
