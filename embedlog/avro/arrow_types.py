@@ -334,9 +334,9 @@ class _AvroNames:
             logical = f"{prefix}timestamp-{_UNITS[data_type.unit]}"
             is_default = data_type.unit != "s" and data_type.tz in (None, "UTC")
             return {"type": "long", "logicalType": logical} | ({} if is_default else own)
-        if types.is_time(data_type) or types.is_duration(data_type):
-            return {"type": "long"} | own
-        _refuse(f"The type {data_type} has no form in Avro", path, "Cast the column first.")
+        if not types.is_time(data_type) and not types.is_duration(data_type):
+            _refuse(f"The type {data_type} has no form in Avro", path, "Cast the column first.")
+        return {"type": "long"} | own
 
     def _decimal(self, data_type: Any) -> dict[str, Any]:
         precision, scale = data_type.precision, data_type.scale

@@ -14,7 +14,7 @@ from embedlog.avro.encode_json import encode_json_value
 from embedlog.avro.schema import NO_DEFAULT, AvroField, AvroType
 from embedlog.batch.arrays import bitmap
 from embedlog.errors import InvalidSchemaError
-from embedlog.lazy import np, pa, pc
+from embedlog.lazy import np, pa
 
 _PADDING = 32
 """Bytes after the last record: the widest value at a position need not end before it."""
@@ -183,9 +183,7 @@ def _fields(
     columns: list[Any] = [None] * len(reader.fields)
     missing = set(range(len(reader.fields)))
     by_name = {field.name: index for index, field in enumerate(reader.fields)}
-    aliases = {
-        alias: index for index, field in enumerate(reader.fields) for alias in field.aliases
-    }
+    aliases = {alias: index for index, field in enumerate(reader.fields) for alias in field.aliases}
     for field in writer.fields:
         index = by_name.get(field.name, aliases.get(field.name))
         if index is None or index not in missing:
@@ -291,7 +289,8 @@ def _union(branches: Sequence[Decode], data_type: Any, where: str) -> Decode:
             return parts[0]
         if not parts:
             return pa.nulls(0, data_type)
-        inverse = np.argsort(np.concatenate(order))
+        inverse = np.empty(len(rows), np.int64)
+        inverse[np.concatenate(order)] = np.arange(len(rows))
         return pa.concat_arrays(parts).take(pa.array(inverse))
 
     return decode
@@ -537,7 +536,9 @@ def _typed(values: Any, reader: AvroType, data_type: Any) -> Any:
     if types.is_time(data_type) or types.is_timestamp(data_type):
         if data_type.unit == "s":
             # Avro has milliseconds; what is no whole second is an error.
-            in_ms = pa.time32("ms") if types.is_time(data_type) else pa.timestamp("ms", data_type.tz)
+            in_ms = (
+                pa.time32("ms") if types.is_time(data_type) else pa.timestamp("ms", data_type.tz)
+            )
             return _viewed(values, in_ms).cast(data_type)
         return _viewed(values, data_type)
     if types.is_date32(data_type) or types.is_duration(data_type):

@@ -55,12 +55,13 @@ def encode_json_value(schema: AvroType, value: Any) -> bytes:
             encode_json_value(field.type, _member(value, field.name, field.default))
             for field in schema.fields
         )
-    items = value.items() if kind == "map" else enumerate(value)
-    parts = [
-        (_with_length(name.encode()) if kind == "map" else b"")
-        + encode_json_value(schema.inner, item)
-        for name, item in items
-    ]
+    if kind == "map":
+        parts = [
+            _with_length(name.encode()) + encode_json_value(schema.inner, item)
+            for name, item in value.items()
+        ]
+    else:
+        parts = [encode_json_value(schema.inner, item) for item in value]
     return (_varint(len(parts)) + b"".join(parts) if parts else b"") + b"\0"
 
 

@@ -123,7 +123,9 @@ class _Parser:
             return AvroType(kind, items=items, arrow=_text(schema, ARROW_TYPE))
         if kind in PRIMITIVES:
             return AvroType(
-                kind, **_logical(kind, schema), arrow=_text(schema, ARROW_TYPE),
+                kind,
+                **_logical(kind, schema),
+                arrow=_text(schema, ARROW_TYPE),
                 properties=properties,
             )
         return self._by_name(kind, namespace, where)
@@ -156,26 +158,32 @@ class _Parser:
             namespace = schema.get("namespace", namespace) or ""
         full = name if "." in name or not namespace else f"{namespace}.{name}"
         self._named[full] = None
-        common = {"name": full, "arrow": _text(schema, ARROW_TYPE)}
+        arrow = _text(schema, ARROW_TYPE)
         if kind == "enum":
             symbols = schema.get("symbols")
             if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
                 _refuse(f"The enum {full} has no symbols", where)
             result = AvroType(
-                kind, symbols=tuple(symbols), default=_text(schema, "default"), **common
+                kind,
+                name=full,
+                arrow=arrow,
+                symbols=tuple(symbols),
+                default=_text(schema, "default"),
             )
         elif kind == "fixed":
             size = schema.get("size")
             if not isinstance(size, int) or size < 0:
                 _refuse(f"The fixed type {full} has no size", where)
-            result = AvroType(kind, size=size, **_logical(kind, schema), **common)
+            result = AvroType(kind, name=full, arrow=arrow, size=size, **_logical(kind, schema))
         else:
             fields = schema.get("fields")
             if not isinstance(fields, list):
                 _refuse(f"The record {full} has no fields", where)
             parsed = tuple(self._field(item, namespace, where) for item in fields)
             properties = _properties(schema)
-            result = AvroType("record", fields=parsed, properties=properties, **common)
+            result = AvroType(
+                "record", name=full, arrow=arrow, fields=parsed, properties=properties
+            )
         self._named[full] = result
         return result
 

@@ -8,6 +8,8 @@ from typing import IO, Any, NamedTuple
 
 from embedlog.batch.wire import headers_type
 from embedlog.cli.file_formats import CSV, PARQUET, file_size, input_lines, parquet_tables
+from embedlog.errors import InvalidRecordError, InvalidSchemaError
+from embedlog.lazy import pa
 from embedlog.schemas.json_columns import (
     exact_type,
     from_json,
@@ -16,8 +18,6 @@ from embedlog.schemas.json_columns import (
     read_json,
     to_json,
 )
-from embedlog.errors import InvalidRecordError, InvalidSchemaError
-from embedlog.lazy import pa
 from embedlog.schemas.topic_schema import TopicSchema
 
 INFERRED_BYTES = 64 << 20

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from embedlog.avro.arrow_types import avro_schema
@@ -202,7 +203,7 @@ class Conversion:
                 )
                 for rows in chunks:
                     left_out = self._copy(rows, convert, target)
-                    records, skipped = records + rows.count - left_out, skipped + left_out
+                    records, skipped = records + rows.size - left_out, skipped + left_out
                     if progress is not None:
                         progress(done + rows.next_offset - start, total)
                 done += max(stop - start, 0)
@@ -212,7 +213,7 @@ class Conversion:
     def _copy(self, rows: StoredRows, convert: Convert, target: TopicInfo) -> int:
         """Publish a chunk; return how many records were left out."""
         skipped, pending = 0, rows
-        while pending.count:
+        while pending.size:
             try:
                 batches = convert(pending)
             except _ROW_ERRORS:
@@ -226,7 +227,7 @@ class Conversion:
             if not self._options.skip_invalid:
                 raise self._refused(pending, row, error) from error
             skipped += 1
-            pending = pending.slice(row + 1, pending.count)
+            pending = pending.slice(row + 1, pending.size)
         # The last record was left out: what is read next begins after it.
         self._publish(rows, [], target)
         return skipped
@@ -290,7 +291,7 @@ class Conversion:
             log.refresh()
             start, stop = log.start_offset(), log.end_offset()
             if version is not None:
-                lost = state.read(lambda txn, version=version: app_versions.is_lost(txn, version))
+                lost = state.read(partial(app_versions.is_lost, row=version))
                 if lost or version.version > stop:
                     raise IllegalStateError(
                         "Records of the conversion were lost or truncated, so that it cannot go on",
@@ -410,11 +411,11 @@ class Conversion:
         values, key, timestamp = self._values(existing)
         decoder = KeyDecoder(self._source.config.key_serializer, self._registry.get)
         schema = None if existing is None else self._root.context.catalog.schema(existing)
-        if schema is None:
+        if existing is None or schema is None:
             self._refuse_keys(key)
             schema = first_version(self._columns(values, key, decoder), key, timestamp)
-            existing = self._create({}, schema)
-            schema = self._root.context.catalog.schema(existing) or schema
+            target = self._create({}, schema)
+            schema = self._root.context.catalog.schema(target) or schema
         elif (key or schema.key) != schema.key or (timestamp or schema.timestamp) != (
             schema.timestamp
         ):
@@ -424,8 +425,8 @@ class Conversion:
                 topic=existing.name,
                 todo="Leave key and timestamp out, or name a new topic.",
             )
-        target = existing
-        assert target is not None
+        else:
+            target = existing
         maker, columns = self._maker(target), TypedConverter(values, decoder, schema, self._options)
 
         def convert(rows: StoredRows) -> Batches:
@@ -457,9 +458,7 @@ class Conversion:
     def _renamed(self, name: str) -> str:
         return self._options.rename.get(name, name)
 
-    def _columns(
-        self, values: ValueDecoder, key: Sequence[str], decoder: KeyDecoder
-    ) -> pa.Schema:
+    def _columns(self, values: ValueDecoder, key: Sequence[str], decoder: KeyDecoder) -> pa.Schema:
         """Return the columns of the target: those of the values, and keys that they lack."""
         fields = [field.with_name(self._renamed(field.name)) for field in values.schema]
         names = [field.name for field in fields]
@@ -482,9 +481,7 @@ class Conversion:
             schema = self._root.context.catalog.schema(existing)
             assert schema is not None
             names = {new: old for old, new in self._options.rename.items()}
-            fields = [
-                field.with_name(names.get(field.name, field.name)) for field in schema.plain
-            ]
+            fields = [field.with_name(names.get(field.name, field.name)) for field in schema.plain]
             return pa.schema(fields)
         return self._inferred()
 
@@ -594,17 +591,13 @@ class TypedConverter(NamedTuple):
                 if field.name not in names:
                     values = values.append_column(field.name, column)
         if fields:
-            own = {
-                field.name: values.column(field.name).cast(field.type) for field in fields
-            }
+            own = {field.name: values.column(field.name).cast(field.type) for field in fields}
             check_keys(keys, own, fields, self.keys)
         deleted_keys = []
         if rows.deleted.any():
             deleted = rows.keys.filter(pa.array(rows.deleted))
             if deleted.null_count or not fields:
-                raise RowError(
-                    int(np.nonzero(rows.deleted)[0][0]), "", "a tombstone needs a key"
-                )
+                raise RowError(int(np.nonzero(rows.deleted)[0][0]), "", "a tombstone needs a key")
             deleted_keys = self.keys.columns(deleted, fields)
         return typed_columns(rows, values, deleted_keys, schema, topic)
 
@@ -612,9 +605,7 @@ class TypedConverter(NamedTuple):
 def _refuse_keyed(rows: StoredRows) -> None:
     keyed = rows.keys.is_valid().to_numpy(zero_copy_only=False)
     if keyed.any():
-        raise RowError(
-            int(keyed.argmax()), "", "it has a key, and the topic has no key column"
-        )
+        raise RowError(int(keyed.argmax()), "", "it has a key, and the topic has no key column")
 
 
 def _property_names(schema: AvroType, name: str, columns: set[str]) -> tuple[str, ...]:
@@ -628,7 +619,7 @@ def _property_names(schema: AvroType, name: str, columns: set[str]) -> tuple[str
 
 def _first_failure(rows: StoredRows, convert: Convert) -> tuple[int, Exception]:
     """Return the first record that cannot be converted, and why."""
-    low, high = 0, rows.count
+    low, high = 0, rows.size
     error: Exception | None = None
     while high - low > 1:
         middle = (low + high) // 2

@@ -160,9 +160,7 @@ class KeyDecoder:
         joined = np.concatenate(order)
         where[joined] = np.arange(len(joined))
         indices = pa.array(where, mask=where < 0)
-        return [
-            pa.concat_arrays(list(column)).take(indices) for column in zip(*parts, strict=True)
-        ]
+        return [pa.concat_arrays(list(column)).take(indices) for column in zip(*parts, strict=True)]
 
 
 def _value_of(data: bytes, data_type: Any) -> Any:

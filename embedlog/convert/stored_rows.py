@@ -33,7 +33,7 @@ class StoredRows(NamedTuple):
     """The codec of the first batch."""
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """The number of records."""
         return int(self.table.num_rows)
 
@@ -48,11 +48,9 @@ class StoredRows(NamedTuple):
 
     def slice(self, start: int, stop: int) -> StoredRows:
         """Return some of the records."""
-        next_offset = self.next_offset if stop == self.count else self.offset(stop)
+        next_offset = self.next_offset if stop == self.size else self.offset(stop)
         table = self.table.slice(start, stop - start)
-        return self._replace(
-            table=table, deleted=self.deleted[start:stop], next_offset=next_offset
-        )
+        return self._replace(table=table, deleted=self.deleted[start:stop], next_offset=next_offset)
 
     def headers(self) -> Any:
         """Return the headers; None if no record has any."""

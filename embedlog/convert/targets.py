@@ -150,12 +150,12 @@ def typed_columns(
     own = {
         "_timestamp": timestamps,
         "_headers": headers,
-        "_tombstone": pa.Array.from_buffers(pa.bool_(), rows.count, [None, bitmap(rows.deleted)]),
+        "_tombstone": pa.Array.from_buffers(pa.bool_(), rows.size, [None, bitmap(rows.deleted)]),
     }
     target = segment_schema(schema, headers=headers is not None, tombstones=has_tombstones)
     arrays = [columns[name] if name in columns else own[name] for name in target.names]
     batch = pa.RecordBatch.from_arrays(arrays, schema=target)
-    stored_keys = pa.nulls(rows.count, pa.binary())
+    stored_keys = pa.nulls(rows.size, pa.binary())
     if schema.key:
         stored_keys = key_bytes([columns[name] for name in schema.key])
     return TypedColumns(batch, stored_keys, schema)

@@ -67,9 +67,7 @@ class AvroValues:
         ids = wire_ids(values)
         distinct = np.unique(ids).tolist()
         if len(distinct) <= 1:
-            return self._decoder(distinct[0] if distinct else None, 0).decode(
-                values, _PREFIX_BYTES
-            )
+            return self._decoder(distinct[0] if distinct else None, 0).decode(values, _PREFIX_BYTES)
         parts, order = [], []
         for schema_id in distinct:
             (rows,) = np.nonzero(ids == schema_id)
