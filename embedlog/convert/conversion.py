@@ -15,14 +15,13 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from embedlog.avro.arrow_types import avro_schema
-from embedlog.avro.decode import RowError
+from embedlog.avro.record_decoder import RowError
 from embedlog.avro.schema import AvroType, parse
 from embedlog.catalog import TopicInfo, refuse_internal
 from embedlog.config import TopicConfig
 from embedlog.convert.keys import KeyDecoder, check_keys
 from embedlog.convert.stored_rows import StoredRows, read_rows
-from embedlog.convert.targets import Batches, BatchMaker, typed_columns
-from embedlog.convert.values import (
+from embedlog.convert.stored_values import (
     AvroValues,
     JsonValues,
     ValueDecoder,
@@ -30,6 +29,7 @@ from embedlog.convert.values import (
     json_lines,
     json_values,
 )
+from embedlog.convert.targets import Batches, BatchMaker, typed_columns
 from embedlog.display import plural
 from embedlog.errors import (
     EmbedlogError,

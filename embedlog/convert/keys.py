@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from embedlog.avro.arrow_types import arrow_type
-from embedlog.avro.decode import RecordDecoder, RowError
+from embedlog.avro.record_decoder import AvroDecoder, RowError
 from embedlog.avro.schema import AvroField, AvroType, parse
 from embedlog.batch.key_bytes import key_bytes
-from embedlog.convert.values import wire_ids
+from embedlog.convert.stored_values import wire_ids
 from embedlog.errors import InvalidSchemaError, UnknownSchemaError
 from embedlog.lazy import np, pa, pc
 
@@ -150,7 +150,7 @@ class KeyDecoder:
                 raise RowError(
                     int(present[rows[0]]), "", f"the key has the fields {', '.join(names)}"
                 )
-            batch = RecordDecoder(schema).decode(values.take(pa.array(rows)), 5)
+            batch = AvroDecoder(schema).decode(values.take(pa.array(rows)), 5)
             columns = [batch.column(field.name).cast(field.type) for field in fields]
             parts.append(columns)
             order.append(present[rows])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from embedlog.avro.arrow_types import arrow_type, is_nullable, value_type
-from embedlog.avro.encode_json import encode_json_value
+from embedlog.avro.default_encoder import encode_json_value
 from embedlog.avro.schema import NO_DEFAULT, AvroField, AvroType
 from embedlog.batch.arrays import bitmap
 from embedlog.errors import InvalidSchemaError
@@ -128,7 +128,7 @@ Decode = Callable[[Cursor, Rows], Any]
 """Reads a value of each row, and returns them as a `pyarrow.Array`."""
 
 
-class RecordDecoder:
+class AvroDecoder:
     """Decodes records of one schema to the columns of another one.
 
     Args:

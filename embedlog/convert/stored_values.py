@@ -9,8 +9,8 @@ from struct import pack
 from typing import Any, Protocol
 
 from embedlog.avro.arrow_types import columns_of
-from embedlog.avro.decode import RecordDecoder, RowError
-from embedlog.avro.encode import encode
+from embedlog.avro.record_decoder import AvroDecoder, RowError
+from embedlog.avro.record_encoder import encode
 from embedlog.avro.schema import AvroType, parse
 from embedlog.batch.arrays import data
 from embedlog.errors import InvalidRecordError, InvalidSchemaError, UnknownSchemaError
@@ -55,7 +55,7 @@ class AvroValues:
 
     def __init__(self, schema_of: Callable[[int], str], reader: AvroType) -> None:
         self._schema_of, self._reader = schema_of, reader
-        self._decoders: dict[int, RecordDecoder] = {}
+        self._decoders: dict[int, AvroDecoder] = {}
 
     @cached_property
     def schema(self) -> Any:
@@ -81,14 +81,14 @@ class AvroValues:
         table = pa.Table.from_batches(parts).combine_chunks()
         return table.to_batches()[0].take(pa.array(inverse))
 
-    def _decoder(self, schema_id: int | None, row: int) -> RecordDecoder:
+    def _decoder(self, schema_id: int | None, row: int) -> AvroDecoder:
         if schema_id is None:
-            return RecordDecoder(self._reader)
+            return AvroDecoder(self._reader)
         decoder = self._decoders.get(schema_id)
         if decoder is None:
             try:
                 writer = parse(self._schema_of(schema_id))
-                decoder = RecordDecoder(writer, self._reader)
+                decoder = AvroDecoder(writer, self._reader)
             except (UnknownSchemaError, InvalidSchemaError) as error:
                 column = getattr(error, "column", None)
                 raise RowError(row, column or "", f"{error.what} (schema {schema_id})") from error
