@@ -16,7 +16,7 @@ from embedlog.errors import RecordTooLargeError
 from embedlog.lazy import np, pa, pc
 from embedlog.partitioner import partitions_for_keys
 from embedlog.producer.row_batches import encode_columns, slice_bounds
-from embedlog.producer.typed_rows import TypedColumns
+from embedlog.producer.typed_rows import DECODED_BYTES, TypedColumns
 from embedlog.publish.staging import StagedFileWriter
 from embedlog.schemas.conform import conform
 from embedlog.schemas.segment_schema import segment_schema
@@ -49,7 +49,9 @@ class BatchMaker(NamedTuple):
         texts = text_columns_of(self.topic.config)
         for partition, indices in self._by_partition(rows, columns.keys):
             part = columns if indices is None else columns.take(indices)
-            batches = part.batches(self._limit(), self._codec(rows), self._limits(), texts)
+            batches = part.batches(
+                self._limit(), DECODED_BYTES, self._codec(rows), self._limits(), texts
+            )
             result += [(partition, self._checked(batch)) for batch in batches]
         return result
 
