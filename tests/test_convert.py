@@ -24,6 +24,7 @@ from embedlog.errors import (
     InvalidConfigError,
     InvalidSchemaError,
     LockTimeoutError,
+    ReadOnlyError,
     SerializationError,
     TopicAlreadyExistsError,
     UnknownSchemaError,
@@ -157,12 +158,13 @@ def test_random_rows_are_the_same_through_avro(tmp_path_factory, table, partitio
 
 
 def test_settings_go_with_the_records(log):
-    """Otherwise the default retention could delete what was to be kept."""
+    """Otherwise the default retention could delete what was to be kept; but times stay."""
     orders(log)
-    log.alter_topic("orders", {"retention.ms": -1, "cleanup.policy": "compact"})
+    kept = {"retention.ms": -1, "cleanup.policy": "compact"}
+    log.alter_topic("orders", {**kept, "message.timestamp.type": "LogAppendTime"})
     log.convert("orders", "typed", key="id")
-    overrides = log.describe_topic("typed")["overrides"]
-    assert overrides == {"retention.ms": -1, "cleanup.policy": "compact"}
+    assert log.describe_topic("typed")["overrides"] == kept
+    assert records(log, "typed") == records(log, "orders")
 
 
 # Keys
@@ -490,6 +492,14 @@ def test_avro_without_a_registered_schema_is_refused(log):
     log.create_topic("orders", value="avro")
     with pytest.raises(UnknownSchemaError):
         log.convert("orders", "typed")
+
+
+def test_a_log_that_is_open_to_read_converts_nothing(log):
+    """Nor does it create a topic."""
+    orders(log)
+    with embedlog.open(log.path, mode="r") as reader, pytest.raises(ReadOnlyError):
+        reader.convert("orders", "typed", key="id")
+    assert log.topics() == ["orders"]
 
 
 def test_two_conversions_to_a_topic_exclude_each_other(log, tmp_path):

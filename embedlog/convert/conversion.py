@@ -44,7 +44,7 @@ from embedlog.errors import (
     UnknownSchemaError,
 )
 from embedlog.files import process_id
-from embedlog.lazy import np, pa
+from embedlog.lazy import np, pa, pc
 from embedlog.publish import app_versions, staging
 from embedlog.publish.staging import StagedFileWriter
 from embedlog.publish.transaction import Publication, publish
@@ -191,6 +191,7 @@ class Conversion:
             LockTimeoutError: Another process converts to the topic.
             IllegalStateError: The target has other records, or lost some.
         """
+        self._root.context.check_appendable()
         convert, target = self._prepare()
         with self._exclusively(target):
             tasks = list(self._tasks(target))
@@ -216,8 +217,8 @@ class Conversion:
         while pending.size:
             try:
                 batches = convert(pending)
-            except _ROW_ERRORS:
-                row, error = _first_failure(pending, convert)
+            except _ROW_ERRORS as failure:
+                row, error = _first_failure(pending, convert, failure)
             else:
                 self._publish(pending, batches, target)
                 return skipped
@@ -366,7 +367,8 @@ class Conversion:
         def convert(rows: StoredRows) -> Batches:
             values = encode(rows.table.select(names))
             if rows.deleted.any():
-                values = pa.array(values.to_pylist(), pa.binary(), mask=rows.deleted)
+                null = pa.nulls(1, pa.binary())[0]
+                values = pc.if_else(pa.array(rows.deleted), null, values)
             return maker.plain(rows, values)
 
         return convert, target
@@ -396,7 +398,8 @@ class Conversion:
         settings = {
             name: value
             for name, value in self._source.config.overrides().items()
-            if not name.endswith(".serializer")
+            # Records keep their timestamps.
+            if not name.endswith(".serializer") and name != "message.timestamp.type"
         }
         config = TopicConfig.parse(settings | serializers)
         if schema is not None:
@@ -416,9 +419,7 @@ class Conversion:
             schema = first_version(self._columns(values, key, decoder), key, timestamp)
             target = self._create({}, schema)
             schema = self._root.context.catalog.schema(target) or schema
-        elif (key or schema.key) != schema.key or (timestamp or schema.timestamp) != (
-            schema.timestamp
-        ):
+        elif self._differs(schema, key, timestamp):
             raise TopicAlreadyExistsError(
                 f"The topic exists, and has the key {', '.join(schema.key) or 'none'} and the "
                 f"column of timestamps {schema.timestamp or 'none'}",
@@ -433,6 +434,13 @@ class Conversion:
             return maker.typed(rows, columns.convert(rows, target.name))
 
         return convert, target
+
+    def _differs(self, schema: TopicSchema, key: Sequence[str], timestamp: str | None) -> bool:
+        """Whether the program names another key or timestamp than an existing target has."""
+        options = self._options
+        return (options.key is not None and tuple(key) != schema.key) or (
+            options.timestamp is not None and timestamp != schema.timestamp
+        )
 
     def _values(self, existing: TopicInfo | None) -> tuple[ValueDecoder, tuple[str, ...], Any]:
         """Return what decodes the values, and the names of the key columns and timestamps."""
@@ -617,20 +625,18 @@ def _property_names(schema: AvroType, name: str, columns: set[str]) -> tuple[str
     return tuple(names)
 
 
-def _first_failure(rows: StoredRows, convert: Convert) -> tuple[int, Exception]:
-    """Return the first record that cannot be converted, and why."""
+def _first_failure(rows: StoredRows, convert: Convert, error: Exception) -> tuple[int, Exception]:
+    """Return the first record that cannot be converted, and why; ``error`` is of all."""
     low, high = 0, rows.size
-    error: Exception | None = None
-    while high - low > 1:
-        middle = (low + high) // 2
+    while low < high:
+        # Once there is one record left, it is tried by itself, for an error of its own.
+        middle = max((low + high) // 2, low + 1)
         try:
             convert(rows.slice(low, middle))
+        except _ROW_ERRORS as failure:
+            high, error = middle, failure
+            if middle == low + 1:
+                break
+        else:
             low = middle
-        except _ROW_ERRORS:
-            high = middle
-    try:
-        convert(rows.slice(low, high))
-    except _ROW_ERRORS as failure:
-        error = failure
-    assert error is not None, "A record fails only beside others"
-    return low, error
+    return min(low, rows.size - 1), error

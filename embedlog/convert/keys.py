@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from embedlog.avro.arrow_types import arrow_type
@@ -52,17 +53,18 @@ class KeyDecoder:
             return pa.int32() if is_short else pa.int64()
         if self._serializer == "float":
             return pa.float32() if is_short else pa.float64()
-        if self._serializer == "avro":
-            schema = self._schema(int(wire_ids(keys)[0]))
-            fields = {field.column: field.type for field in schema.fields}
-            if schema.kind != "record" or name in fields:
-                return arrow_type(fields.get(name, schema), name)
-        if self._serializer == "json":
-            key = json.loads(keys[0].as_py())
-            key = key.get(name) if isinstance(key, dict) else key
-            kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-            if type(key) in kinds:
-                return kinds[type(key)]
+        with suppress(RowError, ValueError):  # Of a first key that is neither Avro nor JSON.
+            if self._serializer == "avro":
+                schema = self._schema(int(wire_ids(keys)[0]))
+                fields = {field.column: field.type for field in schema.fields}
+                if schema.kind != "record" or name in fields:
+                    return arrow_type(fields.get(name, schema), name)
+            if self._serializer == "json":
+                key = json.loads(keys[0].as_py())
+                key = key.get(name) if isinstance(key, dict) else key
+                kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+                if type(key) in kinds:
+                    return kinds[type(key)]
         raise InvalidSchemaError(
             f"The values have no column {name}, and neither have the keys",
             column=name,

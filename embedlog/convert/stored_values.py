@@ -50,7 +50,7 @@ class AvroValues:
 
     Args:
         schema_of: Returns the schema with an id, as JSON.
-        reader: The schema to which the others are resolved; None for that of the first value.
+        reader: The schema to which those of the values are resolved.
     """
 
     def __init__(self, schema_of: Callable[[int], str], reader: AvroType) -> None:
