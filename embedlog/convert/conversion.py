@@ -45,6 +45,7 @@ from embedlog.errors import (
 )
 from embedlog.files import process_id
 from embedlog.lazy import np, pa, pc
+from embedlog.partition import journal
 from embedlog.publish import app_versions, staging
 from embedlog.publish.staging import StagedFileWriter
 from embedlog.publish.transaction import Publication, publish
@@ -279,7 +280,7 @@ class Conversion:
 
     def _tasks(self, target: TopicInfo) -> Iterator[tuple[int, int, int]]:
         """Yield each partition of the source with the offsets to read."""
-        state = self._root.context.state
+        context, state = self._root.context, self._root.context.state
         state.catch_up()
         versions = [
             app_versions.get(state, self._application(number), target.id)
@@ -300,6 +301,9 @@ class Conversion:
                         partition=number,
                         todo="Delete the target, and convert again.",
                     )
+                # Its process may have died before it made the publication visible.
+                context.live.catch_up()
+                journal.finish_committed(context, [key for key, _, _ in version.ends])
                 start = max(start, version.version)
             yield number, start, stop
 
