@@ -220,7 +220,7 @@ def avro_schema(
             left out.
 
     Raises:
-        InvalidSchemaError: Arrow has no such type in `columns_of`.
+        InvalidSchemaError: A type has no form in Avro; those of typed topics all have one.
     """
     names = _AvroNames(valid_name(name))
     fields = names.fields(list(columns), names.record, defaults or {})

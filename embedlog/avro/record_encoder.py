@@ -13,7 +13,7 @@ from embedlog.lazy import np, pa, pc
 
 _MOST_VARINT_BYTES = 10
 _UNITS = {"s": 1000}
-"""By the unit of a time, what Avro's has of it, if it has not this unit."""
+"""By a unit that Avro's times do not have, how many of Avro's units it is."""
 
 
 def encode(columns: pa.RecordBatch, schema: AvroType) -> pa.BinaryArray:

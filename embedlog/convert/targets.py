@@ -1,4 +1,4 @@
-"""Makes batches of converted records, and stages them by partition."""
+"""Makes batches of converted records, and chooses their partitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from embedlog.lazy import np, pa, pc
 from embedlog.partitioner import partitions_for_keys
 from embedlog.producer.row_batches import encode_columns, slice_bounds
 from embedlog.producer.typed_rows import DECODED_BYTES, TypedColumns
-from embedlog.publish.staging import StagedFileWriter
 from embedlog.schemas.conform import conform
 from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.statistics import text_columns_of
@@ -37,11 +36,6 @@ class BatchMaker(NamedTuple):
     topic: TopicInfo
     same_partitions: bool
     """Whether a record whose key stays the same stays in its partition."""
-
-    def stage(self, writer: StagedFileWriter, batches: Batches) -> None:
-        """Write batches to a staged file."""
-        for partition, batch in batches:
-            writer.add(self.topic.name, self.topic.id, partition, batch)
 
     def typed(self, rows: StoredRows, columns: TypedColumns) -> Batches:
         """Return the batches of records of a typed topic."""
