@@ -47,7 +47,7 @@ def candidates(command_line):
 
 COMPLETIONS = [
     (["topi"], ["topics"]),
-    (["co"], ["compact", "completion", "consume"]),
+    (["co"], ["compact", "completion", "consume", "convert"]),
     (["topics", ""], ["alter", "create", "delete", "describe", "list"]),
     (["groups", "delete"], ["delete", "delete-offsets"]),
     (["topics", "describe", ""], ["fleet", "flights"]),

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         TopicOptions,
     )
     from embedlog.consumer import Consumer
+    from embedlog.convert import ConversionResult
     from embedlog.maintenance import Maintenance
     from embedlog.maintenance.activity import Event
     from embedlog.producer import Producer
@@ -85,7 +86,7 @@ if TYPE_CHECKING:
 
 Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
 Progress = Callable[[int, int], None]
-"""Called with the number of bytes done, and the number of all bytes."""
+"""Called with how much is done, and how much there is: bytes, or records of a conversion."""
 
 _logger = logging.getLogger("embedlog.api")
 _HINTS = {
@@ -513,6 +514,59 @@ class Log:
         from embedlog.registry import SchemaRegistry
 
         return SchemaRegistry(self.root)
+
+    # Converting
+
+    def convert(
+        self,
+        source: str,
+        target: str,
+        *,
+        to: Literal["typed", "avro", "json"] | None = None,
+        key: str | Sequence[str] | None = None,
+        timestamp: str | None = None,
+        partitions: int | None = None,
+        schema: SchemaLike | None = None,
+        rename: Mapping[str, str] | None = None,
+        skip_invalid: bool = False,
+        progress: Progress | None = None,
+    ) -> ConversionResult:
+        """Copy the records of a topic to one of another form: of Avro or JSON to columns, or back.
+
+        Each record is copied once, whatever happens: a conversion that was interrupted goes on
+        when it is repeated, and a complete one copies what has been appended since.  Keys,
+        timestamps, headers and tombstones stay the same, and so do the partitions of records if
+        their number and the bytes of the keys do.
+
+        Args:
+            source: The topic to read.
+            target: The topic to write; it is created with the settings of the source.
+            to: The form of the target; by default ``"typed"``, and ``"avro"`` if the source is a
+                typed topic.
+            key: The column, or columns, of a typed target with the keys of the records.  One
+                that the values do not have is added.
+            timestamp: The column of a typed target that has the timestamps of the records, which
+                then replace those of the source.
+            partitions: The number of partitions; by default that of the source.
+            schema: The columns of values that are JSON; by default they are inferred.
+            rename: Names of columns by those of the fields of the values.
+            skip_invalid: Leave out records that do not fit, instead of ending with an error.
+            progress: Called with the number of records that are done, and of all.
+
+        Raises:
+            SerializationError: A record does not fit; the error says where.  The records of its
+                partition before it were copied, and none after it.
+            InvalidConfigError, InvalidSchemaError: The conversion is not possible.
+            UnknownSchemaError: The registry has no schema for the values.
+            TopicAlreadyExistsError, IllegalStateError: The target is no topic of this conversion.
+            LockTimeoutError: Another process converts to the same topic.
+        """
+        from embedlog.convert import Conversion, ConversionOptions
+
+        options = ConversionOptions(
+            *(to, key, timestamp, partitions, schema, rename or {}, skip_invalid)
+        )
+        return Conversion(self.root, source, target, options).run(progress)
 
     # Writing and reading
 

@@ -99,6 +99,18 @@ examples:
   embedlog schemas register orders-value order.avsc
 """
 
+CONVERT = """\
+Columns of a typed topic come from values of Avro, by the latest schema of TOPIC-value, or of JSON;
+and go back to them.  Each record is copied once: a conversion that was interrupted goes on when
+the command is repeated, and one that is complete copies what has been appended since.  Keys,
+timestamps, headers, tombstones, partitions and the settings of the topic stay the same.
+
+examples:
+  embedlog convert orders orders-columns --key order_id
+  embedlog convert orders-columns orders-avro
+  embedlog convert clicks clicks-columns --key user --timestamp at --rename timestamp=at
+"""
+
 RESETS = """\
 A target outside of the log means its nearer end.  A time without a zone is UTC.
 """
@@ -240,6 +252,7 @@ def parser() -> CommandParser:
     _schemas(commands)
     _offsets(commands)
     _files(commands)
+    _convert(commands)
     _activity(commands)
     _metrics(commands)
     _dump(commands)
@@ -489,6 +502,25 @@ def _files(commands: _Parser) -> None:
     about = "choose partitions by key, as for new records, not those in the file"
     _flag(load, "--repartition", about)
     _flag(load, "--sync", "flush to the disk before the command ends, to survive a power cut")
+
+
+def _convert(commands: _Parser) -> None:
+    about = "copy the records of a topic of Avro or JSON to one of columns, or back"
+    convert = _command(commands, "convert", "convert:convert", about, epilog=CONVERT)
+    convert.add_argument("topic", metavar="TOPIC")
+    convert.add_argument("target", metavar="NEW_TOPIC")
+    about = "the form of the new topic; by default typed, or avro if TOPIC is typed"
+    convert.add_argument("--to", choices=("typed", "avro", "json"), help=about)
+    about = "the columns with the keys; ones that the values do not have are added"
+    _option(convert, "--key", "COLUMN,COLUMN", about, type=column_names)
+    about = "the column with the timestamps of the records, instead of those of TOPIC"
+    _option(convert, "--timestamp", "COLUMN", about)
+    about = "the number of partitions, by default that of TOPIC"
+    _option(convert, "--partitions -p", "N", about, type=int)
+    about = "the columns of JSON: those of this Parquet, CSV or JSON lines file; else inferred"
+    _option(convert, "--schema-from", "FILE", about)
+    _list(convert, "--rename", "OLD=NEW", "another name for a column; may be repeated")
+    _flag(convert, "--skip-invalid", "leave out records that do not fit, instead of ending")
 
 
 def _file_format(command: _Parser, **options: Any) -> None:

@@ -10,9 +10,10 @@ from embedlog.cli.open_log import to_read
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import say
 from embedlog.cli.tables import table
-from embedlog.cli.typed_files import CsvRows, JsonRows, json_objects
+from embedlog.cli.typed_files import CsvRows, JsonRows
 from embedlog.lazy import pa
 from embedlog.schemas.column_types import stored_type
+from embedlog.schemas.json_columns import json_objects
 
 
 def sql(args: argparse.Namespace) -> int:

@@ -31,7 +31,7 @@ everything else that listing needs."""
 
 def create(args: argparse.Namespace) -> int:
     """Create a topic, and the log if there is none."""
-    schema = None if args.schema_from is None else _schema_of(args.schema_from)
+    schema = None if args.schema_from is None else schema_of(args.schema_from)
     if schema is None and args.timestamp is not None:
         raise InvalidConfigError("--timestamp names a column, so it needs --schema-from")
     key = args.key
@@ -60,7 +60,7 @@ def create(args: argparse.Namespace) -> int:
     return OK
 
 
-def _schema_of(path: str) -> Any:
+def schema_of(path: str) -> Any:
     """Return the columns of a file."""
     from embedlog.cli.file_formats import format_of
     from embedlog.cli.typed_files import INFERRED_BYTES, infer_schema

@@ -8,9 +8,16 @@ from typing import IO, Any, NamedTuple
 
 from embedlog.batch.wire import headers_type
 from embedlog.cli.file_formats import CSV, PARQUET, file_size, input_lines, parquet_tables
-from embedlog.cli.json_columns import from_json, json_type, to_json
 from embedlog.errors import InvalidRecordError, InvalidSchemaError
 from embedlog.lazy import pa
+from embedlog.schemas.json_columns import (
+    exact_type,
+    from_json,
+    json_objects,
+    json_type,
+    read_json,
+    to_json,
+)
 from embedlog.schemas.topic_schema import TopicSchema
 
 INFERRED_BYTES = 64 << 20
@@ -114,7 +121,7 @@ def _of_text(column: Any, data_type: Any) -> Any:
     if pa.types.is_nested(data_type):
         items = [None if text is None else json.loads(text) for text in column.to_pylist()]
         lines = [json.dumps({"item": item}).encode() for item in items]
-        parsed = _read_json(lines, pa.schema([("item", json_type(data_type))]))
+        parsed = read_json(lines, pa.schema([("item", json_type(data_type))]))
         return from_json(parsed["item"], data_type)
     if pa.types.is_binary(data_type) or pa.types.is_fixed_size_binary(data_type):
         return from_json(column, data_type)
@@ -137,11 +144,11 @@ def _parse(text: list[bytes], lines: list[bytes], schema: Any, before: int) -> A
     """Return the objects of lines as a table, with the columns that they have."""
     try:
         try:
-            table = _read_json(text, schema)
+            table = read_json(text, schema)
         except pa.ArrowException:
             # Such as 5.0 for an integer, which the topic takes if nothing is lost.
-            schema = pa.schema([(field.name, _exact_type(field.type)) for field in schema])
-            table = _read_json(text, schema)
+            schema = pa.schema([(field.name, exact_type(field.type)) for field in schema])
+            table = read_json(text, schema)
     except pa.ArrowException as error:
         number, error = _first_failure(lines, schema) or (0, error)
         where = f"Line {before + number}" if number else f"A line after {before}"
@@ -156,10 +163,6 @@ def _parse(text: list[bytes], lines: list[bytes], schema: Any, before: int) -> A
     return table.drop_columns(absent)
 
 
-def _exact_type(data_type: Any) -> Any:
-    return pa.decimal128(38, 15) if pa.types.is_integer(data_type) else data_type
-
-
 def _has(lines: list[bytes], name: str) -> bool:
     """Whether a column may be in some of the lines: pyarrow adds columns of nulls for others."""
     quoted = json.dumps(name).encode()
@@ -167,23 +170,12 @@ def _has(lines: list[bytes], name: str) -> bool:
     return any(quoted in line or plain in line for line in lines)
 
 
-def _read_json(lines: list[bytes], schema: Any) -> Any:
-    from pyarrow import json as arrow_json
-
-    data = b"\n".join(lines)
-    return arrow_json.read_json(
-        pa.BufferReader(data),
-        read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
-        parse_options=arrow_json.ParseOptions(explicit_schema=schema),
-    )
-
-
 def _first_failure(lines: list[bytes], schema: Any) -> tuple[int, Exception] | None:
     """Return the number of the first line that cannot be read, and why."""
     for number, line in enumerate(lines, 1):
         try:
             if line.strip():
-                _read_json([line], schema)
+                read_json([line], schema)
         except pa.ArrowException as error:
             return number, error
     return None
@@ -269,7 +261,7 @@ def _csv_schema(data: bytes) -> Any:
 
 
 def _json_schema(data: bytes) -> Any:
-    return _read_json([data], None).schema
+    return read_json([data], None).schema
 
 
 # Writing
@@ -331,14 +323,6 @@ class JsonRows:
 
     def close(self) -> None:
         """Do nothing: the last line is complete."""
-
-
-def json_objects(table: Any) -> Iterator[dict[str, Any]]:
-    """Yield each row of a table as an object that `json.dumps` takes."""
-    names = table.column_names
-    columns = [to_json(column) for column in table.columns]
-    for row in zip(*columns, strict=True):
-        yield dict(zip(names, row, strict=True))
 
 
 def with_plain_timestamp(table: Any) -> Any:

@@ -10,11 +10,10 @@ from typing import Any
 from embedlog.api import TopicView
 from embedlog.api.row_filter import RowFilter
 from embedlog.api.typed_topic import TypedTopicView
-from embedlog.cli.json_columns import to_json
-from embedlog.cli.typed_files import json_objects
 from embedlog.errors import InvalidConfigError
 from embedlog.lazy import pa
 from embedlog.record import Record
+from embedlog.schemas.json_columns import json_objects, to_json
 from embedlog.schemas.topic_schema import TopicSchema
 
 _CHUNK_RECORDS = 1000

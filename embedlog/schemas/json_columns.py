@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime as dt
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -126,3 +127,39 @@ def _from_json(item: Any, data_type: Any) -> Any:
             return pa.array([item], pa.int64()).cast(data_type)[0].as_py()
         return item
     raise ValueError(f"{item!r} is not {data_type}")
+
+
+# Rows
+
+
+def read_json(lines: list[bytes], schema: Any) -> Any:
+    """Return lines of JSON, an object each, as a `pyarrow.Table`.
+
+    Args:
+        lines: Empty ones are left out.
+        schema: The columns in the types of `json_type`; others are inferred.  None infers all.
+
+    Raises:
+        pyarrow.ArrowException: They are not JSON of these types.
+    """
+    from pyarrow import json as arrow_json
+
+    data = b"\n".join(lines)
+    return arrow_json.read_json(
+        pa.BufferReader(data),
+        read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+        parse_options=arrow_json.ParseOptions(explicit_schema=schema),
+    )
+
+
+def exact_type(data_type: Any) -> Any:
+    """Return the type in which pyarrow reads numbers such as 5.0 for a column of `json_type`."""
+    return pa.decimal128(38, 15) if pa.types.is_integer(data_type) else data_type
+
+
+def json_objects(table: Any) -> Iterator[dict[str, Any]]:
+    """Yield each row of a table as an object that `json.dumps` takes."""
+    names = table.column_names
+    columns = [to_json(column) for column in table.columns]
+    for row in zip(*columns, strict=True):
+        yield dict(zip(names, row, strict=True))

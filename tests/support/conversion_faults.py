@@ -1,0 +1,97 @@
+"""A conversion of Avro to columns, killed, failing or without power at any operation."""
+
+from __future__ import annotations
+
+import errno
+from typing import ClassVar
+
+from embedlog.api import Log
+from embedlog.convert import Conversion, ConversionOptions, stored_rows
+from embedlog.errors import EmbedlogError
+from embedlog.partition import flush
+from embedlog.record import TopicPartition
+from embedlog.root.root import Root
+from support.faulty_files import FaultyFiles
+from support.faulty_roots import Acknowledge, RootFaults
+from support.roots import healthy, no_stray_files
+
+SCHEMA = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "id", "type": "long"}, {"name": "item", "type": "string"}],
+}
+ROWS = [{"id": number, "item": f"item {number}"} for number in range(8)]
+OPTIONS = ConversionOptions(key="id")
+
+
+def records(root: Root, topic: str) -> list[tuple[object, ...]]:
+    """Return all records but for the topic's name and the epochs."""
+    return [tuple(record[1:-1]) for record in Log(root).topic(topic)]
+
+
+class ConversionFaults(RootFaults):
+    """Two partitions of records with keys, which take two chunks each."""
+
+    parts: ClassVar = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
+    files = FaultyFiles
+
+    def fill(self, root: Root) -> None:
+        """Create the source, whose batches have a record each."""
+        log = Log(root)
+        log.schemas.register("orders-value", SCHEMA)
+        log.create_topic("orders", partitions=2, key="int", value="avro")
+        with log.producer() as producer:
+            for row in ROWS:
+                producer.send("orders", row, key=row["id"]).result()
+        root.flush()
+
+    def work(self, root: Root, durability: str, acknowledge: Acknowledge) -> EmbedlogError | None:
+        """Convert all of it, and report each chunk."""
+        stored_rows.CHUNK_ROWS = 3
+        try:
+            conversion = Conversion(root, "orders", "typed", OPTIONS)
+            conversion.run(lambda done, total: acknowledge(str(done)))
+        except EmbedlogError as error:
+            return error
+        return None
+
+    def check_between(self, root: Root, acked: set[str]) -> None:
+        """The target has the first records of each partition, and all that was acknowledged."""
+        copied = 0
+        if "typed" in root.topics():
+            for number in range(2):
+                source = [record for record in records(root, "orders") if record[0] == number]
+                target = [record for record in records(root, "typed") if record[0] == number]
+                assert target == source[: len(target)], "records are lost, doubled or moved"
+                copied += len(target)
+        assert copied >= max(map(int, acked), default=0), "an acknowledged chunk is lost"
+
+    def check_failure(
+        self, root: Root, error: EmbedlogError | None, number: int, failed: bool, acked: set[str]
+    ) -> None:
+        """The error has the errno of the fault; what is there is right."""
+        assert error is None or error.errno == number, error  # type: ignore[attr-defined]
+        if not failed or number != errno.EIO:
+            self.check_between(root, acked)
+
+    def check_done(self, root: Root, durability: str) -> None:
+        """Repeated, it copies what is missing, and nothing twice."""
+        assert self.work(root, durability, lambda step: None) is None
+        assert records(root, "typed") == records(root, "orders")
+        flush.flush([root.partition("typed", number) for number in range(2)])
+        assert no_stray_files(root)
+        assert healthy(root)
+
+    def check_reopened_after_fault(self, root: Root) -> None:
+        """The conversion goes on."""
+        self.check_done(root, "os")
+
+    def check_appends(self, root: Root) -> None:
+        """What is appended later is converted, too."""
+        log = Log(root)
+        with log.producer() as producer:
+            producer.send("orders", {"id": 100, "item": "new"}, key=100)
+        self.check_done(root, "os")
+
+
+FAULTS = ConversionFaults()
