@@ -5,11 +5,15 @@ from itertools import pairwise
 
 import pytest
 from support.clock import START
+from support.faulty_files import FaultInjector
+from support.forks import was_killed
 from support.roots import (
     bases,
     encoded,
     fill,
+    healthy,
     make_log,
+    no_stray_files,
     offsets,
     open_root,
     rows,
@@ -112,6 +116,33 @@ def test_headers_in_an_empty_segment_replace_it(root, log):
 
     assert bases(log) == [0]
     assert len(segment_files(root.path)) == 1
+
+
+def test_a_kill_while_an_empty_segment_is_replaced_is_no_damage(tmp_path):
+    """At each operation: `verify` has no finding, and the next append goes on (A14)."""
+    headers = encoded(b"x", headers=[[("a", b"1")]])
+    survived = 0
+    for n in range(100):
+        path = tmp_path / str(n)
+        with closing(open_root(path)) as root:
+            make_log(root)
+
+        def append(path=path, n=n):
+            root = open_root(path, files=FaultInjector(lambda files: files.kill_at(n)))
+            root.partition("t", 0).append([headers])
+
+        if not was_killed(append):
+            survived += 1
+            break
+        with closing(open_root(path)) as root:
+            assert healthy(root)
+            log = root.partition("t", 0)
+            log.append([headers])
+            assert healthy(root)
+            assert set(values(log)) == {b"x"}
+            assert no_stray_files(root)
+    assert survived
+    assert n > 10
 
 
 def test_rolling_an_empty_segment_does_nothing(log):

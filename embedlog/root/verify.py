@@ -190,9 +190,13 @@ def _is_rolling(segments: list[SegmentInfo], tail: Tail) -> bool:
 
     Its process may be dead, and the file missing or empty: the next append continues there.
     """
+    new = segments[-1]
+    if tail.empty and new.base_offset == tail.base_offset:
+        # It has replaced the empty segment that the tail is in.
+        return new.id != tail.segment_id
     if len(segments) < 2:
         return False
-    old, new = segments[-2:]
+    old = segments[-2]
     # Above the end of the tail if it leaves a gap (A8).
     return old.id == tail.segment_id and old.next_offset == new.base_offset >= tail.log_end_offset
 
