@@ -206,7 +206,9 @@ class QueryPlanner:
             fields: The columns that its user declared, as pairs of name and type; None is all.
             schema: The same as the JSON of a ``StructType``.
         """
-        return self._check_columns(table_options.check(options), fields, schema)
+        parsed = table_options.check(options)
+        typed_plan.check_topics(self._logs, parsed, [name for name, _ in fields or ()])
+        return self._check_columns(parsed, fields, schema)
 
     def table_reader_options(self, options: Json, of_query: Json) -> Json:
         """Return the options with which a query reads a table."""

@@ -22,7 +22,7 @@ from embedlog.spark.typed_columns import (
 Json = Any
 
 _COLLATIONS = "__COLLATIONS"
-"""Where Spark has the collations in a column, in the metadata of its field."""
+"""Where Spark has the collations in a column: in the metadata of its field, or of those inside."""
 
 
 def is_of_bytes(fields: Sequence[Json]) -> bool:
@@ -74,7 +74,7 @@ def _own_fields(fields: Iterable[Json]) -> Iterator[Json]:
 
 def _arrow_field(field: Json) -> Any:
     name = field["name"]
-    if _COLLATIONS in field["metadata"]:
+    if _COLLATIONS in json.dumps(field):
         raise InvalidSchemaError(
             f"Column {name} is text with a collation, which a topic does not have",
             column=name,

@@ -41,7 +41,8 @@ final class ColumnChanges {
       throw new EmbedlogException(
           "InvalidConfigError",
           "ALTER TABLE can add, drop, rename, move and widen columns of a topic, and let them be"
-              + " null. Leave out comments, defaults and constraints: its columns have none.");
+              + " null. Leave out comments, constraints and defaults; log.alter_topic(…,"
+              + " defaults=…) in Python adds columns with defaults.");
     }
     json.put("column", ((TableChange.ColumnChange) change).fieldNames());
     return json;

@@ -205,6 +205,9 @@ public final class LogCatalog implements StagingTableCatalog, SupportsNamespaces
     if (settings.containsKey(TableCatalog.PROP_LOCATION)) {
       throw invalid("A topic is in the directory of its log. Leave out LOCATION.");
     }
+    if (settings.containsKey(TableCatalog.PROP_COMMENT)) {
+      throw invalid("A topic has no comment. Leave out COMMENT.");
+    }
     // Spark passes OPTIONS (…) twice: as properties, and with a prefix.
     settings.keySet().removeIf(property -> property.startsWith(OPTION_PREFIX));
     settings.keySet().removeAll(IGNORED);
