@@ -69,7 +69,10 @@ _INTEGERS = {8: "byte", 16: "short", 32: "integer", 64: "long"}
 _UNSIGNED = {8: "short", 16: "integer", 32: "long", 64: "decimal(20,0)"}
 _FLOATS = {16: "float", 32: "float", 64: "double"}
 _SHORT_NAMES = {
-    **{"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"},
+    "byte": "tinyint",
+    "short": "smallint",
+    "integer": "int",
+    "long": "bigint",
     "string collate UTF8_BINARY": "string",  # SHOW CREATE TABLE says it so.
 }
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
