@@ -525,7 +525,9 @@ def test_the_page_about_tables_runs_from_top_to_bottom(spark, log, sql, tmp_path
         spark.catalog.dropTempView("recent")
         spark.sql("DROP TABLE IF EXISTS flights")
 
-    assert log.topics() == ["delays", "flights", "t"]
+    assert log.topics() == ["average", "delays", "departures", "flights", "t"]
+    assert len(log["departures"]) == 2
+    assert [record.value["carrier"] for record in log.topic("average")]
     assert values(log, "flights") == [b"arrived", b"departed"]
     assert values(log, "delays") == [b"departed"]
     assert log.topic("delays").config["cleanup.policy"] == "compact"
