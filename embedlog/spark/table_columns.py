@@ -88,7 +88,7 @@ def changed_columns(columns: Any, changes: Iterable[Json]) -> tuple[Any, dict[st
 
     Args:
         columns: The columns of a topic: a `pyarrow.Schema`.
-        changes: What `LogCatalog.java` makes of ``ALTER TABLE``: objects with a "change" and the
+        changes: What `ColumnChanges.java` makes of ``ALTER TABLE``: objects with a "change" and the
             path of the "column".
 
     Raises:

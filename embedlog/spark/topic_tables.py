@@ -40,7 +40,7 @@ def topics(logs: LogCache, options: Mapping[str, str]) -> list[str]:
 
 
 def properties(logs: LogCache, options: Mapping[str, str], topic: str) -> dict[str, str] | None:
-    """Return the number of partitions, key and timestamp columns, and the settings not at default.
+    """Return the partitions, the key and timestamp columns, and settings that are not the default.
 
     Returns:
         The properties; None if there is no such topic.
@@ -102,7 +102,7 @@ def create_topic(
     else:
         if by_rows and PARTITIONS not in settings:
             raise InvalidConfigError(
-                "The rows name their partitions, and a typed topic must have these before",
+                "The rows name their partitions, and a new typed topic does not get as many by itself",
                 todo=f"Set TBLPROPERTIES ('{PARTITIONS}' = '…'), or leave the column partition "
                 "out of the query.",
             )

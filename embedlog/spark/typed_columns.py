@@ -461,7 +461,7 @@ def from_spark(column: Any, stored: Any) -> Any:
         pyarrow.ArrowInvalid: An interval is no time of day, a decimal no float, or a float no
             half float.
     """
-    if pa.types.is_decimal(column.type) and pa.types.is_floating(stored):
+    if pa.types.is_decimal(column.type) and stored in (pa.float32(), pa.float64()):
         return _with_floats(column, stored)
     if pa.types.is_nested(stored):
         column = _with_half_floats(column, stored)

@@ -39,6 +39,8 @@ def check_frame(fields: Sequence[dict[str, Any]], schema: TopicSchema, topic: st
         SerializationError: The topic has no such column, or one of a type that cannot be cast.
     """
     own, columns = [], []
+    names = _names([field["name"] for field in fields], schema)
+    fields = [{**field, "name": name} for field, name in zip(fields, names, strict=True)]
     for field in fields:
         name, field_type = field["name"], type_name(field["type"])
         if name in WRITTEN_TYPES:
@@ -51,8 +53,8 @@ def check_frame(fields: Sequence[dict[str, Any]], schema: TopicSchema, topic: st
             own += field["type"]["fields"]
         else:
             own.append(field)
-    for field, name in zip(own, _names([field["name"] for field in own], schema), strict=True):
-        columns.append(pa.field(name, _arrow_type(field, topic)))
+    for field in own:
+        columns.append(pa.field(field["name"], _arrow_type(field, topic)))
     names = [column.name for column in columns]
     # On no rows: the types alone say what cannot be cast.
     empty = [pa.chunked_array([], column.type) for column in columns]

@@ -214,6 +214,10 @@ def test_options_are_properties_and_a_key_may_have_several_columns(sql, log):
         ("ALTER TABLE {flights} SET TBLPROPERTIES (key = 'carrier')", "stays the same as long"),
         ("INSERT INTO {flights} VALUES ('UA', 'N1', 5)", "The topic has no column 'col1'"),
         ("INSERT INTO {flights} SELECT 'UA', 'N1', 5", "The topic has no column 'UA'"),
+        (
+            f"INSERT INTO {{flights}} SELECT *, 0 AS partition FROM VALUES ('UA', 'N1', 5, {HOUR})",
+            "The topic has no column 'col1'",
+        ),
         ("INSERT OVERWRITE {flights} SELECT 'UA' AS carrier", "never overwritten"),
     ],
 )
