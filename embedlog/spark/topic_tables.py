@@ -102,7 +102,7 @@ def create_topic(
     else:
         if by_rows and PARTITIONS not in settings:
             raise InvalidConfigError(
-                "The rows name their partitions, and a new typed topic does not get as many by itself",
+                "The rows have a column partition, and a new typed topic has only one partition",
                 todo=f"Set TBLPROPERTIES ('{PARTITIONS}' = '…'), or leave the column partition "
                 "out of the query.",
             )
