@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,38 @@ def test_a_stream_that_runs_keeps_its_columns_and_a_restart_has_the_new_ones(spa
     assert restarted.exception() is None
     copied = sorted((r.value["word"], r.value["n"], r.value["new"]) for r in log.topic("to"))
     assert copied == [("a", 1, None), ("b", 2, None), ("c", 4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fits", "outgrown"),
+    [
+        (pa.int16(), pa.decimal128(12, 2), 3, "3.5"),
+        (pa.int64(), pa.decimal128(30, 2), -(1 << 62), "1e20"),
+        (pa.int32(), pa.float64(), 3, "3.5"),
+        (pa.float32(), pa.float64(), 0.5, "0.1"),
+        (pa.uint8(), pa.int64(), 255, "70000"),
+        (pa.decimal128(4, 1), pa.decimal128(8, 3), Decimal("1.5"), "1.25"),
+    ],
+)
+def test_a_query_goes_on_with_the_type_that_a_column_had(spark, log, before, after, fits, outgrown):
+    """Both readers: a wider value that the old type has is read, and any other is an error."""
+    log.create_topic("t", schema=pa.schema([("n", before)]))
+    send(log, {"n": fits}, topic="t")
+    options = {"path": log.path, "topic": "t", "startingOffsets": "earliest"}
+    rows = spark.readStream.format("embedlog").options(**options).load().select("n")
+    query = rows.writeStream.format("memory").queryName("rows").start()
+    try:
+        query.processAllAvailable()
+        log.alter_topic("t", schema=pa.schema([("n", after)]))
+        send(log, {"n": fits}, topic="t")
+        query.processAllAvailable()
+        assert [row.n for row in spark.table("rows").collect()] == [fits, fits]
+        wider = float(outgrown) if pa.types.is_floating(after) else Decimal(outgrown)
+        send(log, {"n": int(wider) if pa.types.is_integer(after) else wider}, topic="t")
+        with pytest.raises(Exception, match=r"[Cc]olumn n "):
+            query.processAllAvailable()
+    finally:
+        query.stop()
 
 
 def test_a_value_that_outgrew_a_running_stream_ends_it_and_a_restart_goes_on(spark, log, tmp_path):
