@@ -2,13 +2,15 @@
 
 Every argument and result is JSON.  A call that failed halfway may be repeated: those of readers
 change no log, except for leases and for offsets that are committed to a group, and a publication
-is recognised by its version.  Two must not be repeated: `QueryPlanner.publish_batch` without a
-version, and `QueryPlanner.create_table`, which would find the topic that it has created.
+is recognised by its version.  Three must not be repeated: `QueryPlanner.publish_batch` without a
+version, and `QueryPlanner.create_table` and `QueryPlanner.alter_columns`, which would find the
+topic or the column that they have created.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
@@ -44,7 +46,7 @@ class QueryPlanner:
         *("check_reader", "plan_batch", "open_stream", "initial_offset", "latest_offset"),
         *("report_latest_offset", "prepare_for_available_now", "plan_micro_batch", "commit"),
         *("close_stream", "check_table", "table_reader_options", "table_writer_options"),
-        *("tables", "table", "create_table", "alter_table", "drop_table"),
+        *("tables", "table", "create_table", "alter_table", "alter_columns", "drop_table"),
         *("is_typed_topic", "plan_write", "publish_batch", "publish_micro_batch", "discard"),
     )
 
@@ -204,7 +206,9 @@ class QueryPlanner:
             fields: The columns that its user declared, as pairs of name and type; None is all.
             schema: The same as the JSON of a ``StructType``.
         """
-        return self._check_columns(table_options.check(options), fields, schema)
+        parsed = table_options.check(options)
+        typed_plan.check_topics(self._logs, parsed, [name for name, _ in fields or ()])
+        return self._check_columns(parsed, fields, schema)
 
     def table_reader_options(self, options: Json, of_query: Json) -> Json:
         """Return the options with which a query reads a table."""
@@ -223,24 +227,27 @@ class QueryPlanner:
         return topic_tables.properties(self._logs, options, topic)
 
     def create_table(
-        self,
-        options: Json,
-        topic: str,
-        fields: Sequence[Sequence[str]],
-        properties: Json,
-        only_check: bool = False,
-    ) -> bool:
-        """Create a topic, or with ``only_check`` see whether that is possible.
+        self, options: Json, topic: str, schema: str, properties: Json, for_query: bool = False
+    ) -> str:
+        """Create a topic; see `topic_tables.create_topic`.
 
-        Returns:
-            False if it exists.
+        Args:
+            options: The options of the catalog.
+            topic: The name.
+            schema: The columns, as the JSON of a ``StructType``.
+            properties: The properties of the table.
+            for_query: Whether the rows of a query are written to it next.
         """
-        pairs = [(name, spark_type) for name, spark_type in fields]
-        return topic_tables.create_topic(self._logs, options, topic, pairs, properties, only_check)
+        fields = json.loads(schema)["fields"]
+        return topic_tables.create_topic(self._logs, options, topic, fields, properties, for_query)
 
     def alter_table(self, options: Json, topic: str, properties: Json) -> bool:
         """Change the properties of a topic; return False if there is no such topic."""
         return topic_tables.alter_topic(self._logs, options, topic, properties)
+
+    def alter_columns(self, options: Json, topic: str, changes: Sequence[Json]) -> bool:
+        """Change the columns of a topic; return False if there is no such topic."""
+        return topic_tables.alter_columns(self._logs, options, topic, changes)
 
     def drop_table(self, options: Json, topic: str) -> bool:
         """Delete a topic; return False if there is no such topic."""

@@ -2,24 +2,30 @@
 
 The options of a catalog are those that all its tables have in common: ``path`` and others of
 readers and writers.  The properties of a table are the settings of the topic by Kafka's names,
-and ``partitions``.
+``partitions``, and of a typed topic ``key`` and ``timestamp``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from embedlog.api import Log
 from embedlog.catalog import check_topic_name
 from embedlog.errors import InvalidConfigError, TopicAlreadyExistsError
-from embedlog.spark import table_options
-from embedlog.spark.kafka_columns import SPARK_TYPES
+from embedlog.schemas.evolution import changed_schema
+from embedlog.schemas.topic_schema import TopicSchema
+from embedlog.spark import table_columns, table_options
 from embedlog.spark.log_cache import LogCache
-from embedlog.spark.sink_options import COLUMNS as WRITER_COLUMNS
+
+Json = Any
 
 PARTITIONS = "partitions"
-"""The property that is no setting of a topic."""
+KEY, TIMESTAMP = "key", "timestamp"
+"""The properties that are no settings of a topic: its partitions, and columns of a typed one."""
+CREATED, EXISTS, LEFT_TO_WRITER = "created", "exists", "left to the writer"
+"""What `create_topic` returns."""
 
 
 def topics(logs: LogCache, options: Mapping[str, str]) -> list[str]:
@@ -34,7 +40,7 @@ def topics(logs: LogCache, options: Mapping[str, str]) -> list[str]:
 
 
 def properties(logs: LogCache, options: Mapping[str, str], topic: str) -> dict[str, str] | None:
-    """Return the number of partitions, and the settings that differ from their defaults.
+    """Return the partitions, the key and timestamp columns, and settings that are not the default.
 
     Returns:
         The properties; None if there is no such topic.
@@ -47,57 +53,87 @@ def properties(logs: LogCache, options: Mapping[str, str], topic: str) -> dict[s
         info = log.root.topics().get(topic)
         if info is None:
             return None
+        schema = log.root.context.catalog.schema(info)
+        columns = {}
+        if schema is not None:
+            columns = {KEY: ",".join(schema.key), TIMESTAMP: schema.timestamp or ""}
         settings = {name: str(value) for name, value in info.config.overrides().items()}
-        return {PARTITIONS: str(info.partitions), **settings}
+        named = {name: text for name, text in columns.items() if text}
+        return {PARTITIONS: str(info.partitions), **named, **settings}
 
 
 def create_topic(
     logs: LogCache,
     options: Mapping[str, str],
     topic: str,
-    fields: Iterable[tuple[str, str]],
+    fields: Sequence[Json],
     properties: Mapping[str, str],
-    only_check: bool = False,
-) -> bool:
-    """Create a topic.
+    for_query: bool = False,
+) -> str:
+    """Create a topic: a typed one, unless its columns are those of a topic of bytes.
+
+    For ``CREATE TABLE … AS SELECT``, a topic of bytes is left to the writer if the rows name
+    partitions and there are no properties, so that a copy of a topic has as many partitions.
 
     Args:
         logs: The open logs.
         options: The options of the catalog.
         topic: The name.
-        fields: The columns of the statement, as pairs of name and type: any that a topic has,
-            or that a writer takes, since ``CREATE TABLE … AS SELECT`` passes those of the query.
-        properties: Settings of the topic, and ``partitions``.
-        only_check: Change nothing.
+        fields: The columns of the statement: fields of Spark's schema, as JSON.
+        properties: Settings of the topic; ``partitions``; and of a typed topic ``key``, which are
+            the names of columns, separated by commas, and ``timestamp``.
+        for_query: Whether the rows of a query are written to it next.
 
     Returns:
-        False if the topic exists; nothing was changed then.
+        `CREATED`, `EXISTS` or `LEFT_TO_WRITER`; except for the first, nothing was changed.
 
     Raises:
         InvalidConfigError: An option of the catalog, a column or a property is wrong.
+        InvalidSchemaError: A topic cannot have these columns.
         InvalidTopicError: The name is not one of a topic.
         InvalidPartitionsError: There are too many partitions, or none.
         NotALogError: There is no log.
     """
-    for name, spark_type in fields:
-        if spark_type != SPARK_TYPES.get(name) and spark_type not in WRITER_COLUMNS.get(name, ()):
-            columns = ", ".join(f"{name} {spark_type}" for name, spark_type in SPARK_TYPES.items())
-            raise InvalidConfigError(
-                f"A topic has no column {name} of type {spark_type}",
-                todo=f"Leave the columns out: a topic of bytes has {columns}. A topic with other "
-                "columns is created in Python: log.create_topic(name, schema=…).",
-            )
     settings = dict(properties)
+    by_rows = for_query and any(field["name"] == "partition" for field in fields)
+    if table_columns.is_of_bytes(fields):
+        _refuse_column_names(settings, "a topic of bytes has none of its own")
+        typed: dict[str, Any] = {}
+    else:
+        if by_rows and PARTITIONS not in settings:
+            raise InvalidConfigError(
+                "The rows have a column partition, and a new typed topic has only one partition",
+                todo=f"Set TBLPROPERTIES ('{PARTITIONS}' = '…'), or leave the column partition "
+                "out of the query.",
+            )
+        schema = table_columns.topic_columns(fields)
+        key = _key_columns(settings.pop(KEY, None), schema.names)
+        typed = {"schema": schema, "key": key, "timestamp": settings.pop(TIMESTAMP, None)}
     partitions = _partitions(settings.pop(PARTITIONS, "1"))
     with _open_log(logs, options) as log:
-        if only_check:
+        if by_rows and not typed and not properties:
             check_topic_name(topic)
-            return topic not in log
+            return EXISTS if topic in log else LEFT_TO_WRITER
         try:
-            log.create_topic(topic, partitions, settings)
+            log.create_topic(topic, partitions, settings, **typed)
         except TopicAlreadyExistsError:
-            return False
-        return True
+            return EXISTS
+        return CREATED
+
+
+def _key_columns(text: str | None, columns: Sequence[str]) -> list[str] | None:
+    if text is None:
+        return None
+    return [text] if text in columns else [name.strip() for name in text.split(",")]
+
+
+def _refuse_column_names(properties: Mapping[str, str | None], problem: str) -> None:
+    for name in (KEY, TIMESTAMP):
+        if name in properties:
+            raise InvalidConfigError(
+                f"The property {name!r} names a column, and {problem}",
+                todo="Leave the property out.",
+            )
 
 
 def alter_topic(
@@ -120,6 +156,7 @@ def alter_topic(
         NotALogError: There is no log.
     """
     settings = dict(changes)
+    _refuse_column_names(settings, "stays the same as long as there is the topic")
     with _open_log(logs, options) as log:
         info = log.root.topics().get(topic)
         if info is None:
@@ -131,6 +168,37 @@ def alter_topic(
             log.alter_topic(topic, settings)
         if total != info.partitions:
             log.create_partitions(topic, total)
+        return True
+
+
+def alter_columns(
+    logs: LogCache, options: Mapping[str, str], topic: str, changes: Sequence[Json]
+) -> bool:
+    """Change the columns of a typed topic: all changes, or nothing.
+
+    Args:
+        logs: The open logs.
+        options: The options of the catalog.
+        topic: The name.
+        changes: See `table_columns.changed_columns`.
+
+    Returns:
+        False if there is no such topic.
+
+    Raises:
+        InvalidConfigError: An option of the catalog is wrong, or a column is not there.
+        InvalidSchemaError: A topic cannot change so, or it is of bytes.
+        NotALogError: There is no log.
+    """
+
+    def change(before: TopicSchema, earlier: Sequence[TopicSchema]) -> TopicSchema:
+        columns, rename = table_columns.changed_columns(before.plain, changes)
+        return changed_schema(before, columns, rename, None, earlier)
+
+    with _open_log(logs, options) as log:
+        if topic not in log:
+            return False
+        log.root.alter_schema(topic, change)
         return True
 
 

@@ -50,6 +50,16 @@ RECORD_COLUMNS: dict[str, Json] = {
     "headers": _HEADERS,
 }
 """The columns of every record, besides those of the topic."""
+WRITTEN_TYPES = {
+    "topic": ("string",),
+    "partition": ("int",),
+    "offset": ("bigint",),
+    "timestamp": ("timestamp", "timestamp_ntz"),
+    "timestampType": ("int",),
+    TOMBSTONE: ("boolean",),
+    "headers": ("array<struct<key:string,value:binary>>",),
+}
+"""Spark's names of the types that these columns may have in rows that are written."""
 
 MAX_DIGITS = 38
 """A decimal of Spark has at most so many digits."""
@@ -58,10 +68,17 @@ _INTERVAL = "interval day to second"
 _INTEGERS = {8: "byte", 16: "short", 32: "integer", 64: "long"}
 _UNSIGNED = {8: "short", 16: "integer", 32: "long", 64: "decimal(20,0)"}
 _FLOATS = {16: "float", 32: "float", 64: "double"}
-_SHORT_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
+_SHORT_NAMES = {
+    "byte": "tinyint",
+    "short": "smallint",
+    "integer": "int",
+    "long": "bigint",
+    "string collate UTF8_BINARY": "string",  # SHOW CREATE TABLE says it so.
+}
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _DAY_TIME = re.compile(r"interval (day|hour|minute|second)( to (hour|minute|second))?")
 _TIME = re.compile(r"time\(\d\)")
+_NO_NOT_NULL = "Leave out NOT NULL."
 _TEXT = re.compile(r"(string collate .*|(var)?char\(\d+\))", re.IGNORECASE)
 
 
@@ -169,6 +186,12 @@ def spark_schema(
     return {"type": "struct", "fields": [*fields, *own, *after]}
 
 
+def is_struct_of_columns(field: Json) -> bool:
+    """Whether a field of a struct of Spark is the column with those of a topic."""
+    is_struct = isinstance(field["type"], dict) and field["type"]["type"] == "struct"
+    return is_struct and field["name"] == VALUE
+
+
 def record_columns(*, headers: bool, tombstones: bool) -> list[str]:
     """Return the columns of a record that a query has, besides those of the topic."""
     absent = {*([] if headers else ["headers"]), *([] if tombstones else [TOMBSTONE])}
@@ -264,9 +287,7 @@ def _check_type(name: str, wanted: Json, actual: Json) -> None:
             todo="Leave the type as it is, and cast the column afterwards.",
         )
     if list(_null_flags(wanted)) != list(_null_flags(actual)):
-        raise InvalidConfigError(
-            f"What is inside of column {name} may be null", todo="Leave out NOT NULL."
-        )
+        raise InvalidConfigError(f"What is inside of column {name} may be null", todo=_NO_NOT_NULL)
 
 
 def _null_flags(spark_type: Json) -> Iterator[bool]:
@@ -354,6 +375,34 @@ def _arrow_types() -> dict[str, Any]:
     }
 
 
+def stored_type(wanted: Json, column: str) -> Any:
+    """Return the Arrow type with which a new topic stores a column of Spark.
+
+    Args:
+        wanted: The type in Spark.
+        column: The name of the column, for the error.
+
+    Raises:
+        InvalidSchemaError: There is none that Spark would read as this type.
+    """
+    if not all(_null_flags(wanted)):
+        raise InvalidSchemaError(
+            f"What is inside of column {column} may be null", column=column, todo=_NO_NOT_NULL
+        )
+    name = type_name(wanted)
+    try:
+        stored = arrow_type(wanted)
+        if type_name(spark_type(stored, column)) == name:
+            return stored
+    except (KeyError, InvalidSchemaError):
+        pass
+    raise InvalidSchemaError(
+        f"Column {column} is {name}, which a topic cannot store",
+        column=column,
+        todo="Choose another type, or cast the column.",
+    )
+
+
 def to_spark(column: Any, target: Any) -> Any:
     """Return a column of a topic as Spark takes it.
 
@@ -401,16 +450,19 @@ def _with_times(target: Any, stored: Any) -> Any:
 def from_spark(column: Any, stored: Any) -> Any:
     """Return a column of Spark in a form that `conform` casts to a stored type.
 
-    Intervals become times of day, numbers times in nanoseconds, and the floats in lists, maps and
-    structs half floats, where the topic has those; everything else stays as it is.
+    Intervals become times of day, numbers times in nanoseconds, decimals floats, and the floats in
+    lists, maps and structs half floats, where the topic has those; everything else stays as it is.
 
     Args:
         column: A `pyarrow.ChunkedArray` with a type of `arrow_type`.
         stored: The type that the topic's column has.
 
     Raises:
-        pyarrow.ArrowInvalid: An interval is no time of day, or a float no half float.
+        pyarrow.ArrowInvalid: An interval is no time of day, a decimal no float, or a float no
+            half float.
     """
+    if pa.types.is_decimal(column.type) and stored in (pa.float32(), pa.float64()):
+        return _with_floats(column, stored)
     if pa.types.is_nested(stored):
         column = _with_half_floats(column, stored)
     target = _mapped(column.type, stored, _time_of_day)
@@ -421,6 +473,14 @@ def from_spark(column: Any, stored: Any) -> Any:
     for chunk in column.chunks:
         _check_times(chunk, target)
     return pa.chunked_array([chunk.view(target) for chunk in column.chunks], target)
+
+
+def _with_floats(column: Any, stored: Any) -> Any:
+    """Return a column with floats for decimals: in SQL of Spark, 1.5 is a decimal."""
+    changed = column.cast(stored)
+    if not changed.cast(column.type).equals(column):
+        raise pa.ArrowInvalid("a decimal has too many digits for a float")
+    return changed
 
 
 def _time_of_day(actual: Any, stored: Any) -> Any:

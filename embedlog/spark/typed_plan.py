@@ -3,15 +3,45 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
-from embedlog.errors import NotALogError
+from embedlog.errors import InvalidConfigError, NotALogError
+from embedlog.spark import kafka_columns
 from embedlog.spark.log_cache import LogCache
 from embedlog.spark.query_schemas import QuerySchemas, check_for_bytes, selected_typed
 from embedlog.spark.source_options import SourceOptions
 from embedlog.spark.typed_columns import columns_to_json
 
 Json = dict[str, Any]
+
+
+def check_topics(logs: LogCache, options: SourceOptions, columns: Iterable[str]) -> None:
+    """Refuse columns of typed topics if there is no such topic.
+
+    Args:
+        logs: The open logs.
+        options: The options of the reader.
+        columns: The names of the columns that the user asks for.
+
+    Raises:
+        InvalidConfigError: A topic that the options name does not exist.
+        NotALogError: There is no log.
+    """
+    if kafka_columns.SPARK_TYPES.keys() >= {*columns}:
+        return
+    log = logs.acquire(options.path)
+    try:
+        names, _, assigned = options.subscription
+        missing = sorted({*(names or assigned or ())} - {*log.topics(internal=True)})
+    finally:
+        logs.release(log)
+    if missing:
+        raise InvalidConfigError(
+            f"There is no topic {missing[0]}, so the table cannot have its columns",
+            todo="Create the topic first, with CREATE TABLE in a catalog of topics or with "
+            "log.create_topic(name, schema=…) in Python.",
+        )
 
 
 def typed_reader(logs: LogCache, options: SourceOptions, schema: str | None) -> Json | None:

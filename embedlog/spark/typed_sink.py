@@ -20,19 +20,10 @@ from embedlog.schemas.evolution import convert
 from embedlog.schemas.segment_schema import absent, segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.spark import typed_columns
-from embedlog.spark.typed_columns import TOMBSTONE, VALUE, from_spark, type_name
+from embedlog.spark.typed_columns import TOMBSTONE, VALUE, WRITTEN_TYPES, from_spark, type_name
 
 _IGNORED = ("topic", "offset", "timestampType")
 """Columns of a reader that mean nothing to a writer; ``partition`` is used elsewhere."""
-_RECORD_TYPES = {
-    "topic": ("string",),
-    "partition": ("int",),
-    "offset": ("bigint",),
-    "timestamp": ("timestamp", "timestamp_ntz"),
-    "timestampType": ("int",),
-    TOMBSTONE: ("boolean",),
-    "headers": ("array<struct<key:string,value:binary>>",),
-}
 
 
 def check_frame(fields: Sequence[dict[str, Any]], schema: TopicSchema, topic: str) -> None:
@@ -48,17 +39,17 @@ def check_frame(fields: Sequence[dict[str, Any]], schema: TopicSchema, topic: st
         SerializationError: The topic has no such column, or one of a type that cannot be cast.
     """
     own, columns = [], []
+    names = _names([field["name"] for field in fields], schema)
+    fields = [{**field, "name": name} for field, name in zip(fields, names, strict=True)]
     for field in fields:
         name, field_type = field["name"], type_name(field["type"])
-        if name in _RECORD_TYPES:
-            if field_type not in (*_RECORD_TYPES[name], "void"):
+        if name in WRITTEN_TYPES:
+            if field_type not in (*WRITTEN_TYPES[name], "void"):
                 raise InvalidConfigError(
-                    f"{name} must be a(n) {' or '.join(_RECORD_TYPES[name])}",
+                    f"{name} must be a(n) {' or '.join(WRITTEN_TYPES[name])}",
                     todo=f"It is {field_type}: cast it or leave it out.",
                 )
-        elif (
-            name == VALUE and isinstance(field["type"], dict) and field["type"]["type"] == "struct"
-        ):
+        elif typed_columns.is_struct_of_columns(field):
             own += field["type"]["fields"]
         else:
             own.append(field)
@@ -81,6 +72,13 @@ def check_frame(fields: Sequence[dict[str, Any]], schema: TopicSchema, topic: st
             f"The DataFrame has the column {TOMBSTONE}, and topic {topic} has no key column",
             todo="Leave the column out.",
         )
+
+
+def _names(names: list[str], schema: TopicSchema) -> list[str]:
+    """Return the names of columns, or those of the topic for what ``VALUES`` of SQL calls them."""
+    columns = schema.columns.names
+    unnamed = [f"col{number}" for number in range(1, len(columns) + 1)]
+    return columns if names == unnamed and not {*unnamed} & {*columns} else names
 
 
 def _arrow_type(field: dict[str, Any], topic: str) -> Any:
@@ -111,6 +109,7 @@ def topic_rows(
     """
     # In one chunk: sorting the rows of several is slow, and a batch is one.
     table = _flat(table.combine_chunks(), topic)
+    table = table.rename_columns(_names(table.column_names, schema))
     deleted = table.column(TOMBSTONE) if TOMBSTONE in table.column_names else None
     ignored = [name for name in (*_IGNORED, TOMBSTONE) if name in table.column_names]
     values = _with_stored_types(_with_headers(table.drop_columns(ignored)), schema, topic)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from support import planner_faults
 from support.forks import until
@@ -220,6 +221,17 @@ def test_create_table_is_not_repeated(rounds, faults, log, when, exists):
     with pytest.raises(Exception, match=MESSAGE.format("ProcessDiedError", "see SHOW TABLES")):
         rounds.create_table("new")
     assert ("new" in log.topics()) == exists
+
+
+@pytest.mark.tier("all")
+@pytest.mark.parametrize(("when", "columns"), [("before", ["a"]), ("after", ["a", "b"])])
+def test_a_change_of_columns_is_not_repeated(rounds, faults, log, when, columns):
+    """It would find the column that it has added itself."""
+    log.create_topic("typed", schema=pa.schema([("a", pa.int32())]))
+    planner_faults.order(faults, f"{when} alter_columns")
+    with pytest.raises(Exception, match=MESSAGE.format("ProcessDiedError", "see DESCRIBE TABLE")):
+        rounds.add_column("typed")
+    assert [c.name for c in log.topic("typed").schema_history()[-1].columns] == columns
 
 
 @pytest.mark.tier("nightly")

@@ -376,22 +376,23 @@ def test_a_topic_is_created_altered_and_deleted(spark, catalog, sql, log):
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("CREATE TABLE {name} (id BIGINT)", "A topic has no column id of type bigint"),
+        ("CREATE TABLE {name} (value BIGINT)", "A topic has no column value of type bigint"),
         ("CREATE TABLE {name} TBLPROPERTIES ('retetion.ms' = 1)", "Did you mean retention.ms?"),
         ("CREATE TABLE {name} TBLPROPERTIES (partitions = 'x')", "must be a whole number, got 'x'"),
         ("CREATE TABLE {name} TBLPROPERTIES (partitions = 0)", "from 1 to 20000, got 0"),
         ("CREATE TABLE {name} (key BINARY) PARTITIONED BY (key)", "Set the number of its part"),
         ("CREATE TABLE {name} USING csv", "A topic cannot be stored as csv"),
         ("CREATE TABLE {name} LOCATION '/data'", "Leave out LOCATION"),
-        ("CREATE TABLE {name} OPTIONS (durability 'os')", "A topic has no options"),
+        ("CREATE TABLE {name} OPTIONS (durability 'os')", "has no setting durability"),
+        ("CREATE TABLE {name} COMMENT 'a topic'", "Leave out COMMENT"),
         ("CREATE TABLE {catalog}.`not a topic`", "is not a valid topic name"),
-        ("CREATE TABLE {name} AS SELECT 1 AS id", "A topic has no column id of type int"),
+        ("CREATE TABLE {name} AS SELECT 1 AS value", "A topic has no column value of type int"),
         ("CREATE TABLE {catalog}.other.new", "SCHEMA_NOT_FOUND"),
         ("CREATE OR REPLACE TABLE {t} AS SELECT 'x' AS value", "The topic t cannot be replaced"),
         ("REPLACE TABLE {t} (value BINARY)", "The topic t cannot be replaced"),
         ("ALTER TABLE {t} SET TBLPROPERTIES (partitions = 1)", "cannot shrink to 1"),
         ("ALTER TABLE {t} SET TBLPROPERTIES (colour = 'red')", "has no setting colour"),
-        ("ALTER TABLE {t} ADD COLUMN x INT", "The columns of a topic cannot be changed"),
+        ("ALTER TABLE {t} ADD COLUMN x INT", "The values of the topic are bytes"),
         ("ALTER TABLE {t} RENAME TO {name}", "The topic t cannot be renamed"),
         ("CREATE NAMESPACE {catalog}.other", "has one namespace, default"),
         ("DROP NAMESPACE {catalog}.default", "has one namespace, default"),
@@ -524,7 +525,9 @@ def test_the_page_about_tables_runs_from_top_to_bottom(spark, log, sql, tmp_path
         spark.catalog.dropTempView("recent")
         spark.sql("DROP TABLE IF EXISTS flights")
 
-    assert log.topics() == ["delays", "flights", "t"]
+    assert log.topics() == ["average", "delays", "departures", "flights", "t"]
+    assert len(log["departures"]) == 2
+    assert [record.value["carrier"] for record in log.topic("average")]
     assert values(log, "flights") == [b"arrived", b"departed"]
     assert values(log, "delays") == [b"departed"]
     assert log.topic("delays").config["cleanup.policy"] == "compact"

@@ -15,8 +15,11 @@ from support.tiers import choose
 
 import embedlog
 from embedlog.errors import InvalidSchemaError
-from embedlog.spark import typed_columns
+from embedlog.spark import source_options, typed_columns
+from embedlog.spark.input_partitions import plan_batch
+from embedlog.spark.partition_reader import read_input_partition
 from embedlog.spark.query_planner import QueryPlanner
+from embedlog.spark.query_schemas import QuerySchemas
 
 pytest.importorskip("pyspark")
 
@@ -28,7 +31,7 @@ def planner():
     planner.close()
 
 
-def expected(log, fields, *, tombstones=False):
+def expected(log, fields):
     """Return the rows of topic t, by partition and offset, as Spark is to see them."""
     table = log.topic("t").to_arrow().combine_chunks()
     columns = []
@@ -124,9 +127,54 @@ def usable_columns(log, planner, options):
     if options["values"] == "struct":
         struct = {"type": "struct", "fields": fields}
         fields = [typed_columns.field_json("value", struct)] if fields else []
-    names = typed_columns.record_columns(headers=True, tombstones=False)
+    tombstones = options.get("includeTombstones") == "true"
+    names = typed_columns.record_columns(headers=True, tombstones=tombstones)
     known = typed_columns.RECORD_COLUMNS
     return [*fields, *(typed_columns.field_json(name, known[name]) for name in names)]
+
+
+@settings(
+    max_examples=choose(test=15, all=200, nightly=2000),
+    suppress_health_check=list(HealthCheck),
+    deadline=None,
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+)
+@given(data=st.data())
+def test_both_readers_return_the_same_rows_with_any_options(jvm, planner, data):
+    """With tombstones or without, as columns or as a struct, after any changes of the schema."""
+    path = tempfile.mkdtemp(prefix="embedlog-", dir=in_memory())
+    try:
+        machine = TypedTopicMachine(data, f"{path}/log")
+        machine.run(6)
+        with machine.log as log:
+            options = {"path": log.path, "subscribe": "t", "includeHeaders": "true"}
+            options["values"] = data.draw(st.sampled_from(["columns", "struct"]))
+            options["includeTombstones"] = data.draw(st.sampled_from(["true", "false"]))
+            fields = usable_columns(log, planner, options)
+            schema = {"type": "struct", "fields": fields}
+            reader = planner.check_reader(options, schema=json.dumps(schema))
+            plan = planner.plan_batch(options, cores=data.draw(st.integers(1, 3)))
+
+            in_jvm = plain(in_order(jvm.read_typed(reader, plan, schema), fields))
+
+            assert in_jvm == plain(in_order(python_rows(options, fields), fields))
+            if options["includeTombstones"] == "true":
+                assert len(in_jvm) == len(list(log.topic("t")))
+    finally:
+        shutil.rmtree(path)
+
+
+def python_rows(options, fields):
+    """Return the rows that the reader in Python reads."""
+    parsed = source_options.parse(options)
+    schemas = QuerySchemas(parsed)
+    schemas.select(fields)
+    rows, names = [], tuple(field["name"] for field in fields)
+    for partition in plan_batch(parsed, schemas=schemas):
+        for batch in read_input_partition(partition, names, True, fields):
+            rows += zip(*map(spark_values, batch.columns), strict=True)
+    return rows
 
 
 # Filters

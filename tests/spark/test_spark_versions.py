@@ -25,7 +25,7 @@ def _home(version: str) -> Path:
 @pytest.mark.parametrize("reader", ["jvm", "python"])
 @pytest.mark.parametrize("version", TESTED_VERSIONS[:-1])
 def test_a_version_of_spark_reads_and_writes(tmp_path, version, reader):
-    """Batches, filters, limits, headers, a stream, both sinks, tables and a catalog."""
+    """Batches, filters, limits, headers, streams, both sinks, tables, a catalog, typed topics."""
     if not _home(version).exists():
         pytest.skip(f"Spark {version} is not installed: run `make spark-versions`")
     support = ROOT / "tests"
@@ -49,11 +49,19 @@ def test_a_version_of_spark_reads_and_writes(tmp_path, version, reader):
     assert len([header for header in seen["headers"] if header]) == -(-count // 3)
     assert seen["first"] == seen["written"] == 5
     assert seen["limited"] == 7
-    assert seen["tables"] == ["copy", "few", "made", "selected", "streamed", "t"]
+    names = ["copy", "few", "made", "selected", "selection", "streamed", "t", "typed", "typed-copy"]
+    assert seen["tables"] == names
     assert seen["inserted"] == 9
     assert seen["selected"] == count
     assert seen["streamed"] == 5
     assert bool(seen["metrics"]) == (reader == "jvm")
+    assert ("read by the JVM" in seen["typed_plan"]) == (reader == "jvm")
+    assert seen["typed_missing"] == 0
+    assert seen["typed_count"] == seen["typed_copied"] == count
+    assert seen["typed_filtered"] == 6
+    sizes = [[f"n{number}", len(range(number, count, 7))] for number in range(7)]
+    assert seen["typed_selected"] == sizes
+    assert seen["typed_tombstones"] == ["n1"]
 
 
 def test_the_jar_knows_the_same_versions():

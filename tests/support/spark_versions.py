@@ -59,7 +59,9 @@ def main(directory: Path, reader: str) -> dict[str, Any]:
         "checkpointLocation", str(directory / "table checkpoint")
     )
     query_of_table.trigger(availableNow=True).toTable("log.default.streamed").awaitTermination()
+    typed = _use_typed_topics(spark, root, directory)
     seen = {
+        **typed,
         "version": pyspark.__version__,
         "jvm": is_loaded(spark),
         "plan": frame._jdf.queryExecution().executedPlan().toString(),
@@ -78,6 +80,54 @@ def main(directory: Path, reader: str) -> dict[str, Any]:
     }
     spark.stop()
     return seen
+
+
+def _use_typed_topics(spark: Any, root: Path, directory: Path) -> dict[str, Any]:
+    """Create, fill, read, change and copy typed topics; return what was seen."""
+    spark.sql(
+        "CREATE TABLE log.default.typed (name STRING NOT NULL, n INT, price DECIMAL(9,2), "
+        "at TIMESTAMP, day DATE, tags ARRAY<STRING>, place STRUCT<x: DOUBLE, y: MAP<STRING, INT>>) "
+        "TBLPROPERTIES (key = 'name', timestamp = 'at', partitions = 2)"
+    )
+    rows = spark.range(COUNT).selectExpr(
+        *("concat('n', id % 7) AS name", "int(id) AS n", "cast(id AS decimal(9, 2)) AS price"),
+        *("timestamp_seconds(id) AS at", "date_from_unix_date(int(id)) AS day"),
+        *("if(id % 3 = 0, NULL, array('a', NULL)) AS tags",),
+        "named_struct('x', double(id) / 2, 'y', map('k', int(id))) AS place",
+    )
+    rows.writeTo("log.default.typed").append()
+    spark.sql("ALTER TABLE log.default.typed ADD COLUMN gate STRING")
+    spark.sql("ALTER TABLE log.default.typed ALTER COLUMN n TYPE BIGINT")
+    options = {"path": str(root), "topic": "typed"}
+    frame = spark.read.format("embedlog").options(**options).load()
+    expected = rows.selectExpr("name", "bigint(n)", "price", "at", "day", "tags", "string(place)")
+    actual = frame.selectExpr("name", "n", "price", "at", "day", "tags", "string(place)")
+    spark.sql(
+        "CREATE TABLE log.default.selection AS "
+        "SELECT name, count(*) AS n FROM log.default.typed GROUP BY name"
+    )
+    with embedlog.open(root, maintenance=False) as log:
+        log.create_topic("typed-copy", schema=log.topic("typed").schema_history()[-1].columns)
+        with log.producer() as producer:
+            producer.send("typed", None, key="n1")
+    structs = {**options, "values": "struct", "includeTombstones": "true"}
+    tombstones = spark.read.format("embedlog").options(**structs).load().where("_tombstone")
+    stream = spark.readStream.format("embedlog").options(**options, startingOffsets="earliest")
+    copy = stream.load().drop("partition").writeStream.format("embedlog")
+    sink = {"topic": "typed-copy", "checkpointLocation": str(directory / "typed checkpoint")}
+    query = copy.options(path=str(root), **sink).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return {
+        "typed_plan": frame._jdf.queryExecution().executedPlan().toString(),
+        "typed_missing": expected.exceptAll(actual).count(),
+        "typed_count": frame.count(),
+        "typed_filtered": frame.where("n >= 990 and place.x < 498").count(),
+        "typed_selected": sorted(
+            map(list, spark.table("log.default.selection").selectExpr("name", "n").collect())
+        ),
+        "typed_tombstones": [row.value.name for row in tombstones.collect()],
+        "typed_copied": _count(root, "typed-copy"),
+    }
 
 
 def _text(value: Any) -> str | None:

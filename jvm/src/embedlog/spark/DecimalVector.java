@@ -1,5 +1,6 @@
 package embedlog.spark;
 
+import java.math.BigDecimal;
 import java.math.BigInteger;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.Decimal;
@@ -52,6 +53,45 @@ final class DecimalVector extends StoredVector {
       }
     }
     return Decimals.of(place, unscaled(at), storedScale, precision, scale);
+  }
+
+  // The column was of integers when the query began.
+
+  @Override
+  public long getLong(int row) {
+    BigDecimal value = new BigDecimal(unscaled(start + width * (long) row), storedScale);
+    try {
+      return value.longValueExact();
+    } catch (ArithmeticException error) {
+      throw place.unfit(value, type.sql());
+    }
+  }
+
+  @Override
+  public int getInt(int row) {
+    long value = getLong(row);
+    if (value != (int) value) {
+      throw place.unfit(value, type.sql());
+    }
+    return (int) value;
+  }
+
+  @Override
+  public short getShort(int row) {
+    long value = getLong(row);
+    if (value != (short) value) {
+      throw place.unfit(value, type.sql());
+    }
+    return (short) value;
+  }
+
+  @Override
+  public byte getByte(int row) {
+    long value = getLong(row);
+    if (value != (byte) value) {
+      throw place.unfit(value, type.sql());
+    }
+    return (byte) value;
   }
 
   private BigInteger unscaled(long at) {

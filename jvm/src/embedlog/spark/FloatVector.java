@@ -31,11 +31,18 @@ final class FloatVector extends StoredVector {
     return width == Double.BYTES ? Platform.getDouble(null, at) : single(at);
   }
 
-  /** Returns the value; a larger one of a later version of the schema is rounded, as a cast is. */
+  /** Returns the value, which is wider if the column was widened since the query began. */
   @Override
   public float getFloat(int row) {
     long at = start + width * (long) row;
-    return width == Double.BYTES ? (float) Platform.getDouble(null, at) : single(at);
+    if (width != Double.BYTES) {
+      return single(at);
+    }
+    double value = Platform.getDouble(null, at);
+    if (value != (float) value && !Double.isNaN(value)) {
+      throw place.unfit(value, type.sql());
+    }
+    return (float) value;
   }
 
   private float single(long at) {

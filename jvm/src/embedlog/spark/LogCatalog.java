@@ -2,7 +2,6 @@ package embedlog.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -21,6 +20,7 @@ import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.connector.catalog.TableInfo;
 import org.apache.spark.sql.internal.SQLConf;
+import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
@@ -32,6 +32,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  */
 public final class LogCatalog implements StagingTableCatalog, SupportsNamespaces {
   private static final String NAMESPACE = "default";
+  private static final String CREATION = "The topic may have been created: see SHOW TABLES.";
 
   /** Properties that Spark adds to those of the user and that mean nothing to a topic. */
   private static final Set<String> IGNORED =
@@ -100,13 +101,15 @@ public final class LogCatalog implements StagingTableCatalog, SupportsNamespaces
     return ofTable;
   }
 
-  /** Creates a topic; its number of partitions and its settings are properties of the table. */
+  /**
+   * Creates a topic: a typed one, unless its columns are those of a topic of bytes.
+   *
+   * <p>Its number of partitions and its settings are properties of the table.
+   */
   @Override
   public Table createTable(Identifier ident, TableInfo info)
       throws TableAlreadyExistsException, NoSuchNamespaceException {
-    if (!createTopic(ident, info, false)) {
-      throw new TableAlreadyExistsException(ident);
-    }
+    createTopic(ident, info, false);
     try {
       return loadTable(ident);
     } catch (NoSuchTableException e) {
@@ -117,30 +120,28 @@ public final class LogCatalog implements StagingTableCatalog, SupportsNamespaces
   /**
    * Begins {@code CREATE TABLE … AS SELECT}.
    *
-   * <p>If the rows name partitions, and the statement does not say how many there are, the writer
-   * creates the topic when it knows how many it needs; so a copy of a topic has as many.
+   * <p>If the rows of a topic of bytes name partitions, and the statement does not say how many
+   * there are, the writer creates the topic when it knows how many it needs; so a copy of a topic
+   * has as many.
    */
   @Override
   public StagedTable stageCreate(Identifier ident, TableInfo info)
       throws TableAlreadyExistsException, NoSuchNamespaceException {
-    boolean hasPartitions =
-        Arrays.stream(info.columns()).anyMatch(column -> column.name().equals("partition"));
-    boolean byWriter = hasPartitions && settings(info.properties()).isEmpty();
-    if (!createTopic(ident, info, byWriter)) {
-      throw new TableAlreadyExistsException(ident);
-    }
+    boolean created = createTopic(ident, info, true);
     return new NewTopicTable(
         fullName(ident),
         tableOptions(ident),
         Map.of(),
         () -> {
-          if (byWriter && !tableExists(ident)) {
+          if (!created && !tableExists(ident)) {
             // There were no rows.
-            createOnce(ident, Map.of("fields", List.of(), "properties", Map.of()));
+            Map<String, Object> params =
+                Map.of("schema", new StructType().json(), "properties", Map.of());
+            requestOnce("create_table", ident, params, CREATION);
           }
         },
         () -> {
-          if (!byWriter) {
+          if (created) {
             dropTable(ident);
           }
         });
@@ -164,32 +165,33 @@ public final class LogCatalog implements StagingTableCatalog, SupportsNamespaces
     return stageReplace(ident, info);
   }
 
-  /** Creates a topic, unless it is only to be checked; returns false if it exists. */
-  private boolean createTopic(Identifier ident, TableInfo info, boolean onlyCheck)
-      throws NoSuchNamespaceException {
+  /**
+   * Creates a topic, unless the writer of a query is to do it; returns whether it was created.
+   *
+   * @param forQuery whether the rows of a query are written to it next
+   */
+  private boolean createTopic(Identifier ident, TableInfo info, boolean forQuery)
+      throws TableAlreadyExistsException, NoSuchNamespaceException {
     checkNamespace(ident.namespace());
     if (info.partitions().length > 0) {
       throw invalid(
           "A topic cannot be partitioned by columns. Set the number of its partitions:"
               + " TBLPROPERTIES ('partitions' = '4').");
     }
+    StructType columns = new StructType();
+    for (Column column : info.columns()) {
+      columns = columns.add(column.name(), column.dataType(), column.nullable());
+    }
     Map<String, Object> params =
         Map.of(
-            "fields", fields(info.columns()),
+            "schema", columns.json(),
             "properties", settings(info.properties()),
-            "only_check", onlyCheck);
-    return createOnce(ident, params);
-  }
-
-  private boolean createOnce(Identifier ident, Map<String, Object> params) {
-    String todo = "The topic may have been created: see SHOW TABLES.";
-    return Planner.active().requestOnce("create_table", ofTopic(ident, params), todo).asBoolean();
-  }
-
-  private static List<List<String>> fields(Column[] columns) {
-    return Arrays.stream(columns)
-        .map(column -> List.of(column.name(), column.dataType().simpleString()))
-        .toList();
+            "for_query", forQuery);
+    String result = requestOnce("create_table", ident, params, CREATION).asText();
+    if (result.equals("exists")) {
+      throw new TableAlreadyExistsException(ident);
+    }
+    return result.equals("created");
   }
 
   /** Returns the properties that are about the topic, and refuses those that it cannot have. */
@@ -203,35 +205,45 @@ public final class LogCatalog implements StagingTableCatalog, SupportsNamespaces
     if (settings.containsKey(TableCatalog.PROP_LOCATION)) {
       throw invalid("A topic is in the directory of its log. Leave out LOCATION.");
     }
-    if (settings.keySet().stream().anyMatch(property -> property.startsWith(OPTION_PREFIX))) {
-      throw invalid("A topic has no options. Set its properties instead: TBLPROPERTIES (…).");
+    if (settings.containsKey(TableCatalog.PROP_COMMENT)) {
+      throw invalid("A topic has no comment. Leave out COMMENT.");
     }
+    // Spark passes OPTIONS (…) twice: as properties, and with a prefix.
+    settings.keySet().removeIf(property -> property.startsWith(OPTION_PREFIX));
     settings.keySet().removeAll(IGNORED);
     return settings;
   }
 
-  /** Changes settings of a topic, or its number of partitions. */
+  /** Changes settings of a topic, its number of partitions, or the columns of a typed topic. */
   @Override
   public Table alterTable(Identifier ident, TableChange... changes) throws NoSuchTableException {
     Map<String, String> properties = new HashMap<>();
+    List<Map<String, Object>> columns = new ArrayList<>();
     for (TableChange change : changes) {
       if (change instanceof TableChange.SetProperty set) {
         properties.put(set.property(), set.value());
       } else if (change instanceof TableChange.RemoveProperty remove) {
         properties.put(remove.property(), null);
       } else {
-        throw invalid(
-            "The columns of a topic cannot be changed. Only its properties can:"
-                + " ALTER TABLE … SET TBLPROPERTIES (…).");
+        columns.add(ColumnChanges.toJson(change));
       }
     }
-    boolean isTopic =
-        isNamespace(ident.namespace())
-            && request("alter_table", ident, Map.of("properties", properties)).asBoolean();
-    if (!isTopic) {
+    if (!properties.isEmpty() && !columns.isEmpty()) {
+      throw invalid("Change the columns and the properties of a topic in two statements.");
+    }
+    if (!isNamespace(ident.namespace()) || !alterTopic(ident, properties, columns)) {
       throw new NoSuchTableException(ident);
     }
     return loadTable(ident);
+  }
+
+  private boolean alterTopic(
+      Identifier ident, Map<String, String> properties, List<Map<String, Object>> columns) {
+    if (columns.isEmpty()) {
+      return request("alter_table", ident, Map.of("properties", properties)).asBoolean();
+    }
+    String todo = "The columns may have been changed: see DESCRIBE TABLE.";
+    return requestOnce("alter_columns", ident, Map.of("changes", columns), todo).asBoolean();
   }
 
   /** Deletes the topic and its records. */
@@ -293,6 +305,11 @@ public final class LogCatalog implements StagingTableCatalog, SupportsNamespaces
     if (!isNamespace(namespace)) {
       throw new NoSuchNamespaceException(namespace);
     }
+  }
+
+  private JsonNode requestOnce(
+      String method, Identifier ident, Map<String, Object> params, String todo) {
+    return Planner.active().requestOnce(method, ofTopic(ident, params), todo);
   }
 
   private JsonNode request(String method, Identifier ident, Map<String, Object> params) {

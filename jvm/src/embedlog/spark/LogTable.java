@@ -69,7 +69,8 @@ class LogTable implements SupportsRead, SupportsWrite {
     if (isTypedTopic(all)) {
       // Only Python encodes columns.
       Table python = ReaderChoice.pythonSource().getTable(info.schema(), null, all);
-      return ((SupportsWrite) python).newWriteBuilder(new TableWriteInfo(info, all));
+      return new ColumnsWriteBuilder(
+          ((SupportsWrite) python).newWriteBuilder(new TableWriteInfo(info, all)));
     }
     return new LogWriteBuilder(new WriteJob(Planner.active(), all, info.schema(), info.queryId()));
   }

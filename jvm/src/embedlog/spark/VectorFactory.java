@@ -12,6 +12,7 @@ import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DateType;
 import org.apache.spark.sql.types.DayTimeIntervalType;
 import org.apache.spark.sql.types.DecimalType;
+import org.apache.spark.sql.types.IntegralType;
 import org.apache.spark.sql.types.LongType;
 import org.apache.spark.sql.types.MapType;
 import org.apache.spark.sql.types.NumericType;
@@ -172,7 +173,8 @@ final class VectorFactory {
         && type instanceof NumericType
         && !(type instanceof DecimalType)) {
       return new FloatVector(type, place, width(number.getPrecision()));
-    } else if (stored instanceof ArrowType.Decimal decimal && type instanceof DecimalType) {
+    } else if (stored instanceof ArrowType.Decimal decimal
+        && (type instanceof DecimalType || type instanceof IntegralType)) {
       return new DecimalVector(type, place, decimal.getBitWidth() / Byte.SIZE, decimal.getScale());
     } else if (stored instanceof ArrowType.Utf8 && type instanceof StringType
         || stored instanceof ArrowType.Binary && type instanceof BinaryType) {
