@@ -437,6 +437,7 @@ class Batch:
                     message,
                     source.layout,
                     selection.indexes,
+                    self.count,
                 )
                 columns = pa.RecordBatch.from_arrays(arrays, schema=selection.schema)
             else:

@@ -16,7 +16,12 @@ from embedlog.lazy import pa
 
 
 def columns(
-    head: memoryview, body: Any, message: Message, layout: BufferLayout, indexes: Sequence[int]
+    head: memoryview,
+    body: Any,
+    message: Message,
+    layout: BufferLayout,
+    indexes: Sequence[int],
+    count: int,
 ) -> list[Any]:
     """Return columns of a compressed batch as `pyarrow.Array` objects.
 
@@ -26,6 +31,7 @@ def columns(
         message: Where the fields of the flatbuffer are.
         layout: Where the columns are.
         indexes: Which columns.
+        count: How many rows the batch has.
 
     Raises:
         struct.error: The flatbuffer contradicts the layout or the body.
@@ -33,6 +39,9 @@ def columns(
     """
     if (message.node_count, message.buffer_count) != (layout.nodes[-1], layout.buffers[-1]):
         raise struct.error("the number of buffers is not that of the schema")
+    rows = I64.unpack_from(head, message.length)[0] if message.length else 0
+    if rows != count:
+        raise struct.error(f"it has {rows} rows, not {count}")
     ranges = struct.unpack_from(f"<{2 * message.buffer_count}q", head, message.buffers)
     nodes = struct.unpack_from(f"<{2 * message.node_count}q", head, message.nodes)
     needed = [n for i in indexes for n in range(layout.buffers[i], layout.buffers[i + 1])]
