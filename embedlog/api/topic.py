@@ -11,7 +11,6 @@ from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING, Any, Generic, overload
 
-from embedlog.api.decode_ahead import decoded_tables
 from embedlog.api.latest import get, latest
 from embedlog.api.offset_range import OffsetRange
 from embedlog.batch import Batch, tables
@@ -331,12 +330,10 @@ class TopicView(Generic[K, V]):
         self, schema: pa.Schema, where: pyarrow.compute.Expression | None = None
     ) -> Iterator[pa.Table]:
         """Yield stored columns of the rows for which an expression is true."""
-
-        def decode(batches: Sequence[tables.BatchRows], partition: int) -> pa.Table:
-            table = tables.table(batches, partition, schema)
-            return table if where is None else table.filter(where)
-
-        return decoded_tables(self._reads(), decode)
+        for part, batches in self._reads():
+            for group in tables.in_groups(batches):
+                table = tables.table(group, part.partition, schema)
+                yield table if where is None else table.filter(where)
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """Return the stored columns: offset, partition, timestamp, key, value, headers if any."""

@@ -7,13 +7,12 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from embedlog.api.decode_ahead import decoded_tables
 from embedlog.api.latest import latest
 from embedlog.api.offset_range import OffsetRange
 from embedlog.api.topic import Between, Topic, TopicView
 from embedlog.batch import Batch
 from embedlog.batch.arrays import empty
-from embedlog.batch.tables import BatchRows
+from embedlog.batch.tables import BatchRows, in_groups
 from embedlog.consumer.deserialize import Deserializers
 from embedlog.display import cut, html_table, moment, short
 from embedlog.errors import (
@@ -105,15 +104,11 @@ class TypedTopicView(TopicView[Any, Any]):
         self, schema: pa.Schema, where: pyarrow.compute.Expression | None = None
     ) -> Iterator[pa.Table]:
         reader = self._typed_reader()
-
-        def decode(batches: Sequence[BatchRows], partition: int) -> pa.Table:
-            rows = _without_tombstones(batches)
-            if not rows:
-                return empty(schema)
-            table = reader.table(rows, partition, schema)
-            return table if where is None else table.filter(where)
-
-        return decoded_tables(self._reads(partial(reader.indexes, schema.names)), decode)
+        for part, batches in self._reads(partial(reader.indexes, schema.names)):
+            for group in in_groups(batches):
+                if rows := _without_tombstones(group):
+                    table = reader.table(rows, part.partition, schema)
+                    yield table if where is None else table.filter(where)
 
     def to_arrow(
         self,

@@ -6,7 +6,7 @@ checking and decoding all the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ PieceRows = tuple[Batch | BatchRun, int, int]
 _Batch = TypeVar("_Batch", bound=Batch | BatchRun)
 
 OFFSET, PARTITION = "offset", "partition"
+_GROUP_BYTES = 512 << 10
 
 
 def table(batches: Sequence[PieceRows], partition: int, schema: Any) -> Any:
@@ -45,6 +46,25 @@ def table(batches: Sequence[PieceRows], partition: int, schema: Any) -> Any:
             parts.append(part if last - first == batch.count else part.slice(first, last - first))
         columns = dict(zip(names, pa.Table.from_batches(parts).columns, strict=True))
     return with_positions(batches, partition, schema, columns)
+
+
+def in_groups(batches: Sequence[BatchRows]) -> Iterator[Sequence[BatchRows]]:
+    """Yield batches to decode together: all, or some hundred KB if they are compressed.
+
+    Compressed batches may be a hundred times larger when decoded.
+    """
+    if not any(batch.is_compressed for batch, _, _ in batches):
+        yield batches
+        return
+    group: list[BatchRows] = []
+    size = 0
+    for rows in batches:
+        if group and size + rows[0].size > _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(rows)
+        size += rows[0].size
+    yield group
 
 
 def with_positions(
