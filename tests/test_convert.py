@@ -160,7 +160,7 @@ def test_random_rows_are_the_same_through_avro(tmp_path_factory, table, partitio
 def test_settings_go_with_the_records(log):
     """Otherwise the default retention could delete what was to be kept; but times stay."""
     orders(log)
-    kept = {"retention.ms": -1, "cleanup.policy": "compact"}
+    kept = {"retention.ms": -1, "cleanup.policy": "compact", "max.message.bytes": 2 << 20}
     log.alter_topic("orders", {**kept, "message.timestamp.type": "LogAppendTime"})
     log.convert("orders", "typed", key="id")
     assert log.describe_topic("typed")["overrides"] == kept

@@ -44,7 +44,7 @@ class BatchMaker(NamedTuple):
         for partition, indices in self._by_partition(rows, columns.keys):
             part = columns if indices is None else columns.take(indices)
             batches = part.batches(
-                self._limit(), DECODED_BYTES, self._codec(rows), self._limits(), texts
+                self._limit(DECODED_BYTES), DECODED_BYTES, self._codec(rows), self._limits(), texts
             )
             result += [(partition, self._checked(batch)) for batch in batches]
         return result
@@ -64,7 +64,7 @@ class BatchMaker(NamedTuple):
         result: Batches = []
         for partition, indices in self._by_partition(rows, rows.keys):
             part = columns if indices is None else columns.take(indices)
-            for start, stop in slice_bounds(part, self._limit()):
+            for start, stop in slice_bounds(part, self._limit(_BATCH_BYTES)):
                 piece = part.slice(start, stop - start)
                 batches = encode_columns(piece, self._codec(rows), self._limits())
                 result += [(partition, self._checked(batch)) for batch in batches]
@@ -74,8 +74,8 @@ class BatchMaker(NamedTuple):
         config = self.topic.config
         return BatchLimits(config.max_message_bytes, config.segment_bytes)
 
-    def _limit(self) -> int:
-        return max(min(_BATCH_BYTES, *self._limits()) - _BATCH_OVERHEAD_BYTES, 1)
+    def _limit(self, most: int) -> int:
+        return max(min(most, *self._limits()) - _BATCH_OVERHEAD_BYTES, 1)
 
     def _codec(self, rows: StoredRows) -> str:
         codec = self.topic.config.compression_type

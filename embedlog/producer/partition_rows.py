@@ -184,7 +184,7 @@ class RowPartitioner:
         """Yield the batches of records for a partition, or for the sticky one if it is None."""
         settings = self._settings
         encoded = rows.batches(
-            settings.column_batch_bytes,
+            settings.typed_batch_bytes,
             settings.decoded_batch_bytes,
             settings.compression,
             settings.limits,

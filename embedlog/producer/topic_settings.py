@@ -95,6 +95,8 @@ class TopicSettings:
         """How large a batch of columns becomes."""
         self.decoded_batch_bytes = max(context.explicit_batch_size or DECODED_BYTES, 1)
         """How large a batch of a typed topic becomes, before its compression."""
+        self.typed_batch_bytes = max(min(self.decoded_batch_bytes, accepted), 1)
+        """How large it becomes, as it is stored."""
         self.drain_bytes = min(self.batch_bytes * info.partitions, CHUNK_BYTES)
         """How much is collected before `send` drains it."""
         self.reservation_bytes = min(context.reservation_bytes, self.drain_bytes)

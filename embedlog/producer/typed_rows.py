@@ -26,9 +26,9 @@ from embedlog.schemas.typed_batch import TypedBatch, encode_typed
 _CHUNK_ROWS = 1 << 16
 """Chunks with fewer rows than this are copied to larger ones."""
 DECODED_BYTES = 4 << 20
-"""How large the columns of a compressed batch are without a ``batch_size``."""
+"""How large the columns of a batch are without a ``batch_size``, before its compression."""
 _BATCH_ROWS = 1 << 16
-"""Compression makes batches larger up to here: a consumer converts all rows of one to objects."""
+"""The most rows of a batch: a consumer converts all of them to objects."""
 
 
 class TypedColumns(NamedTuple):
@@ -68,7 +68,7 @@ class TypedColumns(NamedTuple):
         """
         count = self.columns.num_rows
         row_bytes = max(self.columns.nbytes / max(count, 1), 1)
-        step = first_step = max(int(limit / row_bytes), 1)
+        step = first_step = max(min(int(limit / row_bytes), _BATCH_ROWS), 1)
         times = None if self.timestamp is None else (self.timestamp, self.timestamp)
         encode = partial(
             encode_typed,

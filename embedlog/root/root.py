@@ -39,6 +39,7 @@ from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.state import Context, Durability
 from embedlog.root import startup, topic_deletion
+from embedlog.schemas.settings import with_typed_defaults
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.version import __version__
 
@@ -138,6 +139,8 @@ class Root:
     ) -> TopicInfo:
         """Create a topic; every process sees it when this returns."""
         self.context.check_writable()
+        if schema is not None:
+            config = with_typed_defaults(config)
         info = self.context.catalog.create_topic(name, partitions, config, self.clock(), schema)
         self.wake.advance()
         return info

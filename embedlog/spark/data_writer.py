@@ -159,17 +159,17 @@ class TaskPartitioner:
                 raise errors.UnknownTopicOrPartitionError(
                     "There is no such topic", topic=topic, todo="Create it before the write starts."
                 )
-            limit = max(min(BATCH_BYTES, *target.limits) - _BATCH_OVERHEAD_BYTES, 1)
             if target.is_typed:
-                self._add_typed(target, rows, limit)
+                self._add_typed(target, rows)
                 continue
+            limit = _limit(target, BATCH_BYTES)
             for partition, columns in self._by_partition(target, rows):
                 for start, stop in slice_bounds(columns, limit):
                     piece = columns.slice(start, stop - start)
                     for batch in encode_columns(piece, target.compression, target.limits):
                         self._writer.add(target.name, target.id, partition, batch)
 
-    def _add_typed(self, target: TargetTopic, table: Any, limit: int) -> None:
+    def _add_typed(self, target: TargetTopic, table: Any) -> None:
         if target.schema is None:
             raise errors.InvalidConfigError(
                 f"The values of topic {target.name} are columns",
@@ -180,7 +180,7 @@ class TaskPartitioner:
             partitions = self._partitions(target, part, rows.keys)
             for partition, of_partition in _typed_by_partition(rows, partitions):
                 batches = of_partition.batches(
-                    limit,
+                    _limit(target, DECODED_BYTES),
                     DECODED_BYTES,
                     target.compression,
                     target.limits,
@@ -239,6 +239,11 @@ def _sorted_by_partition(partitions: Any) -> tuple[Any, list[tuple[int, int, int
     bounds = partitions[order].searchsorted(range(partitions.max() + 2)).tolist()
     ranges = [(number, *rows) for number, rows in enumerate(pairwise(bounds)) if rows[0] < rows[1]]
     return numbers(order, pa.int64()), ranges
+
+
+def _limit(target: TargetTopic, most: int) -> int:
+    """Return how many bytes a batch may have that is within the limits of its topic."""
+    return max(min(most, *target.limits) - _BATCH_OVERHEAD_BYTES, 1)
 
 
 def _typed_by_partition(rows: TypedColumns, partitions: Any) -> Iterator[tuple[int, TypedColumns]]:
