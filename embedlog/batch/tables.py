@@ -24,7 +24,7 @@ PieceRows = tuple[Batch | BatchRun, int, int]
 _Batch = TypeVar("_Batch", bound=Batch | BatchRun)
 
 OFFSET, PARTITION = "offset", "partition"
-_GROUP_BYTES = 512 << 10
+_GROUP_BATCHES, _GROUP_BYTES = 4, 512 << 10
 
 
 def table(batches: Sequence[PieceRows], partition: int, schema: Any) -> Any:
@@ -49,7 +49,7 @@ def table(batches: Sequence[PieceRows], partition: int, schema: Any) -> Any:
 
 
 def in_groups(batches: Sequence[BatchRows]) -> Iterator[Sequence[BatchRows]]:
-    """Yield batches to decode together: all, or some hundred KB if they are compressed.
+    """Yield batches to decode together: all, or a few small ones if they are compressed.
 
     Compressed batches may be a hundred times larger when decoded.
     """
@@ -59,7 +59,7 @@ def in_groups(batches: Sequence[BatchRows]) -> Iterator[Sequence[BatchRows]]:
     group: list[BatchRows] = []
     size = 0
     for rows in batches:
-        if group and size + rows[0].size > _GROUP_BYTES:
+        if len(group) == _GROUP_BATCHES or (group and size + rows[0].size > _GROUP_BYTES):
             yield group
             group, size = [], 0
         group.append(rows)

@@ -43,7 +43,7 @@ def test_whatever_a_kill_leaves_is_the_old_log_or_the_new_one(
 @pytest.mark.parametrize("step", [40, pytest.param(1, marks=pytest.mark.tier("nightly"))])
 def test_a_compaction_may_be_killed(directory: Path, step: int) -> None:
     """P1: with a signal, so that what the files held is what is left."""
-    total, _ = compaction_faults.file_states(directory / f"count-{step}")
+    total, _ = compaction_faults.file_states(directory / f"count-{step}-{compaction_faults.typed}")
     killed = forks.spread(
         sample(range(0, total, step), 10), compaction_faults.check_kill, directory=directory
     )

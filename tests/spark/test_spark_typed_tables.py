@@ -145,6 +145,7 @@ def test_a_typed_topic_is_created_filled_read_and_dropped(sql, log):
         "timestamp": "time_hour",
         "partitions": "2",
         "retention.ms": "-1",
+        "max.message.bytes": str(4 << 20),
     }
     sql("DROP TABLE log.default.flights")
     assert log.topics() == []

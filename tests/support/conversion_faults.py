@@ -69,8 +69,16 @@ class ConversionFaults(RootFaults):
     def check_failure(
         self, root: Root, error: EmbedlogError | None, number: int, failed: bool, acked: set[str]
     ) -> None:
-        """The error has the errno of the fault; what is there is right."""
+        """The error has the errno of the fault; what is there is right.
+
+        A flush of the target that failed is final until a repair (P9).
+        """
         assert error is None or error.errno == number, error  # type: ignore[attr-defined]
+        if "typed" in root.topics() and any(
+            root.partition("typed", part.partition).tail().failed for part in self.parts
+        ):
+            failed = True
+            self.repair(root, acked)
         if not failed or number != errno.EIO:
             self.check_between(root, acked)
 
