@@ -206,8 +206,8 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     """While a partition holds more, delete what is due in spite of leases and of
     ``retention_min_consumed``; -1 is never (embedlog's own)."""
     max_message_bytes: int | None
-    """Refuse larger batches, as Kafka counts: compressed, in its format (A4); a new typed topic gets
-    4 MiB unless another limit is given."""
+    """Refuse larger batches, as Kafka counts: compressed, in its format (A4); a new typed topic
+    gets 4 MiB unless another limit is given."""
     cleanup_policy: Literal["delete", "compact", "compact,delete", "delete,compact"] | None
     """``delete``, ``compact`` or ``compact,delete`` (C6)."""
     min_cleanable_dirty_ratio: float | None

@@ -82,8 +82,8 @@ class TopicConfig(Settings):
     """While a partition holds more, delete what is due in spite of leases and of
     ``retention_min_consumed``; -1 is never (embedlog's own)."""
     max_message_bytes: int = number(1_048_588, 0, INT_MAX)
-    """Refuse larger batches, as Kafka counts: compressed, in its format (A4); a new typed topic gets
-    4 MiB unless another limit is given."""
+    """Refuse larger batches, as Kafka counts: compressed, in its format (A4); a new typed topic
+    gets 4 MiB unless another limit is given."""
     cleanup_policy: Literal["delete", "compact", "compact,delete"] = checked(
         "delete", _cleanup_policy
     )
