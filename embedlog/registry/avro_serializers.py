@@ -90,7 +90,7 @@ class AvroDeserializer:
         return "deserialize"
 
     def _adapter(self, root: Root, subject: str) -> Adapter:
-        return _AvroDecoder(root, self._schema, _decoder).adapter()
+        return _WireDecoder(root, self._schema, _decoder).adapter()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -107,7 +107,7 @@ class AvroToJson(AvroDeserializer):
     """Deserializes values to JSON text; for the command line, SQL and files."""
 
     def _adapter(self, root: Root, subject: str) -> Adapter:
-        return _AvroDecoder(root, None, _decoder_to_json).adapter()
+        return _WireDecoder(root, None, _decoder_to_json).adapter()
 
 
 def binder(root: Root) -> Bind:
@@ -240,7 +240,7 @@ def _plain(item: Any) -> Any:
 # Decoding
 
 
-class _AvroDecoder:
+class _WireDecoder:
     """Decodes keys or values, each with the schema whose id it begins with."""
 
     def __init__(
