@@ -21,6 +21,8 @@ BATCH_OVERHEAD = 61
 """Bytes of a Kafka batch before its records."""
 RECORD_OVERHEAD = 21
 """The most that a Kafka record takes besides key, value and headers, as its producer estimates."""
+_STORED_OVERHEAD = 8 << 10
+"""An upper bound for what a batch takes besides its records."""
 
 
 class BatchLimits(NamedTuple):
@@ -32,6 +34,10 @@ class BatchLimits(NamedTuple):
     def accepts(self, batch: EncodedBatch) -> bool:
         """Return whether a batch is within both limits."""
         return batch.size <= self.segment and not is_over(batch, self.message)
+
+    def record_bytes(self, most: int) -> int:
+        """Return how many bytes of records a batch of at most ``most`` bytes may have."""
+        return max(min(most, *self) - _STORED_OVERHEAD, 1)
 
     def split(self, columns: Any, encode: Callable[[Any], Encoded]) -> Iterator[Encoded]:
         """Yield the batch of columns, or several, halved until they are within the limits (G13).

@@ -23,8 +23,6 @@ from embedlog.schemas.statistics import text_columns_of
 from embedlog.schemas.topic_schema import TopicSchema
 
 _BATCH_BYTES = 1 << 20
-_BATCH_OVERHEAD_BYTES = 8 << 10
-"""An upper bound for what a batch takes besides its records."""
 
 Batches = list[tuple[int, EncodedBatch]]
 """Pairs of a partition and a batch."""
@@ -43,9 +41,9 @@ class BatchMaker(NamedTuple):
         texts = text_columns_of(self.topic.config)
         for partition, indices in self._by_partition(rows, columns.keys):
             part = columns if indices is None else columns.take(indices)
-            batches = part.batches(
-                self._limit(DECODED_BYTES), DECODED_BYTES, self._codec(rows), self._limits(), texts
-            )
+            limits = self._limits()
+            most = limits.record_bytes(DECODED_BYTES)
+            batches = part.batches(most, DECODED_BYTES, self._codec(rows), limits, texts)
             result += [(partition, self._checked(batch)) for batch in batches]
         return result
 
@@ -64,7 +62,7 @@ class BatchMaker(NamedTuple):
         result: Batches = []
         for partition, indices in self._by_partition(rows, rows.keys):
             part = columns if indices is None else columns.take(indices)
-            for start, stop in slice_bounds(part, self._limit(_BATCH_BYTES)):
+            for start, stop in slice_bounds(part, self._limits().record_bytes(_BATCH_BYTES)):
                 piece = part.slice(start, stop - start)
                 batches = encode_columns(piece, self._codec(rows), self._limits())
                 result += [(partition, self._checked(batch)) for batch in batches]
@@ -73,9 +71,6 @@ class BatchMaker(NamedTuple):
     def _limits(self) -> BatchLimits:
         config = self.topic.config
         return BatchLimits(config.max_message_bytes, config.segment_bytes)
-
-    def _limit(self, most: int) -> int:
-        return max(min(most, *self._limits()) - _BATCH_OVERHEAD_BYTES, 1)
 
     def _codec(self, rows: StoredRows) -> str:
         codec = self.topic.config.compression_type

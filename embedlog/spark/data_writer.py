@@ -35,8 +35,6 @@ COMBINED_ROWS = 64 * 1024
 COMBINED_BYTES = 16 << 20
 """Rows to partition at once: Spark passes 10,000, of which each partition gets few."""
 BATCH_BYTES = 1 << 20
-_BATCH_OVERHEAD_BYTES = 8 << 10
-"""An upper bound for what a batch takes besides its records."""
 _COLUMNS = ("key", "value", "headers", "timestamp")
 
 
@@ -162,7 +160,7 @@ class TaskPartitioner:
             if target.is_typed:
                 self._add_typed(target, rows)
                 continue
-            limit = _limit(target, BATCH_BYTES)
+            limit = target.limits.record_bytes(BATCH_BYTES)
             for partition, columns in self._by_partition(target, rows):
                 for start, stop in slice_bounds(columns, limit):
                     piece = columns.slice(start, stop - start)
@@ -180,7 +178,7 @@ class TaskPartitioner:
             partitions = self._partitions(target, part, rows.keys)
             for partition, of_partition in _typed_by_partition(rows, partitions):
                 batches = of_partition.batches(
-                    _limit(target, DECODED_BYTES),
+                    target.limits.record_bytes(DECODED_BYTES),
                     DECODED_BYTES,
                     target.compression,
                     target.limits,
@@ -239,11 +237,6 @@ def _sorted_by_partition(partitions: Any) -> tuple[Any, list[tuple[int, int, int
     bounds = partitions[order].searchsorted(range(partitions.max() + 2)).tolist()
     ranges = [(number, *rows) for number, rows in enumerate(pairwise(bounds)) if rows[0] < rows[1]]
     return numbers(order, pa.int64()), ranges
-
-
-def _limit(target: TargetTopic, most: int) -> int:
-    """Return how many bytes a batch may have that is within the limits of its topic."""
-    return max(min(most, *target.limits) - _BATCH_OVERHEAD_BYTES, 1)
 
 
 def _typed_by_partition(rows: TypedColumns, partitions: Any) -> Iterator[tuple[int, TypedColumns]]:
