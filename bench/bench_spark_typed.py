@@ -80,7 +80,7 @@ class Extent(NamedTuple):
 
 
 class Query(NamedTuple):
-    """What is asked of each source."""
+    """A query that every source answers."""
 
     columns: tuple[str, ...]
     answers: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ class FlightSource(NamedTuple):
     decode: Callable[[Any], Any] | None = None
     """Returns the columns of the flights for the columns of a record."""
     types: dict[str, str] | None = None
-    """If given, the types with which the source is asked for its columns."""
+    """Types by column, for a schema that is passed to the reader; None passes no schema."""
 
     @property
     def name(self) -> str:

@@ -276,7 +276,7 @@ class SchemaRegistryClient(Client):
     # Caches
 
     def clear_latest_caches(self) -> None:
-        """Do nothing: the log is asked each time."""
+        """Do nothing: each call reads the log, so there is no cache to clear."""
 
     def clear_caches(self) -> None:
-        """Do nothing: the log is asked each time."""
+        """Do nothing: each call reads the log, so there is no cache to clear."""
