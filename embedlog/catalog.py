@@ -210,6 +210,10 @@ SchemaChange = Callable[[TopicSchema, Sequence[TopicSchema]], TopicSchema]
 """Returns the next version of a schema, given the current one and those before."""
 
 
+NewPartitions = Callable[[kv.Txn, TopicInfo, int], None]
+"""Gets a topic that was just created or has grown, and the number of its first new partition."""
+
+
 class Catalog:
     """Reads and changes the catalog; each call is one transaction on `state`."""
 
@@ -319,6 +323,8 @@ class Catalog:
         config: TopicConfig,
         now_ms: int,
         schema: TopicSchema | None = None,
+        *,
+        assign: NewPartitions | None = None,
     ) -> TopicInfo:
         """Add a topic with one empty segment in each partition; the first use creates the files."""
         check_topic_name(name)
@@ -335,11 +341,15 @@ class Catalog:
             if schema is not None:
                 SCHEMAS.put(txn, number, version, value=schema.pack())
             _add_partitions(txn, topic, 0, now_ms)
+            if assign is not None:
+                assign(txn, topic, 0)
             return topic
 
         return self._state.write(step)
 
-    def grow_topic(self, name: str, partitions: int, now_ms: int) -> TopicInfo:
+    def grow_topic(
+        self, name: str, partitions: int, now_ms: int, *, assign: NewPartitions | None = None
+    ) -> TopicInfo:
         """Add partitions to a topic; existing records stay where they are (G5)."""
         check_partition_count(partitions)
 
@@ -352,6 +362,8 @@ class Catalog:
                 )
             larger = replace(topic, partitions=partitions)
             _add_partitions(txn, larger, topic.partitions, now_ms)
+            if assign is not None:
+                assign(txn, larger, topic.partitions)
             return larger
 
         return self._change(name, grown)

@@ -36,7 +36,7 @@ from embedlog.files import Files
 V = TypeVar("V")
 W = TypeVar("W")
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Of the root.  Raise it with every change below, and migrate roots of the version before."""
 FORMAT_FILE = "embedlog.toml"
 
@@ -529,6 +529,25 @@ COMPATIBILITY_LEVELS = Table[str](
     "The compatibility level of a subject; of all others without a subject",
     optional=True,
 )
+DIRECTORIES = Table[Any](
+    "U",
+    "directory_id: u32",
+    "fields: JSON",
+    "A directory of a log with replicas: `path`, `rack`, `online`, and why it is not",
+)
+ASSIGNMENTS = Table[Any](
+    "O",
+    "partition: partition key",
+    "fields: JSON",
+    "The replicas of a partition: `replicas`, `isr`, `leader`, `leader_epoch`, and others",
+)
+METADATA_VERSION = Table[Any](
+    "Z",
+    "",
+    "version: u64, epoch: u64, controller_id: u32, changes: bytes",
+    "How many writes this `state` has of all directories, their epoch, the directory that is "
+    "read, and the rows that the last write changed",
+)
 
 # live
 
@@ -629,6 +648,13 @@ REPORTED_OWNER = Table[int](
     "w", "", "pid: u32", "The process that `__activity` has as the maintenance owner"
 )
 REPORTED_LIVE = Table[None]("b", "", "", "`__activity` has events from this `live`")
+
+LIVE_VERSION = Table[Any](
+    "y",
+    "",
+    "version: u64, changes: bytes",
+    "How many writes this `live` has of all directories, and the rows that the last one changed",
+)
 
 
 def _named(constants: dict[str, object]) -> Iterator[Table[Any]]:

@@ -17,8 +17,8 @@ import os
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
 from time import monotonic
 from typing import Any, TypeVar
@@ -366,6 +366,11 @@ class Store:
         if pages is None or max(pages[18], pages[530]) > self.version():
             self.write(_number)
 
+    @property
+    def order(self) -> _Key:
+        """Where it stands among the databases of this process."""
+        return (self._shared or self._attach()).key
+
     # Writing
 
     def write(self, step: Step[T], timeout: float | None = None) -> T:
@@ -381,21 +386,38 @@ class Store:
             StorageError: LMDB refused; nothing was changed, unless the message says otherwise.
             CorruptionError: The file was damaged since this process opened it.
         """
+        self.acquire(timeout)
+        try:
+            return self.transact_locked(step)
+        finally:
+            self.release()
+
+    def acquire(self, timeout: float | None = None) -> None:
+        """Take the lock of writes, which excludes every other thread and process.
+
+        Raises:
+            LockTimeoutError: Another process or thread holds it.
+        """
         if timeout is None:
             timeout = self._timeout
         if not self._queue.acquire(False) and not self._queue.acquire(timeout=timeout):
             raise LockTimeoutError("Another thread holds the lock", path=self._lock_path)
         try:
-            lock = self._lock if self._lock is not None else self._open_lock()
-            self._files.lock(lock, timeout)
-            try:
-                return self._transact(step)
-            finally:
-                self._files.unlock(lock)
+            self._files.lock(self._lock if self._lock is not None else self._open_lock(), timeout)
+        except BaseException:
+            self._queue.release()
+            raise
+
+    def release(self) -> None:
+        """Release the lock of writes."""
+        try:
+            if self._lock is not None:  # the store may have been closed meanwhile
+                self._files.unlock(self._lock)
         finally:
             self._queue.release()
 
-    def _transact(self, step: Step[T]) -> T:
+    def transact_locked(self, step: Step[T]) -> T:
+        """As `write`, by the holder of the lock."""
         shared = self._shared or self._attach()
         self._check_length()
         while True:
@@ -437,7 +459,7 @@ class Store:
             else:
                 if self._durable:
                     # Its page may be in memory only: the next commit writes it to the disk.
-                    self._transact(_change_nothing)
+                    self.transact_locked(_change_nothing)
                 return True
         raise self._failure(error, "commit", todo) from error
 
@@ -633,6 +655,155 @@ class Store:
             compact = pages > SMALL_PAGES
             self._ask("copy itself", lambda handle: handle.copyfd(data, compact=compact))
             self._files.sync(data)
+
+
+# Several stores with the same rows, as each directory of a log with replicas has one
+
+
+class RecordingTxn:
+    """A write transaction that notes the rows it changes, so that others can repeat that.
+
+    Args:
+        txn: The transaction of LMDB.
+        base: Added to its number: numbers of one database mean nothing in another.
+    """
+
+    def __init__(self, txn: Txn, base: int) -> None:
+        self._txn, self._base = txn, base
+        self.get, self.cursor, self.stat = txn.get, txn.cursor, txn.stat
+        self.changes: dict[bytes, bytes | None] = {}
+        """The new value of each changed row; None if it was deleted."""
+
+    def id(self) -> int:
+        """Return its number."""
+        return self._base + int(self._txn.id())
+
+    def put(self, key: bytes, value: bytes) -> bool:
+        """Write a row."""
+        self.changes[key] = value
+        return bool(self._txn.put(key, value))
+
+    def delete(self, key: bytes) -> bool:
+        """Delete a row; return whether there was one."""
+        deleted = bool(self._txn.delete(key))
+        if deleted:
+            self.changes[key] = None
+        return deleted
+
+
+def apply_changes(txn: Txn, changes: dict[bytes, bytes | None]) -> None:
+    """Make the changes that a `RecordingTxn` noted."""
+    for key, value in changes.items():
+        if value is None:
+            txn.delete(key)
+        else:
+            txn.put(key, value)
+
+
+class StoreError(Exception):
+    """One of several stores failed; ``index`` says which, and the cause is its error."""
+
+    def __init__(self, index: int, error: EmbedlogError) -> None:
+        super().__init__(index, error)
+        self.index, self.error = index, error
+
+
+def transact_all(
+    stores: Sequence[Store], step: Callable[[Sequence[Txn]], T]
+) -> tuple[T, dict[int, EmbedlogError]]:
+    """Run ``step`` in one write transaction of each store, and commit them in order.
+
+    By the holder of all their locks.  ``step`` may run more than once, until the first commit.
+
+    Returns the result, and the errors of the stores that did not commit, by index: at least
+    one other did.
+
+    Raises:
+        StoreError: A store failed before any had committed, so nothing was changed.
+    """
+    # In the order in which a fork takes these locks.
+    order = sorted(range(len(stores)), key=lambda index: stores[index].order, reverse=True)
+    while True:
+        at, stepping = 0, False
+        try:
+            with ExitStack() as held:
+                shared: list[_Environment] = []
+                txns: list[Any] = [None] * len(stores)
+                for at in range(len(stores)):
+                    shared.append(stores[at]._shared or stores[at]._attach())
+                for at in order:
+                    held.enter_context(shared[at].writing)
+                for at, store in enumerate(stores):
+                    store._check_length()
+                    txns[at] = shared[at].handle.begin(None, None, True)
+                    held.callback(txns[at].abort)  # does nothing after the commit
+                stepping = True
+                result = step([_NamedTxn(txn, index) for index, txn in enumerate(txns)])
+                return result, _commit_all(stores, txns)
+        except _TxnError as error:
+            at, failure = error.index, error.error
+        except lmdb.Error as error:
+            failure = error
+        except (StorageError, CorruptionError) as error:
+            if stepping:
+                raise
+            raise StoreError(at, error) from error
+        try:
+            stores[at]._prepare_retry(shared[at], failure, "commit")
+        except EmbedlogError as error:
+            raise StoreError(at, error) from error
+
+
+def _commit_all(stores: Sequence[Store], txns: Sequence[Any]) -> dict[int, EmbedlogError]:
+    """Commit the transactions; return the errors of those that failed after another succeeded."""
+    failed: dict[int, EmbedlogError] = {}
+    committed = False
+    for index, (store, txn) in enumerate(zip(stores, txns, strict=True)):
+        number = int(txn.id())
+        try:
+            txn.commit()
+        except lmdb.Error as error:
+            if isinstance(error, lmdb.MapFullError) and not committed and not failed:
+                raise _TxnError(index, error) from error
+            failed[index] = store._failure(error, "commit")
+            continue
+        committed = True
+        pages = store._pages
+        if pages is not None and number == pages[VERSION_WORDS[number & 1]]:
+            store._confirmed = number
+            if pages[LAST_PAGE_WORDS[number & 1]] != store._last_page:
+                store._note_growth(pages[LAST_PAGE_WORDS[number & 1]])
+    if not committed:
+        raise StoreError(0, failed[0])
+    return failed
+
+
+class _TxnError(Exception):
+    """A transaction of one of several stores failed."""
+
+    def __init__(self, index: int, error: lmdb.Error) -> None:
+        super().__init__(index, error)
+        self.index, self.error = index, error
+
+
+class _NamedTxn:
+    """A write transaction whose errors say of which store it is."""
+
+    def __init__(self, txn: Any, index: int) -> None:
+        self._txn, self._index = txn, index
+        self.get, self.cursor, self.stat, self.id = txn.get, txn.cursor, txn.stat, txn.id
+
+    def put(self, key: bytes, value: bytes) -> bool:
+        try:
+            return bool(self._txn.put(key, value))
+        except lmdb.Error as error:
+            raise _TxnError(self._index, error) from error
+
+    def delete(self, key: bytes) -> bool:
+        try:
+            return bool(self._txn.delete(key))
+        except lmdb.Error as error:
+            raise _TxnError(self._index, error) from error
 
 
 def _number(txn: Txn) -> int:

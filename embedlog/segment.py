@@ -307,7 +307,7 @@ class SegmentFile:
                 position=size,
             )
         if self._map is None:
-            if max_bytes < _MAPPED_BYTES:
+            if max_bytes < _MAPPED_BYTES or not self._files.maps_segments:
                 return self._decoded(decode, position, stop, max_bytes)
             schema = self.schema  # read from the file before it is closed
             data = pa.py_buffer(self._files.map(self._open_fd(), size))

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embedlog.config.settings import Settings
-from embedlog.config.values import INT_MAX, LONG_MAX, checked, choice, compression, number, only
+from embedlog.config.values import (
+    INT_MAX,
+    LONG_MAX,
+    checked,
+    choice,
+    compression,
+    number,
+    only,
+    switch,
+)
 from embedlog.serializers import NAMES, SerializerName
 
 
@@ -127,10 +136,14 @@ class TopicConfig(Settings):
     """Refuse records whose timestamp is further in the future than this (A7)."""
     producer_id_expiration_ms: int = number(86_400_000, 1)
     """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
-    min_insync_replicas: int = only(1, "a log has no replicas")
-    """Only the default: embedlog does not replicate (H1)."""
-    unclean_leader_election_enable: bool = only(False, "a log has no replicas")
-    """Only the default: embedlog does not replicate (H1)."""
+    min_insync_replicas: int = number(1, 1)
+    """Refuse appends with ``acks="all"`` while fewer copies are in sync (H1); a partition with
+    fewer replicas requires all of them."""
+    unclean_leader_election_enable: bool = switch(False)
+    """Whether a copy that is not in sync may lead if no other can, and records be lost (H1)."""
+    replica_lag_time_max_ms: int = number(30_000, 1)
+    """A copy that has not caught up for this long is not in sync any more (H2); in Kafka a broker
+    setting."""
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)

@@ -87,6 +87,9 @@ class Files:
         StorageError: The directory cannot be opened.
     """
 
+    maps_segments = True
+    """Whether sealed segments may be mapped."""
+
     # The subclass in the tests replaces this, to write less than it was asked to.
     _pwritev = staticmethod(os.pwritev)
 

@@ -484,7 +484,7 @@ def _start_over(log: PartitionState, result: RecoveryScan, offset: int) -> Tail:
         catalog.put_segment(txn, log.key, new)
         catalog.PARTITIONS.put(txn, log.key, value=info)
         producer_state.SNAPSHOTS.put(txn, log.key, value={})
-        _put_epoch(txn, log.key, epoch, offset)
+        put_epoch(txn, log.key, epoch, offset)
         return new
 
     new = log.context.state.write(step)
@@ -522,13 +522,13 @@ def _write_state(
         # Otherwise the next recovery would take batches that were cut for sent, and
         # answer their repetition with offsets that other batches have then.
         producer_state.SNAPSHOTS.put(txn, log.key, value=result.producers)
-        _put_epoch(txn, log.key, epoch, result.next_offset)
+        put_epoch(txn, log.key, epoch, result.next_offset)
 
     log.context.state.write(step)
     return epoch
 
 
-def _put_epoch(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:
+def put_epoch(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:
     """Add an epoch; those that began at or past its start never had a record (A37)."""
     earlier = [entry for entry in catalog.epochs(txn, key) if entry[1] < offset]
     keyspace.LEADER_EPOCHS.put(txn, key, value=[*earlier, (epoch, offset)])

@@ -21,13 +21,15 @@ def truncate_to(log: PartitionState, offset: int) -> bool:
             if tail.failed:
                 raise log.flush_failed()
             if offset < tail.log_end_offset:
-                _truncate_locked(log, tail, offset)
+                truncate_locked(log, tail, offset)
             return offset < tail.log_end_offset
     finally:
         log.context.wake.advance()
 
 
-def _truncate_locked(log: PartitionState, tail: Tail, offset: int) -> None:
+def truncate_locked(log: PartitionState, tail: Tail, offset: int) -> None:
+    """Remove every record at or above an offset, under the partition's lock."""
+
     def step(txn: kv.Txn) -> None:
         info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
         recovery_point = min(info.recovery_offset, offset)

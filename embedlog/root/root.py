@@ -18,12 +18,20 @@ from functools import partial
 from typing import Any
 
 from embedlog import kv
-from embedlog.catalog import ACTIVITY, Catalog, SchemaChange, TopicInfo, check_partition
+from embedlog.catalog import (
+    ACTIVITY,
+    Catalog,
+    NewPartitions,
+    SchemaChange,
+    TopicInfo,
+    check_partition,
+)
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     ClosedError,
     CorruptionError,
     DiskFullError,
+    InvalidReplicationFactorError,
     NotALogError,
     StorageError,
     TopicAlreadyExistsError,
@@ -97,8 +105,11 @@ class Root:
         _roots.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {name: getattr(self, name) for name in _OPTIONS}
-        return partial(Root, self.path, **options), ()
+        return partial(Root, self.path, **self.options()), ()
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that it was opened with."""
+        return {name: getattr(self, name) for name in _OPTIONS}
 
     @property
     def context(self) -> Context:
@@ -135,20 +146,44 @@ class Root:
         return self.topic(name)
 
     def create_topic(
-        self, name: str, partitions: int, config: TopicConfig, schema: TopicSchema | None = None
+        self,
+        name: str,
+        partitions: int,
+        config: TopicConfig,
+        schema: TopicSchema | None = None,
+        *,
+        replication_factor: int | None = None,
     ) -> TopicInfo:
-        """Create a topic; every process sees it when this returns."""
+        """Create a topic; every process sees it when this returns.
+
+        Raises:
+            InvalidReplicationFactorError: The log has not as many directories.
+        """
         self.context.check_writable()
         if schema is not None:
             config = with_typed_defaults(config)
-        info = self.context.catalog.create_topic(name, partitions, config, self.clock(), schema)
+        assign = self._assign_replicas(replication_factor)
+        catalog = self.context.catalog
+        info = catalog.create_topic(name, partitions, config, self.clock(), schema, assign=assign)
         self.wake.advance()
         return info
+
+    def _assign_replicas(self, replication_factor: int | None) -> NewPartitions | None:
+        """Return what assigns replicas to new partitions, in the transaction that adds them."""
+        if replication_factor not in (None, 1):
+            raise InvalidReplicationFactorError(
+                f"The log is in one directory, so there is no second place for a copy: "
+                f"replication_factor must be 1, got {replication_factor!r}",
+                path=self.path,
+                todo="Add directories with `embedlog replicas add`.",
+            )
+        return None
 
     def grow_topic(self, name: str, partitions: int) -> TopicInfo:
         """Add partitions to a topic."""
         self.context.check_writable()
-        return self.context.catalog.grow_topic(name, partitions, self.clock())
+        assign = self._assign_replicas(None)
+        return self.context.catalog.grow_topic(name, partitions, self.clock(), assign=assign)
 
     def alter_topic(self, name: str, changes: Mapping[str, object]) -> TopicInfo:
         """Change the settings of a topic, for every process from its next call on."""
@@ -212,8 +247,11 @@ class Root:
         with self._lock:
             log = self._partitions.get((topic, number))
             if log is None or log.topic_id != info.id:
-                log = self._partitions[topic, number] = PartitionLog(context, info, number)
+                log = self._partitions[topic, number] = self._new_partition(context, info, number)
             return log
+
+    def _new_partition(self, context: Context, info: TopicInfo, number: int) -> PartitionLog:
+        return PartitionLog(context, info, number)
 
     def partition_logs(self, topics: Iterable[TopicInfo]) -> Iterator[PartitionLog]:
         """Yield the partitions of topics, except those of topics that were deleted meanwhile."""
@@ -248,11 +286,7 @@ class Root:
             if self._context is not None:
                 return self._context
             writable = self.mode == "rw"
-            if writable:
-                Files.create_root(self.path)
-            files = self.files(
-                self.path, writable=writable, unsafe_filesystem=self.unsafe_filesystem
-            )
+            files = self._open_files(writable)
             try:
                 context = self._context = Reserve(files).used_by(lambda: self._join(files))
                 if self.startup_report:
@@ -272,6 +306,12 @@ class Root:
                 self._detach(files)
                 raise
 
+    def _open_files(self, writable: bool) -> Files:
+        """Open the directory; creates it if the log may be changed."""
+        if writable:
+            Files.create_root(self.path)
+        return self.files(self.path, writable=writable, unsafe_filesystem=self.unsafe_filesystem)
+
     def _detach(self, files: Files) -> None:
         """Undo an attachment that failed, so that the next attempt starts from nothing."""
         context, self._context = self._context, None
@@ -289,7 +329,7 @@ class Root:
 
     def _join(self, files: Files) -> Context:
         """Join the attached processes; runs the startup first if there are none."""
-        _check_format(files)
+        check_format(files)
         if not files.writable:
             if files.exists("locks/attached"):
                 try:
@@ -416,7 +456,7 @@ def check_root(root: object, instead: str) -> Root:
     return root
 
 
-def _check_format(files: Files) -> None:
+def check_format(files: Files) -> None:
     """Raise if this is no log root or has another format; write the format file of a new one."""
     if not files.exists(FORMAT_FILE):
         foreign = [name for name in files.list("") if not name.startswith(("embedlog.toml", "."))]

@@ -1,0 +1,201 @@
+"""Making the copy of a partition in one directory equal to the leader's.
+
+A directory that comes back may have less than the leader, or, if it led without the others, a
+history of its own.  The leader epochs of both logs say where the histories part
+(`epochs.truncation_offset`); below that, and below what had been flushed, a file is trusted.
+What else it has is compared with the leader's bytes, and cut where they differ.  Then the rest
+is copied.
+
+Bytes below the high watermark never change, so all this needs no lock; the last step takes the
+partition's lock, copies what came meanwhile, flushes, and has the copy join the ISR.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic, sleep
+from typing import NamedTuple
+
+from embedlog import catalog, kv
+from embedlog.catalog import SegmentInfo
+from embedlog.errors import StorageError
+from embedlog.partition import recovery
+from embedlog.partition.tail import Tail
+from embedlog.replication.directory import LogDirectory
+from embedlog.replication.files import copy_range, make_parents
+from embedlog.replication.partition import ReplicatedPartition
+from embedlog.segment import CHUNK_BYTES
+
+_SEGMENT_NAME = re.compile(r"\d{20}-\d+\.arrows")
+_MOST_PASSES = 100
+
+
+class CatchUpResult(NamedTuple):
+    """What catching up took."""
+
+    copied_bytes: int
+    compared_bytes: int
+    removed_files: int
+
+
+class Throttle:
+    """Limits bytes per second, over all that use it.
+
+    Args:
+        bytes_per_second: None is no limit.
+    """
+
+    def __init__(self, bytes_per_second: float | None = None) -> None:
+        self._rate, self._free_at = bytes_per_second, monotonic()
+
+    def take(self, count: int) -> None:
+        """Wait until ``count`` more bytes may be copied."""
+        if self._rate is None:
+            return
+        now = monotonic()
+        self._free_at = max(self._free_at, now) + count / self._rate
+        if self._free_at > now:
+            sleep(self._free_at - now)
+
+
+class ReplicaCopy:
+    """The copy of one partition in one directory, while it catches up.
+
+    Args:
+        log: The partition.
+        directory: The one that catches up; online, and not in sync.
+        trusted_offset: Below it the segments of the directory are known to be the leader's.
+        throttle: Limits the copying.
+        stopped: Whether to give up.
+    """
+
+    def __init__(
+        self,
+        log: ReplicatedPartition,
+        directory: LogDirectory,
+        *,
+        trusted_offset: int = 0,
+        throttle: Throttle | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.log, self.directory = log, directory
+        self._trusted_offset, self._throttle = trusted_offset, throttle or Throttle()
+        self._stopped = stopped
+        self._done: dict[int, int] = {}
+        """How many bytes of each segment, by its id, are known to be equal, and flushed."""
+        self.copied_bytes = self.compared_bytes = self.removed_files = 0
+
+    def catch_up(self) -> bool:
+        """Copy all that is missing, without the lock; return False if it was told to stop."""
+        for _ in range(_MOST_PASSES):
+            before = self.copied_bytes + self.compared_bytes
+            if not self._pass(self.log.tail()):
+                return False
+            if self.copied_bytes + self.compared_bytes - before < CHUNK_BYTES:
+                break
+        return True
+
+    def join(self) -> None:
+        """Copy the rest under the partition's lock, and have the copy join the ISR."""
+        log = self.log
+        with log.locked():
+            tail = recovery.tail_locked(log)
+            self._throttle = Throttle()  # appends wait
+            self._pass(tail)
+            self._remove_others()
+            if log.context.durability == "fsync" or self.copied_bytes or self.removed_files:
+                for path in (*reversed(log.directories),):
+                    self.directory.files.sync_directory(path)
+            log.controller.change_assignment(
+                log.key, lambda assignment: assignment.expand([self.directory.id])
+            )
+
+    @property
+    def result(self) -> CatchUpResult:
+        """What it took so far."""
+        return CatchUpResult(self.copied_bytes, self.compared_bytes, self.removed_files)
+
+    def _pass(self, tail: Tail) -> bool:
+        segments = self.log.context.state.read(lambda txn: catalog.segments(txn, self.log.key))
+        for info in segments:
+            if self._stopped():
+                return False
+            stop = info.size if info.sealed else tail.log_end_position
+            if not info.sealed and info.id != tail.segment_id:
+                continue  # a roll is under way; its file has nothing yet
+            if self._done.get(info.id) != stop:
+                self._copy(info, stop)
+        return True
+
+    def _copy(self, info: SegmentInfo, stop: int) -> None:
+        """Make one file equal to the leader's up to a position."""
+        path = self.log.path_of(info)
+        leader = self.log.controller.directories[self._leader()]
+        files = self.directory.files
+        try:
+            source = leader.files.open(path)
+        except StorageError as error:
+            if error.missing:
+                return  # compacted or deleted meanwhile; the next pass sees that
+            raise
+        try:
+            make_parents(files, path)
+            target = files.open(path, write=True, create=True)
+            try:
+                size = files.size(target)
+                same = self._equal_bytes(info, (leader, source), target, min(size, stop))
+                if size > same:
+                    files.truncate(target, same)
+                for start in range(same, stop, CHUNK_BYTES):
+                    end = min(start + CHUNK_BYTES, stop)
+                    self._throttle.take(end - start)
+                    self.copied_bytes += copy_range(
+                        (leader, source), (self.directory, target), start, end
+                    )
+                files.sync(target)
+            finally:
+                files.close(target)
+        finally:
+            with suppress(StorageError):
+                leader.files.close(source)
+        self._done[info.id] = stop
+
+    def _leader(self) -> int:
+        leader = self.log.assignment.leader
+        assert leader is not None
+        return leader
+
+    def _equal_bytes(
+        self, info: SegmentInfo, source: tuple[LogDirectory, int], target: int, stop: int
+    ) -> int:
+        """Return how many bytes of the file are the leader's, up to a position."""
+        known = min(self._done.get(info.id, 0), stop)
+        if info.sealed and stop == info.size and (info.next_offset or 0) <= self._trusted_offset:
+            return stop
+        position = known
+        while position < stop:
+            length = min(CHUNK_BYTES, stop - position)
+            theirs = source[0].files.read(source[1], length, position)
+            ours = self.directory.files.read(target, length, position)
+            self.compared_bytes += len(ours)
+            if ours != theirs:
+                break
+            position += len(ours)
+        return position
+
+    def _remove_others(self) -> None:
+        """Remove the segment files that the manifest does not name."""
+        log, files = self.log, self.directory.files
+        directory = f"{log.directory}/{log.partition}"
+
+        def named(txn: kv.Txn) -> set[str]:
+            segments = [*catalog.segments(txn, log.key), *catalog.uncommitted_files(txn, log.key)]
+            return {info.file_name for info in segments}
+
+        names = log.context.state.read(named)
+        for name in files.list(directory):
+            if _SEGMENT_NAME.fullmatch(name) and name not in names:
+                files.unlink(f"{directory}/{name}")
+                self.removed_files += 1

@@ -1,0 +1,388 @@
+"""Which directories are online, who leads which partition, and what happens when a disk fails.
+
+Every process has a `Controller`, with the newest `MetadataImage` that it knows.  The process
+that finds a directory broken takes it offline itself, in one write of the metadata: the
+directory leaves all ISRs, and other in-sync replicas are elected for the partitions that it
+led.  So no process waits for another one, and a program that is running goes on with its next
+operation.
+
+Order, when a directory breaks: the metadata is written to the remaining directories; then the
+epoch pages show the new epoch.  A process that has not looked at them yet writes to more
+directories than it has to.  One that is killed in between leaves the epoch to the next one
+that writes or opens the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from embedlog import catalog, kv
+from embedlog.errors import (
+    ClosedError,
+    EmbedlogError,
+    NotEnoughReplicasError,
+    ReplicaNotAvailableError,
+)
+from embedlog.keyspace import PARTITION_KEY
+from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
+from embedlog.replication.isr import PartitionAssignment
+from embedlog.replication.metadata import (
+    ASSIGNMENTS,
+    DIRECTORIES,
+    METADATA_VERSION,
+    MetadataImage,
+    check_quorum,
+    put_epoch,
+)
+from embedlog.replication.store import EPOCH_BITS, ReplicatedStore
+
+_logger = logging.getLogger("embedlog.replication")
+
+
+class Controller:
+    """The directories of a log, as one process has them open.
+
+    Any thread may call it.
+
+    Args:
+        directories: Those that could be opened, by their ids; with open databases.
+        open_directory: Opens another one, which has come back or was added.
+    """
+
+    def __init__(
+        self,
+        directories: Mapping[int, LogDirectory],
+        open_directory: Callable[[int, str], LogDirectory],
+    ) -> None:
+        self.directories = dict(directories)
+        self._open_directory = open_directory
+        self._lock = threading.RLock()
+        self._excluded: frozenset[int] = frozenset()
+        """Directories that this process is taking offline."""
+        self.image = MetadataImage()
+        self.epoch = 0
+        self.version_base = 0
+        """What the versions of the databases begin with."""
+        self.online: tuple[LogDirectory, ...] = ()
+        """Those that every write must change, in the order of their ids."""
+        self.directory: LogDirectory
+        """The controller's directory, which is read."""
+        self.state = ReplicatedStore(self, "state")
+        self.live = ReplicatedStore(self, "live")
+        self.refresh()
+
+    # The image
+
+    def moved(self) -> bool:
+        """Whether another process has noted a newer epoch; a load for each directory."""
+        epoch = self.epoch
+        return any(directory.epoch > epoch for directory in self.online)
+
+    def current(self) -> Controller:
+        """Return this object, with the newest image."""
+        if self.moved():
+            self.refresh()
+        return self
+
+    def refresh(self) -> None:
+        """Take the newest image that any directory has."""
+        with self._lock:
+            best, source = self.image, None
+            for directory in self.directories.values():
+                if "state" not in directory.stores:
+                    continue
+                try:
+                    version = METADATA_VERSION.get(directory.state)
+                    if version is not None and (source is None or version.epoch > best.epoch):
+                        image = directory.state.read(MetadataImage.load)
+                        if image.epoch >= best.epoch:
+                            best, source = image, directory
+                except (*DATABASE_ERRORS, ClosedError):
+                    continue  # It is broken, or being replaced: others have the metadata.
+            failed = self._adopt(best)
+        if failed:
+            # Without the lock, which no thread may wait for while it holds that of a database.
+            self.take_offline(failed)
+
+    def _adopt(self, image: MetadataImage) -> dict[int, Exception]:
+        """Work with an image from now on; opens the directories that have come back.
+
+        Returns the errors of those that cannot be opened.
+        """
+        failed: dict[int, Exception] = {}
+        for each, info in image.directories.items():
+            opened = self.directories.get(each)
+            if opened is not None and (not info.online or info.since > opened.opened_epoch):
+                # Not its files: segments that are being read may be open.
+                del self.directories[each]
+                for store in opened.stores.values():
+                    store.close()
+            if info.online and each not in self.directories and each not in self._excluded:
+                try:
+                    directory = self._open_directory(each, info.path)
+                    directory.opened_epoch = image.epoch
+                    self.directories[each] = directory
+                except EmbedlogError as error:
+                    failed[each] = error
+        self._excluded &= frozenset(image.online)
+        online = [each for each in image.online if each not in self._excluded | failed.keys()]
+        if not online:
+            raise NotEnoughReplicasError(
+                "No directory of the log can be used", todo="Bring one of them back."
+            ) from next(iter(failed.values()), None)
+        controller_id = image.controller_id if image.controller_id in online else online[0]
+        self.image = image
+        self.directory = self.directories[controller_id]
+        self.online = tuple(self.directories[each] for each in online)
+        # Numbers of one database mean nothing in the next one, which has its own epoch soon.
+        self.version_base = image.epoch << EPOCH_BITS
+        if controller_id != image.controller_id:
+            self.version_base |= 1 << EPOCH_BITS - 1
+        # Last: without a lock, others look at the epoch to see whether anything changed.
+        self.epoch = image.epoch
+        for directory in self.online:
+            directory.note_epoch(image.epoch)
+        return failed
+
+    # The metadata
+
+    def change(self, step: Callable[[kv.Txn, MetadataImage], bool]) -> bool:
+        """Change the metadata in one write of `state`, and show all processes the new epoch.
+
+        Args:
+            step: Gets a transaction, and the image in it; returns whether it changed anything.
+        """
+
+        def write(txn: kv.Txn) -> bool:
+            image = MetadataImage.load(txn)
+            changed = step(txn, image)
+            if changed:
+                version = METADATA_VERSION.get(txn)
+                assert version is not None
+                put_epoch(txn, image.epoch + 1, version.controller_id)
+            return changed
+
+        changed = self.state.write(write)
+        if changed:
+            self.refresh()
+        return changed
+
+    def change_assignment(
+        self, key: bytes, change: Callable[[PartitionAssignment], PartitionAssignment]
+    ) -> bool:
+        """Change the assignment of a partition; see `change`."""
+
+        def step(txn: kv.Txn, image: MetadataImage) -> bool:
+            before = ASSIGNMENTS.get(txn, key)
+            if before is None:
+                return False  # the topic was deleted
+            after = raised_epoch(txn, key, before, change(before))
+            if after == before:
+                return False
+            ASSIGNMENTS.put(txn, key, value=after)
+            return True
+
+        return self.change(step)
+
+    def assignment(self, key: bytes) -> PartitionAssignment | None:
+        """Return the assignment of a partition; None if the topic was deleted."""
+        assignment = self.current().image.assignments.get(key)
+        if assignment is None:
+            # A new topic is in the next commit, but may not have a new epoch yet.
+            assignment = self.state.read(lambda txn: ASSIGNMENTS.get(txn, key))
+        return assignment
+
+    # Directories that break, and come back
+
+    def take_offline(self, failed: Mapping[int, Exception]) -> None:
+        """Give up directories that do not work; others take over what they led.
+
+        Raises:
+            NotEnoughReplicasError: Too few directories would be left.
+            EmbedlogError: The error of the directory, if no other one is online.
+        """
+        with self._lock:
+            failed = {each: failed[each] for each in failed if each in self.image.online}
+            left = set(self.image.online) - failed.keys() - self._excluded
+            if not failed:
+                return
+            error = next(iter(failed.values()))
+            if not left:
+                raise error
+            try:
+                check_quorum(self.image, left)
+            except NotEnoughReplicasError as refused:
+                raise refused from error
+            for each, reason in failed.items():
+                path = self.image.directories[each].path
+                _logger.error("Directory %s is offline: %s", path, describe(reason))
+            self._excluded |= failed.keys()
+            if not self.directory.files.writable:
+                # It cannot change the metadata, but it can read on.
+                self._adopt(_without(self.image, left))
+                return
+            self._adopt(self.image)
+        reasons = {each: describe(error) for each, error in failed.items()}
+        self.state.write(lambda txn: self._offline(txn, reasons))
+        self.refresh()
+
+    def _offline(self, txn: kv.Txn, reasons: Mapping[int, str]) -> None:
+        image = MetadataImage.load(txn)
+        epoch = image.epoch + 1
+        gone = {each for each in reasons if each in image.online}
+        if not gone:
+            return  # another process was faster
+        check_quorum(image, set(image.online) - gone)
+        for each in gone:
+            info = image.directories[each]._replace(online=False, reason=reasons[each], since=epoch)
+            DIRECTORIES.put(txn, each, value=info)
+        online = [each for each in image.online if each not in gone]
+        self._elect_all(txn, image, online)
+        controller_id = image.controller_id if image.controller_id in online else online[0]
+        put_epoch(txn, epoch, controller_id)
+
+    def _elect_all(self, txn: kv.Txn, image: MetadataImage, online: Collection[int]) -> None:
+        """Elect leaders where they are missing, and drop what is offline from the ISRs."""
+        unclean = _unclean_topics(txn)
+        for key, before in image.assignments.items():
+            after = before.elect(online, unclean=_topic_id(key) in unclean)
+            after = raised_epoch(txn, key, before, after)
+            if after != before:
+                ASSIGNMENTS.put(txn, key, value=after)
+                if after.leader is not None and after.leader not in before.isr:
+                    _logger.warning(
+                        "An unclean election: records of a partition that only %s had are lost",
+                        list(before.isr),
+                    )
+
+    def elect(self) -> bool:
+        """Elect leaders for partitions without one, if a replica may lead now."""
+
+        def step(txn: kv.Txn, image: MetadataImage) -> bool:
+            if all(each.leader in image.online for each in image.assignments.values()):
+                return False
+            before = dict(image.assignments)
+            self._elect_all(txn, image, image.online)
+            return MetadataImage.load(txn).assignments != before
+
+        return self.change(step)
+
+    def bring_online(self, directory: LogDirectory) -> None:
+        """Give a directory all rows of the databases, and every write from now on.
+
+        It is in no ISR yet.  Killed in the middle, it is still offline, and the next attempt
+        starts from the beginning.
+
+        Raises:
+            StorageError, CorruptionError: The directory cannot be written.
+        """
+
+        def online(txn: kv.Txn) -> None:
+            image = MetadataImage.load(txn)
+            info = image.directories[directory.id]
+            changed = info._replace(
+                path=directory.path, online=True, reason="", since=image.epoch + 1
+            )
+            DIRECTORIES.put(txn, directory.id, value=changed)
+            put_epoch(txn, image.epoch + 1, image.controller_id)
+
+        # `state` before `live`, as in a checkpoint.
+        with self.state.held() as directories, self.live.held():
+            for name, store in directory.stores.items():
+                source = self.directory.stores[name]
+                rows = source.read(lambda txn: list(txn.cursor()))
+                store.write(partial(_replace_rows, rows))
+            failed: dict[int, Exception] = {}
+            everyone = sorted([*directories, directory], key=lambda each: each.id)
+            if not self.state.write_held(everyone, online, failed) or failed:
+                raise next(iter(failed.values()))
+            directory.opened_epoch = self.epoch + 1
+            self.directories[directory.id] = directory
+            for each in everyone:
+                each.note_epoch(self.epoch + 1)
+        self.refresh()
+
+    # Elections of preferred leaders, and reassignments
+
+    def elect_preferred(self, keys: Collection[bytes] | None = None) -> list[bytes]:
+        """Elect the preferred leaders of partitions, by default of all; return which changed."""
+        elected: list[bytes] = []
+
+        def step(txn: kv.Txn, image: MetadataImage) -> bool:
+            elected.clear()
+            for key, before in image.assignments.items():
+                if keys is None or key in keys:
+                    after = raised_epoch(txn, key, before, before.elect_preferred(image.online))
+                    if after != before:
+                        ASSIGNMENTS.put(txn, key, value=after)
+                        elected.append(key)
+            return bool(elected)
+
+        self.change(step)
+        return elected
+
+    def close(self) -> None:
+        """Close all directories."""
+        for directory in self.directories.values():
+            with suppress(EmbedlogError):
+                directory.close()
+
+
+def _without(image: MetadataImage, online: Collection[int]) -> MetadataImage:
+    """Return an image in which only these directories are online."""
+    directories = {
+        each: info if each in online else info._replace(online=False)
+        for each, info in image.directories.items()
+    }
+    assignments = {key: assignment.elect(online) for key, assignment in image.assignments.items()}
+    return replace(image, directories=directories, assignments=assignments)
+
+
+def _replace_rows(rows: Sequence[tuple[bytes, bytes]], txn: kv.Txn) -> None:
+    """Replace all rows of a database."""
+    kv.remove(txn, b"")
+    for key, row in rows:
+        txn.put(key, row)
+
+
+def raised_epoch(
+    txn: kv.Txn, key: bytes, before: PartitionAssignment, after: PartitionAssignment
+) -> PartitionAssignment:
+    """Return an assignment whose leader epoch, if it changed, is above every one in the log."""
+    if after.leader_epoch == before.leader_epoch:
+        return after
+    info = catalog.PARTITIONS.get(txn, key)
+    in_log = 0 if info is None else info.leader_epoch
+    return replace(after, leader_epoch=max(after.leader_epoch, in_log + 1))
+
+
+def _unclean_topics(txn: kv.Txn) -> set[int]:
+    """Return the ids of the topics with `unclean.leader.election.enable`."""
+    return {
+        topic.id for topic in catalog.topics(txn) if topic.config.unclean_leader_election_enable
+    }
+
+
+def _topic_id(key: bytes) -> int:
+    """Return the id of the topic of a partition's key."""
+    topic_id: int = PARTITION_KEY.unpack(key)[0]
+    return topic_id
+
+
+def offline_error(
+    image: MetadataImage, assignment: PartitionAssignment, where: Mapping[str, Any]
+) -> ReplicaNotAvailableError:
+    """Return the error of a partition that has no leader."""
+    paths = tuple(image.directories[each].path for each in assignment.replicas)
+    return ReplicaNotAvailableError(
+        f"The partition is offline: its copies are in {', '.join(paths)}",
+        **where,
+        replicas=paths,
+        todo="Bring one of these directories back.",
+    )

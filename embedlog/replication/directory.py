@@ -1,0 +1,188 @@
+"""One directory of a log over several, as one process has it open."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+from embedlog import kv
+from embedlog.errors import (
+    CorruptionError,
+    DurabilityError,
+    EmbedlogError,
+    LogDeletedError,
+    NotALogError,
+    StorageError,
+)
+from embedlog.files import Files
+
+EPOCH_FILE = "epoch"
+_PAGE_BYTES = 4096
+_PROBE_FILE = "probe"
+_BROKEN = frozenset(
+    {
+        *(errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.EUCLEAN),
+        *(errno.ESHUTDOWN, errno.EREMOTEIO, errno.ENOTCONN, errno.EBADF),
+        *(errno.ENOSPC, errno.EDQUOT),
+    }
+)
+"""What the kernel says of a disk that is broken, gone, read-only or full."""
+_ELSEWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM})
+"""What it says of a file in a directory that is not mounted any more."""
+
+
+class LogDirectory:
+    """The files and the databases of one directory.
+
+    Args:
+        directory_id: Its number in the log.
+        path: Where it is.
+        files: Its files.
+    """
+
+    def __init__(self, directory_id: int, path: str, files: Files) -> None:
+        self.id, self.path, self.files = directory_id, path, files
+        self.opened_epoch = 0
+        """The epoch in which it was opened: one that went offline and came back since must be
+        opened again."""
+        self.stores: dict[str, kv.Store] = {}
+        """`state` and `live`, once they are open."""
+        self.attached: int | None = None
+        """The descriptor of the lock that each process holds while it has the log open."""
+        self._epoch_fd: int | None = None
+        self._epoch_page: memoryview | None = None
+
+    def __repr__(self) -> str:
+        return f"<LogDirectory {self.id} {self.path}>"
+
+    @property
+    def state(self) -> kv.Store:
+        """Its `state`."""
+        return self.stores["state"]
+
+    @property
+    def live(self) -> kv.Store:
+        """Its `live`."""
+        return self.stores["live"]
+
+    def open_stores(self, timeout: float, *, live: bool = True) -> None:
+        """Open the databases and the epoch page.
+
+        Raises:
+            StorageError, CorruptionError: The directory cannot be used.
+        """
+        self.stores["state"] = kv.Store(self.files, "state", durable=True, timeout=timeout)
+        if live:
+            self.stores["live"] = kv.Store(self.files, "live", durable=False, timeout=timeout)
+        writable = self.files.writable
+        if writable or self.files.exists(EPOCH_FILE):
+            self._epoch_fd = self.files.open(EPOCH_FILE, write=writable, create=writable)
+            if writable and self.files.size(self._epoch_fd) < _PAGE_BYTES:
+                self.files.allocate(self._epoch_fd, _PAGE_BYTES)
+            page = self.files.map(self._epoch_fd, _PAGE_BYTES)
+            self._epoch_page = memoryview(page)[:8].cast("Q")
+
+    # The lock of attached processes
+
+    def share_attached(self, timeout: float) -> None:
+        """Hold the lock of attached processes, with the others, as long as it is open."""
+        assert self.attached is not None
+        self.files.lock(self.attached, timeout, shared=True)
+
+    def is_last(self) -> bool:
+        """Give the lock up, and return whether no other process holds it."""
+        if self.attached is None:
+            return False
+        self.files.unlock(self.attached)
+        return self.files.try_lock(self.attached)
+
+    # The epoch page
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch that any process has noted here; one load."""
+        page = self._epoch_page
+        return 0 if page is None else page[0]
+
+    def note_epoch(self, epoch: int) -> None:
+        """Show all processes that there is a new epoch; a broken disk may refuse that.
+
+        Written, not stored through the map: a store to a page of a broken disk is a SIGBUS.
+        """
+        fd = self._epoch_fd
+        if fd is not None and self.epoch < epoch:
+            with suppress(EmbedlogError):
+                self.files.write(fd, [epoch.to_bytes(8, "little")], 0)
+
+    # Whether it works
+
+    def probe(self) -> None:
+        """Write and flush a small file.
+
+        Raises:
+            StorageError: The directory cannot be written.
+        """
+        self.check_in_place()
+        with self.files.opened(_PROBE_FILE, write=True, create=True) as fd:
+            self.files.write(fd, [b"embedlog"], 0)
+            self.files.sync(fd)
+
+    def check_in_place(self) -> None:
+        """Raise if the path does not lead to this directory any more.
+
+        Raises:
+            StorageError: It was unmounted, moved or deleted.
+        """
+        if not self.files.is_in_place():
+            raise StorageError(
+                "The directory is not mounted any more, or was moved",
+                errno=errno.ENOENT,
+                operation="look up",
+                path=self.path,
+            )
+
+    def is_broken_by(self, error: Exception) -> bool:
+        """Whether an error of a file operation says that the whole directory cannot be used."""
+        if isinstance(error, (DurabilityError, LogDeletedError)):
+            return True
+        if not isinstance(error, StorageError):
+            return False
+        return error.errno in _BROKEN or (
+            error.errno in _ELSEWHERE and not self.files.is_in_place()
+        )
+
+    def close(self) -> None:
+        """Close the databases and all files."""
+        page, self._epoch_page, self._epoch_fd = self._epoch_page, None, None
+        if page is not None:
+            page.release()
+        for store in self.stores.values():
+            store.close()
+        self.stores.clear()
+        self.files.close_all()
+
+
+DATABASE_ERRORS = (StorageError, CorruptionError)
+"""What a database raises that its directory is given up for."""
+
+
+def describe(error: Exception) -> str:
+    """Return why a directory is offline, in one line."""
+    number = getattr(error, "errno", None)
+    name = errno.errorcode.get(number, "") if number else ""
+    text = getattr(error, "what", None) or str(error)
+    return f"{name}: {text}" if name else text
+
+
+def open_files(make: Callable[..., Files], path: str, *, writable: bool, unsafe: bool) -> Files:
+    """Open a directory that exists.
+
+    Raises:
+        StorageError: It does not.
+        NotALogError: It is a file.
+    """
+    if not os.path.isdir(path) and os.path.exists(path):
+        raise NotALogError("A directory of a log is a directory, and this is a file", path=path)
+    return make(path, writable=writable, unsafe_filesystem=unsafe)

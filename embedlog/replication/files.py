@@ -1,0 +1,608 @@
+"""The files of a log over several directories: what is written to a partition goes to its ISR.
+
+A file below `topics` belongs to a partition.  It is read from the partition's leader, and
+every change is made in all in-sync replicas, in the leader's last, so a reader sees nothing
+that a follower lacks.  The copies are equal byte for byte: each follower's file is a prefix of
+the leader's.  A follower that is behind, after an append with ``acks=1``, is brought up to the
+position of a write first.
+
+A lock is taken in every directory that is online, in the order of their ids.  Two processes
+exclude each other as long as they know one common directory that is online, and both look at
+the epoch once they have the lock.  All other files are the controller's.
+
+An operation that a directory refuses, because its disk is broken, takes it offline
+(`Controller.take_offline`), and is repeated with those that are left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from operator import methodcaller
+from typing import Any, TypeVar
+
+from embedlog.errors import (
+    EmbedlogError,
+    LockTimeoutError,
+    NotLeaderOrFollowerError,
+    StorageError,
+)
+from embedlog.files import Files
+from embedlog.keyspace import PARTITION_KEY
+from embedlog.replication.controller import Controller, offline_error
+from embedlog.replication.directory import LogDirectory
+from embedlog.segment import CHUNK_BYTES
+
+T = TypeVar("T")
+
+_FIRST_HANDLE = 1 << 32
+"""Descriptors of the system are smaller."""
+
+
+class _Handle:
+    """A file that is open in several directories."""
+
+    __slots__ = ("copies", "epoch", "kept", "key", "leader_checked", "path", "write")
+
+    def __init__(self, path: str, key: bytes | None, write: bool) -> None:
+        self.path, self.key, self.write, self.kept = path, key, write, False
+        self.epoch = -1
+        """The epoch in which `copies` was looked up."""
+        self.leader_checked = False
+        """Whether the leader, which may be a new one, was found to have what comes before."""
+        self.copies: list[tuple[LogDirectory, int]] = []
+        """The directories and their descriptors; the one that is read comes first."""
+
+
+class ReplicatedFiles(Files):
+    """The files of all directories; has the methods of `Files`.
+
+    Args:
+        controller: Says which directories are online, and who leads which partition.
+    """
+
+    maps_segments = False
+    """To touch a map of a file on a broken disk is a SIGBUS."""
+
+    def __init__(self, controller: Controller) -> None:
+        # Not that of `Files`: it opens a directory.
+        self._controller = controller
+        self._handles: dict[int, _Handle] = {}
+        self._next = _FIRST_HANDLE
+        self._handles_lock = threading.Lock()
+        self._local = threading.local()
+        self._root_fd = -1
+        self._paths, self._in_use = {}, set()
+
+    def __del__(self) -> None:
+        """Leave closing to the directories."""
+
+    @property
+    def root(self) -> str:  # type: ignore[override]
+        """The controller's directory."""
+        return self._controller.directory.path
+
+    @property
+    def writable(self) -> bool:  # type: ignore[override]
+        """Whether anything may be changed."""
+        return self._controller.directory.files.writable
+
+    # Where a file is
+
+    def _directories(self, path: str, key: bytes | None) -> list[LogDirectory]:
+        """Return the directories that have a file; the one that is read comes first."""
+        controller = self._controller.current()
+        first = controller.directory
+        if path.startswith(("locks/", "topics")) and key is None:
+            return [first, *(each for each in controller.online if each is not first)]
+        if key is None:
+            return [first]
+        assignment = controller.assignment(key)
+        if assignment is None:  # of a deleted topic
+            return [first, *(each for each in controller.online if each is not first)]
+        directories = controller.directories
+        if assignment.leader is None or assignment.leader not in directories:
+            topic = path.split("/")[1].rpartition("-")[0]
+            where = {"topic": topic, "partition": PARTITION_KEY.unpack(key)[1]}
+            raise offline_error(controller.image, assignment, where)
+        followers = [each for each in assignment.in_sync_followers if each in directories]
+        return [directories[each] for each in (assignment.leader, *followers)]
+
+    @contextmanager
+    def leader_only(self) -> Iterator[None]:
+        """Let the writes of this thread go to the leader only, as for ``acks=1``.
+
+        The followers are brought up to date by the next write without it, before a segment is
+        sealed, and by the housekeeping.
+        """
+        self._local.leader_only = True
+        try:
+            yield
+        finally:
+            self._local.leader_only = False
+
+    def _repeat(self, operation: Callable[[], T]) -> T:
+        """Repeat an operation without the directories that turn out to be broken."""
+        while True:
+            try:
+                return operation()
+            except _BrokenError as broken:
+                self._controller.take_offline({broken.directory.id: broken.error})
+
+    def _in_all(
+        self, path: str, operation: Callable[[Files], T], *, some_may_lack_it: bool = False
+    ) -> T:
+        """Do something with a path in every directory that has it, in the leader's last."""
+        key = partition_of(path)
+
+        def once() -> T:
+            results: list[T] = []
+            missing: StorageError | None = None
+            for directory in reversed(self._directories(path, key)):
+                try:
+                    results.append(_attempt(directory, operation))
+                except StorageError as error:
+                    if not some_may_lack_it or not error.missing:
+                        raise
+                    missing = error
+            if not results and missing is not None:
+                raise missing
+            return results[-1]
+
+        return self._repeat(once)
+
+    def _in_first(self, path: str, operation: Callable[[Files], T]) -> T:
+        """Do something with a path where it is read."""
+        key = partition_of(path)
+        return self._repeat(lambda: _attempt(self._directories(path, key)[0], operation))
+
+    # Files
+
+    def open(
+        self,
+        path: str,
+        *,
+        write: bool = False,
+        create: bool = False,
+        exclusive: bool = False,
+        counted: bool = False,
+    ) -> int:
+        """As `Files.open`; the descriptor is one of this object only."""
+        handle = _Handle(path, partition_of(path), write)
+
+        def open_in(files: Files) -> int:
+            return files.open(
+                path, write=write, create=create, exclusive=exclusive, counted=counted
+            )
+
+        def once() -> None:
+            handle.epoch = self._controller.current().epoch
+            directories = self._directories(path, handle.key)
+            try:
+                for directory in directories if write or create else directories[:1]:
+                    handle.copies.append((directory, _attempt(directory, open_in)))
+            except BaseException:
+                self._close_copies(handle)
+                raise
+
+        if path.startswith("locks/"):
+            self._repeat(lambda: self._open_lock(handle, create))
+        elif write and not create and handle.key is not None:
+            self._repeat(lambda: self._open_copies(handle))
+        else:
+            self._repeat(once)
+        with self._handles_lock:
+            number, self._next = self._next, self._next + 1
+            self._handles[number] = handle
+        return number
+
+    def _open_copies(self, handle: _Handle) -> None:
+        """Open the copies of a file that exists at the leader; a follower may lack it."""
+        epoch = self._controller.current().epoch
+        directories = self._directories(handle.path, handle.key)
+        opened = dict(handle.copies)
+        copies: list[tuple[LogDirectory, int]] = []
+        for number, directory in enumerate(directories if handle.write else directories[:1]):
+            fd = opened.pop(directory, None)
+            if fd is None:
+                if number:
+                    _attempt(directory, partial(make_parents, path=handle.path))
+                fd = _attempt(
+                    directory,
+                    partial(_open_file, path=handle.path, write=handle.write, create=number > 0),
+                )
+                if handle.kept:
+                    directory.files.keep(fd)
+            copies.append((directory, fd))
+            handle.copies = [*copies, *opened.items()]
+        for directory, fd in opened.items():
+            with suppress(EmbedlogError):
+                directory.files.close(fd)
+        handle.copies, handle.epoch, handle.leader_checked = copies, epoch, False
+
+    def _copies(self, fd: int) -> list[tuple[LogDirectory, int]]:
+        """Return the open copies of a file as of the present epoch."""
+        handle = self._handles[fd]
+        controller = self._controller
+        if controller.moved():
+            controller.refresh()
+        if handle.epoch != controller.epoch:
+            try:
+                self._open_copies(handle)
+            except StorageError as error:
+                if (
+                    handle.write
+                    or not error.missing
+                    or handle.copies[0][0] not in controller.online
+                ):
+                    raise
+                # It was unlinked since: its reader finishes with what it has open.
+                handle.epoch = controller.epoch
+        return handle.copies
+
+    def write(self, fd: int, buffers: Sequence[Any], position: int) -> int:
+        """As `Files.write`, to the followers first."""
+
+        def once() -> int:
+            copies = self._copies(fd)
+            leader, leader_fd = copies[0]
+            if not self._handles[fd].leader_checked:
+                self._check_leader(self._handles[fd], position)
+            if not getattr(self._local, "leader_only", False):
+                for directory, copy in reversed(copies[1:]):
+                    self._catch_up(copies[0], (directory, copy), position)
+                    _attempt(directory, lambda files, to=copy: files.write(to, buffers, position))
+            return _attempt(leader, lambda files: files.write(leader_fd, buffers, position))
+
+        return self._repeat(once)
+
+    def _check_leader(self, handle: _Handle, position: int) -> None:
+        """Raise if the leader lacks bytes before a position: it was elected in this operation."""
+        directory, fd = handle.copies[0]
+        if _attempt(directory, methodcaller("size", fd)) < position:
+            raise NotLeaderOrFollowerError(
+                "Another directory became the leader, and lacks what was written with acks=1",
+                path=handle.path,
+                todo="Repeat the call.",
+            )
+        handle.leader_checked = True
+
+    def _catch_up(
+        self, leader: tuple[LogDirectory, int], follower: tuple[LogDirectory, int], position: int
+    ) -> None:
+        """Make a follower's file equal to the leader's up to a position, and end there."""
+        directory, fd = follower
+        size = _attempt(directory, lambda files: files.size(fd))
+        if size > position:
+            _attempt(directory, lambda files: files.truncate(fd, position))
+        elif size < position:
+            copy_range(leader, follower, size, position)
+
+    def _first(self, fd: int, operation: Callable[[Files, int], T]) -> T:
+        """Do something with the copy that is read."""
+
+        def once() -> T:
+            directory, copy = self._copies(fd)[0]
+            return _attempt(directory, lambda files: operation(files, copy))
+
+        return self._repeat(once)
+
+    def _each(self, fd: int, operation: Callable[[Files, int], object]) -> None:
+        """Do something with every copy, with the leader's last."""
+
+        def once() -> None:
+            for directory, copy in reversed(self._copies(fd)):
+                _attempt(directory, lambda files, of=copy: operation(files, of))
+
+        self._repeat(once)
+
+    def read(self, fd: int, length: int, position: int) -> bytes:
+        """As `Files.read`."""
+        return self._first(fd, lambda files, copy: files.read(copy, length, position))
+
+    def read_into(self, fd: int, memory: Any, position: int) -> int:
+        """As `Files.read_into`."""
+        return self._first(fd, lambda files, copy: files.read_into(copy, memory, position))
+
+    def map(self, fd: int, length: int, *, write: bool = False) -> Any:
+        """As `Files.map`."""
+        return self._first(fd, lambda files, copy: files.map(copy, length, write=write))
+
+    def size(self, fd: int) -> int:
+        """As `Files.size`."""
+        return self._first(fd, lambda files, copy: files.size(copy))
+
+    def check_linked(self, fd: int) -> None:
+        """As `Files.check_linked`."""
+        self._first(fd, lambda files, copy: files.check_linked(copy))
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Cut the copies to `size` bytes; a shorter copy stays as it is."""
+
+        def cut(files: Files, copy: int) -> None:
+            if files.size(copy) > size:
+                files.truncate(copy, size)
+
+        self._each(fd, cut)
+
+    def allocate(self, fd: int, size: int) -> None:
+        """As `Files.allocate`."""
+        self._each(fd, lambda files, copy: files.allocate(copy, size))
+
+    def sync(self, fd: int) -> None:
+        """As `Files.sync`."""
+        self._each(fd, lambda files, copy: files.sync(copy))
+
+    def drop_cache(self, fd: int) -> None:
+        """As `Files.drop_cache`."""
+        self._each(fd, lambda files, copy: files.drop_cache(copy))
+
+    def close(self, fd: int) -> None:
+        """As `Files.close`."""
+        handle = self._handles.pop(fd, None)
+        if handle is not None:
+            self._close_copies(handle)
+
+    def _close_copies(self, handle: _Handle) -> None:
+        copies, handle.copies = handle.copies, []
+        for directory, fd in copies:
+            with suppress(EmbedlogError):
+                directory.files.close(fd)
+
+    def keep(self, fd: int) -> None:
+        """As `Files.keep`."""
+        handle = self._handles[fd]
+        handle.kept = True
+        for directory, copy in handle.copies:
+            directory.files.keep(copy)
+
+    # Names
+
+    def make_directory(self, path: str, exist_ok: bool = True) -> None:
+        """As `Files.make_directory`."""
+
+        def make(files: Files) -> None:
+            make_parents(files, path)
+            files.make_directory(path, exist_ok)
+
+        self._in_all(path, make)
+
+    def remove_directory(self, path: str) -> None:
+        """As `Files.remove_directory`."""
+        self._in_all(path, lambda files: files.remove_directory(path), some_may_lack_it=True)
+
+    def list(self, path: str) -> list[str]:
+        """As `Files.list`; of the directory of a topic, what any directory has."""
+        if not path.startswith("topics") or self._leader_of(path) is not None:
+            return self._in_first(path, lambda files: files.list(path))
+        names: set[str] = set()
+
+        def collect(files: Files) -> None:
+            names.update(files.list(path))
+
+        self._in_all(path, collect, some_may_lack_it=True)
+        return sorted(names)
+
+    def _leader_of(self, path: str) -> int | None:
+        key = partition_of(path)
+        assignment = None if key is None else self._controller.assignment(key)
+        return None if assignment is None else assignment.leader
+
+    def exists(self, path: str) -> bool:
+        """As `Files.exists`."""
+        return self._in_first(path, lambda files: files.exists(path))
+
+    def rename(self, old: str, new: str) -> None:
+        """As `Files.rename`."""
+        self._in_all(old, lambda files: files.rename(old, new))
+
+    def unlink(self, path: str, missing_ok: bool = False) -> None:
+        """As `Files.unlink`; in followers the file may be missing."""
+        self._in_all(path, lambda files: files.unlink(path, missing_ok), some_may_lack_it=True)
+
+    def sync_directory(self, path: str) -> None:
+        """As `Files.sync_directory`."""
+        self._in_all(path, lambda files: files.sync_directory(path), some_may_lack_it=True)
+
+    # Locks
+
+    def lock(self, fd: int, timeout: float, shared: bool = False) -> bool:
+        """As `Files.lock`, in every directory that is online."""
+
+        def once() -> bool:
+            waited, held = False, []
+            copies = self._lock_copies(fd)
+            try:
+                for directory, copy in copies:
+                    waited |= _attempt(
+                        directory, lambda files, of=copy: files.lock(of, timeout, shared)
+                    )
+                    held.append((directory, copy))
+            except BaseException:
+                for directory, copy in held:
+                    directory.files.unlock(copy)
+                raise
+            return waited
+
+        while True:
+            waited = self._repeat(once)
+            handle = self._handles[fd]
+            if handle.epoch == self._controller.current().epoch:
+                return waited
+            # The directories changed before the lock was taken.
+            self.unlock(fd)
+
+    def _lock_copies(self, fd: int) -> list[tuple[LogDirectory, int]]:
+        handle = self._handles[fd]
+        if handle.epoch != self._controller.current().epoch:
+            self._open_lock(handle)
+        return handle.copies
+
+    def _open_lock(self, handle: _Handle, create: bool = True) -> None:
+        """Open a lock file in every directory that is online now, in the order of their ids.
+
+        Where it is missing, it is created; without ``create`` it must exist in one of them.
+        """
+        epoch, online = self._controller.current().epoch, self._controller.online
+        opened = dict(handle.copies)
+        if not create and not opened:
+            self._in_all(handle.path, partial(_check_exists, handle.path), some_may_lack_it=True)
+        copies = []
+        for directory in online:
+            fd = opened.pop(directory, None)
+            if fd is None:
+                write = directory.files.writable
+                fd = _attempt(
+                    directory, partial(_open_file, path=handle.path, write=write, create=write)
+                )
+            copies.append((directory, fd))
+            handle.copies = [*copies, *opened.items()]
+        for directory, fd in opened.items():
+            with suppress(EmbedlogError):
+                directory.files.close(fd)
+        handle.copies, handle.epoch = copies, epoch
+
+    def try_lock(self, fd: int, shared: bool = False) -> bool:
+        """As `Files.try_lock`: free in every directory that is online."""
+
+        def once() -> bool:
+            held: list[tuple[LogDirectory, int]] = []
+            try:
+                for directory, copy in self._lock_copies(fd):
+                    if not _attempt(directory, lambda files, of=copy: files.try_lock(of, shared)):
+                        return False
+                    held.append((directory, copy))
+                held = []
+                return True
+            finally:
+                for directory, copy in held:
+                    directory.files.unlock(copy)
+
+        return self._repeat(once)
+
+    def unlock(self, fd: int) -> None:
+        """As `Files.unlock`; a broken disk still frees its locks."""
+        for directory, copy in self._handles[fd].copies:
+            with suppress(StorageError):
+                directory.files.unlock(copy)
+
+    # The root and its file system
+
+    def path(self, relative: str) -> str:
+        """As `Files.path`: where the file is read."""
+        key = partition_of(f"{relative}/") or partition_of(relative)
+        return self._directories(relative, key)[0].files.path(relative)
+
+    def identity(self) -> tuple[int, int]:
+        """As `Files.identity`, of the controller's directory."""
+        return self._controller.directory.files.identity()
+
+    def is_in_place(self) -> bool:
+        """As `Files.is_in_place`; a directory that is not takes itself offline."""
+        return self._controller.directory.files.is_in_place()
+
+    def boot_id(self) -> str:
+        """As `Files.boot_id`."""
+        return self._controller.directory.files.boot_id()
+
+    def free_bytes(self) -> int:
+        """As `Files.free_bytes`, of the fullest directory that is online."""
+        return min(each.files.free_bytes() for each in self._controller.current().online)
+
+    def total_bytes(self) -> int:
+        """As `Files.total_bytes`, of the smallest directory that is online."""
+        return min(each.files.total_bytes() for each in self._controller.current().online)
+
+    def filesystem(self) -> str:
+        """As `Files.filesystem`, of the controller's directory."""
+        return self._controller.directory.files.filesystem()
+
+    # Closing
+
+    def close_all(self) -> None:
+        """Close every directory."""
+        self._controller.close()
+
+    def after_fork(self) -> None:
+        """As `Files.after_fork`."""
+        for directory in self._controller.directories.values():
+            directory.files.after_fork()
+
+
+class _BrokenError(Exception):
+    """A directory refused an operation because its disk is broken."""
+
+    def __init__(self, directory: LogDirectory, error: Exception) -> None:
+        super().__init__(directory, error)
+        self.directory, self.error = directory, error
+
+
+def _open_file(files: Files, path: str, write: bool, create: bool) -> int:
+    return files.open(path, write=write, create=create)
+
+
+def _check_exists(path: str, files: Files) -> None:
+    files.close(files.open(path))
+
+
+def _attempt(directory: LogDirectory, operation: Callable[[Files], T]) -> T:
+    """Do something in one directory.
+
+    Raises:
+        _BrokenError: Its disk is broken.
+        StorageError: Another error, which is the caller's.
+    """
+    try:
+        return operation(directory.files)
+    except LockTimeoutError:
+        raise
+    except StorageError as error:
+        if directory.is_broken_by(error):
+            raise _BrokenError(directory, error) from error
+        raise
+
+
+def copy_range(
+    source: tuple[LogDirectory, int], target: tuple[LogDirectory, int], start: int, stop: int
+) -> int:
+    """Copy bytes of a file from one directory to another; return how many.
+
+    Raises:
+        StorageError: The source ends before ``stop``.
+    """
+    position = start
+    while position < stop:
+        length = min(CHUNK_BYTES, stop - position)
+        chunk = _attempt(source[0], methodcaller("read", source[1], length, position))
+        if not chunk:
+            raise StorageError(
+                "The file of the leader ends too early", path=source[0].path, operation="copy"
+            )
+        _attempt(target[0], methodcaller("write", target[1], [chunk], position))
+        position += len(chunk)
+    return position - start
+
+
+def partition_of(path: str) -> bytes | None:
+    """Return the key of the partition that a path belongs to; None for all other files.
+
+    >>> partition_of("topics/flights-7/2/00000000000000000000-00000001.arrows")
+    b'\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x07\\x00\\x00\\x00\\x02'
+    >>> partition_of("topics/flights-7")
+    """
+    parts = path.split("/", 3)
+    if len(parts) < 3 or parts[0] != "topics":
+        return None
+    topic_id = parts[1].rpartition("-")[2]
+    if not topic_id.isdecimal() or not parts[2].isdecimal():
+        return None
+    return PARTITION_KEY.pack(int(topic_id), int(parts[2]))
+
+
+def make_parents(files: Files, path: str) -> None:
+    """Make the directories above a path."""
+    parts = path.split("/")[:-1]
+    for count in range(1, len(parts) + 1):
+        files.make_directory("/".join(parts[:count]))

@@ -1,0 +1,218 @@
+"""The metadata of a log over several directories: which there are, and who has which partition.
+
+It is in `state`, and so in every directory: the rows of `DIRECTORIES` and `ASSIGNMENTS`, and
+one row with the *epoch*, which grows with each change of them.  A process works with a
+`MetadataImage` of one epoch, and takes the next one when an epoch page (`LogDirectory`) or
+a commit shows a higher one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from embedlog import kv
+from embedlog.errors import NotEnoughReplicasError, ReplicasDivergedError
+from embedlog.keyspace import ASSIGNMENTS as _ASSIGNMENTS
+from embedlog.keyspace import DIRECTORIES as _DIRECTORIES
+from embedlog.keyspace import METADATA_VERSION as _METADATA_VERSION
+from embedlog.replication.isr import PartitionAssignment
+
+
+class DirectoryInfo(NamedTuple):
+    """A directory of the log, as the metadata has it."""
+
+    path: str
+    rack: str | None = None
+    online: bool = True
+    reason: str = ""
+    """Why it is offline."""
+    since: int = 0
+    """The epoch in which it came online, or went offline."""
+
+
+class MetadataVersion(NamedTuple):
+    """Which writes a `state` has."""
+
+    version: int
+    """The number of writes; each changes every directory that is online."""
+    epoch: int
+    controller_id: int
+    """The directory whose databases are read, and whose locks and wake page count."""
+    changes: bytes
+    """What the last write changed, for a directory that lacks only that one."""
+
+
+def _pack_assignment(assignment: PartitionAssignment) -> dict[str, Any]:
+    return {
+        "replicas": assignment.replicas,
+        "isr": assignment.isr,
+        "leader": assignment.leader,
+        "leader_epoch": assignment.leader_epoch,
+        "partition_epoch": assignment.partition_epoch,
+        "adding": assignment.adding_replicas,
+        "removing": assignment.removing_replicas,
+    }
+
+
+def _unpack_assignment(fields: Mapping[str, Any]) -> PartitionAssignment:
+    return PartitionAssignment(
+        tuple(fields["replicas"]),
+        tuple(fields["isr"]),
+        fields["leader"],
+        fields["leader_epoch"],
+        fields["partition_epoch"],
+        tuple(fields["adding"]),
+        tuple(fields["removing"]),
+    )
+
+
+_pack_json, _unpack_json = _ASSIGNMENTS.pack, _ASSIGNMENTS.unpack
+ASSIGNMENTS = _ASSIGNMENTS.coded(
+    lambda assignment: _pack_json(_pack_assignment(assignment)),
+    lambda data: _unpack_assignment(_unpack_json(data)),
+)
+DIRECTORIES = _DIRECTORIES.coded(
+    lambda info: _pack_json(info._asdict()), lambda data: DirectoryInfo(**_unpack_json(data))
+)
+METADATA_VERSION = _METADATA_VERSION.typed(MetadataVersion)
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataImage:
+    """The metadata as of one epoch."""
+
+    epoch: int = 0
+    controller_id: int = 0
+    directories: Mapping[int, DirectoryInfo] = field(default_factory=dict)
+    assignments: Mapping[bytes, PartitionAssignment] = field(default_factory=dict)
+    """By the key of the partition."""
+
+    @classmethod
+    def load(cls, txn: kv.Txn) -> MetadataImage:
+        """Read the metadata in a transaction of `state`."""
+        version = METADATA_VERSION.get(txn)
+        if version is None:
+            return cls()
+        directories = {directory: info for (directory,), info in DIRECTORIES.scan(txn)}
+        assignments = {key: assignment for (key,), assignment in ASSIGNMENTS.scan(txn)}
+        return cls(
+            version.epoch,
+            version.controller_id,
+            MappingProxyType(directories),
+            MappingProxyType(assignments),
+        )
+
+    @property
+    def online(self) -> tuple[int, ...]:
+        """The directories that have every write, in order."""
+        return tuple(each for each, info in self.directories.items() if info.online)
+
+    @property
+    def racks(self) -> dict[int, str | None]:
+        """The racks of the directories that are online."""
+        return {each: self.directories[each].rack for each in self.online}
+
+
+def put_epoch(txn: kv.Txn, epoch: int, controller_id: int) -> None:
+    """Write an epoch; the write that this is part of adds the rest of the row."""
+    version = METADATA_VERSION.get(txn) or MetadataVersion(0, 0, 0, b"")
+    changed = version._replace(epoch=epoch, controller_id=controller_id)
+    METADATA_VERSION.put(txn, value=changed)
+
+
+def check_quorum(image: MetadataImage, online: Collection[int]) -> None:
+    """Raise unless these directories may decide for all of them.
+
+    A majority may.  Of two directories, one may: it notes that it goes on alone, and if the
+    other one does so too, `check_agreement` finds out.
+
+    Raises:
+        NotEnoughReplicasError: The others could have decided otherwise, without these.
+    """
+    count = len(image.directories)
+    required = 1 if count <= 2 else count // 2 + 1
+    if len(online) < required:
+        offline = [info.path for each, info in image.directories.items() if each not in online]
+        raise NotEnoughReplicasError(
+            f"{len(online)} of {count} directories of the log are online, and a change of its "
+            f"metadata needs {required}; {', '.join(offline)} cannot be used",
+            todo="Bring a directory back, or give it up with `embedlog replicas remove`; "
+            'mode="r" reads what is there.',
+            in_sync=len(online),
+            required=required,
+        )
+
+
+def newest(images: Mapping[int, MetadataImage], versions: Mapping[int, int]) -> int:
+    """Return the directory whose metadata counts, of those that can be read.
+
+    Raises:
+        ReplicasDivergedError: Two directories went on without each other.
+    """
+    check_agreement(images)
+    # A directory that others have taken offline lacks what they wrote since, and its epoch is
+    # lower.
+    return max(images, key=lambda each: (images[each].epoch, versions[each], -each))
+
+
+def check_agreement(images: Mapping[int, MetadataImage]) -> None:
+    """Raise if two directories have taken each other offline.
+
+    Raises:
+        ReplicasDivergedError: Each may have records and commits that the other lacks.
+    """
+    for directory, image in images.items():
+        for other, theirs in images.items():
+            mine, yours = image.directories.get(other), theirs.directories.get(directory)
+            if other <= directory or mine is None or yours is None:
+                continue
+            if not mine.online and not yours.online and _is_own(image, directory, theirs, other):
+                raise ReplicasDivergedError(
+                    f"{image.directories[directory].path} and {theirs.directories[other].path} "
+                    "were each written to while the other one was missing",
+                    todo="Open the one that counts, alone, and give up the other one with "
+                    "`embedlog replicas remove`; then add it again.",
+                )
+
+
+def _is_own(image: MetadataImage, directory: int, theirs: MetadataImage, other: int) -> bool:
+    """Whether both directories are online in their own metadata."""
+    return image.directories[directory].online and theirs.directories[other].online
+
+
+def pack_changes(changes: Mapping[bytes, bytes | None]) -> bytes:
+    """Encode the rows that a write changed."""
+    parts: list[bytes] = []
+    for key, value in changes.items():
+        length = _DELETED if value is None else len(value)
+        parts += [len(key).to_bytes(2, "big"), length.to_bytes(4, "big"), key, value or b""]
+    return b"".join(parts)
+
+
+def unpack_changes(data: bytes) -> dict[bytes, bytes | None]:
+    """Decode what `pack_changes` returned."""
+    changes: dict[bytes, bytes | None] = {}
+    at = 0
+    while at < len(data):
+        key_length = int.from_bytes(data[at : at + 2], "big")
+        length = int.from_bytes(data[at + 2 : at + 6], "big")
+        at += 6
+        key = data[at : at + key_length]
+        at += key_length
+        if length == _DELETED:
+            changes[key] = None
+        else:
+            changes[key] = data[at : at + length]
+            at += length
+    return changes
+
+
+_DELETED = 0xFFFFFFFF
+
+
+def paths_of(directories: Iterable[DirectoryInfo]) -> list[str]:
+    """Return the paths of directories."""
+    return [info.path for info in directories]

@@ -1,0 +1,244 @@
+"""The log of a partition with replicas: acknowledgements, and taking over from a leader."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from embedlog import catalog, kv
+from embedlog.batch import EncodedBatch
+from embedlog.catalog import PartitionInfo, TopicInfo
+from embedlog.errors import (
+    CorruptionError,
+    EmbedlogError,
+    NotEnoughReplicasError,
+    NotLeaderOrFollowerError,
+)
+from embedlog.partition import recovery, truncate
+from embedlog.partition.partition_log import PartitionLog
+from embedlog.partition.state import Context
+from embedlog.partition.tail import TAILS, Tail
+from embedlog.record import Appended
+from embedlog.replication.controller import Controller, offline_error
+from embedlog.replication.files import ReplicatedFiles
+from embedlog.replication.isr import PartitionAssignment
+from embedlog.segment import SegmentFile
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("embedlog.replication")
+
+
+class ReplicatedPartition(PartitionLog):
+    """The log of a partition in several directories.
+
+    Every operation writes to the in-sync replicas, by `ReplicatedFiles`.  What is left to do
+    here: an append with ``acks=1`` writes to the leader only, and the first to use the
+    partition after an election makes the new leader's log the log of the partition.
+    """
+
+    def __init__(
+        self, context: Context, topic: TopicInfo, partition: int, controller: Controller
+    ) -> None:
+        super().__init__(context, topic, partition)
+        self.controller = controller
+        self._led_epoch = -1
+        """The epoch in which the leader was last seen to have taken over."""
+        self._owner: int | None = None
+        """The thread that holds the partition's lock."""
+        self._acks = threading.local()
+
+    @property
+    def assignment(self) -> PartitionAssignment:
+        """Its replicas.
+
+        Raises:
+            ReplicaNotAvailableError: It has no leader.
+        """
+        assignment = self.controller.assignment(self.key)
+        if assignment is None:
+            self.refresh()  # says that the topic was deleted
+            raise CorruptionError(
+                "The database state has lost the assignment of the partition", **self.where
+            )
+        if assignment.leader is None:
+            raise offline_error(self.controller.image, assignment, self.where)
+        return assignment
+
+    # Acknowledgements
+
+    def append(
+        self,
+        encoded: Sequence[EncodedBatch],
+        *,
+        durability: str | None = None,
+        timeout: float | None = None,
+        acks: int | str = "all",
+    ) -> list[Appended]:
+        """As `PartitionLog.append`.
+
+        Args:
+            encoded: The batches.
+            durability: ``"os"`` or ``"fsync"``.
+            timeout: Seconds to wait for the partition's lock.
+            acks: With ``"all"`` the batches are in all in-sync replicas when this returns, and
+                nobody reads them before; with 1 or 0, they are at the leader, and the others
+                get them later.
+
+        Raises:
+            NotEnoughReplicasError: Fewer than `min.insync.replicas` are in sync.
+            ReplicaNotAvailableError: The partition has no leader.
+        """
+        self._acks.leader = acks not in ("all", -1)
+        try:
+            while True:
+                if not self._acks.leader:
+                    self._check_min_isr()
+                try:
+                    return super().append(encoded, durability=durability, timeout=timeout)
+                except NotLeaderOrFollowerError:
+                    # The next attempt goes to the new leader; each directory leads once at most.
+                    if not self.assignment.isr:
+                        raise
+        finally:
+            self._acks.leader = False
+
+    def _check_min_isr(self) -> None:
+        self.refresh()
+        try:
+            self.assignment.check_min_isr(self.config.min_insync_replicas)
+        except NotEnoughReplicasError as error:
+            raise NotEnoughReplicasError(error.what, todo=error.todo, **self.where) from None
+
+    def commit_locked(
+        self,
+        file: SegmentFile,
+        buffers: list[Any],
+        position: int,
+        log_end_offset: int,
+        publish: kv.Step[T],
+    ) -> T:
+        """As `PartitionState.commit_locked`; for ``acks=1`` the bytes go to the leader only."""
+        if not getattr(self._acks, "leader", False):
+            return super().commit_locked(file, buffers, position, log_end_offset, publish)
+        files = self.context.files
+        assert isinstance(files, ReplicatedFiles)
+        with files.leader_only():
+            return super().commit_locked(file, buffers, position, log_end_offset, publish)
+
+    # Leadership
+
+    def acquire(self, timeout: float | None = None) -> None:
+        """As `PartitionState.acquire`; a new leader has taken over when this returns."""
+        super().acquire(timeout)
+        self._owner = threading.get_ident()
+        try:
+            self._lead()
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """As `PartitionState.release`."""
+        self._owner = None
+        super().release()
+
+    def read_tail(self) -> Tail | None:
+        """As `PartitionState.read_tail`, of the present leader."""
+        tail = super().read_tail()
+        if self._led_epoch != self.controller.current().epoch and tail is not None:
+            if not self.context.files.writable:
+                _ = self.assignment
+            elif tail.leader_epoch >= self.assignment.leader_epoch:
+                self._led_epoch = self.controller.epoch
+            elif self._owner == threading.get_ident():
+                self._lead()
+                return super().read_tail()
+            else:
+                with self.locked():
+                    return super().read_tail()
+        return tail
+
+    def _lead(self) -> None:
+        """Make the leader's log that of the partition, if it was elected since; under the lock."""
+        epoch = self.controller.current().epoch
+        if self._led_epoch == epoch:
+            return
+        assignment = self.assignment
+        tail = TAILS.get(self.context.live, self.key)
+        if tail is not None and tail.leader_epoch < assignment.leader_epoch:
+            self._take_over(tail, assignment)
+        # Without a tail recovery finds what the leader has.
+        self._led_epoch = epoch
+
+    def _take_over(self, tail: Tail, assignment: PartitionAssignment) -> None:
+        self._led_epoch = self.controller.epoch  # or else `read_tail` would come here again
+        self.cached_tail = self.open_segment_file = None
+        self.snapshot_version = -1
+        self.refresh()
+        size = self._leader_size()
+        if self.active_segment.id == tail.segment_id and size >= tail.log_end_position:
+            self._begin_epoch(tail, assignment.leader_epoch)
+        else:
+            # It lacks what was acknowledged by the leader before it alone.
+            end = self._log_end_offset(size)
+            _logger.warning(
+                "%s-%d: the new leader, in %s, ends at offset %d; the one before ended at %d",
+                *(self.topic, self.partition, self.controller.directories[assignment.leader].path),
+                *(end, tail.log_end_offset),
+            )
+            self._raise_epoch(assignment.leader_epoch - 1)
+            truncate.truncate_locked(self, tail, end)
+        self.context.wake.advance()
+
+    def _leader_size(self) -> int:
+        try:
+            return self.active_file().size()
+        except EmbedlogError as error:
+            if not getattr(error, "missing", False):
+                raise
+            return 0
+
+    def _log_end_offset(self, size: int) -> int:
+        """Return where the leader's log ends, by the batches of the active segment."""
+        end = self.active_segment.base_offset
+        if not size:
+            return end
+        file = self.active_file()
+        try:
+            for batch in file.heads(file.start, size):
+                if batch.position + batch.size > size:
+                    break
+                end = batch.next_offset
+        except CorruptionError:
+            pass  # a batch that was being copied
+        return end
+
+    def _raise_epoch(self, epoch: int) -> None:
+        """Note in `state` that an epoch was used, so that the next one is above it."""
+
+        def step(txn: kv.Txn) -> None:
+            info = catalog.PARTITIONS.get(txn, self.key) or PartitionInfo()
+            if info.leader_epoch < epoch:
+                catalog.PARTITIONS.put(txn, self.key, value=info._replace(leader_epoch=epoch))
+
+        self.context.state.write(step)
+
+    def _begin_epoch(self, tail: Tail, epoch: int) -> None:
+        """Begin a leader epoch at the end of the log, where nothing was lost."""
+
+        def note(txn: kv.Txn) -> None:
+            info = catalog.PARTITIONS.get(txn, self.key) or PartitionInfo()
+            catalog.PARTITIONS.put(txn, self.key, value=info._replace(leader_epoch=epoch))
+            recovery.put_epoch(txn, self.key, epoch, tail.log_end_offset)
+
+        def begin(txn: kv.Txn) -> None:
+            current = TAILS.get(txn, self.key)
+            if current is not None:
+                TAILS.put(txn, self.key, value=current._replace(leader_epoch=epoch))
+
+        # `state` first: a batch must not have an epoch that recovery does not know.
+        self.context.state.write(note)
+        self.context.live.write(begin)

@@ -1,0 +1,409 @@
+"""Attaching to a log over several directories.
+
+Order: each directory is opened and checked as a root of its own; their metadata says which one
+counts, and which others have the same; then they are one log.  A directory that is missing,
+broken or behind is taken offline, and the housekeeping brings it back (`recovery`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from typing import Any
+
+from embedlog import catalog, kv
+from embedlog.catalog import Catalog, NewPartitions, TopicInfo
+from embedlog.errors import (
+    DiskFullError,
+    NotALogError,
+    ReplicaNotAvailableError,
+    StorageError,
+)
+from embedlog.files import Files
+from embedlog.files.reserve import Reserve
+from embedlog.keyspace import FORMAT_FILE, LIVE_VERSION
+from embedlog.partition.open_files import OpenFiles, limit_for
+from embedlog.partition.state import Context
+from embedlog.replication import recovery
+from embedlog.replication.controller import Controller
+from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
+from embedlog.replication.files import ReplicatedFiles
+from embedlog.replication.isr import PartitionAssignment
+from embedlog.replication.members import (
+    Member,
+    find_members,
+    new_cluster_id,
+    read_member,
+    write_member,
+)
+from embedlog.replication.metadata import (
+    ASSIGNMENTS,
+    DIRECTORIES,
+    METADATA_VERSION,
+    DirectoryInfo,
+    MetadataImage,
+    MetadataVersion,
+    check_agreement,
+    put_epoch,
+)
+from embedlog.replication.partition import ReplicatedPartition
+from embedlog.replication.placement import assign_replicas
+from embedlog.replication.wake import ReplicatedWake
+from embedlog.root import startup
+from embedlog.root.root import Root, check_format
+
+_logger = logging.getLogger("embedlog.replication")
+
+DEFAULT_REPLICATION_FACTOR = 3
+"""A topic has this many copies, or as many as there are directories."""
+
+
+class ReplicatedRoot(Root):
+    """One handle on a log over several directories.
+
+    Args:
+        paths: The directories; those that the log has besides are opened, too.
+        racks: The racks of directories that are new, by path.
+        options: As those of `Root`.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], *, racks: dict[str, str] | None = None, **options: Any
+    ) -> None:
+        self.paths, self._racks = tuple(paths), dict(racks or {})
+        self.controller: Controller
+        self.cluster_id = ""
+        super().__init__(self.paths[0], **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(ReplicatedRoot, self.paths, **self.options()), ()
+
+    # Topics and partitions
+
+    def _new_partition(self, context: Context, info: TopicInfo, number: int) -> ReplicatedPartition:
+        return ReplicatedPartition(context, info, number, self.controller)
+
+    def _assign_replicas(self, replication_factor: int | None) -> NewPartitions:
+        def assign(txn: kv.Txn, topic: TopicInfo, first: int) -> None:
+            image = MetadataImage.load(txn)
+            factor = replication_factor
+            if factor is None and first:
+                # As the partitions that the topic has.
+                before = ASSIGNMENTS.get(txn, topic.key(0))
+                factor = None if before is None else len(before.target_replicas)
+            if factor is None:
+                factor = min(DEFAULT_REPLICATION_FACTOR, len(image.online))
+            racks = {each: info.rack for each, info in image.directories.items()}
+            offline = racks.keys() - set(image.online)
+            assigned = assign_replicas(
+                topic.partitions - first,
+                factor,
+                racks,
+                first_partition=first,
+                # Chance that is the same if the transaction runs again.
+                rng=random.Random(topic.id),
+                offline=offline,
+            )
+            for partition, replicas in assigned.items():
+                assignment = PartitionAssignment.create(replicas, image.online)
+                ASSIGNMENTS.put(txn, topic.key(partition), value=assignment)
+            put_epoch(txn, image.epoch + 1, image.controller_id)
+
+        return assign
+
+    # Attaching
+
+    def _attach(self) -> Context:
+        with self._lock:
+            attached = self._context is not None
+            context = super()._attach()
+            if not attached and self._is_new_live:
+                self._is_new_live = False
+                self._compare_replicas()
+            return context
+
+    def _open_files(self, writable: bool) -> Files:
+        with ExitStack() as undo:
+            opened = self._open_each(self.paths, writable)
+            for files in opened.values():
+                undo.callback(files.close_all)
+            cluster, paths = find_members(self.paths, opened)
+            if cluster is None:
+                self._require_log(opened, writable)
+                self._begin(self._first_path())
+                undo.close()
+                return self._open_files(writable)
+            self.cluster_id = cluster
+            more = [path for path in paths.values() if path not in opened]
+            for path, files in self._open_each(more, writable).items():
+                opened[path] = files
+                undo.callback(files.close_all)
+            cluster, paths = find_members([*self.paths, *opened], opened)
+            directories = self._check_each(paths, opened, writable)
+            if not directories:
+                raise NotALogError("None of the directories can be opened", path=self.path)
+            self.controller = Controller(directories, self._open_directory)
+            if writable:
+                # Directories that a killed process left one write behind, or that broke
+                # meanwhile: from here on all that are online have the same rows.
+                self.controller.state.write(_nothing)
+                self.controller.live.write(_nothing)
+                self._is_new_live = not self.controller.live.get(_LIVE_VERSION_KEY)
+                self._update_members(paths)
+            undo.pop_all()
+            for directory_id, directory in directories.items():
+                if directory_id not in self.controller.directories:
+                    directory.close()
+            return ReplicatedFiles(self.controller)
+
+    _is_new_live = False
+    """Whether this process found `live` of an earlier boot, so that the copies may differ."""
+
+    def _open_each(self, paths: Iterable[str], writable: bool) -> dict[str, Files]:
+        """Open the directories that are there."""
+        opened = {}
+        for path in paths:
+            if path not in opened and os.path.isdir(path):
+                try:
+                    opened[path] = self.files(
+                        path, writable=writable, unsafe_filesystem=self.unsafe_filesystem
+                    )
+                except StorageError as error:
+                    _logger.warning("Directory %s cannot be opened: %s", path, error)
+        return opened
+
+    def _require_log(self, opened: dict[str, Files], writable: bool) -> None:
+        """Raise unless at most one of the directories is a log, to which others may be added."""
+        logs = [path for path, files in opened.items() if files.exists(FORMAT_FILE)]
+        if len(logs) > 1:
+            raise NotALogError(
+                f"{logs[0]} and {logs[1]} are two logs, not directories of one",
+                path=logs[1],
+                todo="Open one of them, with new or empty directories for the copies.",
+            )
+        if not writable:
+            raise NotALogError("There is no log over several directories here", path=self.path)
+
+    def _first_path(self) -> str:
+        """Return the directory that is a log already; by default the first one."""
+        logs = [path for path in self.paths if os.path.exists(f"{path}/{FORMAT_FILE}")]
+        return (logs or self.paths)[0]
+
+    def _begin(self, path: str) -> None:
+        """Make a log in one directory the first of several."""
+        Root(path, **self.options()).close()  # creates it, and finishes what was left
+        files = self.files(path, writable=True, unsafe_filesystem=self.unsafe_filesystem)
+        try:
+            attached = files.open("locks/attached", write=True, create=True)
+            files.lock(attached, self.lock_timeout)
+            rack = self._racks.get(path)
+            with closing(
+                kv.Store(files, "state", durable=True, timeout=self.lock_timeout)
+            ) as state:
+                state.write(partial(_put_first_directory, path, rack))
+            # Last: without it this is a log in one directory, whose other rows do no harm.
+            write_member(files, Member(new_cluster_id(), 1, {1: path}))
+        finally:
+            files.close_all()
+
+    def _check_each(
+        self, paths: dict[int, str], opened: dict[str, Files], writable: bool
+    ) -> dict[int, LogDirectory]:
+        """Check the directories, as the first process to attach does, and open their databases."""
+        directories: dict[int, LogDirectory] = {}
+        for directory_id, path in sorted(paths.items()):
+            files = opened.get(path)
+            if files is None:
+                continue
+            try:
+                check_format(files)
+                member = read_member(files)
+                if member is None or member.directory_id != directory_id:
+                    raise NotALogError(
+                        f"This is not directory {directory_id} of the log", path=path
+                    )
+                directories[directory_id] = LogDirectory(directory_id, path, files)
+            except (*DATABASE_ERRORS, NotALogError) as error:
+                _logger.warning("Directory %s cannot be used: %s", path, error)
+        if writable:
+            self._lock_each(directories)
+        for directory in list(directories.values()):
+            try:
+                directory.open_stores(
+                    self.lock_timeout, live=writable or startup.live_is_valid(directory.files)
+                )
+            except DATABASE_ERRORS as error:
+                _logger.warning("Directory %s cannot be used: %s", directory.path, error)
+                del directories[directory.id]
+        images = {
+            each: directory.state.read(MetadataImage.load)
+            for each, directory in directories.items()
+        }
+        check_agreement(images)
+        return {each: directory for each, directory in directories.items() if images[each].epoch}
+
+    def _lock_each(self, directories: dict[int, LogDirectory]) -> None:
+        """Attach to the directories; the first process prepares them."""
+        held: list[tuple[LogDirectory, int]] = []
+        try:
+            first = True
+            for directory in list(directories.values()):
+                files = directory.files
+                try:
+                    for name in ("locks", "topics"):
+                        files.make_directory(name)
+                    lock = files.open("locks/root", write=True, create=True)
+                    files.lock(lock, self.lock_timeout)
+                    held.append((directory, lock))
+                    directory.attached = files.open("locks/attached", write=True, create=True)
+                    first &= files.try_lock(directory.attached)
+                except StorageError as error:
+                    _logger.warning("Directory %s cannot be used: %s", directory.path, error)
+                    del directories[directory.id]
+            for directory in list(directories.values()):
+                try:
+                    if first:
+                        kv.close_unused()
+                        report = startup.prepare(directory.files)
+                        self.startup_report += [f"{directory.path}: {line}" for line in report]
+                    directory.share_attached(self.lock_timeout)
+                except DATABASE_ERRORS as error:
+                    _logger.warning("Directory %s cannot be used: %s", directory.path, error)
+                    del directories[directory.id]
+        finally:
+            for directory, lock in held:
+                directory.files.unlock(lock)
+                directory.files.close(lock)
+
+    def _open_directory(self, directory_id: int, path: str) -> LogDirectory:
+        """Open a directory that another process has brought online."""
+        files = self.files(
+            path, writable=self.mode == "rw", unsafe_filesystem=self.unsafe_filesystem
+        )
+        try:
+            member = read_member(files)
+            if member is None or (member.cluster_id, member.directory_id) != (
+                self.cluster_id,
+                directory_id,
+            ):
+                raise StorageError(
+                    f"This is not directory {directory_id} of the log",
+                    path=path,
+                    operation="open",
+                )
+            directory = LogDirectory(directory_id, path, files)
+            if files.writable:
+                directory.attached = files.open("locks/attached", write=True, create=True)
+                directory.share_attached(self.lock_timeout)
+            directory.open_stores(self.lock_timeout)
+        except BaseException:
+            files.close_all()
+            raise
+        return directory
+
+    def _update_members(self, paths: dict[int, str]) -> None:
+        """Note where the directories are now."""
+        image = self.controller.image
+        moved = {
+            each: path
+            for each, path in paths.items()
+            if each in image.directories and image.directories[each].path != path
+        }
+        if moved:
+
+            def step(txn: kv.Txn, image: MetadataImage) -> bool:
+                for each, path in moved.items():
+                    info = image.directories[each]._replace(path=path)
+                    DIRECTORIES.put(txn, each, value=info)
+                return True
+
+            self.controller.change(step)
+        self.write_members()
+
+    def write_members(self) -> None:
+        """Have each directory that is online know where all of them are."""
+        paths = {each: info.path for each, info in self.controller.image.directories.items()}
+        for directory in self.controller.online:
+            with suppress(StorageError):
+                write_member(directory.files, Member(self.cluster_id, directory.id, paths))
+
+    def _join(self, files: Files) -> Context:
+        assert isinstance(files, ReplicatedFiles)
+        context = self._context_of(files)
+        known = {info.path for info in self.controller.image.directories.values()}
+        if files.writable:
+            for path in self.paths:
+                if path not in known:
+                    recovery.add_directory(self, path, self._racks.get(path))
+        return context
+
+    def _context_of(self, files: ReplicatedFiles) -> Context:
+        controller = self.controller
+        live: Any = controller.live if "live" in controller.directory.stores else kv.EmptyStore()
+        state: Any = controller.state
+        return Context(
+            files=files,
+            state=state,
+            live=live,
+            catalog=Catalog(state),
+            wake=ReplicatedWake(controller),
+            reserve=Reserve(files),
+            open_files=OpenFiles(limit_for(files.most_descriptors())),
+            clock=self.clock,
+            durability=self.durability,
+            visibility=self.visibility,
+            lock_timeout=self.lock_timeout,
+            root=self.path,
+        )
+
+    def _compare_replicas(self) -> None:
+        """After a power cut: make the copies equal again, past what had been flushed."""
+        for log in self.partition_logs(self.topics().values()):
+            assert isinstance(log, ReplicatedPartition)
+            with suppress(ReplicaNotAvailableError):
+                recovery.compare_copies(log)
+
+    # Detaching
+
+    def _mark_clean(self, context: Context) -> None:
+        online = self.controller.online
+        held: list[tuple[LogDirectory, int]] = []
+        try:
+            last = True
+            for directory in online:
+                lock = directory.files.open("locks/root", write=True, create=True)
+                directory.files.lock(lock, self.lock_timeout)
+                held.append((directory, lock))
+                last &= directory.is_last()
+            if last:
+                with suppress(DiskFullError):
+                    startup.remove_uncommitted_files(context.files, context.state)
+                    for directory in online:
+                        startup.copy_state(directory.files, directory.state)
+                    context.state.close()
+                    for directory in online:
+                        startup.mark_clean(directory.files)
+        finally:
+            for directory, lock in held:
+                directory.files.close(lock)
+
+
+_LIVE_VERSION_KEY = LIVE_VERSION.key()
+
+
+def _nothing(txn: kv.Txn) -> None:
+    """Change nothing."""
+
+
+def _put_first_directory(path: str, rack: str | None, txn: kv.Txn) -> None:
+    """Write the metadata of a log with one directory."""
+    DIRECTORIES.put(txn, 1, value=DirectoryInfo(path, rack, since=1))
+    METADATA_VERSION.put(txn, value=MetadataVersion(0, 1, 1, b""))
+    for topic in catalog.topics(txn):
+        for partition in range(topic.partitions):
+            assignment = PartitionAssignment((1,), (1,), 1)
+            ASSIGNMENTS.put(txn, topic.key(partition), value=assignment)

@@ -1,0 +1,373 @@
+"""`state` and `live` of a log over several directories: each write changes all of them at once.
+
+A write takes the lock of the database in every directory that is online, in the order of
+their ids, runs in the database of the controller, and repeats the rows that it changed in the
+others.  No transaction is committed before all of them are ready, so a process that is killed
+in between leaves some databases one write behind the others; the next writer makes up for
+that, from the changes that each write leaves in its version row.
+
+Reads go to the database of the controller.  If it breaks, its directory goes offline, and the
+next one is read: `Controller.take_offline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from embedlog import kv
+from embedlog.errors import ClosedError, EmbedlogError, StorageError
+from embedlog.keyspace import LIVE_VERSION
+from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
+from embedlog.replication.metadata import METADATA_VERSION, pack_changes, unpack_changes
+
+if TYPE_CHECKING:
+    from embedlog.replication.controller import Controller
+
+T = TypeVar("T")
+
+EPOCH_BITS = 40
+"""The numbers of transactions have fewer bits than this."""
+_NUMBER = (1 << EPOCH_BITS - 1) - 1
+_VERSION_KEYS = {"state": METADATA_VERSION.key(), "live": LIVE_VERSION.key()}
+
+
+class _UnevenError(Exception):
+    """The databases do not have the same writes."""
+
+
+class ReplicatedStore:
+    """`state` or `live` in all directories; has the methods of `kv.Store`.
+
+    Its versions grow from one controller to the next: they begin with the epoch.
+
+    Args:
+        controller: Says which directories are online, and takes broken ones offline.
+        name: ``"state"`` or ``"live"``.
+    """
+
+    def __init__(self, controller: Controller, name: str) -> None:
+        self._controller, self._name = controller, name
+        self._version_key = _VERSION_KEYS[name]
+        self._even_epoch = -1
+        """The epoch in which all databases were found to have the same writes."""
+        self._written_epoch = 0
+        """The newest epoch that a write of this object began."""
+
+    @property
+    def path(self) -> str:
+        """The directory of the environment that is read."""
+        return self._controller.directory.stores[self._name].path
+
+    # Reading
+
+    def get(self, key: bytes) -> bytes | None:
+        """As `kv.Store.get`."""
+        return self.get_at(key)[0]
+
+    def get_at(self, key: bytes) -> tuple[bytes | None, int]:
+        """As `kv.Store.get_at`."""
+        row, number = self._read_from_controller(lambda store: store.get_at(key))
+        return row, self._controller.version_base | number
+
+    def read(self, step: kv.Step[T]) -> T:
+        """As `kv.Store.read`."""
+        return self._read_from_controller(
+            lambda store: store.read(lambda txn: step(_ReadTxn(txn, self._controller.version_base)))
+        )
+
+    def _read_from_controller(self, question: Any) -> Any:
+        while True:
+            directory = self._controller.current().directory
+            store = directory.stores[self._name]
+            try:
+                return question(store)
+            except ClosedError:
+                # Another thread found that it went offline, or came back.
+                if self._controller.directories.get(directory.id) is directory:
+                    raise
+            except DATABASE_ERRORS as error:
+                # A step may raise too; then the database is not to blame.
+                if getattr(error, "path", None) not in (store.path, f"{store.path}/data.mdb"):
+                    raise
+                self._controller.take_offline({directory.id: error})
+
+    def version(self) -> int:
+        """As `kv.Store.version`."""
+        number: int = self._read_from_controller(lambda store: store.version())
+        return self._controller.version_base | number
+
+    def is_current(self, version: int) -> bool:
+        """As `kv.Store.is_current`."""
+        controller = self._controller
+        if controller.moved() or version & ~_NUMBER != controller.version_base:
+            return False
+        return controller.directory.stores[self._name].is_current(version & _NUMBER)
+
+    def catch_up(self) -> None:
+        """As `kv.Store.catch_up`."""
+        self._read_from_controller(lambda store: store.catch_up())
+
+    def check_linked(self) -> None:
+        """As `kv.Store.check_linked`."""
+        controller = self._controller
+        directory = controller.current().directory
+        try:
+            directory.stores[self._name].check_linked()
+        except StorageError as error:
+            controller.take_offline({directory.id: error})
+
+    # Writing
+
+    def write(self, step: kv.Step[T], timeout: float | None = None) -> T:
+        """Run ``step`` in one write transaction, and repeat its changes in every directory.
+
+        Raises:
+            NotEnoughReplicasError: Too few directories are online.
+            LockTimeoutError: Another process holds a lock.
+            DiskFullError, StorageError: The last directory refused; nothing was changed.
+        """
+        while True:
+            failed: dict[int, Exception] = {}
+            directories = self._controller.current().online
+            result: list[T] = []
+            stores = [directory.stores[self._name] for directory in directories]
+            held = self._acquire(directories, stores, timeout, failed)
+            try:
+                # Not `current`, which may write: this holds the locks.
+                if (
+                    len(held) == len(stores)
+                    and not self._controller.moved()
+                    and directories is self._controller.online
+                ):
+                    result = self._commit(directories, stores, step, failed)
+            finally:
+                for store in reversed(held):
+                    store.release()
+            if failed:
+                self._controller.take_offline(failed)
+            if self._written_epoch > self._controller.epoch:
+                self._controller.refresh()
+            if result:
+                return result[0]
+
+    @contextmanager
+    def held(self) -> Iterator[tuple[LogDirectory, ...]]:
+        """Hold the locks of writes; yields the directories, whose databases are equal.
+
+        Raises:
+            NotEnoughReplicasError: Too few directories are online.
+        """
+        while True:
+            failed: dict[int, Exception] = {}
+            directories = self._controller.current().online
+            stores = [directory.stores[self._name] for directory in directories]
+            held = self._acquire(directories, stores, None, failed)
+            try:
+                if (
+                    len(held) == len(stores)
+                    and not self._controller.moved()
+                    and directories is self._controller.online
+                ):
+                    self._make_even(directories, stores, failed)
+                    if not failed:
+                        yield directories
+                        return
+            finally:
+                for store in reversed(held):
+                    store.release()
+            if failed:
+                self._controller.take_offline(failed)
+
+    def write_held(
+        self, directories: Sequence[LogDirectory], step: kv.Step[T], failed: dict[int, Exception]
+    ) -> list[T]:
+        """As `write`, in directories whose locks are held; the result in a list, or none."""
+        stores = [directory.stores[self._name] for directory in directories]
+        self._even_epoch = self._controller.image.epoch
+        return self._commit(directories, stores, step, failed)
+
+    def _acquire(
+        self,
+        directories: Sequence[LogDirectory],
+        stores: Sequence[kv.Store],
+        timeout: float | None,
+        failed: dict[int, Exception],
+    ) -> list[kv.Store]:
+        held: list[kv.Store] = []
+        try:
+            for directory, store in zip(directories, stores, strict=True):
+                try:
+                    store.acquire(timeout)
+                    held.append(store)
+                except ClosedError:
+                    if self._controller.directories.get(directory.id) is directory:
+                        raise
+                    break
+                except StorageError as error:
+                    failed[directory.id] = error
+                    break
+        except BaseException:
+            for store in reversed(held):
+                store.release()
+            raise
+        return held
+
+    def _commit(
+        self,
+        directories: Sequence[LogDirectory],
+        stores: Sequence[kv.Store],
+        step: kv.Step[T],
+        failed: dict[int, Exception],
+    ) -> list[T]:
+        """Return the result in a list, which is empty if the write must be tried again."""
+        image = self._controller.image
+        first = directories.index(self._controller.directory)
+        base, key = self._controller.version_base, self._version_key
+
+        def run(txns: Sequence[kv.Txn]) -> T:
+            rows = [txn.get(key) for txn in txns]
+            if any(row != rows[first] for row in rows):
+                raise _UnevenError
+            recording = kv.RecordingTxn(txns[first], base)
+            result = step(recording)
+            if recording.changes:
+                self._put_version(recording, rows[first])
+                for number, txn in enumerate(txns):
+                    if number != first:
+                        kv.apply_changes(txn, recording.changes)
+            return result
+
+        try:
+            if self._even_epoch != image.epoch:
+                self._make_even(directories, stores, failed)
+                if failed:
+                    return []
+                self._even_epoch = image.epoch
+            result, errors = kv.transact_all(stores, run)
+        except _UnevenError:
+            self._even_epoch = -1
+            return []
+        except kv.StoreError as error:
+            failed[directories[error.index].id] = error.error
+            return []
+        failed.update({directories[index].id: error for index, error in errors.items()})
+        return [result]
+
+    def _put_version(self, txn: kv.RecordingTxn, row: bytes | None) -> None:
+        """Write the version row after a write: its number, and what it changed."""
+        if self._name == "live":
+            before = 0 if row is None else LIVE_VERSION.load(self._version_key, row).version
+            LIVE_VERSION.put(txn, value=(before + 1, pack_changes(txn.changes)))
+            return
+        # The step may have written a new epoch to the row.
+        key = self._version_key
+        current = txn.changes.pop(key, None) or row
+        assert current is not None
+        version = METADATA_VERSION.load(key, current)
+        changed = version._replace(version=version.version + 1, changes=b"")
+        changed = changed._replace(changes=pack_changes(txn.changes))
+        METADATA_VERSION.put(txn, value=changed)
+        self._written_epoch = changed.epoch
+
+    def _make_even(
+        self,
+        directories: Sequence[LogDirectory],
+        stores: Sequence[kv.Store],
+        failed: dict[int, Exception],
+    ) -> None:
+        """Repeat the last write where a killed process could not make it any more."""
+        # In write transactions: a reader may not see the last commit of a killed process yet.
+        rows = {}
+        for directory, store in zip(directories, stores, strict=True):
+            try:
+                rows[directory.id] = store.transact_locked(lambda txn: txn.get(self._version_key))
+            except DATABASE_ERRORS as error:
+                failed[directory.id] = error
+        versions = {each: version_of(self._name, row) for each, row in rows.items()}
+        newest = max(versions, key=lambda each: versions[each], default=None)
+        if newest is None:
+            return
+        for directory, store in zip(directories, stores, strict=True):
+            if directory.id in failed or rows[directory.id] == rows[newest]:
+                continue
+            if versions[directory.id] != versions[newest] - 1:
+                failed[directory.id] = StorageError(
+                    "The directory lacks more than the last write",
+                    path=store.path,
+                    operation="read the version",
+                )
+                continue
+            row = rows[newest]
+            assert row is not None
+            try:
+                store.transact_locked(lambda txn, row=row: self._repeat(txn, row))
+            except DATABASE_ERRORS as error:
+                failed[directory.id] = error
+
+    def _repeat(self, txn: kv.Txn, row: bytes) -> None:
+        """Make the changes of a write from its version row."""
+        table: Any = METADATA_VERSION if self._name == "state" else LIVE_VERSION
+        kv.apply_changes(txn, unpack_changes(table.load(self._version_key, row).changes))
+        txn.put(self._version_key, row)
+
+    # The database that is read
+
+    def close(self) -> None:
+        """Close it in every directory."""
+        for directory in self._controller.directories.values():
+            store = directory.stores.get(self._name)
+            if store is not None:
+                with suppress(EmbedlogError):
+                    store.close()
+
+    def is_whole(self) -> bool:
+        """As `kv.Store.is_whole`, of the directories that are online."""
+        return all(each.stores[self._name].is_whole() for each in self._controller.online)
+
+    def sync(self) -> None:
+        """As `kv.Store.sync`."""
+        self._read_from_controller(lambda store: store.sync())
+
+    def readers(self) -> tuple[int, int]:
+        """As `kv.Store.readers`."""
+        counts: tuple[int, int] = self._read_from_controller(lambda store: store.readers())
+        return counts
+
+    def lagging(self) -> set[tuple[int, str, int]]:
+        """As `kv.Store.lagging`."""
+        readers: set[tuple[int, str, int]] = self._read_from_controller(
+            lambda store: store.lagging()
+        )
+        return readers
+
+    def check_readers(self) -> int:
+        """As `kv.Store.check_readers`."""
+        return sum(each.stores[self._name].check_readers() for each in self._controller.online)
+
+    def copy(self, name: str) -> None:
+        """As `kv.Store.copy`."""
+        self._read_from_controller(lambda store: store.copy(name))
+
+
+class _ReadTxn:
+    """A read transaction whose number is one of `ReplicatedStore.version`."""
+
+    __slots__ = ("_base", "_txn", "cursor", "get", "stat")
+
+    def __init__(self, txn: kv.Txn, base: int) -> None:
+        self._txn, self._base = txn, base
+        self.get, self.cursor, self.stat = txn.get, txn.cursor, txn.stat
+
+    def id(self) -> int:
+        return self._base | int(self._txn.id())
+
+
+def version_of(name: str, row: bytes | None) -> int:
+    """Return how many writes a database has, by its version row."""
+    if row is None:
+        return 0
+    table: Any = METADATA_VERSION if name == "state" else LIVE_VERSION
+    version: int = table.load(_VERSION_KEYS[name], row).version
+    return version
