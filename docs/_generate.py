@@ -266,6 +266,7 @@ ERRORS: dict[str, dict[str, str]] = {
         "UnknownSchemaError": "Register the schema; `log.schemas.subjects()` lists what there is.",
         "InvalidQueryError": "Correct the query, or the filter, as the error says.",
         "InvalidPartitionsError": "Ask for at least as many partitions as the topic has.",
+        "InvalidReplicationFactorError": "Ask for fewer replicas, or add a directory.",
         "InvalidPartitionError": "Pass an int, or a `TopicPartition`.",
         "InvalidRecordError": "Correct the records in `indices`, and send them again.",
         "OffsetsOutOfOrderError": "Sort the batches by offset before the call.",

@@ -171,6 +171,13 @@ class InvalidPartitionsError(EmbedlogError, ValueError):
     """
 
 
+class InvalidReplicationFactorError(EmbedlogError, ValueError):
+    """The replication factor is less than 1, or larger than the number of directories.
+
+    Nothing was changed.  A retry does not help: ask for fewer replicas, or add a directory.
+    """
+
+
 class InvalidPartitionError(EmbedlogError, TypeError):
     """An argument is not a partition: wrong type, or a number that no partition can have.
 
