@@ -266,7 +266,6 @@ ERRORS: dict[str, dict[str, str]] = {
         "UnknownSchemaError": "Register the schema; `log.schemas.subjects()` lists what there is.",
         "InvalidQueryError": "Correct the query, or the filter, as the error says.",
         "InvalidPartitionsError": "Ask for at least as many partitions as the topic has.",
-        "InvalidReplicationFactorError": "Ask for fewer replicas, or add a directory.",
         "InvalidPartitionError": "Pass an int, or a `TopicPartition`.",
         "InvalidRecordError": "Correct the records in `indices`, and send them again.",
         "OffsetsOutOfOrderError": "Sort the batches by offset before the call.",
@@ -316,6 +315,12 @@ ERRORS: dict[str, dict[str, str]] = {
         "InvalidProducerEpochError": "Close this producer: a newer one has its name.",
         "RestartedApplicationError": "Use another name, or allow the restart "
         '(`.option("allowRestart", "true")` in Spark).',
+    },
+    "Replication": {
+        "InvalidReplicationFactorError": "Ask for fewer replicas, or add a directory.",
+        "InvalidReplicationAssignmentError": "Name each directory once; `embedlog replicas list` "
+        "prints their ids.",
+        "NotEnoughReplicasError": "Bring the other directories back, or send with `acks=1`.",
     },
     "Storage": {
         "StorageError": "Look up `errno`; the log is as it was before the call.",
