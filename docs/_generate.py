@@ -316,6 +316,12 @@ ERRORS: dict[str, dict[str, str]] = {
         "RestartedApplicationError": "Use another name, or allow the restart "
         '(`.option("allowRestart", "true")` in Spark).',
     },
+    "Replication": {
+        "InvalidReplicationFactorError": "Ask for fewer replicas, or add a directory.",
+        "InvalidReplicationAssignmentError": "Name each directory once; `embedlog replicas list` "
+        "prints their ids.",
+        "NotEnoughReplicasError": "Bring the other directories back, or send with `acks=1`.",
+    },
     "Storage": {
         "StorageError": "Look up `errno`; the log is as it was before the call.",
         "DiskFullError": "Make room: delete records, or lower the retention. Appends continue by "

@@ -465,6 +465,32 @@ class RestartedApplicationError(EmbedlogError):
     published: int | None = None
 
 
+# Replication
+
+
+class InvalidReplicationFactorError(EmbedlogError, ValueError):
+    """The replication factor is less than 1, or larger than the number of directories.
+
+    Nothing was changed.  A retry does not help: ask for fewer replicas, or add a directory.
+    """
+
+
+class InvalidReplicationAssignmentError(EmbedlogError, ValueError):
+    """A partition cannot have these replicas: there are none, or one occurs twice.
+
+    Nothing was changed.  A retry does not help: pass distinct ids of directories of the log.
+    """
+
+
+class NotEnoughReplicasError(EmbedlogError):
+    """Fewer replicas are in sync than ``min.insync.replicas`` requires for ``acks="all"`` (H1).
+
+    Nothing was written.  A retry helps once enough followers have caught up.
+    """
+
+    retriable = True
+
+
 # Storage
 
 

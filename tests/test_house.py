@@ -31,7 +31,7 @@ FLOORS = (
     {"groups"},
     {"group"},
     {"partition"},
-    {"publish"},
+    {"publish", "replication"},
     {"root"},
     {"registry"},
     {"retention", "compaction", "producer", "consumer"},

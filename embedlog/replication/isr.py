@@ -1,0 +1,346 @@
+"""The state of a replicated partition, and the rules of its in-sync replicas (H1, H2).
+
+`PartitionAssignment` is what the metadata says of a partition: an immutable value, whose
+methods return the next one.  Each change has a higher ``partition_epoch``, by which a process
+can tell that it decides on an old state; a change of leader has a higher ``leader_epoch``
+too, which fences the leader before it.
+
+`FollowerProgress` is what a leader knows of a follower.  A follower is in sync while its log
+was as long as the leader's at most `replica.lag.time.max.ms` ago, however fast the leader
+grows; one that was out of sync returns when it has all records below the high watermark, and
+those that came before this leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from embedlog.errors import (
+    IllegalStateError,
+    InvalidReplicationAssignmentError,
+    NotEnoughReplicasError,
+)
+from embedlog.replication.election import Election, elect_leader
+
+
+class FollowerProgress(NamedTuple):
+    """How far a follower is, and when it was last as long as the leader's log."""
+
+    log_end_offset: int = 0
+    caught_up_ms: int = 0
+    """The latest time at which the leader's log ended where the follower's ends now."""
+    seen_leader_end: int = 0
+    """Where the leader's log ended when the follower was last seen."""
+    seen_ms: int = 0
+
+    def seen(self, log_end_offset: int, leader_end: int, now_ms: int) -> FollowerProgress:
+        """Return the progress after the follower was seen at an offset.
+
+        A follower that never reaches the end of a fast leader has caught up, as of the time
+        when it was last seen, if it has reached what was the end at that time.
+        """
+        caught_up_ms = self.caught_up_ms
+        if log_end_offset >= leader_end:
+            caught_up_ms = max(caught_up_ms, now_ms)
+        elif log_end_offset >= self.seen_leader_end:
+            caught_up_ms = max(caught_up_ms, self.seen_ms)
+        seen_end = max(self.seen_leader_end, leader_end)
+        return FollowerProgress(log_end_offset, caught_up_ms, seen_end, now_ms)
+
+    def is_caught_up(self, leader_end: int, now_ms: int, max_lag_ms: int) -> bool:
+        """Whether the follower is as long as the leader, or was not long ago."""
+        return self.log_end_offset == leader_end or now_ms - self.caught_up_ms <= max_lag_ms
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAssignment:
+    """The replicas of a partition, its leader, and who is in sync."""
+
+    replicas: tuple[int, ...]
+    """The directories with a copy, the preferred leader first; in a reassignment, the old and
+    the new ones."""
+    isr: tuple[int, ...]
+    """The in-sync replicas.  It is never empty: without a leader, these alone can lead."""
+    leader: int | None
+    leader_epoch: int = 0
+    """Of each leader; larger than that of any leader before it."""
+    partition_epoch: int = 0
+    """The number of changes."""
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+
+    @classmethod
+    def create(
+        cls, replicas: Sequence[int], alive: Collection[int] | None = None
+    ) -> PartitionAssignment:
+        """Return the state of a new partition: all that are alive are in sync.
+
+        Raises:
+            InvalidReplicationAssignmentError: ``replicas`` is empty, or one occurs twice.
+            IllegalStateError: None of them is alive.
+        """
+        _check(replicas)
+        isr = tuple(each for each in replicas if alive is None or each in alive)
+        if not isr:
+            raise IllegalStateError(
+                f"None of the replicas {list(replicas)} can be written",
+                todo="Bring one of the directories back first.",
+            )
+        return cls(tuple(replicas), isr, isr[0])
+
+    @property
+    def preferred_leader(self) -> int:
+        """The replica that leads if nothing prevents it."""
+        return self.replicas[0]
+
+    @property
+    def followers(self) -> tuple[int, ...]:
+        """All replicas but the leader."""
+        return tuple(each for each in self.replicas if each != self.leader)
+
+    @property
+    def in_sync_followers(self) -> tuple[int, ...]:
+        """Those to which an append with ``acks="all"`` must be written before it is published."""
+        return tuple(each for each in self.isr if each != self.leader)
+
+    @property
+    def is_reassigning(self) -> bool:
+        """Whether replicas are being added or removed."""
+        return bool(self.adding_replicas or self.removing_replicas)
+
+    @property
+    def target_replicas(self) -> tuple[int, ...]:
+        """The replicas after the reassignment; now, if there is none."""
+        return _without(self.replicas, self.removing_replicas)
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether fewer are in sync than the partition has replicas, without those being added."""
+        return len(self.isr) < len(self.replicas) - len(self.adding_replicas)
+
+    # In-sync replicas
+
+    def check_min_isr(self, min_insync_replicas: int) -> None:
+        """Refuse an append with ``acks="all"`` unless enough replicas are in sync.
+
+        As in Kafka, a partition with fewer replicas than the setting says needs all of them.
+
+        Raises:
+            NotEnoughReplicasError: Fewer are in sync.
+        """
+        if self.is_under_min_isr(min_insync_replicas):
+            raise NotEnoughReplicasError(
+                f"{len(self.isr)} of {len(self.replicas)} replicas are in sync, and "
+                f"min.insync.replicas is {min_insync_replicas}",
+                todo="Bring the other directories back, or send with acks=1.",
+            )
+
+    def is_under_min_isr(self, min_insync_replicas: int) -> bool:
+        """Whether too few replicas are in sync for ``acks="all"``."""
+        return self.leader is None or len(self.isr) < min(min_insync_replicas, len(self.replicas))
+
+    def high_watermark(
+        self,
+        log_ends: Mapping[int, int],
+        current: int,
+        *,
+        min_insync_replicas: int = 1,
+        joining: Collection[int] = (),
+    ) -> int:
+        """Return the high watermark: the offset below which all in-sync replicas have all.
+
+        Args:
+            log_ends: The log end offsets of the replicas, as far as they are known; one that
+                is not known holds the high watermark back.
+            current: The present high watermark; it never moves back.
+            min_insync_replicas: With fewer in sync the high watermark does not move.
+            joining: Replicas that are about to be in sync, and count already: otherwise the
+                high watermark could pass them while they join.
+        """
+        if self.is_under_min_isr(min_insync_replicas):
+            return current
+        ends = [log_ends.get(replica, current) for replica in {*self.isr, *joining}]
+        return max(current, min(ends))
+
+    def out_of_sync(
+        self,
+        followers: Mapping[int, FollowerProgress],
+        leader_end: int,
+        now_ms: int,
+        max_lag_ms: int,
+    ) -> tuple[int, ...]:
+        """Return the in-sync followers that must leave: those that lag, or were never seen."""
+        return tuple(
+            each
+            for each in self.in_sync_followers
+            if each not in followers
+            or not followers[each].is_caught_up(leader_end, now_ms, max_lag_ms)
+        )
+
+    def may_join(
+        self, replica: int, log_end_offset: int, high_watermark: int, epoch_start_offset: int
+    ) -> bool:
+        """Whether a follower that is out of sync may return.
+
+        It must have all records that are published, and all that this leader found when it
+        was elected: these may be published too, although the leader does not know it yet.
+        """
+        is_outside = replica in self.replicas and replica not in self.isr
+        return is_outside and log_end_offset >= max(high_watermark, epoch_start_offset)
+
+    def shrink(self, replicas: Collection[int]) -> PartitionAssignment:
+        """Return the state without these in-sync replicas.
+
+        The leader epoch stays, as in Kafka since 3.6 (KAFKA-15021).
+
+        Raises:
+            IllegalStateError: The leader is one of them, or no other would be left.
+        """
+        isr = _without(self.isr, replicas)
+        if isr == self.isr:
+            return self
+        if self.leader in replicas or not isr:
+            raise IllegalStateError(
+                "The leader, and the last in-sync replica, cannot leave the ISR",
+                todo="Elect another leader first.",
+            )
+        return self._next(isr=isr)
+
+    def expand(self, replicas: Collection[int]) -> PartitionAssignment:
+        """Return the state with more in-sync replicas; see `may_join`.
+
+        Raises:
+            IllegalStateError: There is no leader, or one of them is no replica.
+        """
+        unknown = set(replicas) - set(self.replicas)
+        if self.leader is None or unknown:
+            raise IllegalStateError(
+                f"Directories {sorted(unknown)} have no replica"
+                if unknown
+                else "A replica cannot be in sync without a leader",
+                todo="Elect a leader, or reassign the partition, first.",
+            )
+        isr = tuple(each for each in self.replicas if each in self.isr or each in replicas)
+        return self if set(isr) == set(self.isr) else self._next(isr=isr)
+
+    # Elections
+
+    def elect(self, alive: Collection[int], *, unclean: bool = False) -> PartitionAssignment:
+        """Return the state after an election; this one if nothing changes.
+
+        The leader is kept if it is alive and in sync; only replicas that are alive stay in
+        sync.  If no replica may lead, the partition is offline: it has no leader, and keeps
+        its in-sync replicas, so that they can lead when they return.
+
+        Args:
+            alive: The directories that work.
+            unclean: `unclean.leader.election.enable`.
+        """
+        election = elect_leader(self.replicas, self.isr, alive, unclean=unclean, leader=self.leader)
+        return self._elected(election)
+
+    def elect_preferred(self, alive: Collection[int]) -> PartitionAssignment:
+        """Return the state with the preferred leader; this one if it is not in sync or alive."""
+        preferred = self.preferred_leader
+        if preferred == self.leader or preferred not in self.isr or preferred not in alive:
+            return self
+        isr = tuple(each for each in self.isr if each in alive)
+        return self._elected(Election(preferred, isr))
+
+    def _elected(self, election: Election | None) -> PartitionAssignment:
+        leader, isr = (None, self.isr) if election is None else election[:2]
+        if leader != self.leader:
+            return self._next(leader=leader, isr=isr, leader_epoch=self.leader_epoch + 1)
+        return self if isr == self.isr else self._next(isr=isr)
+
+    # Reassignments
+
+    def begin_reassignment(self, target: Sequence[int]) -> PartitionAssignment:
+        """Return the state in which the partition moves to other replicas.
+
+        The old replicas stay until `finish_reassignment`.  A target with the same replicas in
+        another order only changes who is preferred.
+
+        Raises:
+            InvalidReplicationAssignmentError: ``target`` is empty, or a replica occurs twice.
+        """
+        _check(target)
+        removing = tuple(sorted(set(self.replicas) - set(target)))
+        adding = tuple(sorted(set(target) - set(self.replicas)))
+        begun = self._next(
+            replicas=(*target, *removing), adding_replicas=adding, removing_replicas=removing
+        )
+        return self if begun.same_but_epochs(self) else begun
+
+    def finish_reassignment(self, alive: Collection[int]) -> PartitionAssignment:
+        """Return the state with the new replicas only, if all of them are in sync.
+
+        Otherwise, or without a reassignment, returns this state.  Replicas that leave are
+        fenced by a new leader epoch, also if the leader stays.
+        """
+        target = self.target_replicas
+        if not self.is_reassigning or not target or not set(target) <= set(self.isr):
+            return self
+        return self._replaced(target, self.removing_replicas, alive)
+
+    def cancel_reassignment(
+        self, alive: Collection[int], *, unclean: bool = False
+    ) -> PartitionAssignment:
+        """Return the state with the old replicas only.
+
+        Args:
+            alive: The directories that work.
+            unclean: `unclean.leader.election.enable`: if only new replicas are in sync, the
+                first old one becomes the only in-sync replica.
+
+        Raises:
+            IllegalStateError: Only new replicas are in sync, and ``unclean`` is false.
+        """
+        if not self.is_reassigning:
+            return self
+        original = _without(self.replicas, self.adding_replicas)
+        if set(self.isr) <= set(self.adding_replicas):
+            if not unclean:
+                raise IllegalStateError(
+                    "Only replicas that the reassignment added are in sync",
+                    todo="Let it finish, or allow unclean.leader.election.enable.",
+                )
+            return replace(self, isr=original[:1])._replaced(original, self.adding_replicas, alive)
+        return self._replaced(original, self.adding_replicas, alive)
+
+    def _replaced(
+        self, replicas: tuple[int, ...], leaving: Collection[int], alive: Collection[int]
+    ) -> PartitionAssignment:
+        """Return the state with these replicas alone, after an election among them."""
+        isr = tuple(each for each in replicas if each in self.isr)
+        state = replace(
+            self, replicas=replicas, isr=isr, adding_replicas=(), removing_replicas=()
+        ).elect(alive)
+        fences = bool(leaving) or state.leader != self.leader
+        return replace(
+            state,
+            leader_epoch=self.leader_epoch + fences,
+            partition_epoch=self.partition_epoch + 1,
+        )
+
+    def same_but_epochs(self, other: PartitionAssignment) -> bool:
+        """Whether two states differ in nothing but their epochs."""
+        return self == replace(
+            other, leader_epoch=self.leader_epoch, partition_epoch=self.partition_epoch
+        )
+
+    def _next(self, **changes: Any) -> PartitionAssignment:
+        return replace(self, partition_epoch=self.partition_epoch + 1, **changes)
+
+
+def _without(replicas: Sequence[int], leaving: Collection[int]) -> tuple[int, ...]:
+    return tuple(each for each in replicas if each not in leaving)
+
+
+def _check(replicas: Sequence[int]) -> None:
+    if not replicas or len(set(replicas)) < len(replicas):
+        raise InvalidReplicationAssignmentError(
+            f"A partition must have distinct replicas, got {list(replicas)}"
+        )

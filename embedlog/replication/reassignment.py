@@ -1,0 +1,238 @@
+"""The fewest moves of replicas that make an assignment even again.
+
+Kafka's `kafka-reassign-partitions --generate` places all partitions anew, whatever that moves.
+Here the plan keeps what it can.  Of all assignments to the directories it has, in this order,
+
+1. no replica on a directory that is to be removed,
+2. each partition in as many racks as possible,
+3. the replicas as even as possible, which without racks is within 1,
+4. the fewest replicas that must be copied,
+
+and then the preferred leaders, which cost no copy, as even as the replicas allow, with the
+fewest changes.
+
+Moving one replica at a time can stop short of that: a partition may have to leave a directory
+for a full one, from which another partition moves on.  Such chains are paths in a flow from
+partitions to directories.  A flow has the least cost if no cycle of moves makes it cheaper
+(Klein 1967), so this looks for one until there is none.  The directories are few, so they are
+the nodes, and the edge between two is the cheapest move from one to the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import pairwise, permutations
+from typing import TypeVar
+
+from embedlog.errors import InvalidReplicationFactorError
+from embedlog.replication.placement import Racks
+
+P = TypeVar("P", bound=Hashable)
+
+_SINK = -1
+"""The node that the load of each directory flows to, at a cost that grows with the load."""
+
+
+def reassign(current: Mapping[P, Sequence[int]], directories: Racks) -> dict[P, tuple[int, ...]]:
+    """Return the new replicas of each partition that must change, the preferred leader first.
+
+    Loads are counted over all partitions that are passed in: those of one topic, as Kafka
+    does, or those of a whole log.  A replica that is replaced keeps its rank for the new one.
+
+    Args:
+        current: The replicas of each partition.
+        directories: The rack of each directory that may have replicas; others are to be
+            emptied, and new ones to be filled.
+
+    Raises:
+        InvalidReplicationFactorError: A partition has more replicas than there are directories.
+
+    >>> reassign({"t-0": (1, 2), "t-1": (2, 1), "t-2": (1, 2)}, {1: None, 2: None, 3: None})
+    {'t-0': (2, 3), 't-1': (3, 1)}
+    """
+    most = max(map(len, current.values()), default=0)
+    if most > len(directories):
+        raise InvalidReplicationFactorError(
+            f"A partition has {most} replicas, but there are {len(directories)} directories",
+            todo="Keep more directories, or lower the replication factor first.",
+        )
+    before = [tuple(replicas) for replicas in current.values()]
+    moved = _Flow(before, [directories] * len(before), directories).optimize()
+    ranked = [_keep_ranks(*both) for both in zip(before, moved, strict=True)]
+    leading = _Flow([each[:1] for each in ranked], ranked, dict.fromkeys(directories))
+    leaders = leading.optimize()
+    after = [_lead(*both) for both in zip(ranked, leaders, strict=True)]
+    plan = zip(current, before, after, strict=True)
+    return {partition: new for partition, old, new in plan if new != old}
+
+
+def count_moves(current: Mapping[P, Sequence[int]], plan: Mapping[P, Sequence[int]]) -> int:
+    """Return how many replicas a plan copies to another directory."""
+    return sum(len(set(replicas) - set(current[each])) for each, replicas in plan.items())
+
+
+def _keep_ranks(before: tuple[int, ...], after: Collection[int]) -> tuple[int, ...]:
+    """Order the replicas after a move: those that stay keep their ranks."""
+    new = iter(sorted(set(after) - set(before)))
+    return tuple(replica if replica in after else next(new) for replica in before)
+
+
+def _lead(replicas: tuple[int, ...], leader: Sequence[int]) -> tuple[int, ...]:
+    """Exchange the first replica with the one that is to be the preferred leader."""
+    first = replicas[0]
+    exchange = {first: leader[0], leader[0]: first}
+    return tuple(exchange.get(replica, replica) for replica in replicas)
+
+
+class _Flow:
+    """What each partition has where, and the cheapest moves from each directory to each other.
+
+    Args:
+        before: The directories that each partition uses.
+        allowed: The directories that it may use.
+        directories: The rack of each directory that may be used at all.
+    """
+
+    def __init__(
+        self,
+        before: Sequence[Sequence[int]],
+        allowed: Sequence[Collection[int]],
+        directories: Racks,
+    ) -> None:
+        self._original = before
+        self._allowed = allowed
+        self._directories = directories
+        self._used = [list(each) for each in before]
+        self._loads = Counter(each for used in before for each in used)
+        total = self._loads.total()
+        # Each of these outweighs all that the one before can add up to.
+        self._uneven = total + 1
+        self._rack = self._uneven * (total * total + 1)
+        self._gone = self._rack * (total + 1)
+        self._moves: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        """By source and target, a heap of (cost, partition); outdated ones are left in it."""
+        for partition in range(len(before)):
+            for edge, cost in self._possible(partition):
+                self._moves.setdefault(edge, []).append((cost, partition))
+        for heap in self._moves.values():
+            heapify(heap)
+
+    def optimize(self) -> list[list[int]]:
+        """Return the best assignment."""
+        while cycle := self._negative_cycle():
+            improved = self._apply(cycle)
+            # The same chain often helps many times, such as from a full directory to a new one.
+            while improved and self._cost_of(cycle) < 0:
+                improved = self._apply(cycle)
+            if not improved:
+                break
+        return self._used
+
+    def _possible(self, partition: int) -> Iterator[tuple[tuple[int, int], int]]:
+        """Yield the source and target of each move of a partition, with its cost."""
+        for source in self._used[partition]:
+            for target in self._allowed[partition]:
+                cost = self._cost(partition, source, target)
+                if cost is not None:
+                    yield (source, target), cost
+
+    def _cost(self, partition: int, source: int, target: int) -> int | None:
+        """Return the cost of a move, less than 0 if it is for the better; None if impossible."""
+        used, racks, original = self._used[partition], self._directories, self._original[partition]
+        if source not in used or target in used:
+            return None
+        cost = (target not in original) - (source not in original)
+        others = [racks[each] for each in used if each != source and each in racks]
+        if racks[target] not in others:
+            cost -= self._rack
+        if source not in racks:
+            cost -= self._gone
+        elif racks[source] not in others:
+            cost += self._rack
+        return cost
+
+    def _cheapest(self, source: int, target: int) -> tuple[int, int] | None:
+        """Return the cost of the cheapest move between two directories, and its partition."""
+        heap = self._moves.get((source, target), [])
+        while heap:
+            cost, partition = heap[0]
+            if self._cost(partition, source, target) == cost:
+                return cost, partition
+            heappop(heap)
+        return None
+
+    def _edge(self, source: int, target: int) -> int | None:
+        """Return the cost of the cheapest move, or of a load; None if there is none."""
+        if source == _SINK:
+            if target not in self._directories:
+                return 0 if self._loads[target] else None
+            return (1 - 2 * self._loads[target]) * self._uneven if self._loads[target] else None
+        if target == _SINK:
+            load = self._loads[source]
+            return (1 + 2 * load) * self._uneven if source in self._directories else None
+        cheapest = self._cheapest(source, target)
+        return None if cheapest is None else cheapest[0]
+
+    def _cost_of(self, cycle: Sequence[int]) -> int:
+        """Return the cost of a cycle now; 0 if it is not possible any more."""
+        costs = [self._edge(*edge) for edge in pairwise(cycle)]
+        return 0 if None in costs else sum(filter(None, costs))
+
+    def _negative_cycle(self) -> list[int]:
+        """Return the nodes of a cycle whose cost is negative, the first one twice; [] without."""
+        nodes = [_SINK, *sorted(self._loads.keys() | self._directories.keys())]
+        edges = [
+            (source, target, cost)
+            for source, target in permutations(nodes, 2)
+            if (cost := self._edge(source, target)) is not None
+        ]
+        distance, previous = dict.fromkeys(nodes, 0), dict.fromkeys(nodes, _SINK)
+        changed = None
+        for _ in nodes:
+            changed = None
+            for source, target, cost in edges:
+                if distance[source] + cost < distance[target]:
+                    distance[target] = distance[source] + cost
+                    previous[target] = changed = source
+            if changed is None:
+                return []
+        assert changed is not None
+        for _ in nodes:
+            changed = previous[changed]
+        cycle = [changed, previous[changed]]
+        while cycle[-1] != changed:
+            cycle.append(previous[cycle[-1]])
+        return cycle[::-1]
+
+    def _apply(self, cycle: Sequence[int]) -> bool:
+        """Make the moves of a cycle; if that is not for the better, undo them and return False.
+
+        Two moves of one partition may cost more together than each one alone.
+        """
+        total = sum(self._edge(*edge) or 0 for edge in pairwise(cycle) if _SINK in edge)
+        moves: list[tuple[int, int, int]] = []
+        for source, target in pairwise(cycle):
+            if _SINK in (source, target):
+                continue
+            cheapest = self._cheapest(source, target)
+            if cheapest is None:
+                total = 0
+                break
+            total += cheapest[0]
+            moves.append((cheapest[1], source, target))
+            self._move(*moves[-1])
+        if total < 0:
+            return True
+        for partition, source, target in reversed(moves):
+            self._move(partition, target, source)
+        return False
+
+    def _move(self, partition: int, source: int, target: int) -> None:
+        used = self._used[partition]
+        used[used.index(source)] = target
+        self._loads[source] -= 1
+        self._loads[target] += 1
+        for edge, cost in self._possible(partition):
+            heappush(self._moves.setdefault(edge, []), (cost, partition))

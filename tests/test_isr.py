@@ -1,0 +1,509 @@
+"""In-sync replicas, elections and reassignments of one partition: Kafka's cases (H1, H2).
+
+The figures are those of Kafka 4.0's `PartitionTest`, `IsrExpirationTest`,
+`PartitionChangeBuilderTest`, `PartitionReassignmentReplicasTest` and
+`PartitionReassignmentRevertTest`.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from embedlog.errors import (
+    IllegalStateError,
+    InvalidReplicationAssignmentError,
+    NotEnoughReplicasError,
+)
+from embedlog.replication.isr import FollowerProgress, PartitionAssignment
+
+MAX_LAG_MS = 100
+"""Of IsrExpirationTest, as is the leader's end of 20."""
+FOO = PartitionAssignment((2, 1, 3), (2, 1, 3), 1, leader_epoch=100, partition_epoch=200)
+BAR = PartitionAssignment(
+    (1, 2, 3, 4), (1, 2, 3), 1, 100, 200, adding_replicas=(4,), removing_replicas=(1,)
+)
+"""As in PartitionChangeBuilderTest; directory 3 is offline there."""
+
+
+def three(*isr, leader=0, **fields):
+    """Return a partition with the replicas 0, 1 and 2."""
+    return PartitionAssignment((0, 1, 2), isr, leader, **fields)
+
+
+def lagging(progress, now_ms, leader_end=20):
+    """Return the followers that must leave the ISR, of one follower with this progress."""
+    state = PartitionAssignment((0, 1), (0, 1), 0)
+    return state.out_of_sync({1: progress}, leader_end, now_ms, MAX_LAG_MS)
+
+
+# Who is in sync
+
+
+def test_a_follower_that_is_stuck_leaves():
+    """IsrExpirationTest.testIsrExpirationForStuckFollowers."""
+    progress = FollowerProgress().seen(0, 0, 1_000).seen(19, 20, 1_000)
+
+    assert lagging(progress, 1_000) == ()
+    assert lagging(progress, 1_150) == (1,)
+
+
+def test_a_follower_that_was_never_seen_leaves():
+    """IsrExpirationTest.testIsrExpirationIfNoFetchRequestMade."""
+    assert lagging(FollowerProgress().seen(0, 0, 1_000), 1_150) == (1,)
+    assert PartitionAssignment((0, 1), (0, 1), 0).out_of_sync({}, 20, 0, MAX_LAG_MS) == (1,)
+
+
+def test_a_follower_that_never_catches_up_leaves_and_returns_when_it_does():
+    """IsrExpirationTest.testIsrExpirationForSlowFollowers."""
+    progress = FollowerProgress().seen(0, 0, 1_000).seen(18, 20, 1_000)
+    assert lagging(progress, 1_000) == ()
+    progress = progress.seen(19, 20, 1_075)
+    assert lagging(progress, 1_075) == ()
+    assert lagging(progress, 1_150) == (1,)
+
+    assert lagging(progress.seen(20, 20, 1_150), 1_150) == ()
+
+
+def test_a_follower_at_the_end_of_an_idle_log_stays():
+    """IsrExpirationTest.testIsrExpirationForCaughtUpFollowers."""
+    progress = FollowerProgress().seen(20, 20, 1_000)
+
+    assert lagging(progress, 1_150) == ()
+    assert lagging(progress, 10**9) == ()
+
+
+def test_a_follower_that_has_reached_what_was_the_end_stays():
+    """PartitionTest.testShouldNotShrinkIsrIfPreviousFetchIsCaughtUp."""
+    progress = FollowerProgress(caught_up_ms=0).seen(5, 10, 5_000)
+    assert progress.caught_up_ms == 0
+
+    progress = progress.seen(10, 15, 10_001)
+    assert progress == FollowerProgress(10, 5_000, 15, 10_001)
+    assert progress.is_caught_up(15, 10_001, 10_000)
+    assert not progress.is_caught_up(15, 15_001, 10_000)
+
+
+def test_a_follower_has_caught_up_when_it_is_seen_at_the_end():
+    """PartitionTest.testUpdateFollowerFetchState."""
+    progress = FollowerProgress(caught_up_ms=0).seen(3, 6, 500)
+    assert (progress.log_end_offset, progress.caught_up_ms) == (3, 0)
+
+    progress = progress.seen(6, 6, 1_000)
+    assert (progress.log_end_offset, progress.caught_up_ms) == (6, 1_000)
+
+
+def test_a_follower_that_leaves_lets_the_high_watermark_go_on():
+    """PartitionTest.testMaybeShrinkIsr."""
+    followers = {1: FollowerProgress().seen(10, 10, 0), 2: FollowerProgress()}
+    state = three(0, 1, 2, partition_epoch=1)
+    ends = {0: 10, 1: 10, 2: 0}
+    assert state.out_of_sync(followers, 10, 0, 30_000) == ()
+    assert state.high_watermark(ends, 0) == 0
+
+    lagging_followers = state.out_of_sync(followers, 10, 30_001, 30_000)
+    assert lagging_followers == (2,)
+    state = state.shrink(lagging_followers)
+    assert state == three(0, 1, partition_epoch=2)
+    assert state.high_watermark(ends, 0) == 10
+
+
+def test_a_follower_joins_when_it_has_all_below_the_high_watermark():
+    """PartitionTest.testIsrExpansion: the high watermark, and the epoch, begin at 10."""
+    state = PartitionAssignment((0, 1), (0,), 0, leader_epoch=5, partition_epoch=1)
+    assert not state.may_join(1, 3, high_watermark=10, epoch_start_offset=10)
+    assert state.may_join(1, 10, high_watermark=10, epoch_start_offset=10)
+
+    expanded = state.expand([1])
+    assert expanded == PartitionAssignment((0, 1), (0, 1), 0, leader_epoch=5, partition_epoch=2)
+    assert not expanded.may_join(1, 10, high_watermark=10, epoch_start_offset=10)
+    assert not state.may_join(7, 10, high_watermark=10, epoch_start_offset=10)
+
+
+@pytest.mark.parametrize(("end", "joins"), [(0, False), (1, False), (4, False), (5, True)])
+def test_a_follower_does_not_join_below_the_epoch_of_the_leader(end, joins):
+    """PartitionTest.testFollowerDoesNotJoinISRUntilCaughtUpToOffsetWithinCurrentLeaderEpoch.
+
+    The high watermark is 1, but the leader found 5 records when it was elected again.
+    """
+    assert three(0, 2).may_join(1, end, high_watermark=1, epoch_start_offset=5) == joins
+
+
+# Enough in-sync replicas
+
+
+@pytest.mark.parametrize(
+    ("state", "min_insync_replicas", "is_under"),
+    [
+        (three(0), 1, False),  # testAtMinIsr
+        (PartitionAssignment((0, 1), (0, 1), 0), 2, False),  # testIsUnderMinIsr
+        (PartitionAssignment((0, 1), (0,), 0), 2, True),
+        (three(0, 1), 3, True),  # testHighWatermarkAdvanceShouldNotAdvanceWhenUnderMinISR
+        (three(0, 1, 2), 3, False),
+        (PartitionAssignment((0,), (0,), 0), 2, False),  # effectiveMinIsr: it has only one
+        (three(0, 1, 2, leader=None), 1, True),
+    ],
+)
+def test_too_few_in_sync_replicas_refuse_an_append(state, min_insync_replicas, is_under):
+    """PartitionTest; H1: nothing is appended, and the high watermark stays."""
+    assert state.is_under_min_isr(min_insync_replicas) == is_under
+    ends = dict.fromkeys(state.replicas, 10)
+    high_watermark = state.high_watermark(ends, 3, min_insync_replicas=min_insync_replicas)
+    assert high_watermark == (3 if is_under else 10)
+    if is_under:
+        with pytest.raises(NotEnoughReplicasError, match=r"min\.insync\.replicas is") as caught:
+            state.check_min_isr(min_insync_replicas)
+        assert caught.value.retriable
+    else:
+        state.check_min_isr(min_insync_replicas)
+
+
+@pytest.mark.parametrize(
+    ("isr", "ends", "joining", "current", "expected"),
+    [
+        ([0, 1, 2], {0: 9, 1: 7, 2: 8}, [], 0, 7),
+        ([0, 2], {0: 9, 1: 7, 2: 8}, [], 0, 8),
+        ([0, 2], {0: 9, 1: 7, 2: 8}, [1], 0, 7),  # maximalIsr
+        ([0], {0: 9, 1: 7}, [], 0, 9),
+        ([0, 1], {0: 9, 1: 3}, [], 5, 5),  # never back
+        ([0, 1], {0: 9}, [], 5, 5),  # unknown
+    ],
+)
+def test_the_high_watermark_is_what_all_in_sync_replicas_have(
+    isr, ends, joining, current, expected
+):
+    """H1: and what those that join have."""
+    assert three(*isr).high_watermark(ends, current, joining=joining) == expected
+
+
+# Changes
+
+
+def test_a_shrink_and_an_expansion_keep_the_leader_epoch():
+    """PartitionChangeBuilderTest.testIsrChangeDoesntBumpLeaderEpoch, and ...OnIsrExpansion."""
+    shrunk = FOO.shrink([3])
+    assert shrunk == replace(FOO, isr=(2, 1), partition_epoch=201)
+    assert shrunk.expand([3]) == replace(FOO, partition_epoch=202)
+
+
+def test_a_change_that_changes_nothing_is_none():
+    """PartitionChangeBuilderTest.testNoChange."""
+    assert FOO.shrink([]) is FOO
+    assert FOO.shrink([7]) is FOO
+    assert FOO.expand([1]) is FOO
+    assert FOO.elect({1, 2, 3}) is FOO
+    assert FOO.begin_reassignment((2, 1, 3)) is FOO
+    assert FOO.finish_reassignment({1, 2, 3}) is FOO
+    assert FOO.cancel_reassignment({1, 2, 3}) is FOO
+    assert BAR.elect({1, 2, 3}) is BAR
+    assert BAR.finish_reassignment({1, 2, 4}) is BAR
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda: FOO.shrink([1]), "The leader, and the last in-sync replica"),
+        (lambda: replace(FOO, leader=None).shrink([1, 2, 3]), "the last in-sync replica"),
+        (lambda: FOO.expand([4]), r"Directories \[4\] have no replica"),
+        (lambda: replace(FOO, leader=None, isr=(1,)).expand([2]), "without a leader"),
+        (lambda: PartitionAssignment.create([1, 2], alive={3}), r"\[1, 2\] can be written"),
+        (
+            lambda: replace(BAR, isr=(4,), leader=4).cancel_reassignment({4}),
+            "Only replicas that the reassignment added",
+        ),
+    ],
+)
+def test_a_change_that_would_lose_records_is_refused(change, error):
+    """The last in-sync replica stays, and a replica that is not one is not in sync."""
+    with pytest.raises(IllegalStateError, match=error):
+        change()
+
+
+@pytest.mark.parametrize("replicas", [[], [1, 1], [1, 2, 1]])
+def test_replicas_are_distinct(replicas):
+    """A partition has at least one, and none twice."""
+    with pytest.raises(InvalidReplicationAssignmentError, match="distinct replicas"):
+        PartitionAssignment.create(replicas)
+    with pytest.raises(InvalidReplicationAssignmentError, match="distinct replicas"):
+        FOO.begin_reassignment(replicas)
+
+
+def test_a_new_partition_is_led_by_the_first_replica_that_is_alive():
+    """All that are alive are in sync: they are all empty."""
+    assert PartitionAssignment.create([3, 1, 2]) == PartitionAssignment((3, 1, 2), (3, 1, 2), 3)
+    created = PartitionAssignment.create([3, 1, 2], alive={1, 2})
+    assert created == PartitionAssignment((3, 1, 2), (1, 2), 1)
+    assert (created.preferred_leader, created.followers) == (3, (3, 2))
+    assert created.in_sync_followers == (2,)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_under"),
+    [
+        (three(0, 1), True),  # testUnderReplicatedPartitionsCorrectSemantics
+        (three(0, 1, 2), False),
+        (BAR, False),  # 4 is being added
+    ],
+)
+def test_a_partition_is_under_replicated_while_a_replica_is_out_of_sync(state, is_under):
+    """PartitionTest: those that are being added do not count."""
+    assert state.is_under_replicated == is_under
+
+
+# Elections
+
+
+def test_an_election_raises_both_epochs():
+    """PartitionChangeBuilderTest.testIsrChangeAndLeaderChange, by the loss of directory 1."""
+    elected = FOO.elect({2, 3})
+    assert elected == replace(FOO, isr=(2, 3), leader=2, leader_epoch=101, partition_epoch=201)
+
+
+def test_a_follower_that_is_lost_leaves_without_an_election():
+    """The leader stays, and its epoch too."""
+    assert FOO.elect({1, 2}) == replace(FOO, isr=(2, 1), partition_epoch=201)
+
+
+def test_a_partition_without_a_leader_keeps_its_in_sync_replicas():
+    """testChangeInLeadershipDoesNotChangeRecoveryState: they lead again when they return."""
+    offline = FOO.elect(set())
+    assert offline == replace(FOO, leader=None, leader_epoch=101, partition_epoch=201)
+    assert offline.elect({7}) is offline
+
+    online = offline.elect({3})
+    assert online == replace(FOO, isr=(3,), leader=3, leader_epoch=102, partition_epoch=202)
+
+
+def test_an_unclean_leader_is_alone_in_sync():
+    """PartitionChangeBuilderTest.testUncleanLeaderElection."""
+    state = replace(FOO, isr=(3,), leader=None)
+    assert state.elect({1, 2}) is state
+
+    elected = state.elect({1, 2}, unclean=True)
+    assert elected == replace(FOO, isr=(2,), leader=2, leader_epoch=101, partition_epoch=201)
+
+
+def test_the_preferred_leader_takes_over():
+    """PartitionChangeBuilderTest.testElectLeader: 2 leads FOO again, but 2 of BAZ is behind."""
+    preferred = FOO.elect_preferred({1, 2})
+    assert preferred == replace(FOO, isr=(2, 1), leader=2, leader_epoch=101, partition_epoch=201)
+    assert preferred.elect_preferred({1, 2}) is preferred
+
+    baz = PartitionAssignment((2, 1, 3), (1, 3), 3, 100, 200)
+    assert baz.elect_preferred({1, 2}) is baz
+    assert FOO.elect_preferred({1, 3}) is FOO
+
+
+# Reassignments
+
+
+@pytest.mark.parametrize(
+    ("current", "target", "replicas", "adding", "removing"),
+    [
+        ((3, 2, 1), (3, 6, 2, 1, 5), (3, 6, 2, 1, 5), (5, 6), ()),  # testAdditions
+        ((3, 2, 1, 0), (3, 1), (3, 1, 0, 2), (), (0, 2)),  # testRemovals
+        ((3, 2, 1, 0), (7, 3, 1, 9), (7, 3, 1, 9, 0, 2), (7, 9), (0, 2)),
+        ((3, 2, 1, 0), (0, 1, 3, 2), (0, 1, 3, 2), (), ()),  # testRearrangement
+    ],
+)
+def test_a_reassignment_has_the_old_and_the_new_replicas(
+    current, target, replicas, adding, removing
+):
+    """PartitionReassignmentReplicasTest."""
+    state = PartitionAssignment.create(current)
+    begun = state.begin_reassignment(target)
+
+    assert (begun.replicas, begun.adding_replicas) == (replicas, adding)
+    assert begun.removing_replicas == removing
+    assert (begun.target_replicas, begun.partition_epoch) == (target, 1)
+    assert (begun.isr, begun.leader) == (current, current[0])
+    assert begun.is_reassigning == bool(adding or removing)
+
+
+@pytest.mark.parametrize(
+    ("target", "isr", "finished"),
+    [
+        ((3, 4, 5), (0, 1, 2, 3, 4), None),  # testDoesNotCompleteReassignment
+        ((3, 4, 5), (0, 1, 2, 3, 4, 5), (3, 4, 5)),  # testDoesCompleteReassignmentAllNewReplicas
+        ((0, 1, 3), (0, 1, 2, 3), (0, 1, 3)),  # testDoesCompleteReassignmentSomeNewReplicas
+        ((0, 1, 3), (3,), None),  # ...IfIsrDoesNotHaveAllTargetReplicas
+    ],
+)
+def test_a_reassignment_finishes_when_all_new_replicas_are_in_sync(target, isr, finished):
+    """PartitionReassignmentReplicasTest."""
+    begun = PartitionAssignment.create((0, 1, 2)).begin_reassignment(target)
+    begun = replace(begun, isr=isr, leader=isr[0])
+
+    state = begun.finish_reassignment(range(9))
+    if finished is None:
+        assert state is begun
+    else:
+        expected = PartitionAssignment(finished, finished, finished[0], 1, 2)
+        assert state == expected
+
+
+def test_a_new_leader_is_elected_when_the_old_one_is_removed():
+    """PartitionChangeBuilderTest.testIsrEnlargementCompletesReassignment."""
+    state = BAR.expand([4]).finish_reassignment({1, 2, 4})
+    # Kafka leaves 3 in the ISR, although it is fenced, until its own change removes it.
+    assert state == PartitionAssignment((2, 3, 4), (2, 4), 2, 101, 202)
+
+
+def test_a_removed_replica_is_fenced_although_the_leader_stays():
+    """PartitionChangeBuilderTest.testRemovingReplicaReassignment."""
+    state = FOO.begin_reassignment((1, 2)).finish_reassignment({1, 2})
+    assert state == PartitionAssignment((1, 2), (1, 2), 1, 101, 202)
+
+
+def test_no_removed_replica_leads_although_no_other_can():
+    """testStoppedLeaderIsDemotedAfterReassignmentCompletesEvenIfNoNewEligibleLeaders."""
+    state = PartitionAssignment((2, 3, 0, 1), (2, 3, 0, 1), 0, 0, 0, (2, 3), (0, 1))
+    assert state.finish_reassignment({0, 1}) == PartitionAssignment((2, 3), (2, 3), None, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("isr", "adding", "removing", "after"),
+    [
+        ((3, 2), (), (2, 1), (3, 2)),  # testSomeRemoving
+        ((4, 5, 2), (4, 5), (), (2,)),  # testSomeAdding
+        ((4, 5, 2), (4, 5), (2,), (2,)),  # testSomeRemovingAndAdding
+        ((4, 5), (4, 5), (2,), (3,)),  # testIsrSpecialCase: unclean
+    ],
+)
+def test_a_cancelled_reassignment_leaves_the_old_replicas(isr, adding, removing, after):
+    """PartitionReassignmentRevertTest."""
+    state = PartitionAssignment((*adding, 3, 2, 1), isr, isr[0], 100, 200, adding, removing)
+
+    reverted = state.cancel_reassignment({1, 2, 3}, unclean=True)
+    assert (reverted.replicas, reverted.isr) == ((3, 2, 1), after)
+    assert not reverted.is_reassigning
+    assert reverted.leader in after
+    assert (reverted.leader_epoch, reverted.partition_epoch) == (100 + bool(adding), 201)
+
+
+def test_a_reassignment_can_be_reverted():
+    """PartitionChangeBuilderTest.testRevertReassignment."""
+    assert BAR.cancel_reassignment({1, 2, 3}) == PartitionAssignment(
+        (1, 2, 3), (1, 2, 3), 1, 101, 201
+    )
+
+
+def test_a_reassignment_replaces_the_one_before():
+    """What the first one was adding is removed, unless the second one wants it too."""
+    begun = PartitionAssignment.create((0, 1)).begin_reassignment((2, 3))
+    again = begun.begin_reassignment((3, 4))
+
+    assert again.target_replicas == (3, 4)
+    assert (again.adding_replicas, again.removing_replicas) == ((4,), (0, 1, 2))
+
+
+class Partition(RuleBasedStateMachine):
+    """One partition through any changes, with the records that each replica has.
+
+    Acknowledged records are those that all in-sync replicas had.
+    """
+
+    def __init__(self):
+        """Begin with three of five directories."""
+        super().__init__()
+        self.state = PartitionAssignment.create((0, 1, 2))
+        self.alive = set(range(5))
+        self.ends = dict.fromkeys(range(5), 0)
+        self.high_watermark = self.epoch_start = 0
+
+    def change(self, after):
+        """Check the epochs of a change."""
+        before, self.state = self.state, after
+        assert after is before or after.partition_epoch > before.partition_epoch
+        if after.leader != before.leader:
+            assert after.leader_epoch > before.leader_epoch
+        leader = after.leader
+        if leader is not None and leader != before.leader:
+            self.epoch_start = self.ends[leader]
+            for replica in after.replicas:
+                self.ends[replica] = min(self.ends[replica], self.ends[leader])
+
+    @precondition(lambda self: self.state.leader in self.alive)
+    @rule(count=st.integers(1, 5), written=st.sets(st.integers(0, 4)))
+    def append(self, count, written):
+        """Append at the leader, and copy to some followers."""
+        state, ends = self.state, self.ends
+        ends[state.leader] += count
+        for follower in set(state.followers) & written & self.alive:
+            ends[follower] = ends[state.leader]
+        self.high_watermark = state.high_watermark(ends, self.high_watermark)
+
+    @rule(lost=st.sets(st.integers(0, 4)))
+    def lose_directories(self, lost):
+        """Lose some, bring others back, and elect."""
+        self.alive = set(range(5)) - lost
+        self.change(self.state.elect(self.alive))
+
+    @precondition(lambda self: self.state.leader is not None)
+    @rule(replica=st.integers(0, 4))
+    def leave_or_join(self, replica):
+        """Let a follower leave, or join if it may."""
+        end = self.ends[replica]
+        if self.state.may_join(replica, end, self.high_watermark, self.epoch_start):
+            self.change(self.state.expand([replica]))
+        elif replica in self.state.in_sync_followers:
+            self.change(self.state.shrink([replica]))
+
+    @rule(to=st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True))
+    def begin(self, to):
+        """Begin a reassignment, perhaps instead of another one; new replicas begin empty."""
+        for replica in set(to) - set(self.state.replicas):
+            self.ends[replica] = 0
+        self.change(self.state.begin_reassignment(to))
+
+    @rule()
+    def finish(self):
+        """Finish it if possible."""
+        self.change(self.state.finish_reassignment(self.alive))
+
+    @precondition(lambda self: set(self.state.isr) - set(self.state.adding_replicas))
+    @rule()
+    def cancel(self):
+        """Cancel it."""
+        self.change(self.state.cancel_reassignment(self.alive))
+
+    @rule()
+    def prefer(self):
+        """Elect the preferred leader."""
+        self.change(self.state.elect_preferred(self.alive))
+
+    @invariant()
+    def acknowledged_records_are_on_all_in_sync_replicas(self):
+        """And the state makes sense."""
+        state = self.state
+        assert state.isr
+        assert set(state.isr) <= set(state.replicas)
+        assert len(set(state.replicas)) == len(state.replicas)
+        assert state.leader is None or state.leader in state.isr
+        assert set(state.adding_replicas) <= set(state.target_replicas) <= set(state.replicas)
+        assert all(self.ends[replica] >= self.high_watermark for replica in state.isr)
+
+
+class TestPartition(Partition.TestCase):
+    """No clean change loses an acknowledged record."""
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 50)), min_size=1, max_size=20),
+    st.integers(0, 100),
+)
+@settings(deadline=None)
+def test_a_follower_is_caught_up_as_of_the_last_time_that_it_was_at_the_end(steps, lag):
+    """Compared with the whole history: never later than it really was as long as the leader."""
+    progress, now, leader_end, ends = FollowerProgress(), 0, 0, [(0, 0)]
+    for growth, passed in steps:
+        now += passed
+        leader_end += growth
+        ends.append((now, leader_end))
+        progress = progress.seen(min(leader_end, progress.log_end_offset + lag), leader_end, now)
+        reached = [when for when, end in ends if end <= progress.log_end_offset]
+        assert progress.caught_up_ms <= max(reached)
+        if progress.log_end_offset == leader_end:
+            assert progress.caught_up_ms == now

@@ -1,0 +1,169 @@
+"""Plans that make an assignment even again, compared with all possible plans.
+
+The figures of examples with Kafka's names are those of Kafka 4.0's `ReassignPartitionsUnitTest`.
+"""
+
+from collections import Counter
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedlog.errors import InvalidReplicationFactorError
+from embedlog.replication.placement import assign_replicas
+from embedlog.replication.reassignment import count_moves, reassign
+
+KAFKA = {"foo-0": (0, 1, 2), "foo-1": (1, 2, 3), "bar-0": (2, 3, 0)}
+
+
+def no_racks(*directories):
+    """Return directories without racks."""
+    return dict.fromkeys(directories)
+
+
+def after(current, directories):
+    """Return the assignment after the plan."""
+    return {**current, **reassign(current, directories)}
+
+
+def counts(assignment, directories, rank=slice(None)):
+    """Return how many replicas each directory has, or how many of some rank."""
+    found = Counter(each for replicas in assignment.values() for each in replicas[rank])
+    assert found.keys() <= directories.keys()
+    return [found[each] for each in directories]
+
+
+def quality(current, new, directories):
+    """Return what a plan minimizes: the racks that are missing, the loads squared, the moves."""
+    racks = sum(len({directories[each] for each in replicas}) for replicas in new.values())
+    loads = counts(new, directories)
+    return -racks, sum(load * load for load in loads), count_moves(current, new)
+
+
+def leader_quality(before, new):
+    """Return what the choice of leaders minimizes: the loads squared, then the changes."""
+    loads = Counter(replicas[0] for replicas in new.values())
+    changed = sum(new[each][0] != before[each][0] for each in new)
+    return sum(load * load for load in loads.values()), changed
+
+
+def test_a_plan_stays_on_the_directories_that_are_left():
+    """testGenerateAssignmentWithFewerBrokers: 0, 1 and 3 of four."""
+    assert reassign(KAFKA, no_racks(0, 1, 3)).keys() == KAFKA.keys()
+    assert counts(after(KAFKA, no_racks(0, 1, 3)), no_racks(0, 1, 3)) == [3, 3, 3]
+
+
+def test_too_few_directories_are_refused():
+    """testGenerateAssignmentFailsWithoutEnoughReplicas."""
+    with pytest.raises(InvalidReplicationFactorError, match="has 3 replicas, but there are 2"):
+        reassign(KAFKA, no_racks(0, 1))
+
+
+def test_an_even_assignment_has_no_plan():
+    """As many on each directory as possible, in its racks, with its leaders."""
+    directories = {0: "a", 1: "b", 2: "a", 3: "b"}
+    assert reassign(assign_replicas(16, 2, directories), directories) == {}
+    assert reassign({}, directories) == {}
+
+
+def test_a_directory_that_is_added_gets_its_share_and_nothing_else_moves():
+    """12 replicas on 3 directories; the fourth gets 3 of them."""
+    current = assign_replicas(6, 2, no_racks(0, 1, 2))
+    new = after(current, no_racks(0, 1, 2, 3))
+
+    assert count_moves(current, new) == 3
+    assert counts(new, no_racks(0, 1, 2, 3)) == [3, 3, 3, 3]
+    assert sorted(counts(new, no_racks(0, 1, 2, 3), slice(1))) == [1, 1, 2, 2]
+
+
+def test_a_directory_that_is_removed_loses_its_replicas_and_nothing_else_moves():
+    """And those that lead there are led by others."""
+    current = assign_replicas(8, 2, no_racks(0, 1, 2, 3))
+    new = after(current, no_racks(1, 2, 3))
+
+    assert count_moves(current, new) == 4
+    assert sorted(counts(new, no_racks(1, 2, 3))) == [5, 5, 6]
+    assert sorted(counts(new, no_racks(1, 2, 3), slice(1))) == [2, 3, 3]
+
+
+def test_a_replica_makes_room_for_one_that_cannot_go_elsewhere():
+    """Partition p has a replica on 1, the only directory with room: q moves there instead."""
+    current = {"p": (0, 1), "q": (2, 3), "r": (2, 3)}
+    new = after(current, no_racks(1, 2, 3))
+
+    assert count_moves(current, new) == 2
+    assert counts(new, no_racks(1, 2, 3)) == [2, 2, 2]
+
+
+def test_partitions_get_into_all_racks_once_directories_have_labels():
+    """Racks come before evenness, and evenness before moves."""
+    current = {n: (0, 1) if n % 2 else (2, 3) for n in range(8)}
+    directories = {0: "a", 1: "a", 2: "b", 3: "b"}
+    new = after(current, directories)
+
+    assert all({directories[each] for each in pair} == {"a", "b"} for pair in new.values())
+    assert counts(new, directories) == [4, 4, 4, 4]
+    assert count_moves(current, new) == 8
+
+
+def test_a_rack_with_one_directory_gets_a_replica_of_each_partition():
+    """As in Kafka, although that is uneven."""
+    current = dict.fromkeys(range(4), (0, 1))
+    directories = {0: "a", 1: "a", 2: "b"}
+
+    assert counts(after(current, directories), directories) == [2, 2, 4]
+
+
+def test_preferred_leaders_become_even_without_copies():
+    """Only the order of the replicas changes, and of no more partitions than necessary."""
+    current = dict.fromkeys(range(6), (0, 1, 2))
+    plan = reassign(current, no_racks(0, 1, 2))
+
+    assert len(plan) == 4
+    assert count_moves(current, plan) == 0
+    assert counts({**current, **plan}, no_racks(0, 1, 2), slice(1)) == [2, 2, 2]
+
+
+@given(st.data())
+def test_no_plan_is_better(data):
+    """For all small assignments, racks, and directories that are added or removed."""
+    racks = st.sampled_from([None, "a", "b"])
+    directories = data.draw(st.dictionaries(st.integers(0, 6), racks, min_size=1, max_size=4))
+    most = min(3, len(directories))
+    replicas = st.lists(st.integers(0, 6), min_size=1, max_size=most, unique=True).map(tuple)
+    current = dict(enumerate(data.draw(st.lists(replicas, min_size=1, max_size=4))))
+
+    new = after(current, directories)
+
+    assert reassign(new, directories) == {}
+    assert all(len(set(new[each])) == len(current[each]) for each in current)
+    choices = [list(combinations(directories, len(each))) for each in current.values()]
+    plans = (dict(zip(current, chosen, strict=True)) for chosen in product(*choices))
+    best = min(quality(current, plan, directories) for plan in plans)
+    assert quality(current, new, directories) == best
+    leaders = product(*new.values())
+    options = ({each: (one,) for each, one in zip(new, chosen, strict=True)} for chosen in leaders)
+    best_leaders = min(sum(n * n for n in Counter(o.values()).values()) for o in options)
+    assert leader_quality(current, new)[0] == best_leaders
+
+
+@given(st.data())
+def test_a_plan_for_many_partitions_is_even_and_final(data):
+    """Without racks within 1, and no more moves than the directories have too many."""
+    before = data.draw(st.sets(st.integers(0, 9), min_size=1, max_size=7))
+    factor = data.draw(st.integers(1, min(3, len(before))))
+    left = data.draw(st.sets(st.integers(0, 9), min_size=factor, max_size=8))
+    current = assign_replicas(data.draw(st.integers(1, 60)), factor, no_racks(*before))
+
+    new = after(current, no_racks(*left))
+
+    loads, leaders = counts(new, no_racks(*left)), counts(new, no_racks(*left), slice(1))
+    assert max(loads) - min(loads) <= 1
+    assert max(leaders) - min(leaders) <= 1
+    assert reassign(new, no_racks(*left)) == {}
+    old = Counter(each for replicas in current.values() for each in replicas)
+    must_leave = sum(n for each, n in old.items() if each not in left)
+    most = -(-len(current) * factor // len(left))
+    at_least = must_leave + sum(max(0, old[each] - most) for each in left)
+    assert at_least <= count_moves(current, new) <= 2 * at_least + len(left)
