@@ -483,12 +483,41 @@ class InvalidReplicationAssignmentError(EmbedlogError, ValueError):
 
 
 class NotEnoughReplicasError(EmbedlogError):
-    """Fewer replicas are in sync than ``min.insync.replicas`` requires for ``acks="all"`` (H1).
+    """Too few copies are in sync, or too few directories are online; nothing was written (H1).
 
-    Nothing was written.  A retry helps once enough followers have caught up.
+    Retriable: an append succeeds once a directory has come back and caught up.  ``in_sync`` and
+    ``required`` are the numbers of copies, or of directories.
     """
 
     retriable = True
+    in_sync: int = 0
+    required: int = 0
+
+
+class NotLeaderOrFollowerError(EmbedlogError):
+    """Another directory became the leader of the partition during the call; nothing was written.
+
+    Retriable: the next call goes to the new leader.
+    """
+
+    retriable = True
+
+
+class ReplicaNotAvailableError(EmbedlogError):
+    """No copy of the partition can be read: the directories that have one are offline.
+
+    Retriable: it succeeds once one of the directories ``replicas`` has come back.
+    """
+
+    retriable = True
+    replicas: tuple[str, ...] = ()
+
+
+class ReplicasDivergedError(EmbedlogError):
+    """Two directories of a log were written to without each other, and neither has all of it.
+
+    A retry does not help: say which one counts, with ``embedlog replicas remove`` of the other.
+    """
 
 
 # Storage
@@ -531,44 +560,6 @@ class DurabilityError(StorageError):
 
     A failed fsync is final, so a retry does not help: check the disk, then call
     `Log.repair`.
-    """
-
-
-class NotEnoughReplicasError(EmbedlogError):
-    """Too few copies are in sync, or too few directories are online; nothing was written (H1).
-
-    Retriable: an append succeeds once a directory has come back and caught up.  ``in_sync`` and
-    ``required`` are the numbers of copies, or of directories.
-    """
-
-    retriable = True
-    in_sync: int = 0
-    required: int = 0
-
-
-class NotLeaderOrFollowerError(EmbedlogError):
-    """Another directory became the leader of the partition during the call; nothing was written.
-
-    Retriable: the next call goes to the new leader.
-    """
-
-    retriable = True
-
-
-class ReplicaNotAvailableError(EmbedlogError):
-    """No copy of the partition can be read: the directories that have one are offline.
-
-    Retriable: it succeeds once one of the directories ``replicas`` has come back.
-    """
-
-    retriable = True
-    replicas: tuple[str, ...] = ()
-
-
-class ReplicasDivergedError(EmbedlogError):
-    """Two directories of a log were written to without each other, and neither has all of it.
-
-    A retry does not help: say which one counts, with ``embedlog replicas remove`` of the other.
     """
 
 

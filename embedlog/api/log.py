@@ -56,7 +56,7 @@ from embedlog.progress import ProgressBar, format_bytes
 from embedlog.record import K, TopicPartition, V
 from embedlog.root.location import directory_of
 from embedlog.root.repair import repair_root
-from embedlog.root.root import Root, check_root
+from embedlog.root.root import HasReplicasError, Root, check_root
 from embedlog.root.verify import Finding, rebuild_index, verify_root
 from embedlog.schemas.evolution import changed_schema, renamed
 from embedlog.schemas.infer import SchemaLike, columns_of
@@ -213,7 +213,10 @@ class Log:
             if self._maintenance is None:
                 self._maintenance = Maintenance(
                     self.root,
-                    jobs_of(self._maintenance_config or MaintenanceConfig()),
+                    jobs_of(
+                        self._maintenance_config or MaintenanceConfig(),
+                        replicated=self.root.replicated,
+                    ),
                     bound_clock=self.root.clock is _now_ms,
                     background=self._maintenance_config is not None,
                 )
@@ -239,6 +242,7 @@ class Log:
         value: SerializerName | None = None,
         schema: SchemaLike | None = None,
         timestamp: str | None = None,
+        replication_factor: int | None = None,
         exist_ok: bool = False,
     ) -> Topic:
         """Create a topic and return a view of it.
@@ -257,13 +261,15 @@ class Log:
             schema: The columns of a typed topic: a `pyarrow.Schema`, anything else that has
                 ``__arrow_c_schema__``, a frame as an example, or a dataclass.
             timestamp: The column of a typed topic that has the timestamps of the records.
+            replication_factor: In how many directories each partition is; by default three, or as
+                many as the log has.
             exist_ok: If the topic exists already, return it, unless it has another number
                 of partitions or other settings than those given here (None means the
                 default of a setting).
 
         Raises:
-            InvalidTopicError, InvalidPartitionsError, InvalidConfigError, InvalidSchemaError:
-                Nothing was created.
+            InvalidTopicError, InvalidPartitionsError, InvalidConfigError, InvalidSchemaError,
+            InvalidReplicationFactorError: Nothing was created.
             TopicAlreadyExistsError: The topic exists; with ``exist_ok``, it differs.  Nothing
                 was changed; the error names the `differences` and the calls to apply them.
         """
@@ -287,7 +293,9 @@ class Log:
                 parsed = TopicConfig.parse(settings)
                 if columns is not None:
                     check_typed_config(name, parsed, columns)
-                self.root.create_topic(name, count, parsed, columns)
+                self.root.create_topic(
+                    name, count, parsed, columns, replication_factor=replication_factor
+                )
                 return self.topic(name)
             except TopicAlreadyExistsError:
                 # With exist_ok: another process has just created it, so compare with that.
@@ -934,7 +942,7 @@ def _reopen(open_root: Callable[[], Root], maintenance_config: MaintenanceConfig
 
 
 def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.open`
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     mode: Literal["rw", "r"] = "rw",
     durability: Durability = "os",
@@ -950,7 +958,9 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     """Open a log, or create it; any number of processes may have it open.
 
     Args:
-        path: A directory on a local disk, also as ``file:///path`` or ``embedlog:///path``.
+        path: A directory on a local disk, also as ``file:///path`` or ``embedlog:///path``; or
+            several, each on a disk of its own, among which the partitions and their copies are
+            spread.  Any directory of a log opens the whole log.
         mode: ``"rw"``, or ``"r"`` to read only.
         durability: What an acknowledged record survives: ``"os"`` the death of any process
             at any instant, ``"fsync"`` also a power cut.
@@ -992,8 +1002,8 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     config = None
     if maintenance is not False:
         config = MaintenanceConfig.parse({} if maintenance is True else maintenance)
-    root = Root(
-        directory_of(path),
+    root = open_root(
+        path,
         mode=mode,
         durability=durability,
         visibility=visibility,
@@ -1004,7 +1014,31 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         files=files,
         allow_pickle=allow_pickle,
     )
-    return Log(root, config)
+    log = Log(root, config)
+    if root.replicated:
+        # Without it, no process would bring back a directory to which nothing is written.
+        log._start_maintenance()
+    return log
+
+
+LogPath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""One directory of a log, or several."""
+
+
+def open_root(path: LogPath, **options: Any) -> Root:
+    """Open the root of a log in one directory, or in several."""
+    if isinstance(path, (str, bytes, os.PathLike)):
+        try:
+            return Root(directory_of(path), **options)
+        except HasReplicasError:
+            paths = [directory_of(path)]
+    else:
+        paths = [directory_of(each) for each in path]
+    # Imported here: most logs are in one directory.
+    from embedlog.replication.members import real_paths
+    from embedlog.replication.root import ReplicatedRoot
+
+    return ReplicatedRoot(real_paths(paths), **options)
 
 
 def open_logs() -> list[Log]:

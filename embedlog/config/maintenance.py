@@ -39,3 +39,12 @@ class MaintenanceConfig(Settings):
     """Bytes to read at once; larger than Kafka's 512 KiB, as batches are."""
     log_cleaner_io_max_bytes_per_second: float = number(inf, 1.0, inf)
     """Limits what all compaction threads together read and write."""
+    auto_leader_rebalance_enable: bool = switch(True)
+    """Whether to elect preferred leaders again, where too many partitions have others."""
+    leader_imbalance_per_broker_percentage: int = number(10, 0, 100)
+    """How many of the partitions that prefer a directory may be led by another one, in percent."""
+    leader_imbalance_check_interval_seconds: int = number(300, 1)
+    """The interval of the check for preferred leaders."""
+    follower_replication_throttled_rate: float = number(inf, 1.0, inf)
+    """Limits the bytes per second that are copied to directories that catch up; appends with
+    ``acks="all"`` are not limited."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 CHECKPOINT_SECONDS = 5.0
 ACTIVITY_SECONDS = 2.0
 FLUSH_SECONDS = 1.0
+REPLICATION_SECONDS = 0.1
 RETRY_SECONDS = 600.0
 """How long a partition that could not be compacted is skipped."""
 
@@ -104,8 +105,13 @@ class MaintenanceJob(NamedTuple):
     """How many threads may run it at the same time."""
 
 
-def jobs_of(config: MaintenanceConfig) -> tuple[MaintenanceJob, ...]:
-    """Return the jobs with the intervals of a config."""
+def jobs_of(config: MaintenanceConfig, *, replicated: bool = False) -> tuple[MaintenanceJob, ...]:
+    """Return the jobs with the intervals of a config.
+
+    Args:
+        config: The settings.
+        replicated: Whether the log has several directories.
+    """
     jobs = [
         MaintenanceJob("retention", config.log_retention_check_interval_ms / 1000, _retention),
         MaintenanceJob("flush", FLUSH_SECONDS, _flush),
@@ -119,6 +125,17 @@ def jobs_of(config: MaintenanceConfig) -> tuple[MaintenanceJob, ...]:
             "producers", config.producer_id_expiration_check_interval_ms / 1000, _expire_producers
         ),
     ]
+    if replicated:
+        from embedlog.replication.jobs import ReplicationJob
+
+        replication = ReplicationJob(config)
+        jobs.append(
+            MaintenanceJob(
+                "replication",
+                REPLICATION_SECONDS,
+                lambda job: replication.run(job.root, job.should_stop),
+            )
+        )
     if config.log_cleaner_enable:
         backoff, threads = config.log_cleaner_backoff_ms / 1000, config.log_cleaner_threads
         jobs.append(MaintenanceJob("compaction", backoff, CompactionJob(config), threads))

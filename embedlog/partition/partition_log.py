@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from embedlog.batch import EncodedBatch
@@ -82,6 +82,10 @@ class PartitionLog(PartitionState):
             LockTimeoutError: Another process holds the partition.
         """
         return append.append(self, encoded, durability, timeout)
+
+    def appender(self, acks: int | str) -> Callable[..., list[Appended]]:
+        """Return `append` for a producer's ``acks``, which mean nothing without replicas."""
+        return self.append
 
     def append_at(
         self,

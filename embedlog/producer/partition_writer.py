@@ -41,6 +41,7 @@ class PartitionWriter:
 
     def __init__(self, context: ProducerContext, log: PartitionLog) -> None:
         self.log, self._where = log, (log.topic, log.partition)
+        self._append = log.appender(context.config.acks)
         self.waiting: deque[ProducerBatch] = deque()
         self.retry_at = 0.0
         self._context, self._reports = context, context.reports
@@ -131,7 +132,7 @@ class PartitionWriter:
                 if self._idempotent:
                     self._assign_sequences(group)
                 began = monotonic()
-                receipts = self.log.append(
+                receipts = self._append(
                     [batch.encoded for batch in group if batch.encoded is not None],
                     durability=self._durability,
                     timeout=lock_timeout,
@@ -171,7 +172,7 @@ class PartitionWriter:
         try:
             began = monotonic()
             counts.count_wait(began - open_batch.opened_at)
-            receipt = log.append([encoded], durability=self._durability, timeout=lock_timeout)[0]
+            receipt = self._append([encoded], durability=self._durability, timeout=lock_timeout)[0]
             timestamp = receipt.timestamp
             if timestamp is None:
                 timestamp = open_batch.timestamps[0]

@@ -77,6 +77,11 @@ class Controller:
         self.live = ReplicatedStore(self, "live")
         self.refresh()
 
+    @property
+    def writable(self) -> bool:
+        """Whether the log was opened to write."""
+        return all(directory.files.writable for directory in self.directories.values())
+
     # The image
 
     def moved(self) -> bool:
@@ -216,14 +221,15 @@ class Controller:
             if not left:
                 raise error
             try:
-                check_quorum(self.image, left)
+                if self.writable:
+                    check_quorum(self.image, left)
             except NotEnoughReplicasError as refused:
                 raise refused from error
             for each, reason in failed.items():
                 path = self.image.directories[each].path
                 _logger.error("Directory %s is offline: %s", path, describe(reason))
             self._excluded |= failed.keys()
-            if not self.directory.files.writable:
+            if not self.writable:
                 # It cannot change the metadata, but it can read on.
                 self._adopt(_without(self.image, left))
                 return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from embedlog import catalog, kv
@@ -104,6 +105,10 @@ class ReplicatedPartition(PartitionLog):
                         raise
         finally:
             self._acks.leader = False
+
+    def appender(self, acks: int | str) -> Callable[..., list[Appended]]:
+        """Return `append` with a producer's ``acks``."""
+        return partial(self.append, acks=acks)
 
     def _check_min_isr(self) -> None:
         self.refresh()

@@ -63,7 +63,7 @@ def add_directory(root: ReplicatedRoot, path: str, rack: str | None = None) -> i
                 path=path,
                 todo="Name a new or empty directory; `embedlog mirror` copies other logs.",
             )
-        check_format(files)
+        check_format(files, replicated=True)
     finally:
         files.close_all()
 
@@ -115,7 +115,7 @@ def bring_back(root: ReplicatedRoot, directory_id: int) -> dict[bytes, int]:
 def _prepare(root: ReplicatedRoot, directory: LogDirectory) -> None:
     """Check a directory that no process uses, or make an empty one a directory of the log."""
     files, controller = directory.files, root.controller
-    check_format(files)
+    check_format(files, replicated=True)
     paths = {each: info.path for each, info in controller.image.directories.items()}
     member = read_member(files)
     if member is None:

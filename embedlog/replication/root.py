@@ -71,6 +71,8 @@ class ReplicatedRoot(Root):
         options: As those of `Root`.
     """
 
+    replicated = True
+
     def __init__(
         self, paths: Sequence[str], *, racks: dict[str, str] | None = None, **options: Any
     ) -> None:
@@ -200,6 +202,8 @@ class ReplicatedRoot(Root):
         try:
             attached = files.open("locks/attached", write=True, create=True)
             files.lock(attached, self.lock_timeout)
+            # Otherwise the next open would take the new rows for damage.
+            startup.remove_clean_mark(files)
             rack = self._racks.get(path)
             with closing(
                 kv.Store(files, "state", durable=True, timeout=self.lock_timeout)
@@ -220,7 +224,7 @@ class ReplicatedRoot(Root):
             if files is None:
                 continue
             try:
-                check_format(files)
+                check_format(files, replicated=True)
                 member = read_member(files)
                 if member is None or member.directory_id != directory_id:
                     raise NotALogError(

@@ -31,6 +31,7 @@ from embedlog.errors import (
     ClosedError,
     CorruptionError,
     DiskFullError,
+    EmbedlogError,
     InvalidReplicationFactorError,
     NotALogError,
     StorageError,
@@ -59,6 +60,10 @@ _logger = logging.getLogger("embedlog.root")
 _roots: weakref.WeakSet[Root] = weakref.WeakSet()
 
 
+class HasReplicasError(EmbedlogError):
+    """The directory is one of several of a log: `ReplicatedRoot` opens it."""
+
+
 class Root:
     """One handle on a log root.
 
@@ -73,6 +78,9 @@ class Root:
         files: The class of the file operations; tests pass one that injects faults.
         allow_pickle: Use ``"pickle"`` for topics that keep it as their serializer.
     """
+
+    replicated = False
+    """Whether the log has several directories."""
 
     def __init__(
         self,
@@ -456,8 +464,16 @@ def check_root(root: object, instead: str) -> Root:
     return root
 
 
-def check_format(files: Files) -> None:
-    """Raise if this is no log root or has another format; write the format file of a new one."""
+def check_format(files: Files, *, replicated: bool = False) -> None:
+    """Raise if this is no log root or has another format; write the format file of a new one.
+
+    Args:
+        files: The files of the root.
+        replicated: Whether it may be one of several directories of a log.
+
+    Raises:
+        HasReplicasError: It is, and it may not be.
+    """
     if not files.exists(FORMAT_FILE):
         foreign = [name for name in files.list("") if not name.startswith(("embedlog.toml", "."))]
         if foreign or not files.writable:
@@ -474,7 +490,8 @@ def check_format(files: Files) -> None:
         files.write_file(FORMAT_FILE, text.encode())
         return
     try:
-        format_version = tomllib.loads(files.read_file(FORMAT_FILE).decode())["format"]
+        fields = tomllib.loads(files.read_file(FORMAT_FILE).decode())
+        format_version = fields["format"]
     except (ValueError, KeyError) as error:
         raise NotALogError(
             f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE)
@@ -492,6 +509,8 @@ def check_format(files: Files) -> None:
             path=files.root,
             todo=todo,
         )
+    if "replicas" in fields and not replicated:
+        raise HasReplicasError("The log has several directories", path=files.root)
 
 
 def _after_fork_in_child() -> None:

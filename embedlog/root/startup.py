@@ -40,7 +40,7 @@ def prepare(files: Files) -> list[str]:
     Raises:
         CorruptionError: `state` is damaged and there is no copy of it.
     """
-    clean = _remove_clean_mark(files)
+    clean = remove_clean_mark(files)
     for name in ("state", "live"):
         # No process is attached: its slots and mutexes belong to dead processes.
         files.unlink(f"{name}/lock.mdb", missing_ok=True)
@@ -64,7 +64,7 @@ def prepare(files: Files) -> list[str]:
     return done
 
 
-def _remove_clean_mark(files: Files) -> dict[str, int] | None:
+def remove_clean_mark(files: Files) -> dict[str, int] | None:
     """Remove the mark of the last clean close, and return what it says (A24)."""
     if not files.exists(CLEAN_FILE):
         return None

@@ -1,0 +1,221 @@
+"""What the housekeeping does for a log over several directories."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from math import isinf
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
+
+from embedlog.config import MaintenanceConfig
+from embedlog.errors import EmbedlogError, ReplicaNotAvailableError, StorageError
+from embedlog.partition.tail import Tail
+from embedlog.replication import reassign, recovery
+from embedlog.replication.catch_up import Throttle
+from embedlog.replication.directory import LogDirectory
+from embedlog.replication.election import imbalanced_leaders
+from embedlog.replication.files import copy_range
+from embedlog.replication.isr import FollowerProgress
+from embedlog.replication.partition import ReplicatedPartition
+
+if TYPE_CHECKING:
+    from embedlog.replication.root import ReplicatedRoot
+    from embedlog.root.root import Root
+
+_logger = logging.getLogger("embedlog.replication")
+
+PROBE_SECONDS = 5.0
+"""How often a directory is written to, to find out that it is broken although nothing uses it."""
+RETRY_SECONDS = 1.0
+"""How often a directory that is offline is tried again."""
+
+
+class ReplicationResult(NamedTuple):
+    """What a round did."""
+
+    returned: tuple[int, ...] = ()
+    """The directories that came back."""
+    joined: int = 0
+    """How many copies joined the ISR."""
+    copied_bytes: int = 0
+    """What followers got that was appended with ``acks=1``."""
+    elected: int = 0
+    """How many preferred leaders were elected."""
+
+
+class ReplicationJob:
+    """Finds broken directories, brings back those that work, and has followers catch up.
+
+    Args:
+        config: The settings of the housekeeping.
+    """
+
+    def __init__(self, config: MaintenanceConfig) -> None:
+        self._config = config
+        rate = config.follower_replication_throttled_rate
+        self.throttle = Throttle(None if isinf(rate) else rate)
+        self._probed = self._retried = self._balanced = monotonic()
+        self._trusted: dict[int, dict[bytes, int]] = {}
+        self._followers: dict[tuple[bytes, int], FollowerProgress] = {}
+        self._seen_version = self._led_epoch = -1
+
+    def run(self, root: Root, stopped: Callable[[], bool]) -> ReplicationResult:
+        """Do one round."""
+        from embedlog.replication.root import ReplicatedRoot
+
+        assert isinstance(root, ReplicatedRoot)
+        controller = root.controller
+        self._check_directories(root)
+        now = monotonic()
+        image = controller.current().image
+        returned: dict[int, dict[bytes, int]] = {}
+        if now - self._retried >= RETRY_SECONDS and len(image.online) < len(image.directories):
+            self._retried = now
+            returned = recovery.try_bring_back(root)
+            self._trusted.update(returned)
+        if any(each.leader is None for each in controller.image.assignments.values()):
+            controller.elect()
+        joined = self._replicate(root, stopped)
+        copied = self._copy_to_followers(root, stopped)
+        self._lead_all(root)
+        elected = self._balance(root, now)
+        return ReplicationResult(tuple(returned), joined, copied, elected)
+
+    def _check_directories(self, root: ReplicatedRoot) -> None:
+        controller, now = root.controller, monotonic()
+        probe = now - self._probed >= PROBE_SECONDS
+        if probe:
+            self._probed = now
+        for directory in controller.current().online:
+            try:
+                if probe:
+                    directory.probe()
+                else:
+                    directory.check_in_place()
+            except StorageError as error:
+                controller.take_offline({directory.id: error})
+
+    def _replicate(self, root: ReplicatedRoot, stopped: Callable[[], bool]) -> int:
+        """Have copies that are out of sync catch up, and finish reassignments."""
+        image = root.controller.current().image
+        waiting = [
+            assignment
+            for assignment in image.assignments.values()
+            if set(assignment.replicas) & set(image.online) - set(assignment.isr)
+            or assignment.is_reassigning
+        ]
+        if not waiting:
+            self._trusted.clear()
+            return 0
+        joined = recovery.replicate(root, self._trusted, throttle=self.throttle, stopped=stopped)
+        reassign.finish(root)
+        return joined
+
+    def _copy_to_followers(self, root: ReplicatedRoot, stopped: Callable[[], bool]) -> int:
+        """Copy what was appended with ``acks=1``; drop followers that lag too long."""
+        live = root.context.live
+        version = live.version()
+        if version == self._seen_version:
+            return 0
+        copied = 0
+        for log in root.partition_logs(root.topics().values()):
+            assert isinstance(log, ReplicatedPartition)
+            if stopped():
+                return copied
+            try:
+                if live.get(log.tail_key) is not None:  # used since the boot
+                    copied += self._copy_tail(log)
+            except ReplicaNotAvailableError:
+                continue
+            except StorageError as error:
+                _logger.warning("Replication of %s-%d: %s", log.topic, log.partition, error)
+        self._seen_version = version
+        return copied
+
+    def _copy_tail(self, log: ReplicatedPartition) -> int:
+        assignment = log.assignment
+        if not assignment.in_sync_followers:
+            return 0
+        tail, copied, now_ms = log.tail(), 0, int(monotonic() * 1000)
+        log.refresh()
+        if log.active_segment.id != tail.segment_id:
+            return 0  # a roll completes the copies
+        directories = log.controller.directories
+        assert assignment.leader is not None
+        leader = directories.get(assignment.leader)
+        followers: dict[int, FollowerProgress] = {}
+        for each in assignment.in_sync_followers:
+            follower = directories.get(each)
+            if leader is None or follower is None:
+                continue
+            copied += self._copy_to(log, tail, leader, follower)
+            progress = self._followers.get((log.key, each), FollowerProgress(caught_up_ms=now_ms))
+            end = tail.log_end_position
+            followers[each] = progress.seen(end, end, int(monotonic() * 1000))
+            self._followers[log.key, each] = followers[each]
+        lagging = assignment.out_of_sync(
+            followers, tail.log_end_position, now_ms, log.config.replica_lag_time_max_ms
+        )
+        if lagging:
+            _logger.warning("%s-%d: %s lag, and leave the ISR", log.topic, log.partition, lagging)
+            log.controller.change_assignment(log.key, lambda before: before.shrink(lagging))
+        return copied
+
+    def _copy_to(
+        self, log: ReplicatedPartition, tail: Tail, leader: LogDirectory, follower: LogDirectory
+    ) -> int:
+        """Copy what a follower lacks of the active segment, below the published position.
+
+        These bytes never change, so no lock is needed.
+        """
+        path = log.path_of(log.active_segment)
+        try:
+            with follower.files.opened(path, write=True) as target:
+                size = follower.files.size(target)
+                if size >= tail.log_end_position:
+                    return 0
+                self.throttle.take(tail.log_end_position - size)
+                with leader.files.opened(path) as source:
+                    return copy_range(
+                        (leader, source), (follower, target), size, tail.log_end_position
+                    )
+        except StorageError as error:
+            if error.missing:
+                return 0  # rolled, or deleted, meanwhile
+            if follower.is_broken_by(error) and error.path and error.path.startswith(follower.path):
+                log.controller.take_offline({follower.id: error})
+                return 0
+            raise
+
+    def _lead_all(self, root: ReplicatedRoot) -> None:
+        """Have the leaders that were elected since the last round take over."""
+        epoch = root.controller.current().epoch
+        if epoch == self._led_epoch:
+            return
+        for log in root.partition_logs(root.topics().values()):
+            try:
+                if root.context.live.get(log.tail_key) is not None:
+                    log.tail()
+            except ReplicaNotAvailableError:
+                continue
+            except EmbedlogError as error:
+                _logger.warning("%s-%d: %s", log.topic, log.partition, error)
+        self._led_epoch = epoch
+
+    def _balance(self, root: ReplicatedRoot, now: float) -> int:
+        """Elect preferred leaders again, if too many partitions are led by others."""
+        config = self._config
+        if (
+            not config.auto_leader_rebalance_enable
+            or now - self._balanced < config.leader_imbalance_check_interval_seconds
+        ):
+            return 0
+        self._balanced = now
+        image = root.controller.current().image
+        keys = imbalanced_leaders(
+            image.assignments,
+            set(image.online),
+            percentage=config.leader_imbalance_per_broker_percentage,
+        )
+        return len(root.controller.elect_preferred(keys.keys())) if keys else 0
