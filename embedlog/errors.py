@@ -483,7 +483,7 @@ class InvalidReplicationAssignmentError(EmbedlogError, ValueError):
 
 
 class NotEnoughReplicasError(EmbedlogError):
-    """Fewer replicas are in sync than ``min.insync.replicas`` requires for ``acks="all"`` (H1).
+    """Fewer replicas are in sync than ``min.insync.replicas`` requires for ``acks="all"``.
 
     Nothing was written.  A retry helps once enough followers have caught up.
     """
