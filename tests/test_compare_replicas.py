@@ -212,6 +212,16 @@ def test_a_column_of_headers_that_says_nothing_is_no_difference(copies):
     assert found(copies) == []
 
 
+def test_an_empty_list_of_headers_is_no_headers(copies):
+    """In a batch with other records that have some, and without them in one of its own."""
+    copies.pop("c")
+    copies["a"].append([encoded(b"1", b"2", headers=[[], [("h", b"1")]])])
+    copies["b"].append([encoded(b"1")])
+    copies["b"].append([encoded(b"2", headers=[[("h", b"1")]])])
+
+    assert found(copies) == []
+
+
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("check_bodies", [True, False])
 def test_a_flipped_bit_is_damage_of_its_copy(copies, check_bodies, sealed):
