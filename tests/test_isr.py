@@ -1,4 +1,4 @@
-"""In-sync replicas, elections and reassignments of one partition: Kafka's cases (H1, H2).
+"""In-sync replicas, elections and reassignments of one partition: Kafka's cases.
 
 The figures are those of Kafka 4.0's `PartitionTest`, `IsrExpirationTest`,
 `PartitionChangeBuilderTest`, `PartitionReassignmentReplicasTest` and
@@ -147,7 +147,7 @@ def test_a_follower_does_not_join_below_the_epoch_of_the_leader(end, joins):
     ],
 )
 def test_too_few_in_sync_replicas_refuse_an_append(state, min_insync_replicas, is_under):
-    """PartitionTest; H1: nothing is appended, and the high watermark stays."""
+    """PartitionTest: nothing is appended, and the high watermark stays."""
     assert state.is_under_min_isr(min_insync_replicas) == is_under
     ends = dict.fromkeys(state.replicas, 10)
     high_watermark = state.high_watermark(ends, 3, min_insync_replicas=min_insync_replicas)
@@ -174,7 +174,7 @@ def test_too_few_in_sync_replicas_refuse_an_append(state, min_insync_replicas, i
 def test_the_high_watermark_is_what_all_in_sync_replicas_have(
     isr, ends, joining, current, expected
 ):
-    """H1: and what those that join have."""
+    """And what those that join have."""
     assert three(*isr).high_watermark(ends, current, joining=joining) == expected
 
 

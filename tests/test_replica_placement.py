@@ -246,6 +246,9 @@ def test_partitions_that_are_added_continue_the_round_robin(directories, data):
     assert list(both) == list(range(first + more))
     assert max(leaders) - min(leaders) <= 1
     assert {len(replicas) for replicas in both.values()} == {factor}
+    start = alternate_racks(directories).index(current[0][0])
+    at_once = assign_replicas(first + more, factor, directories, start=start)
+    assert all(both[number] == at_once[number] for number in range(first, first + more))
 
 
 def test_partitions_that_are_added_avoid_the_directory_of_partition_0_that_is_gone():

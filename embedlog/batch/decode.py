@@ -452,6 +452,27 @@ class Batch:
             source.corrupt(start, f"it has {columns.num_rows} rows, not {self.count}")
         return columns
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of its columns were read, or only some (`SegmentFile.read_columns`)."""
+        return self._source.indexes is None
+
+    @property
+    def head_fields(self) -> tuple[int, ...]:
+        """Everything that the block says: offsets, epochs, timestamps, and each column's CRC.
+
+        Batches with equal fields have equal columns, as long as these have their checksums.
+        """
+        return self._fields
+
+    def check_crcs(self) -> None:
+        """Check the CRC of every column, and decode none.
+
+        Raises:
+            CorruptBatchError: A column is damaged.
+        """
+        self._check_crcs(self._source.layout.column_indexes)
+
     def verify(self) -> None:
         """Check the CRC and the contents of every column.
 

@@ -1,4 +1,4 @@
-"""The state of a replicated partition, and the rules of its in-sync replicas (H1, H2).
+"""The state of a replicated partition, and the rules of its in-sync replicas.
 
 `PartitionAssignment` is what the metadata says of a partition: an immutable value, whose
 methods return the next one.  Each change has a higher ``partition_epoch``, by which a process

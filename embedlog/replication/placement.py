@@ -89,7 +89,8 @@ def add_partitions(
     """Return the replicas of new partitions of a topic that has some already.
 
     They have the replication factor of partition 0, and continue the round robin that began
-    at its preferred leader, as in Kafka.  The distances continue too; Kafka begins again.
+    at its preferred leader, as in Kafka: the result is that of a topic that was created with
+    all its partitions and this ``start``.
 
     Args:
         partitions: How many partitions to add.
