@@ -524,7 +524,7 @@ class ReplicasModel(RuleBasedStateMachine):
     @precondition(lambda self: self.roots)
     def elect_preferred(self, handle: int) -> None:
         """Preferred leaders lead again; nothing is lost by that."""
-        self._attempt(None, self.root(handle).controller.elect_preferred)
+        self._attempt(None, lambda: reassign.elect_preferred(self.root(handle)))
 
     @rule(which=st.integers(0, 3), handle=st.integers(0, 1), seed=st.integers(0, 1 << 16))
     @precondition(lambda self: self.roots and self.parts)
