@@ -69,6 +69,7 @@ class Controller:
         self.epoch = 0
         self.version_base = 0
         """What the versions of the databases begin with."""
+        self._epoch_pages: tuple[memoryview, ...] = ()
         self.online: tuple[LogDirectory, ...] = ()
         """Those that every write must change, in the order of their ids."""
         self.directory: LogDirectory
@@ -87,7 +88,11 @@ class Controller:
     def moved(self) -> bool:
         """Whether another process has noted a newer epoch; a load for each directory."""
         epoch = self.epoch
-        return any(directory.epoch > epoch for directory in self.online)
+        # Not `any`, which takes three times as long: this is called a dozen times per append.
+        for page in self._epoch_pages:  # noqa: SIM110
+            if page[0] > epoch:
+                return True
+        return False
 
     def current(self) -> Controller:
         """Return this object, with the newest image."""
@@ -145,6 +150,8 @@ class Controller:
         self.image = image
         self.directory = self.directories[controller_id]
         self.online = tuple(self.directories[each] for each in online)
+        pages = [directory.epoch_page for directory in self.online]
+        self._epoch_pages = tuple(page for page in pages if page is not None)
         # Numbers of one database mean nothing in the next one, which has its own epoch soon.
         self.version_base = image.epoch << EPOCH_BITS
         if controller_id != image.controller_id:
