@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from embedlog import catalog, kv
@@ -106,10 +105,6 @@ class ReplicatedPartition(PartitionLog):
         finally:
             self._acks.leader = False
 
-    def appender(self, acks: int | str) -> Callable[..., list[Appended]]:
-        """Return `append` with a producer's ``acks``."""
-        return partial(self.append, acks=acks)
-
     def _check_min_isr(self) -> None:
         self.refresh()
         try:
@@ -190,9 +185,8 @@ class ReplicatedPartition(PartitionLog):
             # It lacks what was acknowledged by the leader before it alone.
             end = self._log_end_offset(size)
             _logger.warning(
-                "%s-%d: the new leader, in %s, ends at offset %d; the one before ended at %d",
-                *(self.topic, self.partition, self.controller.directories[assignment.leader].path),
-                *(end, tail.log_end_offset),
+                "%s-%d: the new leader, directory %s, ends at offset %d; the one before had %d",
+                *(self.topic, self.partition, assignment.leader, end, tail.log_end_offset),
             )
             self._raise_epoch(assignment.leader_epoch - 1)
             truncate.truncate_locked(self, tail, end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from embedlog import kv
@@ -99,7 +100,7 @@ def finish(root: ReplicatedRoot) -> int:
             online = controller.image.online
             with root.partition(info.name, partition).locked():
                 changed = controller.change_assignment(
-                    key, lambda assignment, online=online: assignment.finish_reassignment(online)
+                    key, methodcaller("finish_reassignment", online)
                 )
             after = controller.assignment(key)
             if not changed or after is None or after.is_reassigning:
