@@ -497,6 +497,10 @@ class ReplicatedFiles(Files):
         key = partition_of(f"{relative}/") or partition_of(relative)
         return self._directories(relative, key)[0].files.path(relative)
 
+    def path_for_tasks(self, relative: str) -> str:
+        """As `Files.path_for_tasks`: absolute, in the directory of the leader."""
+        return self.path(relative)
+
     def identity(self) -> tuple[int, int]:
         """As `Files.identity`, of the controller's directory."""
         return self._controller.directory.files.identity()
