@@ -252,7 +252,7 @@ def test_the_only_copy_leads_again_when_it_comes_back(directories, log):
 
 def test_without_a_majority_nothing_is_changed(directories, log):
     """Two of three are lost: the third must not decide alone, but can be read."""
-    log.create_topic("t", partitions=3)
+    log.create_topic("t")
     send(log, "t", [b"x"])
     directories.lose(log, 1)
     directories.take(2)
