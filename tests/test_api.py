@@ -126,21 +126,21 @@ def test_a_newer_format_is_refused(path, mode):
     """Refused rather than misread (P21); the error names both versions."""
     write(path, b"x")
     file = path / "embedlog.toml"
-    file.write_text(file.read_text().replace("format = 4", "format = 5"))
+    file.write_text(file.read_text().replace("format = 5", "format = 6"))
 
-    with pytest.raises(errors.UnsupportedFormatError, match=r"format 5.* knows 4.*newer embedlog"):
+    with pytest.raises(errors.UnsupportedFormatError, match=r"format 6.* knows 5.*newer embedlog"):
         embedlog.open(path, mode=mode)
 
 
-@pytest.mark.parametrize("older", [1, 3])
+@pytest.mark.parametrize("older", [1, 4])
 @pytest.mark.parametrize("mode", ["rw", "r"])
 def test_a_format_before_the_first_release_is_refused(path, mode, older):
     """P21: its rows would be misread; the error says what to do."""
     write(path, b"x")
     file = path / "embedlog.toml"
-    file.write_text(file.read_text().replace("format = 4", f"format = {older}"))
+    file.write_text(file.read_text().replace("format = 5", f"format = {older}"))
 
-    match = rf"format {older}.* knows 4.*create a new root"
+    match = rf"format {older}.* knows 5.*create a new root"
     with pytest.raises(errors.UnsupportedFormatError, match=match):
         embedlog.open(path, mode=mode)
 

@@ -215,11 +215,12 @@ def test_a_deleted_topic_leaves_no_row(root):
     group.checkpoint(always=True)
     group.commit({TopicPartition(name, 0): OffsetAndMetadata(2) for name in "tu"})
     hold(root, "lease", {TopicPartition("t", 1): 0}, 60)
-    # Rows that only a crash or a run of maintenance leaves.
+    # Rows that only a crash, a run of maintenance, or a second directory leaves.
     rows_by_hand: list[tuple[Any, Any]] = [
         (keyspace.CLEANED_OFFSETS, 1),
         (keyspace.UNCOMMITTED_FILES, None),
         (keyspace.SEGMENT_STATISTICS, b"of a typed topic"),
+        (keyspace.ASSIGNMENTS, {}),
     ]
     for table, value in rows_by_hand:
         key = rows_of(table.key_layout, 0)[1:]

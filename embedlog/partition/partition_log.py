@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 from embedlog.batch import EncodedBatch
@@ -59,6 +59,7 @@ class PartitionLog(PartitionState):
         *,
         durability: str | None = None,
         timeout: float | None = None,
+        acks: int | str = "all",
     ) -> list[Appended]:
         """Write batches at the end, publish them, and return their offsets.
 
@@ -71,6 +72,7 @@ class PartitionLog(PartitionState):
             encoded: The batches.
             durability: ``"os"`` or ``"fsync"``; that of the log by default.
             timeout: Seconds to wait for the partition; ``lock_timeout`` by default.
+            acks: Which copies must have them; see `ReplicatedPartition`.
 
         Raises:
             RecordTooLargeError: A batch is over ``max.message.bytes`` (A4).
@@ -82,10 +84,6 @@ class PartitionLog(PartitionState):
             LockTimeoutError: Another process holds the partition.
         """
         return append.append(self, encoded, durability, timeout)
-
-    def appender(self, acks: int | str) -> Callable[..., list[Appended]]:
-        """Return `append` for a producer's ``acks``, which mean nothing without replicas."""
-        return self.append
 
     def append_at(
         self,

@@ -41,7 +41,7 @@ class PartitionWriter:
 
     def __init__(self, context: ProducerContext, log: PartitionLog) -> None:
         self.log, self._where = log, (log.topic, log.partition)
-        self._append = log.appender(context.config.acks)
+        self._acks = context.config.acks
         self.waiting: deque[ProducerBatch] = deque()
         self.retry_at = 0.0
         self._context, self._reports = context, context.reports
@@ -132,10 +132,11 @@ class PartitionWriter:
                 if self._idempotent:
                     self._assign_sequences(group)
                 began = monotonic()
-                receipts = self._append(
+                receipts = self.log.append(
                     [batch.encoded for batch in group if batch.encoded is not None],
                     durability=self._durability,
                     timeout=lock_timeout,
+                    acks=self._acks,
                 )
             except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
                 self._failed(group, error, lock_timeout < self._lock_timeout, began)
@@ -172,7 +173,9 @@ class PartitionWriter:
         try:
             began = monotonic()
             counts.count_wait(began - open_batch.opened_at)
-            receipt = self._append([encoded], durability=self._durability, timeout=lock_timeout)[0]
+            receipt = log.append(
+                [encoded], durability=self._durability, timeout=lock_timeout, acks=self._acks
+            )[0]
             timestamp = receipt.timestamp
             if timestamp is None:
                 timestamp = open_batch.timestamps[0]

@@ -52,7 +52,8 @@ class LogDirectory:
         self.attached: int | None = None
         """The descriptor of the lock that each process holds while it has the log open."""
         self._epoch_fd: int | None = None
-        self._epoch_page: memoryview | None = None
+        self.epoch_page: memoryview | None = None
+        """One number: the highest epoch that any process has noted here."""
 
     def __repr__(self) -> str:
         return f"<LogDirectory {self.id} {self.path}>"
@@ -82,7 +83,7 @@ class LogDirectory:
             if writable and self.files.size(self._epoch_fd) < _PAGE_BYTES:
                 self.files.allocate(self._epoch_fd, _PAGE_BYTES)
             page = self.files.map(self._epoch_fd, _PAGE_BYTES)
-            self._epoch_page = memoryview(page)[:8].cast("Q")
+            self.epoch_page = memoryview(page)[:8].cast("Q")
 
     # The lock of attached processes
 
@@ -103,7 +104,7 @@ class LogDirectory:
     @property
     def epoch(self) -> int:
         """The highest epoch that any process has noted here; one load."""
-        page = self._epoch_page
+        page = self.epoch_page
         return 0 if page is None else page[0]
 
     def note_epoch(self, epoch: int) -> None:
@@ -155,9 +156,8 @@ class LogDirectory:
 
     def close(self) -> None:
         """Close the databases and all files."""
-        page, self._epoch_page, self._epoch_fd = self._epoch_page, None, None
-        if page is not None:
-            page.release()
+        # Not the page, which another thread may be looking at: it is unmapped with this object.
+        self.epoch_page = self._epoch_fd = None
         for store in self.stores.values():
             store.close()
         self.stores.clear()

@@ -36,6 +36,10 @@ from embedlog.replication.directory import LogDirectory
 from embedlog.segment import CHUNK_BYTES
 
 T = TypeVar("T")
+_list = list  # `Files.list` hides it in the class
+
+Copies = list[tuple[LogDirectory, int]]
+"""Directories, and the descriptors of a file in them."""
 
 _FIRST_HANDLE = 1 << 32
 """Descriptors of the system are smaller."""
@@ -52,7 +56,7 @@ class _Handle:
         """The epoch in which `copies` was looked up."""
         self.leader_checked = False
         """Whether the leader, which may be a new one, was found to have what comes before."""
-        self.copies: list[tuple[LogDirectory, int]] = []
+        self.copies: Copies = []
         """The directories and their descriptors; the one that is read comes first."""
 
 
@@ -91,7 +95,7 @@ class ReplicatedFiles(Files):
 
     # Where a file is
 
-    def _directories(self, path: str, key: bytes | None) -> list[LogDirectory]:
+    def _directories(self, path: str, key: bytes | None) -> _list[LogDirectory]:
         """Return the directories that have a file; the one that is read comes first."""
         controller = self._controller.current()
         first = controller.directory
@@ -203,7 +207,7 @@ class ReplicatedFiles(Files):
         epoch = self._controller.current().epoch
         directories = self._directories(handle.path, handle.key)
         opened = dict(handle.copies)
-        copies: list[tuple[LogDirectory, int]] = []
+        copies: Copies = []
         for number, directory in enumerate(directories if handle.write else directories[:1]):
             fd = opened.pop(directory, None)
             if fd is None:
@@ -222,7 +226,7 @@ class ReplicatedFiles(Files):
                 directory.files.close(fd)
         handle.copies, handle.epoch, handle.leader_checked = copies, epoch, False
 
-    def _copies(self, fd: int) -> list[tuple[LogDirectory, int]]:
+    def _copies(self, fd: int) -> Copies:
         """Return the open copies of a file as of the present epoch."""
         handle = self._handles[fd]
         controller = self._controller
@@ -253,7 +257,7 @@ class ReplicatedFiles(Files):
             if not getattr(self._local, "leader_only", False):
                 for directory, copy in reversed(copies[1:]):
                     self._catch_up(copies[0], (directory, copy), position)
-                    _attempt(directory, lambda files, to=copy: files.write(to, buffers, position))
+                    _attempt(directory, methodcaller("write", copy, buffers, position))
             return _attempt(leader, lambda files: files.write(leader_fd, buffers, position))
 
         return self._repeat(once)
@@ -280,6 +284,16 @@ class ReplicatedFiles(Files):
         elif size < position:
             copy_range(leader, follower, size, position)
 
+    def complete(self, fd: int, position: int) -> None:
+        """Have all in-sync copies of a file end at a position; under the partition's lock."""
+
+        def once() -> None:
+            copies = self._copies(fd)
+            for copy in copies[1:]:
+                self._catch_up(copies[0], copy, position)
+
+        self._repeat(once)
+
     def _first(self, fd: int, operation: Callable[[Files, int], T]) -> T:
         """Do something with the copy that is read."""
 
@@ -294,7 +308,7 @@ class ReplicatedFiles(Files):
 
         def once() -> None:
             for directory, copy in reversed(self._copies(fd)):
-                _attempt(directory, lambda files, of=copy: operation(files, of))
+                _attempt(directory, partial(_of_copy, operation, copy))
 
         self._repeat(once)
 
@@ -373,7 +387,7 @@ class ReplicatedFiles(Files):
         """As `Files.remove_directory`."""
         self._in_all(path, lambda files: files.remove_directory(path), some_may_lack_it=True)
 
-    def list(self, path: str) -> list[str]:
+    def list(self, path: str) -> _list[str]:
         """As `Files.list`; of the directory of a topic, what any directory has."""
         if not path.startswith("topics") or self._leader_of(path) is not None:
             return self._in_first(path, lambda files: files.list(path))
@@ -416,9 +430,7 @@ class ReplicatedFiles(Files):
             copies = self._lock_copies(fd)
             try:
                 for directory, copy in copies:
-                    waited |= _attempt(
-                        directory, lambda files, of=copy: files.lock(of, timeout, shared)
-                    )
+                    waited |= _attempt(directory, methodcaller("lock", copy, timeout, shared))
                     held.append((directory, copy))
             except BaseException:
                 for directory, copy in held:
@@ -434,7 +446,7 @@ class ReplicatedFiles(Files):
             # The directories changed before the lock was taken.
             self.unlock(fd)
 
-    def _lock_copies(self, fd: int) -> list[tuple[LogDirectory, int]]:
+    def _lock_copies(self, fd: int) -> Copies:
         handle = self._handles[fd]
         if handle.epoch != self._controller.current().epoch:
             self._open_lock(handle)
@@ -468,10 +480,10 @@ class ReplicatedFiles(Files):
         """As `Files.try_lock`: free in every directory that is online."""
 
         def once() -> bool:
-            held: list[tuple[LogDirectory, int]] = []
+            held: Copies = []
             try:
                 for directory, copy in self._lock_copies(fd):
-                    if not _attempt(directory, lambda files, of=copy: files.try_lock(of, shared)):
+                    if not _attempt(directory, methodcaller("try_lock", copy, shared)):
                         return False
                     held.append((directory, copy))
                 held = []
@@ -495,13 +507,17 @@ class ReplicatedFiles(Files):
         key = partition_of(f"{relative}/") or partition_of(relative)
         return self._directories(relative, key)[0].files.path(relative)
 
+    def path_for_tasks(self, relative: str) -> str:
+        """As `Files.path_for_tasks`: absolute, in the directory of the leader."""
+        return self.path(relative)
+
     def identity(self) -> tuple[int, int]:
         """As `Files.identity`, of the controller's directory."""
         return self._controller.directory.files.identity()
 
     def is_in_place(self) -> bool:
-        """As `Files.is_in_place`; a directory that is not takes itself offline."""
-        return self._controller.directory.files.is_in_place()
+        """As `Files.is_in_place`, of any directory that is online."""
+        return any(each.files.is_in_place() for each in self._controller.current().online)
 
     def boot_id(self) -> str:
         """As `Files.boot_id`."""
@@ -509,11 +525,14 @@ class ReplicatedFiles(Files):
 
     def free_bytes(self) -> int:
         """As `Files.free_bytes`, of the fullest directory that is online."""
-        return min(each.files.free_bytes() for each in self._controller.current().online)
+        return self._repeat(lambda: min(self._from_online(Files.free_bytes)))
 
     def total_bytes(self) -> int:
         """As `Files.total_bytes`, of the smallest directory that is online."""
-        return min(each.files.total_bytes() for each in self._controller.current().online)
+        return self._repeat(lambda: min(self._from_online(Files.total_bytes)))
+
+    def _from_online(self, operation: Callable[[Files], T]) -> _list[T]:
+        return [_attempt(each, operation) for each in self._controller.current().online]
 
     def filesystem(self) -> str:
         """As `Files.filesystem`, of the controller's directory."""
@@ -537,6 +556,10 @@ class _BrokenError(Exception):
     def __init__(self, directory: LogDirectory, error: Exception) -> None:
         super().__init__(directory, error)
         self.directory, self.error = directory, error
+
+
+def _of_copy(operation: Callable[[Files, int], T], copy: int, files: Files) -> T:
+    return operation(files, copy)
 
 
 def _open_file(files: Files, path: str, write: bool, create: bool) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from embedlog import kv
@@ -73,9 +74,10 @@ class ReplicatedStore:
 
     def read(self, step: kv.Step[T]) -> T:
         """As `kv.Store.read`."""
-        return self._read_from_controller(
+        result: T = self._read_from_controller(
             lambda store: store.read(lambda txn: step(_ReadTxn(txn, self._controller.version_base)))
         )
+        return result
 
     def _read_from_controller(self, question: Any) -> Any:
         while True:
@@ -302,11 +304,11 @@ class ReplicatedStore:
             row = rows[newest]
             assert row is not None
             try:
-                store.transact_locked(lambda txn, row=row: self._repeat(txn, row))
+                store.transact_locked(partial(self._repeat, row))
             except DATABASE_ERRORS as error:
                 failed[directory.id] = error
 
-    def _repeat(self, txn: kv.Txn, row: bytes) -> None:
+    def _repeat(self, row: bytes, txn: kv.Txn) -> None:
         """Make the changes of a write from its version row."""
         table: Any = METADATA_VERSION if self._name == "state" else LIVE_VERSION
         kv.apply_changes(txn, unpack_changes(table.load(self._version_key, row).changes))
