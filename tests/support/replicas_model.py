@@ -160,7 +160,7 @@ class ReplicasModel(RuleBasedStateMachine):
         count=st.sampled_from([2, 3, 3, 3]),
         topics=st.lists(
             st.tuples(
-                st.integers(1, 2), st.integers(1, 3), st.integers(1, 2), st.booleans(),
+                st.integers(1, 2), st.sampled_from([1, 2, 2, 3]), st.integers(1, 2), st.booleans(),
                 st.sampled_from([False, False, True]),
             ),
             min_size=1,
@@ -381,6 +381,20 @@ class ReplicasModel(RuleBasedStateMachine):
         part = self.part(which)
         self._append(part, handle, self._values(part, count, size), acks, durability)
 
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1), size=st.sampled_from([0, 700]))
+    @precondition(lambda self: self.roots and self.parts)
+    def append_to_leader(self, which: int, handle: int, size: int) -> None:
+        """The followers lag."""
+        part = self.part(which)
+        self._append(part, handle, self._values(part, 2, size), 1, None)
+
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1), size=st.sampled_from([0, 700]))
+    @precondition(lambda self: self.roots and self.parts)
+    def append_to_all(self, which: int, handle: int, size: int) -> None:
+        """What the followers lacked is there, too."""
+        part = self.part(which)
+        self._append(part, handle, self._values(part, 2, size), "all", None)
+
     @rule(
         which=st.integers(0, 3),
         handle=st.integers(0, 1),
@@ -454,6 +468,64 @@ class ReplicasModel(RuleBasedStateMachine):
             path = self.paths[directory]
             self.disks.break_disk(path, number, after=after, times=times, databases=databases)
             self._lose(directory)
+
+    @rule(
+        directory=st.integers(0, 2),
+        number=st.sampled_from([errno.EIO, errno.EROFS, errno.ENOSPC]),
+        after=st.integers(0, 30),
+        times=st.sampled_from([1, 1 << 30, 1 << 30]),
+        databases=st.booleans(),
+        which=st.integers(0, 3),
+        handle=st.integers(0, 1),
+        acks=st.sampled_from(["all", "all", 1]),
+        what=st.sampled_from(
+            [
+                *("append", "append", "append", "produce", "roll", "compact", "truncate"),
+                *("delete_records", "keep_house", "elect_preferred", "commit", "flush"),
+                *("open_another", "checkpoint", "reassign"),
+            ]
+        ),
+    )
+    @precondition(lambda self: self.roots and self.parts)
+    def break_during(
+        self,
+        directory: int,
+        number: int,
+        after: int,
+        times: int,
+        databases: bool,
+        which: int,
+        handle: int,
+        acks: Any,
+        what: str,
+    ) -> None:
+        """A disk breaks in the middle of an operation."""
+        directory = directory % len(self.paths) + 1
+        if not self._may_lose(False):
+            return
+        path = self.paths[directory]
+        self.disks.break_disk(path, number, after=after, times=times, databases=databases)
+        self._lose(directory)
+        if what == "append":
+            self.append(which, handle, 2, 10, acks, None)
+        elif what == "produce":
+            self.produce(which, handle, 2, acks, False)
+        elif what in ("roll", "flush"):
+            getattr(self, what)(which, handle)
+        elif what == "compact" and any(part.compacts for part in self.parts.values()):
+            self.compact(which, handle)
+        elif what in ("truncate", "delete_records"):
+            getattr(self, what)(which, handle, 0.5)
+        elif what == "keep_house":
+            self.keep_house(handle, False)
+        elif what in ("elect_preferred", "checkpoint"):
+            getattr(self, what)(handle)
+        elif what == "commit":
+            self.commit(which, handle, after)
+        elif what == "reassign":
+            self.reassign(which, handle, after)
+        elif what == "open_another" and len(self.roots) == 1:
+            self.open_another()
 
     @rule(which=st.integers(0, 2), both=st.sampled_from([False, False, False, True]))
     def unmount(self, which: int, both: bool) -> None:
