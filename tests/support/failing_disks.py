@@ -13,9 +13,10 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from embedlog import kv
 from embedlog.errors import DurabilityError
 from embedlog.files import Files
 from embedlog.files.filesystem import storage_error
@@ -159,3 +160,33 @@ for _name in CHANGES:
     setattr(DiskFiles, _name, _failing(_name, True))
 for _name in READS:
     setattr(DiskFiles, _name, _failing(_name, False))
+
+
+class _CountedTxn:
+    """A transaction of LMDB whose commit is a point at which the process may be killed."""
+
+    def __init__(self, txn: Any, disks: FailingDisks) -> None:
+        self._txn, self._disks, self.id = txn, disks, txn.id
+
+    def commit(self) -> None:
+        self._disks.point()
+        self._txn.commit()
+
+
+def count_commits(disks: FailingDisks) -> None:
+    """Count the commits of databases as operations too, in this process."""
+    commit_all, transact = kv._commit_all, kv.Store.transact_locked
+
+    def commit_each(stores: Sequence[Any], txns: Sequence[Any]) -> Any:
+        failed = commit_all(stores, [_CountedTxn(txn, disks) for txn in txns])
+        disks.point()
+        return failed
+
+    def transact_locked(self: kv.Store, step: Any) -> Any:
+        disks.point()
+        result = transact(self, step)
+        disks.point()
+        return result
+
+    kv._commit_all = commit_each
+    kv.Store.transact_locked = transact_locked  # type: ignore[method-assign]

@@ -56,7 +56,7 @@ from embedlog.replication.root import ReplicatedRoot
 from embedlog.retention.retain import delete_records
 from embedlog.root.verify import verify_root
 from support.clock import START, ManualClock
-from support.failing_disks import FailingDisks
+from support.failing_disks import FailingDisks, count_commits
 from support.forks import Child, in_memory
 from support.groups import make_group
 from support.roots import Row, abandon, encoded, rows
@@ -67,6 +67,11 @@ CONFIG = {
     "file.delete.delay.ms": 0,
     "retention.ms": -1,
 }
+KILLED = (
+    *("roll", "flush", "compact", "truncate", "delete_records", "commit", "checkpoint"),
+    *("create_topic", "delete_topic", "elect_preferred", "reassign", "keep_house", "close"),
+)
+"""What a process may be killed in, besides appending."""
 LOST = (NotEnoughReplicasError, ReplicaNotAvailableError, StorageError, NotALogError)
 """What may be raised while too few directories are left to decide anything."""
 
@@ -338,7 +343,6 @@ class ReplicasModel(RuleBasedStateMachine):
         if receipt.duplicate:
             return receipt
         assert receipt.next_offset == receipt.base_offset + len(lines)
-        assert receipt.base_offset >= part.end or part.destroyed
         self._note(part, receipt.base_offset, lines, strong)
         return receipt
 
@@ -350,6 +354,12 @@ class ReplicasModel(RuleBasedStateMachine):
         leader = assignment.leader or 0
         if part.destroyed:
             return
+        replaced = [record for offset, record in part.records.items() if offset >= base]
+        assert all(record.losable for record in replaced), f"{part.tp} lost {replaced}"
+        if replaced:
+            part.losses, part.producer = part.losses + 1, None
+            for record in replaced:
+                del part.records[record.offset]
         for offset, (key, value) in enumerate(lines, base):
             record = Acknowledged(offset, key, value, leader, strong)
             record.losable = not strong and leader not in self.usable()
@@ -441,7 +451,7 @@ class ReplicasModel(RuleBasedStateMachine):
                         offset, Acknowledged(offset, key, value, assignment.leader or 0, False)
                     )
         producer.last = sequence, lines, (base, following)
-        if sequence == producer.sequence:
+        if part.producer is producer and sequence == producer.sequence:
             producer.sequence = after(sequence, len(lines))
 
     # Directories
@@ -708,11 +718,8 @@ class ReplicasModel(RuleBasedStateMachine):
         if len(self.alive()) < len(self.paths):
             return
         self.root(handle).delete_topic(name)
-        self.parts = {key: part for key, part in self.parts.items() if part.topic != name}
-        self.readers = [entry for entry in self.readers if entry[1].topic != name]
-        for positions in (self.committed, self.saved):
-            for tp in [tp for tp in positions if tp.topic == name]:
-                del positions[tp]
+        self._forget_deleted()
+        assert name not in {topic for topic, _ in self.parts}
 
     # Groups
 
@@ -799,45 +806,119 @@ class ReplicasModel(RuleBasedStateMachine):
 
     @rule(
         which=st.integers(0, 3),
-        acks=st.sampled_from(["all", 1]),
-        what=st.sampled_from(["append", "append", "roll", "house", "commit"]),
-        at=st.integers(1, 60),
+        what=st.sampled_from(["append", "append to the leader", *KILLED]),
+        at=st.integers(1, 90),
     )
     @precondition(lambda self: self.roots and self.parts)
-    def kill_another(self, which: int, acks: Any, what: str, at: int) -> None:
+    def kill_another(self, which: int, what: str, at: int) -> None:
         """Another process is killed in the middle of an operation."""
-        part = self.part(which)
-        lines = self._values(part, 2, 10)
-        tp = part.tp
+        self.kill_in(what, self.part(which), at)
 
-        def work() -> Any:
-            log = self.log(part)
-            self.disks.operations, self.disks.kill_at = 0, at
-            try:
-                if what == "append":
-                    return log.append([self._encode(lines)], acks=acks)[0]
-                if what == "roll":
-                    log.roll()
-                elif what == "commit":
-                    make_group(self.roots[0]).commit({tp: OffsetAndMetadata(at)})
-                else:
-                    jobs.ReplicationJob(MaintenanceConfig()).run(self.roots[0], lambda: False)
-            except EmbedlogError as error:
-                return str(error)
-            finally:
-                self.disks.kill_at = None
+    def kill_in(self, what: str, part: Part, at: int | None) -> int | None:
+        """Have a child do something, and die before an operation of its files or databases.
 
-        end = Child(work).end()
+        Returns how many operations it took; None if it was killed.
+        """
+        lines, other = self._values(part, 2, 10), random.Random(at).sample(sorted(self.paths), 2)
+        middle = part.start + (part.end - part.start) // 2
+        child = Child(lambda: self._work_and_die(what, part, at, lines, middle, other))
+        end = child.end()
         assert end.killed or end.finding() is None, end.finding()
+        operations, result = (None, None) if end.killed else end.value
+        done = not end.killed and not isinstance(result, str)
         self._observe()
-        if what == "append":
-            if end.killed or isinstance(end.value, str) or end.value is None:
-                part.uncertain.update(value for _, value in lines)
+        if what.startswith("append"):
+            if done:
+                self._note(part, result, lines, what == "append")
             else:
-                self._note(part, end.value.base_offset, lines, acks == "all")
-        if what == "commit":
-            before = self.committed.get(tp, {None})
-            self.committed[tp] = before | {at} if end.killed or end.value else {at}
+                part.uncertain.update(value for _, value in lines)
+        elif what == "commit":
+            before = self.committed.get(part.tp, {None})
+            self.committed[part.tp] = {7} if done else before | {7}
+        elif what == "delete_records":
+            part.maybe_start = max(part.maybe_start, middle)
+        elif what == "truncate" and not part.compacts:
+            part.losses, part.producer = part.losses + 1, None
+            part.start = min(part.start, middle)
+            for record in part.records.values():
+                # A batch that straddles the offset is removed entirely.
+                record.losable |= record.offset >= middle - 2
+        elif what == "create_topic":
+            self.topics_made += 1
+            name = f"t{self.topics_made}"
+            exists, topics = self._attempt(None, lambda: self.roots[0].topics())
+            if exists and name in topics:
+                self.parts[name, 0] = Part(name, 0, 1, False, False)
+        elif what == "delete_topic":
+            self._forget_deleted()
+        return operations
+
+    def _forget_deleted(self) -> None:
+        exists, topics = self._attempt(None, lambda: self.roots[0].topics())
+        if not exists:
+            return
+        self.parts = {key: part for key, part in self.parts.items() if part.topic in topics}
+        self.readers = [entry for entry in self.readers if entry[1].topic in topics]
+        for positions in (self.committed, self.saved):
+            for tp in [tp for tp in positions if tp.topic not in topics]:
+                del positions[tp]
+
+    def _work_and_die(
+        self,
+        what: str,
+        part: Part,
+        at: int | None,
+        lines: list[tuple[bytes | None, bytes]],
+        middle: int,
+        other: list[int],
+    ) -> tuple[int, Any]:
+        """Do something in a forked child; a string is an error."""
+        result: Any = None
+        try:
+            root = self.roots[0] if self.roots else None
+            log = None if root is None else root.partition(part.topic, part.number)
+            count_commits(self.disks)
+            self.disks.operations, self.disks.kill_at = 0, at
+            if root is None or log is None:
+                self._open()
+            elif what == "append":
+                result = log.append([self._encode(lines)])[0].base_offset
+            elif what == "append to the leader":
+                result = log.append([self._encode(lines)], acks=1)[0].base_offset
+            elif what == "roll":
+                log.roll()
+            elif what == "flush":
+                log.flush()
+            elif what == "compact" and part.compacts:
+                options = CleanOptions(settings=MaintenanceConfig())
+                try_clean(log, self.clock(), options, roll=True)
+            elif what == "truncate" and not part.compacts:
+                log.truncate_to(middle)
+            elif what == "delete_records":
+                delete_records(log, middle)
+            elif what == "commit":
+                make_group(root).commit({part.tp: OffsetAndMetadata(7)})
+            elif what == "checkpoint":
+                offsets.checkpoint(root.context.live, root.context.state)
+            elif what == "create_topic":
+                name = f"t{self.topics_made + 1}"
+                root.create_topic(name, 1, TopicConfig.parse(CONFIG), replication_factor=2)
+            elif what == "delete_topic" and len({topic for topic, _ in self.parts}) > 1:
+                root.delete_topic(part.topic)
+            elif what == "elect_preferred":
+                reassign.elect_preferred(root)
+            elif what == "reassign":
+                reassign.begin(root, {part.tp: other})
+                jobs.ReplicationJob(MaintenanceConfig()).run(root, lambda: False)
+            elif what == "keep_house":
+                jobs.ReplicationJob(MaintenanceConfig()).run(root, lambda: False)
+            elif what == "close":
+                root.close()
+        except EmbedlogError as error:
+            result = f"{type(error).__name__}: {error}"
+        finally:
+            self.disks.kill_at = None
+        return self.disks.operations, result
 
     # Looking
 
@@ -1102,10 +1183,14 @@ class ReplicasModel(RuleBasedStateMachine):
                 self.verify(0)
                 self._check_alone()
         finally:
-            for root in self.roots:
-                abandon(root)
-            kv.close_unused()
-            shutil.rmtree(self.base, ignore_errors=True)
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Leave everything, and delete the directories."""
+        for root in self.roots:
+            abandon(root)
+        kv.close_unused()
+        shutil.rmtree(self.base, ignore_errors=True)
 
 
 def run_some(examples: int, seed: int | None = None, steps: int = 25) -> None:
