@@ -10,7 +10,13 @@ from typing import cast
 from embedlog import batch as batches
 from embedlog.batch import TYPED, EncodedBatch
 from embedlog.catalog import SegmentInfo
-from embedlog.errors import InvalidRecordError, RecordBatchTooLargeError, RecordTooLargeError
+from embedlog.errors import (
+    InvalidRecordError,
+    MirrorConflictError,
+    MirroredTopicError,
+    RecordBatchTooLargeError,
+    RecordTooLargeError,
+)
 from embedlog.partition.state import PartitionState
 from embedlog.schemas.statistics import text_columns_of
 from embedlog.schemas.typed_batch import TypedBatch
@@ -56,6 +62,48 @@ def _is_of_other_topic(log: PartitionState, batch: EncodedBatch) -> bool:
     return schema is not None and schema.is_of_other_topic(log.topic_id)
 
 
+def check_form(log: PartitionState, batch: EncodedBatch) -> None:
+    """Raise unless a batch has columns if the topic does.
+
+    Raises:
+        InvalidRecordError: It has columns, and the topic is one of bytes, or the other way round.
+    """
+    is_typed = log.schema is not None
+    if bool(batch.flags & TYPED) is not is_typed:
+        raise InvalidRecordError(
+            f"The batch has {'bytes' if is_typed else 'columns'}, and the values of the topic "
+            f"are {'columns' if is_typed else 'bytes'}",
+            **log.where,
+            todo="Was the topic deleted and created again? Send the records again.",
+        )
+
+
+def check_mirrored(log: PartitionState, source: str, encoded: Sequence[EncodedBatch]) -> None:
+    """Raise unless a mirror may write batches, which were valid at its source.
+
+    They are not checked against the limits of the topic: those of the source may have changed
+    since, and what it holds must be in the copy too.
+
+    Args:
+        log: The partition.
+        source: The topic that is copied, as in the setting ``mirror.source``.
+        encoded: The batches.
+
+    Raises:
+        MirrorConflictError: The topic is no copy of that one, or not any more.
+        InvalidRecordError: The batches are not those of such a topic.
+    """
+    if log.rules.mirror_source != source:
+        raise MirrorConflictError(
+            f"The topic is no copy of {source}, or not any more: its setting mirror.source is "
+            f"{log.rules.mirror_source!r}",
+            **log.where,
+            todo="After a failover, mirror into the other direction.",
+        )
+    for batch in encoded:
+        check_form(log, batch)
+
+
 def check(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
     """Raise if the topic's settings do not allow one of the batches.
 
@@ -64,16 +112,18 @@ def check(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
         RecordBatchTooLargeError: A batch takes more than ``segment.bytes`` on the disk (A4).
         InvalidRecordError: A6, A7; or the batch has columns, and the topic is one of bytes, or
             the other way round.
+        MirroredTopicError: Only a mirror may write to the topic.
     """
+    if log.rules.mirror_source:
+        raise MirroredTopicError(
+            f"The topic is a copy of {log.rules.mirror_source}, and only its mirror writes to it",
+            **log.where,
+            source=log.rules.mirror_source,
+            todo="Write to the source; if that is lost, run `embedlog failover` here first.",
+        )
     config, is_typed = log.config, log.schema is not None
     for batch in encoded:
-        if bool(batch.flags & TYPED) is not is_typed:
-            raise InvalidRecordError(
-                f"The batch has {'bytes' if is_typed else 'columns'}, and the values of the topic "
-                f"are {'columns' if is_typed else 'bytes'}",
-                **log.where,
-                todo="Was the topic deleted and created again? Send the records again.",
-            )
+        check_form(log, batch)
         if is_typed and _is_of_other_topic(log, batch):
             raise InvalidRecordError(
                 "The batch was made for a topic of this name that was deleted",
