@@ -271,20 +271,20 @@ GROUPS = (
         "embedlog_mirror",
         (
             Metric("running", "gauge", "1 while a process runs the mirror, else 0"),
-            Metric("record-count", "counter", "Records copied since the mirror was started"),
-            Metric("byte-count", "counter", "Bytes of their batches, as stored"),
+            Metric("record-total", "counter", "Records copied since the mirror was started"),
+            Metric("byte-total", "counter", "Bytes of their batches, as stored"),
             Metric("record-rate", "gauge", "Records copied per second, as last reported"),
             Metric("byte-rate", "gauge", "Bytes copied per second, as last reported"),
             Metric("record-lag", "gauge", "Offsets of the source that are not copied yet"),
             Metric(
-                *("record-skipped-count", "counter"),
+                *("record-skipped-total", "counter"),
                 "Offsets that retention deleted at the source before they were copied",
             ),
             Metric(
-                *("record-dropped-count", "counter"),
+                *("record-dropped-total", "counter"),
                 "Records left out by a merging mirror, since they were at the target before",
             ),
-            Metric("error-count", "counter", "Errors since the mirror was started"),
+            Metric("error-total", "counter", "Errors since the mirror was started"),
             Metric("last-copy-seconds-ago", "gauge", "Seconds since the last copy; -1 before it"),
         ),
     ),
@@ -292,10 +292,10 @@ GROUPS = (
         MIRROR_TOPIC,
         "embedlog_mirror_topic",
         (
-            Metric("record-count", "counter", "Records of the topic copied"),
+            Metric("record-total", "counter", "Records of the topic copied"),
             Metric("record-lag", "gauge", "Offsets of it at the source that are not copied yet"),
             Metric(
-                *("record-skipped-count", "counter"),
+                *("record-skipped-total", "counter"),
                 "Offsets of it that retention deleted at the source before they were copied",
             ),
         ),

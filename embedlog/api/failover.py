@@ -28,9 +28,7 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 from embedlog.times import When, milliseconds
 
-Strategy = (
-    Literal["offsets", "time", "earliest", "latest"] | Mapping[TopicPartition, int]
-)
+Strategy = Literal["offsets", "time", "earliest", "latest"] | Mapping[TopicPartition, int]
 STRATEGIES = ("offsets", "time", "earliest", "latest")
 
 
@@ -283,7 +281,9 @@ class Failover:
                     "failover",
                     group,
                     {
-                        **{"group": group, "strategy": strategy, "partitions": len(plans)},
+                        "group": group,
+                        "strategy": strategy,
+                        "partitions": len(plans),
                         "repeats": sum(plan.repeats for plan in plans),
                         "may_repeat": sum(plan.may_repeat for plan in plans),
                         "may_skip": sum(plan.may_skip for plan in plans),

@@ -265,10 +265,8 @@ HEADS = ("topic", "copy", "records", "lag", "skipped", "error")
 def title_of(status: MirrorStatus) -> str:
     """Return a mirror in one line."""
     rate = f"{status.records_per_second:,.0f} records/s"
-    parts = [
-        f"Mirror {status.mirror}: {status.state}, {plural(status.records, 'record')} "
-        f"({format_bytes(status.bytes)}), {rate}, lag {status.lag:,}"
-    ]
+    copied = f"{plural(status.records, 'record')} ({format_bytes(status.bytes)})"
+    parts = [f"Mirror {status.mirror}: {status.state}", copied, rate, f"lag {status.lag:,}"]
     if status.skipped:
         parts.append(f"{plural(status.skipped, 'offset')} skipped")
     if status.dropped:

@@ -72,9 +72,8 @@ def _until_interrupted(run: MirrorRun) -> None:
 
 def show_status(args: argparse.Namespace) -> int:
     """Print the mirrors of a log, with their topics; exit code 1 if one died or has errors."""
-    if args.target is not None:
-        args.root = args.target
-    with to_read(args) as log:
+    place = args if args.target is None else argparse.Namespace(root=args.target)
+    with to_read(place) as log:
         statuses = log.mirrors()
     if args.json:
         say_json([status.to_dict() for status in statuses])

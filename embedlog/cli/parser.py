@@ -170,9 +170,9 @@ within a few seconds, and a mirror its own.
 """
 
 MIRROR = """\
-SOURCE and TARGET are directories of logs, or kafka://HOST:PORT.  Copies in a log have the offsets of
-their source, and no other program may write to them, until `embedlog failover`.  A mirror that was
-interrupted goes on where it was when the command is repeated.
+SOURCE and TARGET are directories of logs, or kafka://HOST:PORT.  Copies in a log have the offsets
+of their source, and no other program may write to them, until `embedlog failover`.  A mirror that
+was interrupted goes on where it was when the command is repeated.
 
 `embedlog mirror status` prints what the mirrors to a log have copied, and how far they are behind.
 
@@ -185,9 +185,9 @@ examples:
 
 FAILOVER = """\
 From then on programs may write to the copies, and their mirrors may not.  The strategy says where
-groups go on: at the offsets that the mirror copied (offsets), at the first record at or after a time
-(time, with --at), at the first record or at the log end (earliest, latest).  --offset sets single
-partitions, of which the strategy says nothing then.
+groups go on: at the offsets that the mirror copied (offsets), at the first record at or after a
+time (time, with --at), at the first record or at the log end (earliest, latest).  With --offset, a
+group goes on at that offset of the partition, and at the copied offsets in all others.
 
   repeats     offsets that the group certainly gets again
   may-repeat  those that it gets again at most, if it had read all that was copied

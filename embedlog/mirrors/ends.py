@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from embedlog.batch import EncodedBatch
+from embedlog.batch import PlacedBatch
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
@@ -39,21 +39,12 @@ class SourceTopic:
     """If the topic is a copy itself: the site ids that its records were at before, in order."""
 
 
-class PlacedBatch(NamedTuple):
-    """An encoded batch, and the offset of its first record at the source.
-
-    The offsets of its records have no gaps, unless the batch has a column of offsets.
-    """
-
-    offset: int
-    batch: EncodedBatch
-
-
 class Fetch(NamedTuple):
     """What a source has from an offset on."""
 
     batches: Sequence[PlacedBatch]
-    """In order; there may be gaps before, between and after them."""
+    """In order; there may be gaps before, between and after them, and within those that have a
+    column of offsets."""
     next_offset: int
     """Where to fetch next; nothing below it is missing in the batches."""
     end_offset: int
@@ -102,9 +93,7 @@ class MirrorSource(Protocol):
     def bounds(self, topic: str, partition: int) -> Bounds:
         """Return the start and the end of a partition."""
 
-    def fetch(
-        self, topic: str, partition: int, position: MirrorPosition, max_bytes: int
-    ) -> Fetch:
+    def fetch(self, topic: str, partition: int, position: MirrorPosition, max_bytes: int) -> Fetch:
         """Return the batches from a position on: about ``max_bytes``, none at the end.
 
         Does not wait.  All records of the batches are at or above the offset.

@@ -15,13 +15,20 @@ from time import monotonic
 from typing import Any, NamedTuple, cast
 
 from embedlog import keyspace
-from embedlog.batch import LOG_APPEND_TIME, BatchLimits, EncodedBatch, encode
-from embedlog.batch.add_headers import add_headers, decoded
+from embedlog.batch import (
+    EXPLICIT_OFFSETS,
+    LOG_APPEND_TIME,
+    BatchLimits,
+    EncodedBatch,
+    PlacedBatch,
+    encode,
+)
+from embedlog.batch.add_headers import add_headers, to_batch
 from embedlog.batch.wire import HEADERS, schema
 from embedlog.config import TopicConfig
 from embedlog.errors import MirrorConflictError
 from embedlog.lazy import np, pa
-from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, PlacedBatch, SourceTopic
+from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.hops import last_offset, site_key, with_hop
 from embedlog.mirrors.root_target import hold_lock
 from embedlog.partition import PartitionLog, flush
@@ -153,24 +160,29 @@ class MergingTarget:
             self._store(name, partition)
         return sum(batch.count for batch in encoded)
 
-    def _merged(
-        self, log: PartitionLog, name: str, placed: PlacedBatch
-    ) -> Iterator[EncodedBatch]:
+    def _merged(self, log: PartitionLog, name: str, placed: PlacedBatch) -> Iterator[EncodedBatch]:
         """Yield a batch as it is appended: with a header, and without what must not be sent."""
         batch = placed.batch
         append_time = batch.max_timestamp if batch.flags & LOG_APPEND_TIME else None
         if isinstance(batch, TypedBatch):
-            own = self._topics[name].schemas[-1]
-            columns = batch.fitted(own, HEADERS)._batch().columns(True, verify=False)
-        else:
-            columns = decoded(batch if batch.has_headers else add_headers(batch))
-        yield from self._encoded(log, columns, placed, append_time)
+            current = self._topics[name].schemas[-1]
+            batch = batch.fitted(current, HEADERS)
+        elif not batch.has_headers:
+            batch = add_headers(batch)
+        stored = to_batch(batch)
+        columns = stored.columns(stored.layout.names, verify=False)
+        yield from self._encoded(log, columns, placed, append_time, stored.codec)
 
     def _encoded(
-        self, log: PartitionLog, columns: Any, placed: PlacedBatch, append_time: int | None
+        self,
+        log: PartitionLog,
+        columns: Any,
+        placed: PlacedBatch,
+        append_time: int | None,
+        codec: str,
     ) -> Iterator[EncodedBatch]:
         batch, typed = placed.batch, log.schema
-        if batch.has_offsets:
+        if batch.flags & EXPLICIT_OFFSETS:
             last = columns.num_columns - 1
             offsets = np.asarray(columns.column(last))
             columns = columns.select(columns.schema.names[:last])
@@ -195,7 +207,6 @@ class MergingTarget:
         if not columns.num_rows:
             return iter(())
         columns = pa.RecordBatch.from_arrays(columns.columns, schema=target)
-        codec = "none" if not batch.is_compressed else batch.codec
         limits = BatchLimits(log.config.max_message_bytes, log.config.segment_bytes)
         if typed is None:
             return limits.split(columns, lambda rows: encode(rows, codec))

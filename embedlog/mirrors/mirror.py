@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event as Flag
 from time import monotonic
@@ -41,7 +42,9 @@ _ACTIVITY_SECONDS = 60.0
 _WAIT_SECONDS = 1.0
 """How long to wait for changes at most: so often groups, starts and errors are looked at again."""
 _RETRY_SECONDS = 5.0
-"""How long a partition is left alone after an error."""
+"""How long a partition, or a topic, is left alone after an error."""
+_WHOLE = -1
+"""Stands for the number of a partition: all of the topic."""
 FETCH_BYTES = 8 << 20
 
 Progress = Callable[[int, int], None]
@@ -136,7 +139,7 @@ class Mirror:
             started_ms=root.clock(),
         )
         self._stop = Flag()
-        self._reported_at = self._activity_at = monotonic()
+        self._began_at = self._reported_at = self._activity_at = monotonic()
         self._groups_at = self._reported_at - _GROUPS_SECONDS
         self._reported = (0, 0)
         """Records and bytes as of the last report of the status."""
@@ -162,6 +165,8 @@ class Mirror:
                     self._source.wait(_WAIT_SECONDS)
                     self._round(None)
                     self._report_if_due()
+                if follow and self._group_pattern is not None:
+                    self._copy_groups()
                 self._target.flush()
                 status.state = "stopped" if self._stop.is_set() else "finished"
                 if self.errors and not follow:
@@ -186,19 +191,18 @@ class Mirror:
         _logger.info("Mirror %s: begins", self.status.mirror)
 
     def _end(self) -> None:
-        """Report how it ended; an end that is closed already cannot be told."""
+        """Report how it ended, unless the root was closed before."""
         if self._root.closed:
             return
-        try:
+        with suppress(ClosedError):
             self._report_activity(always=True)
-            self._report()
-        except ClosedError:
-            return
+            self._report(self._began_at)
 
     # A round
 
     def _round(self, progress: Progress | None) -> None:
         """Copy every partition up to where it ends now, then the offsets of groups."""
+        status = self.status
         self.errors = []
         goals = dict(self._goals())
         left = {key: max(goal - self._positions[key].offset, 0) for key, goal in goals.items()}
@@ -215,7 +219,7 @@ class Mirror:
                 if progress is not None:
                     progress(whole - sum(left.values()), whole)
                 self._report_if_due()
-        if self._group_pattern is not None and (behind or whole or self._groups_are_due()):
+        if self._group_pattern is not None and (not status.follow or self._groups_are_due()):
             self._copy_groups()
         self._report_activity()
 
@@ -242,10 +246,14 @@ class Mirror:
         """Make the copy of a topic like the source; return whether to copy records."""
         if self._prepared.get(topic.name) == topic:
             return True
-        name = self.target_name(topic.name)
+        name, key = self.target_name(topic.name), (topic.name, _WHOLE)
+        if self._retry_at.get(key, 0) > monotonic():
+            return False
+        self._retry_at[key] = monotonic() + _RETRY_SECONDS
         with self._collected(topic.name, None):
             if self._target.prepare(topic, name, self._source):
                 self._prepared[topic.name] = topic
+                del self._retry_at[key]
                 status = self.status.by_topic.setdefault(topic.name, TopicStatus(name))
                 status.lags += [0] * (topic.partitions - len(status.lags))
                 status.error = None
@@ -285,6 +293,7 @@ class Mirror:
             return self._positions[key].offset < goal
         # What is known of it may be wrong: ask the target again.
         self._positions.pop(key, None)
+        self._prepared.pop(key[0], None)
         self._retry_at[key] = monotonic() + _RETRY_SECONDS
         return False
 
@@ -337,11 +346,17 @@ class Mirror:
             "copied; the copy goes on at %d without them",
             *(self.status.mirror, offset, start - 1, topic, partition, start),
         )
-        facts = {
-            **{"topic": self.target_name(topic), "partition": partition, "source_topic": topic},
-            **{"first_offset": offset, "next_offset": start, "offsets": count},
-        }
-        self._event("skipped", facts)
+        self._event(
+            "skipped",
+            {
+                "topic": self.target_name(topic),
+                "partition": partition,
+                "source_topic": topic,
+                "first_offset": offset,
+                "next_offset": start,
+                "offsets": count,
+            },
+        )
 
     # Groups
 
@@ -384,11 +399,12 @@ class Mirror:
             status.by_topic[topic].error = text
         if is_new:
             _logger.error("Mirror %s: %s", status.mirror, text)
-            facts = {"job": "mirror", "mirror": status.mirror, "topic": topic, "error": text}
-            self._event("failed", facts if partition is None else {**facts, "partition": partition})
+            facts = {"job": "mirror", "topic": topic, "partition": partition, "error": text}
+            self._event("failed", facts)
 
-    def _event(self, kind: str, facts: dict[str, object]) -> None:
-        report(self._root, [Event(kind, self.status.mirror, {"mirror": self.status.mirror, **facts})])
+    def _event(self, kind: str, facts: Mapping[str, object]) -> None:
+        name = self.status.mirror
+        report(self._root, [Event(kind, name, {"mirror": name, **facts})])
 
     def _report_if_due(self) -> None:
         now = monotonic()
@@ -400,13 +416,14 @@ class Mirror:
     def _groups_are_due(self) -> bool:
         return monotonic() - self._groups_at >= _GROUPS_SECONDS
 
-    def _report(self) -> None:
-        """Write the status, with the rate since the last time."""
+    def _report(self, since: float | None = None) -> None:
+        """Write the status, with the rate since the last time, or since another time."""
         now, status = monotonic(), self.status
-        seconds = now - self._reported_at
+        records, size = (0, 0) if since is not None else self._reported
+        seconds = now - (self._reported_at if since is None else since)
         if seconds > 0:
-            status.records_per_second = round((status.records - self._reported[0]) / seconds, 1)
-            status.bytes_per_second = round((status.bytes - self._reported[1]) / seconds, 1)
+            status.records_per_second = round((status.records - records) / seconds, 1)
+            status.bytes_per_second = round((status.bytes - size) / seconds, 1)
         self._reported_at, self._reported = now, (status.records, status.bytes)
         status.updated_ms = self._root.clock()
         put_status(self._root, status)
@@ -422,10 +439,15 @@ class Mirror:
             self._event(
                 "mirrored",
                 {
-                    **{"source": status.source, "target": status.target, "state": status.state},
-                    **{"records": copied, "lag": status.lag, "skipped": status.skipped},
-                    **{"errors": status.error_count, "topics": len(status.by_topic)},
+                    "source": status.source,
+                    "target": status.target,
+                    "state": status.state,
+                    "topics": len(status.by_topic),
+                    "records": copied,
                     "records_per_second": round(copied / seconds) if seconds > 0 else 0,
+                    "lag": status.lag,
+                    "skipped": status.skipped,
+                    "errors": status.error_count,
                 },
             )
         self._activity_at, self._active_records = now, status.records

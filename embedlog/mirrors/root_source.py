@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from embedlog.batch import Batch, EncodedBatch, PlacedBatch, placed, trimmed
 from embedlog.catalog import INTERNAL, TopicInfo
 from embedlog.consumer.group_client import open_group
 from embedlog.errors import GroupIdNotFoundError
@@ -10,10 +9,8 @@ from embedlog.group import group_ids
 from embedlog.mirrors.ends import Bounds, Fetch, MirrorPosition, SourceTopic
 from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
 from embedlog.partition.reader import PartitionReader
-from embedlog.partition.roll import columns_of_schema
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
-from embedlog.schemas.typed_batch import typed
 
 _NOT_COPIED = ("mirror.source",)
 """Settings that a copy does not take."""
@@ -67,9 +64,7 @@ class RootSource:
         tail = log.tail()
         return Bounds(tail.start_offset, log.visible_end(tail))
 
-    def fetch(
-        self, topic: str, partition: int, position: MirrorPosition, max_bytes: int
-    ) -> Fetch:
+    def fetch(self, topic: str, partition: int, position: MirrorPosition, max_bytes: int) -> Fetch:
         """Return the batches from a position on; see `MirrorSource.fetch`.
 
         Raises:
@@ -80,32 +75,15 @@ class RootSource:
         reader = self._readers.pop((topic, partition), None)
         if reader is None or reader._log is not log or reader.offset != position.offset:
             reader = log.reader(position.offset, position.leader_epoch)
-        stored = reader.read(max_bytes)
-        epoch = reader.leader_epoch
-        assert epoch is not None
-        batches = [self._placed(log.topic, batch, position.offset) for batch in stored]
+        batches = reader.read_encoded(max_bytes)
         self._readers[topic, partition] = reader
-        return Fetch(batches, reader.offset, log.visible_end(log.tail()), epoch)
-
-    def _placed(self, topic: str, batch: Batch, offset: int) -> PlacedBatch:
-        """Return a batch to be written elsewhere, without its records below an offset."""
-        if batch.base_offset < offset:
-            # Batches were gathered by compaction since the last ones were read.
-            encoded = trimmed(batch, offset)
-        else:
-            offset, encoded = placed(batch)
-        # The copy numbers its producers itself, so those of the source would be mixed up with them.
-        encoded.producer_id = encoded.producer_epoch = encoded.base_sequence = None
-        return PlacedBatch(offset, self._with_schema(topic, batch, encoded))
-
-    def _with_schema(self, topic: str, batch: Batch, encoded: EncodedBatch) -> EncodedBatch:
-        if not batch.is_typed:
-            return encoded
-        version = columns_of_schema(batch.layout.original).schema_version
-        catalog = self.root.context.catalog
-        schema = catalog.schema(catalog.topic(topic), version)
-        assert schema is not None
-        return typed(encoded, schema)
+        for _, batch in batches:
+            # The copy numbers its producers and its epochs itself: those of the source would be
+            # mixed up with them.
+            batch.forget_origin()
+        assert reader.leader_epoch is not None
+        end = log.visible_end(log.tail())
+        return Fetch(batches, reader.offset, end, reader.leader_epoch)
 
     def wait(self, seconds: float) -> None:
         """Return once something was written since the last call, or after some time."""

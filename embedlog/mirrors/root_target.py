@@ -180,6 +180,7 @@ class RootTarget:
             log = self.root.partition(name, partition)
             if start > log.tail().log_end_offset:
                 self.skip_to(name, partition, start)
+            if start > log.tail().start_offset:
                 log_start.move_log_start(log, start)
         copy.begun = topic.partitions
         self._put(name, copy)

@@ -28,7 +28,7 @@ class TopicStatus:
     records: int = 0
     """How many this run has copied."""
     lags: list[int] = field(default_factory=list)
-    """How many offsets of each partition are not copied yet, as of when the source was last seen."""
+    """How many offsets of each partition are not copied yet, as the source was last seen."""
     skipped: int = 0
     """How many offsets retention at the source deleted before they were copied."""
     error: str | None = None
@@ -90,7 +90,7 @@ class MirrorStatus:
         self.error_count += 1
         self.errors = [*self.errors, error][-MOST_ERRORS:]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return everything as plain dicts and lists, for JSON."""
         return {**asdict(self), "lag": self.lag}
 
@@ -128,19 +128,19 @@ def mirror_samples(root: Root) -> Iterator[Sample]:
         since = (now_ms - status.copied_ms) / 1000 if status.copied_ms else -1
         for name, value in (
             ("running", int(status.state == "running")),
-            ("record-count", status.records),
-            ("byte-count", status.bytes),
+            ("record-total", status.records),
+            ("byte-total", status.bytes),
             ("record-rate", status.records_per_second),
             ("byte-rate", status.bytes_per_second),
             ("record-lag", status.lag),
-            ("record-skipped-count", status.skipped),
-            ("record-dropped-count", status.dropped),
-            ("error-count", status.error_count),
+            ("record-skipped-total", status.skipped),
+            ("record-dropped-total", status.dropped),
+            ("error-total", status.error_count),
             ("last-copy-seconds-ago", since),
         ):
             yield Sample(MIRROR, name, value, labels)
         for topic, part in status.by_topic.items():
             where = {**labels, "topic": topic}
-            yield Sample(MIRROR_TOPIC, "record-count", part.records, where)
+            yield Sample(MIRROR_TOPIC, "record-total", part.records, where)
             yield Sample(MIRROR_TOPIC, "record-lag", part.lag, where)
-            yield Sample(MIRROR_TOPIC, "record-skipped-count", part.skipped, where)
+            yield Sample(MIRROR_TOPIC, "record-skipped-total", part.skipped, where)
