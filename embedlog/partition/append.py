@@ -82,6 +82,8 @@ def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
         and not cached.tail.failed
         and context.live.is_current(cached.version)
         and context.state.is_current(log.snapshot_version)
+        # A read may have taken the snapshot, without a look at what a killed process left.
+        and log.journal_checked_version == log.snapshot_version
     ):
         tail, file = cached.tail, opened[1]
     else:
