@@ -445,6 +445,14 @@ class OutOfOrderSequenceError(EmbedlogError):
     """
 
 
+class FencedLeaderEpochError(EmbedlogError, ValueError):
+    """A batch that keeps its leader epoch follows one of a later epoch (A8, A37).
+
+    Nothing was written.  A retry does not help: the histories of the two logs part below the
+    batch; truncate the copy to there, and copy from there on.
+    """
+
+
 class InvalidProducerEpochError(EmbedlogError):
     """A newer producer with the same ``producer_name`` has taken over (G17).
 

@@ -284,6 +284,11 @@ class Batch:
         return self._start + self._source.shift
 
     @property
+    def gap(self) -> int:
+        """How many offsets between it and the batch before it never had a record here."""
+        return int(self._fields[5] | self._fields[12] << 16)
+
+    @property
     def has_headers(self) -> bool:
         """Whether the batch has the headers column."""
         return bool(self.flags & HEADERS)
@@ -424,6 +429,14 @@ class Batch:
             begin, end = self.column_range(i)
             if extend(0, source.slice(start + begin, end - begin)) != fields[_TABLE + 3 * i + 1]:
                 source.corrupt(start, f"the CRC of column {source.layout.names[i]} is wrong")
+
+    def check_crcs(self) -> None:
+        """Check the CRC of every column; decodes nothing.
+
+        Raises:
+            CorruptBatchError: One is wrong.
+        """
+        self._check_crcs(self._source.layout.column_indexes)
 
     def _decode(self, selection: ColumnSelection) -> Any:
         source, start = self._source, self._start
