@@ -77,7 +77,7 @@ def mirror(
 
     Raises:
         InvalidConfigError: An argument is not valid.
-        NotALogError: The source is no log.
+        NotALogError, StorageError: The source is no log, or an end cannot be opened.
         LockTimeoutError: Another process runs a mirror of this name.
         MirrorConflictError, MirrorDivergedError: A topic cannot be copied; all others were.
         EmbedlogError: A partition could not be copied; all others were.

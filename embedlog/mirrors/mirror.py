@@ -45,6 +45,8 @@ _RETRY_SECONDS = 5.0
 """How long a partition, or a topic, is left alone after an error."""
 _WHOLE = -1
 """Stands for the number of a partition: all of the topic."""
+_GROUPS = ("", _WHOLE)
+"""Stands for the topic and the partition of errors with groups."""
 FETCH_BYTES = 8 << 20
 
 Progress = Callable[[int, int], None]
@@ -80,6 +82,11 @@ class MirrorOptions:
                 "A mirror that merges keeps the names of topics, so it has no site",
                 todo="Leave out one of the two.",
             )
+        if self.groups is not None and self.merge:
+            raise InvalidConfigError(
+                "Offsets of groups are not copied by a mirror that merges, which has other offsets",
+                todo="Use a time: `embedlog groups reset --by-duration`.",
+            )
 
 
 def _compiled(option: str, pattern: str) -> re.Pattern[str]:
@@ -92,10 +99,10 @@ def _compiled(option: str, pattern: str) -> re.Pattern[str]:
 
 
 class MirrorError(NamedTuple):
-    """What went wrong in a topic, or in one of its partitions."""
+    """What went wrong in a partition, or, if its number is -1, in a topic."""
 
     topic: str
-    partition: int | None
+    partition: int
     error: EmbedlogError
 
 
@@ -124,8 +131,8 @@ class Mirror:
         self._starts: dict[tuple[str, int], int] = {}
         """The log start offsets of the source that the target follows already."""
         self._retry_at: dict[tuple[str, int], float] = {}
-        self.errors: list[MirrorError] = []
-        """Those of the current round, or of the last one."""
+        self._failing: dict[tuple[str, int], MirrorError] = {}
+        """By topic and partition: what is not copied at present."""
         name = options.name or _name_of(source.address, options)
         self.status = MirrorStatus(
             name,
@@ -169,7 +176,7 @@ class Mirror:
                     self._copy_groups()
                 self._target.flush()
                 status.state = "stopped" if self._stop.is_set() else "finished"
-                if self.errors and not follow:
+                if self._failing and not follow:
                     status.state = "failed"
             except BaseException as error:
                 status.state = "failed"
@@ -178,9 +185,14 @@ class Mirror:
                 raise
             finally:
                 self._end()
-        if self.errors and not follow:
+        if self._failing and not follow:
             raise self.errors[0].error
         return status
+
+    @property
+    def errors(self) -> list[MirrorError]:
+        """What keeps topics, partitions and groups from being copied at present."""
+        return list(self._failing.values())
 
     def stop(self) -> None:
         """End `run` after the batch that is being copied; any thread may call it."""
@@ -203,7 +215,6 @@ class Mirror:
     def _round(self, progress: Progress | None) -> None:
         """Copy every partition up to where it ends now, then the offsets of groups."""
         status = self.status
-        self.errors = []
         goals = dict(self._goals())
         left = {key: max(goal - self._positions[key].offset, 0) for key, goal in goals.items()}
         whole, behind = sum(left.values()), [key for key, count in left.items() if count]
@@ -228,6 +239,7 @@ class Mirror:
         topics = self._source.topics()
         for name in self.status.by_topic.keys() - topics.keys():
             del self.status.by_topic[name]  # It was deleted at the source; the copy stays.
+            self._forget(name)
         for topic in topics.values():
             if not self._topic_pattern.fullmatch(topic.name) or not self._prepare(topic):
                 continue
@@ -238,9 +250,11 @@ class Mirror:
                 with self._collected(*key):
                     bounds = self._source.bounds(*key)
                     self._follow_start(key, bounds.start_offset)
-                    self._position(*key)
-                    self._note_lag(key, bounds.end_offset - self._positions[key].offset)
-                    yield key, bounds.end_offset
+                    offset = self._position(*key).offset
+                    self._note_lag(key, bounds.end_offset - offset)
+                    # If the source ends before the position, a read says where it was cut.
+                    is_cut = bounds.end_offset < offset
+                    yield key, offset + 1 if is_cut else bounds.end_offset
 
     def _prepare(self, topic: SourceTopic) -> bool:
         """Make the copy of a topic like the source; return whether to copy records."""
@@ -250,15 +264,22 @@ class Mirror:
         if self._retry_at.get(key, 0) > monotonic():
             return False
         self._retry_at[key] = monotonic() + _RETRY_SECONDS
-        with self._collected(topic.name, None):
+        with self._collected(*key):
             if self._target.prepare(topic, name, self._source):
                 self._prepared[topic.name] = topic
                 del self._retry_at[key]
+                self._failing.pop(key, None)
                 status = self.status.by_topic.setdefault(topic.name, TopicStatus(name))
                 status.lags += [0] * (topic.partitions - len(status.lags))
                 status.error = None
                 return True
         return False
+
+    def _forget(self, topic: str) -> None:
+        self._prepared.pop(topic, None)
+        for by_key in (self._positions, self._starts, self._retry_at, self._failing):
+            for key in [key for key in by_key if key[0] == topic]:
+                del by_key[key]
 
     def target_name(self, topic: str) -> str:
         """Return the name of the copy of a topic."""
@@ -290,7 +311,8 @@ class Mirror:
             if position.offset >= goal:
                 return False
             self._copy(key, position)
-            return self._positions[key].offset < goal
+            self._failing.pop(key, None)
+            return position.offset < self._positions[key].offset < goal
         # What is known of it may be wrong: ask the target again.
         self._positions.pop(key, None)
         self._prepared.pop(key[0], None)
@@ -364,7 +386,8 @@ class Mirror:
         """Commit at the target what groups have committed at the source."""
         assert self._group_pattern is not None
         self._groups_at = monotonic()
-        with self._collected("", None):
+        self._failing.pop(_GROUPS, None)
+        with self._collected(*_GROUPS):
             for group in self._source.groups():
                 if self._group_pattern.fullmatch(group):
                     self._copy_group(group)
@@ -386,12 +409,12 @@ class Mirror:
 
     # Errors and reports
 
-    def _collected(self, topic: str, partition: int | None) -> _Collected:
+    def _collected(self, topic: str, partition: int) -> _Collected:
         return _Collected(self, topic, partition)
 
-    def note_error(self, topic: str, partition: int | None, error: EmbedlogError) -> None:
-        """Count an error, log and report it, unless the last round had the same."""
-        self.errors.append(MirrorError(topic, partition, error))
+    def note_error(self, topic: str, partition: int, error: EmbedlogError) -> None:
+        """Count an error, log and report it, unless there was the same before."""
+        self._failing[topic, partition] = MirrorError(topic, partition, error)
         text, status = str(error), self.status
         is_new = text not in status.errors
         status.add_error(text)
@@ -399,8 +422,9 @@ class Mirror:
             status.by_topic[topic].error = text
         if is_new:
             _logger.error("Mirror %s: %s", status.mirror, text)
-            facts = {"job": "mirror", "topic": topic, "partition": partition, "error": text}
-            self._event("failed", facts)
+            where = {"topic": topic, "partition": partition}
+            facts = {name: value for name, value in where.items() if value not in ("", _WHOLE)}
+            self._event("failed", {"job": "mirror", **facts, "error": text})
 
     def _event(self, kind: str, facts: Mapping[str, object]) -> None:
         name = self.status.mirror
@@ -456,7 +480,7 @@ class Mirror:
 class _Collected:
     """Adds an error of a topic to those of the round, so that the rest is copied."""
 
-    def __init__(self, mirror: Mirror, topic: str, partition: int | None) -> None:
+    def __init__(self, mirror: Mirror, topic: str, partition: int) -> None:
         self._mirror, self._where = mirror, (topic, partition)
 
     def __enter__(self) -> None:
