@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event as Flag
 from time import monotonic
 from typing import NamedTuple
@@ -67,7 +67,7 @@ class MirrorOptions:
     """Whether the target has records of its own in the same topics."""
     name: str | None = None
     """The name of the mirror in its status; by default it is made of the rest."""
-    fetch_bytes: int = FETCH_BYTES
+    fetch_bytes: int = field(default_factory=lambda: FETCH_BYTES)
     """About how much is read and written at once."""
 
     def __post_init__(self) -> None:
@@ -128,6 +128,8 @@ class Mirror:
         self._group_pattern = None if not options.groups else _compiled("groups", options.groups)
         self._positions: dict[tuple[str, int], MirrorPosition] = {}
         self._prepared: dict[str, SourceTopic] = {}
+        self._unsure: set[str] = set()
+        """The topics of which a partition failed, so that they are prepared again."""
         self._starts: dict[tuple[str, int], int] = {}
         """The log start offsets of the source that the target follows already."""
         self._retry_at: dict[tuple[str, int], float] = {}
@@ -222,11 +224,10 @@ class Mirror:
             for key in list(behind):
                 if self._stop.is_set():
                     break
-                if self._copies_more(key, goals[key]):
-                    left[key] = goals[key] - self._positions[key].offset
-                else:
+                if not self._copies_more(key, goals[key]):
                     behind.remove(key)
-                    left[key] = 0
+                if key in self._positions:
+                    left[key] = max(goals[key] - self._positions[key].offset, 0)
                 if progress is not None:
                     progress(whole - sum(left.values()), whole)
                 self._report_if_due()
@@ -258,7 +259,7 @@ class Mirror:
 
     def _prepare(self, topic: SourceTopic) -> bool:
         """Make the copy of a topic like the source; return whether to copy records."""
-        if self._prepared.get(topic.name) == topic:
+        if self._prepared.get(topic.name) == topic and topic.name not in self._unsure:
             return True
         name, key = self.target_name(topic.name), (topic.name, _WHOLE)
         if self._retry_at.get(key, 0) > monotonic():
@@ -267,6 +268,7 @@ class Mirror:
         with self._collected(*key):
             if self._target.prepare(topic, name, self._source):
                 self._prepared[topic.name] = topic
+                self._unsure.discard(topic.name)
                 del self._retry_at[key]
                 self._failing.pop(key, None)
                 status = self.status.by_topic.setdefault(topic.name, TopicStatus(name))
@@ -315,7 +317,7 @@ class Mirror:
             return position.offset < self._positions[key].offset < goal
         # What is known of it may be wrong: ask the target again.
         self._positions.pop(key, None)
-        self._prepared.pop(key[0], None)
+        self._unsure.add(key[0])
         self._retry_at[key] = monotonic() + _RETRY_SECONDS
         return False
 

@@ -11,38 +11,45 @@ from support.mirror_faults import MERGES, MIRRORS, run_chaos
 from support.patience import until_enough
 from support.tiers import choose, sample
 
+
+@pytest.fixture
+def own(directory: Path, faults: RootFaults) -> Path:
+    """A directory for each kind of mirror."""
+    path = directory / type(faults).__name__
+    path.mkdir(exist_ok=True)
+    return path
+
+
 BOTH = pytest.mark.parametrize("faults", [MIRRORS, MERGES], ids=["copies", "merges"])
 
 
 @BOTH
 @pytest.mark.parametrize("company", [False, True], ids=["alone", "beside another"])
-def test_a_mirror_that_is_killed_goes_on_where_it_was(
-    directory: Path, faults: RootFaults, company: bool
-):
+def test_a_mirror_that_is_killed_goes_on_where_it_was(own: Path, faults: RootFaults, company: bool):
     """At every operation: records, settings, schemas, starts and groups are those of the source."""
-    total = sum(faults.count(directory).values())
+    total = sum(faults.count(own).values())
     cases = [Case(n, ("before", "middle", "after")[n % 3], company) for n in range(total)]
-    assert faults.check_kills(directory, sample(cases, 12)) >= choose(test=6, all=80)
+    assert faults.check_kills(own, sample(cases, 12)) >= choose(test=6, all=80)
 
 
 @BOTH
-def test_a_mirror_that_fails_loses_nothing(directory: Path, faults: RootFaults):
+def test_a_mirror_that_fails_loses_nothing(own: Path, faults: RootFaults):
     """Any operation, once or from then on; a repetition completes the copy."""
-    counted = faults.count(directory)
+    counted = faults.count(own)
     total = sum(counted.get(kind, 0) for kind in FALLIBLE)
     cases = [Case(n, how) for n in range(total) for how in ("once", "forever")]
-    assert faults.check_faults(directory, sample(cases, 12)) >= choose(test=3, all=20)
+    assert faults.check_faults(own, sample(cases, 12)) >= choose(test=3, all=20)
 
 
 @BOTH
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 def test_after_a_power_cut_a_mirror_goes_on_where_the_copy_ends(
-    directory: Path, faults: RootFaults, durability: str
+    own: Path, faults: RootFaults, durability: str
 ):
     """The target may lose what was not flushed, and gets it again."""
     limit = choose(test=20, all=300)
-    recording = faults.record(directory, durability)
-    assert faults.check_power_cuts(recording, limit, directory, durability) >= limit / 4
+    recording = faults.record(own, durability)
+    assert faults.check_power_cuts(recording, limit, own, durability) >= limit / 4
 
 
 @pytest.mark.parametrize("merge", [False, True], ids=["copies", "merges"])
