@@ -270,6 +270,8 @@ ERRORS: dict[str, dict[str, str]] = {
         "InvalidRecordError": "Correct the records in `indices`, and send them again.",
         "OffsetsOutOfOrderError": "Sort the batches by offset before the call.",
         "UnexpectedAppendOffsetError": "Continue at the end of the log.",
+        "FencedLeaderEpochError": "Truncate the copy to where the histories part, and copy from "
+        "there on.",
         "SerializationError": "Encode to bytes, or give the producer a serializer.",
         "RecordTooLargeError": "Send less in one record, or raise the limit that is named.",
         "RecordBatchTooLargeError": "Send fewer records in one call, or raise `segment.bytes`.",

@@ -9,10 +9,10 @@ and decodes only the columns that are read.
 
 from __future__ import annotations
 
-from embedlog.batch.add_headers import add_headers, rows_without_key, to_encoded
+from embedlog.batch.add_headers import add_headers, placed, rows_without_key, to_encoded, trimmed
 from embedlog.batch.decode import Batch, BatchSource, message_length, offset_range, parse
 from embedlog.batch.decode_run import BatchRun, batches_fast
-from embedlog.batch.encode import EncodedBatch, encode, encode_lists, from_lists
+from embedlog.batch.encode import EncodedBatch, PlacedBatch, encode, encode_lists, from_lists
 from embedlog.batch.encode_one import encode_one
 from embedlog.batch.limits import BatchLimits, is_over, kafka_size
 from embedlog.batch.wire import (
@@ -21,6 +21,7 @@ from embedlog.batch.wire import (
     EXPLICIT_OFFSETS,
     HEADERS,
     LOG_APPEND_TIME,
+    MAX_GAP,
     NOT_FAST,
     TOMBSTONES,
     TYPED,
@@ -33,6 +34,7 @@ __all__ = [
     "EXPLICIT_OFFSETS",
     "HEADERS",
     "LOG_APPEND_TIME",
+    "MAX_GAP",
     "NOT_FAST",
     "TOMBSTONES",
     "TYPED",
@@ -41,6 +43,7 @@ __all__ = [
     "BatchRun",
     "BatchSource",
     "EncodedBatch",
+    "PlacedBatch",
     "add_headers",
     "batches_fast",
     "encode",
@@ -52,7 +55,9 @@ __all__ = [
     "message_length",
     "offset_range",
     "parse",
+    "placed",
     "rows_without_key",
     "schema",
     "to_encoded",
+    "trimmed",
 ]
