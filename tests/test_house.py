@@ -33,7 +33,7 @@ FLOORS = (
     {"partition"},
     {"publish"},
     {"root"},
-    {"registry"},
+    {"registry", "audit"},
     {"retention", "compaction", "producer", "consumer"},
     {"maintenance", "convert"},
     {"api"},
@@ -46,7 +46,7 @@ DOORS = {
     "sortedcontainers": {"partition"},
     "pyspark": {"spark"},
     "numpy": {
-        *("avro", "batch", "cli", "compaction", "convert", "index", "partitioner", "pipeline"),
+        *("audit", "avro", "batch", "cli", "compaction", "convert", "index", "partitioner", "pipeline"),
     },
     "matplotlib": {"api"},
     "pandas": {"notebook", "spark"},
@@ -56,7 +56,7 @@ DOORS = {
     "fastavro": {"registry"},
     "pytest": {"testing"},
     "pyarrow": {
-        *("batch", "schemas", "segment", "partition", "root", "publish", "compaction"),
+        *("batch", "schemas", "segment", "partition", "root", "publish", "compaction", "audit"),
         *("producer", "consumer", "api", "cli", "spark", "notebook", "pipeline", "avro", "convert"),
     },
     **{library: {"checksum"} for library in ("crc32c", "crcmod", "google_crc32c")},

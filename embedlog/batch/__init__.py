@@ -15,6 +15,7 @@ from embedlog.batch.decode_run import BatchRun, batches_fast
 from embedlog.batch.encode import EncodedBatch, encode, encode_lists, from_lists
 from embedlog.batch.encode_one import encode_one
 from embedlog.batch.limits import BatchLimits, is_over, kafka_size
+from embedlog.batch.time_windows import MINUTE_MS, count_windows, windows_of
 from embedlog.batch.wire import (
     COMPRESSED,
     CONTROL,
@@ -33,6 +34,7 @@ __all__ = [
     "EXPLICIT_OFFSETS",
     "HEADERS",
     "LOG_APPEND_TIME",
+    "MINUTE_MS",
     "NOT_FAST",
     "TOMBSTONES",
     "TYPED",
@@ -43,6 +45,7 @@ __all__ = [
     "EncodedBatch",
     "add_headers",
     "batches_fast",
+    "count_windows",
     "encode",
     "encode_lists",
     "encode_one",
@@ -55,4 +58,5 @@ __all__ = [
     "rows_without_key",
     "schema",
     "to_encoded",
+    "windows_of",
 ]

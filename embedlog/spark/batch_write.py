@@ -12,7 +12,7 @@ from typing import Any
 import embedlog
 from embedlog.api import Log
 from embedlog.batch import BatchLimits
-from embedlog.catalog import ACTIVITY, TopicInfo, check_topic_name
+from embedlog.catalog import OWN_TOPICS, TopicInfo, check_topic_name
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     InvalidRecordError,
@@ -112,7 +112,7 @@ def _check_bytes(options: SinkOptions, fields: Sequence[dict[str, Any]]) -> None
 
 
 def _target_topic(root: Root, name: str, has_partitions: bool) -> TopicInfo:
-    if has_partitions and name not in root.topics() and name != ACTIVITY:
+    if has_partitions and name not in root.topics() and name not in OWN_TOPICS:
         return TopicInfo(check_topic_name(name), NEW_TOPIC_ID, 1, 0, TopicConfig())
     return root.ensure_topic(name)
 
