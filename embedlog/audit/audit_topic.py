@@ -29,11 +29,14 @@ from embedlog.schemas.topic_schema import first_version
 from embedlog.schemas.typed_batch import encode_typed
 
 PRODUCER, GROUP, PIPELINE, MIRROR = "producer", "group", "pipeline", "mirror"
+TIERS = (PRODUCER, GROUP, PIPELINE, MIRROR)
 """The tiers that report; the log itself is counted when it is asked for."""
 
-START, COUNT, SKIP, RETURN = "start", "count", "skip", "return"
-"""Kinds of reports: a client begins; records were written, or read and committed; a reader
-moved over offsets without reading them; records were read and given back uncommitted."""
+START, END = "start", "end"
+COUNT, SKIP, RETURN = "count", "skip", "return"
+"""Kinds of reports: a client begins, and a producer was closed; records were written, or read
+and committed; a reader moved over offsets without reading them; records were read and given back
+uncommitted."""
 
 SETTINGS: Final[Mapping[str, object]] = {
     "segment.bytes": 4 << 20,

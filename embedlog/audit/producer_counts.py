@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from embedlog.audit.audit_topic import COUNT, PRODUCER, START, Client, Report
+from embedlog.audit.audit_topic import COUNT, END, PRODUCER, START, Client, Report
 from embedlog.audit.reporter import reporter_of, this_client
 from embedlog.batch import MINUTE_MS, EncodedBatch, windows_of
 from embedlog.partition import PartitionLog
@@ -127,7 +127,8 @@ class ProducerCounts:
     def __init__(self, root: Root, name: str, client_id: str) -> None:
         self._reporter, self._client = reporter_of(root), this_client(PRODUCER, name, client_id)
         self._partitions: dict[tuple[int, int], WrittenCounts] = {}
-        self._started: set[tuple[Identity, int]] = set()
+        self._started: dict[tuple[Identity, int], Report] = {}
+        self._ended: list[Report] = []
         self._reporter.add(self)
 
     def partition(self, log: PartitionLog) -> WrittenCounts:
@@ -142,16 +143,20 @@ class ProducerCounts:
         So the batches of a producer that is killed can be counted for it.
         """
         if (identity, log.topic_id) not in self._started:
-            self._started.add((identity, log.topic_id))
             where = log.topic, log.topic_id, log.partition, 0, 0
             report = Report(self._client, START, *where, {}, *identity)
+            self._started[identity, log.topic_id] = report
             self._reporter.report(reports=[report])
 
     def take_reports(self) -> list[Report]:
         """Return what was counted since the last call."""
         partitions = list(self._partitions.values())
-        return [report for counts in partitions for report in counts.take(self._client)]
+        reports = [report for counts in partitions for report in counts.take(self._client)]
+        ended, self._ended = self._ended, []
+        return reports + ended
 
     def close(self) -> None:
-        """Report what was counted."""
+        """Report what was counted, and that no more will be written."""
+        # After the counts, in the same append.
+        self._ended = [report._replace(kind=END) for report in self._started.values()]
         self._reporter.remove(self)

@@ -9,6 +9,7 @@ from embedlog import catalog
 from embedlog.batch import Batch
 from embedlog.batch.wire import BufferLayout, layout_of
 from embedlog.catalog import SegmentInfo
+from embedlog.config import TopicConfig
 from embedlog.errors import (
     CorruptBatchError,
     LogTruncatedError,
@@ -106,6 +107,11 @@ class PartitionReader:
         """
         with self._using:
             return self._read_next(max_bytes, tail, columns)
+
+    @property
+    def config(self) -> TopicConfig:
+        """The settings of the topic, as of the last read."""
+        return self._log.config
 
     def release_files(self) -> bool:
         """Close the file for now, unless a read is in progress; the next read opens it again."""
