@@ -38,6 +38,9 @@ COUNT, SKIP, RETURN = "count", "skip", "return"
 and committed; a reader moved over offsets without reading them; records were read and given back
 uncommitted."""
 
+NO_MINUTE = -(1 << 40)
+"""In place of a minute: the records of batches that span minutes, as readers count them."""
+
 SETTINGS: Final[Mapping[str, object]] = {
     "segment.bytes": 4 << 20,
     "retention.ms": 30 * 86_400_000,
@@ -65,7 +68,8 @@ class Client(NamedTuple):
 class Report(NamedTuple):
     """What a client counted in a partition."""
 
-    client: Client
+    client: Client | None
+    """None until it is appended."""
     kind: str
     topic: str
     topic_id: int

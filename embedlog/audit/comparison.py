@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog import keyspace
 from embedlog.audit import audit_topic
-from embedlog.audit.audit_topic import COUNT, END, GROUP, PRODUCER, RETURN, SKIP, START, Report
+from embedlog.audit.audit_topic import (
+    COUNT,
+    END,
+    GROUP,
+    NO_MINUTE,
+    PRODUCER,
+    RETURN,
+    SKIP,
+    START,
+    Report,
+)
 from embedlog.audit.log_counts import PartitionCounts, sums
 from embedlog.batch import MINUTE_MS
 from embedlog.display import html_table, moment, need, plural, text_table
@@ -229,6 +239,8 @@ class _Selection:
         """Return records and bytes of a report by window."""
         windows: dict[int, list[int]] = {}
         for minute, (records, size) in report.minutes.items():
+            if minute == NO_MINUTE:
+                continue
             window = minute * MINUTE_MS // self.window_ms
             if self.has(window):
                 count = windows.setdefault(window, [0, 0])
@@ -342,7 +354,10 @@ def _compare_partition(
     cleaned = root.context.state.read(lambda txn: keyspace.CLEANED_OFFSETS.get(txn, log.key)) or 0
     cuts = {offset for report in reports for offset in (report.first_offset, report.next_offset)}
     counts = PartitionCounts(
-        *(log, selection.window_ms, selection.since, sorted({*cuts, *reached.values(), cleaned}))
+        log,
+        selection.window_ms,
+        (selection.since, selection.until),
+        sorted({*cuts, *reached.values(), cleaned}),
     )
     deleted_below = max(counts.start, cleaned)
     everything = slice(0, len(counts.first))
@@ -564,6 +579,7 @@ class _Reader:
         rows, selection = self._selection.rows, self._selection
         actual = self._counts.by_window(cells)
         told = selection.told(report)
+        self._divide(report, told, actual)
         for window, (records, size) in told.items():
             row, found = rows[window, self._who], actual.pop(window, 0)
             row.records += records
@@ -576,3 +592,22 @@ class _Reader:
                 self.lost[window] += records - found
         for window, found in selection.selected(actual):
             rows[window, self._who].missing += found
+
+    def _divide(self, report: Report, told: dict[int, list[int]], actual: dict[int, int]) -> None:
+        """Add the records that were read without a minute to the windows that the log has.
+
+        What the log does not have any more, in no window, counts in the last one that it has;
+        it is left out if retention may have deleted it, or if not all windows are selected.
+        """
+        records, size = report.minutes.get(NO_MINUTE, (0, 0))
+        left, last = records, None
+        for window, found in sorted(actual.items()):
+            before = told.get(window, (0, 0))
+            more = min(found - before[0], left)
+            if more > 0:
+                left -= more
+                told[window] = [before[0] + more, before[1] + size * more // records]
+                last = window
+        known = self._selection.since is None and self._selection.until is None
+        if left and last is not None and known and report.first_offset >= self._deleted_below:
+            told[last][0] += left

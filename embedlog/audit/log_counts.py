@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from embedlog.batch import CONTROL, Batch, count_windows
-from embedlog.batch.time_windows import MINUTE_MS, Windows
+from embedlog.batch.time_windows import as_dict
 from embedlog.batch.wire import BufferLayout
-from embedlog.errors import OffsetOutOfRangeError
 from embedlog.lazy import np
 from embedlog.partition import PartitionLog
 
@@ -30,7 +29,7 @@ def _columns(layout: BufferLayout) -> set[int]:
     return {layout.time, len(layout.names) - 1} if layout.has_offsets else {layout.time}
 
 
-def arrays(batch: Batch) -> tuple[Any, Any]:
+def _arrays(batch: Batch) -> tuple[Any, Any]:
     """Return the offsets and the timestamps of a batch."""
     offsets, times = batch.offsets(), batch.timestamps()
     return tuple(
@@ -39,37 +38,24 @@ def arrays(batch: Batch) -> tuple[Any, Any]:
     )  # type: ignore[return-value]
 
 
-def count_range(log: PartitionLog, first: int, stop: int) -> Windows:
-    """Return the records of a range of offsets, by minute; those that the log still has."""
-    windows: dict[int, int] = {}
-    try:
-        reader = log.reader(first)
-        while reader.offset < stop and (batches := reader.read(columns=_columns)):
-            for batch in batches:
-                if batch.count and not batch.flags & CONTROL and batch.base_offset < stop:
-                    offsets, times = arrays(batch)
-                    begin, end = offsets.searchsorted((first, stop))
-                    if begin < end:
-                        for minute, count in count_windows(times[begin:end], MINUTE_MS):
-                            windows[minute] = windows.get(minute, 0) + count
-    except OffsetOutOfRangeError:
-        pass  # deleted by retention
-    return list(windows.items())
-
-
 class PartitionCounts:
     """The records of a partition by window and producer, in cells between given offsets.
 
     Args:
         log: The partition.
         width_ms: The width of a window.
-        since: Windows before this one are left out.
+        limits: The first window, and the one after the last; None for no limit.
         cuts: Offsets at which ranges begin or end that will be counted; sorted.
     """
 
     def __init__(
-        self, log: PartitionLog, width_ms: int, since: int | None, cuts: Sequence[int]
+        self,
+        log: PartitionLog,
+        width_ms: int,
+        limits: tuple[int | None, int | None],
+        cuts: Sequence[int],
     ) -> None:
+        since, until = limits
         self._width_ms, self._cuts = width_ms, cuts
         log.refresh()
         self.start = log.start_offset()
@@ -84,6 +70,8 @@ class PartitionCounts:
         """The end of the log when it was counted."""
         if since is not None:
             cells = [cell for cell in cells if cell[1] >= since]
+        if until is not None:
+            cells = [cell for cell in cells if cell[1] < until]
         columns = zip(*cells, strict=True) if cells else [()] * 6
         self.first, self.window, self.records, self.size, self.producer_id, self.epoch = (
             np.array(column, np.int64) for column in columns
@@ -100,12 +88,14 @@ class PartitionCounts:
         if whole and batch.max_timestamp // self._width_ms == window:
             cells.append((base, window, count, batch.size, *who))
             return
-        offsets, times = arrays(batch)
+        offsets, times = _arrays(batch)
         edges = [base, *cuts[begin : bisect_left(cuts, stop)], stop]
         rows = offsets.searchsorted(edges).tolist()
         for edge, row, end in zip(edges, rows, rows[1:], strict=False):
             if row < end:
-                for number, records in count_windows(times[row:end], self._width_ms):
+                part = times[row:end]
+                windows = count_windows(part, self._width_ms, int(part.min()), int(part.max()))
+                for number, records in as_dict(windows).items():
                     cells.append((edge, number, records, batch.size * records // count, *who))
 
     def between(self, first: int, stop: int) -> slice:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from embedlog.audit.audit_topic import COUNT, END, PRODUCER, START, Client, Report
 from embedlog.audit.reporter import reporter_of, this_client
 from embedlog.batch import MINUTE_MS, EncodedBatch, windows_of
+from embedlog.batch.time_windows import Windows, added, as_dict
 from embedlog.partition import PartitionLog
 from embedlog.record import Appended
 from embedlog.root.root import Root
@@ -23,36 +24,52 @@ Identity = tuple[int, int]
 
 _NO_IDENTITY: Identity = (-1, -1)
 _MAX_QUEUED = 512
+_MAX_WINDOWS = 64
 
-_Written = tuple[Appended, "int | list[tuple[int, int]]", int, int, "Identity | None"]
+_Written = tuple[Appended, "int | Windows", int, int, "Identity | None"]
 """Where a batch is, its minute or its records by minute, its records and bytes, and its producer."""
 
 
 class Run:
     """Counts in a range of offsets."""
 
-    __slots__ = ("first", "identity", "minutes", "stop")
+    __slots__ = ("_minutes", "_windows", "_windows_size", "first", "identity", "stop")
 
     def __init__(self, first: int, identity: Identity = _NO_IDENTITY) -> None:
         self.first = self.stop = first
         self.identity = identity
-        self.minutes: dict[int, list[int]] = {}
+        self._minutes: dict[int, list[int]] = {}
+        self._windows: Windows = []
+        """Of batches that span minutes."""
+        self._windows_size = 0
 
     def add(self, minute: int, records: int, size: int) -> None:
         """Count records of a minute."""
-        count = self.minutes.get(minute)
+        count = self._minutes.get(minute)
         if count is None:
-            self.minutes[minute] = [records, size]
+            self._minutes[minute] = [records, size]
         else:
             count[0] += records
             count[1] += size
 
-    def add_windows(self, windows: list[tuple[int, int]], size: int) -> None:
-        """Count the records of a batch that spans minutes; its bytes are divided among them."""
-        total, counted = sum(records for _, records in windows), 0
-        for minute, records in windows:
+    def add_windows(self, windows: Windows, size: int) -> None:
+        """Count the records of a batch that spans minutes."""
+        self._windows += windows
+        self._windows_size += size
+        if len(self._windows) > _MAX_WINDOWS:
+            self._windows = added(self._windows)
+
+    def minutes(self) -> dict[int, tuple[int, int]]:
+        """Return records and bytes by minute; bytes of batches that span some are divided."""
+        minutes = {minute: (count[0], count[1]) for minute, count in self._minutes.items()}
+        windows = as_dict(added(self._windows))
+        total, counted = sum(windows.values()), 0
+        for minute, records in windows.items():
             before, counted = counted, counted + records
-            self.add(minute, records, size * counted // total - size * before // total)
+            size = self._windows_size * counted // total - self._windows_size * before // total
+            more = minutes.get(minute, (0, 0))
+            minutes[minute] = (more[0] + records, more[1] + size)
+        return minutes
 
 
 class WrittenCounts:
@@ -112,7 +129,7 @@ class WrittenCounts:
         log = self.log
         for run in runs:
             where = log.topic, log.topic_id, log.partition, run.first, run.stop
-            yield Report(client, COUNT, *where, run.minutes, *run.identity)
+            yield Report(client, COUNT, *where, run.minutes(), *run.identity)
 
 
 class ProducerCounts:

@@ -12,37 +12,63 @@ from embedlog.lazy import np, pa
 
 MINUTE_MS = 60_000
 
-Windows = list[tuple[int, int]]
-"""Windows by their number (their start divided by their width), and how many records are in each."""
+Windows = list[tuple[int, Any]]
+"""Runs of windows: the number of the first (its start divided by the width), and a numpy array of
+how many records are in it and in those after it."""
 
 _MAX_EMPTY = 4
 """Windows per record up to which all windows between the first and the last are counted."""
+_JOIN = 1024
+"""Empty windows that may be between two runs that become one."""
 
 
-def count_windows(times: Any, width_ms: int) -> Windows:
-    """Return how many of the times are in which window, without the empty ones.
+def count_windows(times: Any, width_ms: int, low: int, high: int) -> Windows:
+    """Return how many of the times are in which window.
 
     Args:
         times: A numpy array of milliseconds since 1970, not empty, in any order.
         width_ms: How many milliseconds a window has.
+        low: The smallest time.
+        high: The largest time.
     """
-    low, high, count = int(np.minimum.reduce(times)), int(np.maximum.reduce(times)), len(times)
     first, last = low // width_ms, high // width_ms
-    if first == last:
-        return [(first, count)]
-    if last - first > _MAX_EMPTY * count:
+    if last - first > _MAX_EMPTY * len(times):
         windows, counts = np.unique(times // width_ms, return_counts=True)
-        return list(zip(windows.tolist(), counts.tolist(), strict=True))
-    if last - first < count and (times[1:] >= times[:-1]).all():
-        edges = np.arange(first + 1, last + 1) * width_ms
-        counts = np.diff(times.searchsorted(edges), prepend=0, append=count)
-    else:
-        # An integer division takes several times as long.  The half keeps what is divisible from
-        # being rounded down: the error of a product is smaller by many powers of ten.
-        numbers = ((times - first * width_ms) + 0.5) * (1 / width_ms)
-        counts = np.bincount(numbers.astype(np.int64))
-    present = counts.nonzero()[0]
-    return list(zip((present + first).tolist(), counts[present].tolist(), strict=True))
+        return list(zip(windows.tolist(), counts.reshape(-1, 1), strict=True))
+    if last - first < len(times) // 4 and (times[1:] >= times[:-1]).all():
+        # In order, as times usually are.
+        ends = times.searchsorted(np.arange(first + 1, last + 2) * width_ms)
+        ends[1:] -= ends[:-1].copy()
+        return [(first, ends)]
+    return [(first, np.bincount(times // width_ms - first))]
+
+
+def as_dict(windows: Windows) -> dict[int, int]:
+    """Return the records of each window that has some."""
+    result: dict[int, int] = {}
+    for first, counts in windows:
+        for row in counts.nonzero()[0].tolist():
+            result[first + row] = result.get(first + row, 0) + int(counts[row])
+    return result
+
+
+def added(windows: Windows) -> Windows:
+    """Return the sums of windows, as runs that do not overlap."""
+    runs: list[list[Any]] = []
+    for piece in sorted(windows, key=lambda run: run[0]):
+        # Not only what overlaps: long runs are added up faster than many short ones.
+        if runs and piece[0] <= runs[-1][1] + _JOIN:
+            runs[-1][1] = max(runs[-1][1], piece[0] + len(piece[1]))
+            runs[-1][2].append(piece)
+        else:
+            runs.append([piece[0], piece[0] + len(piece[1]), [piece]])
+    result: Windows = []
+    for first, stop, pieces in runs:
+        total = np.zeros(stop - first, np.int64)
+        for begin, counts in pieces:
+            total[begin - first : begin - first + len(counts)] += counts
+        result.append((first, total))
+    return result
 
 
 def windows_of(batch: EncodedBatch, append_time: int | None = None) -> int | Windows:
@@ -54,10 +80,11 @@ def windows_of(batch: EncodedBatch, append_time: int | None = None) -> int | Win
     """
     if append_time is not None:
         return append_time // MINUTE_MS
-    minute = batch.min_timestamp // MINUTE_MS
-    if batch.max_timestamp // MINUTE_MS == minute:
+    low, high = batch.min_timestamp, batch.max_timestamp
+    minute = low // MINUTE_MS
+    if high // MINUTE_MS == minute:
         return minute
-    return count_windows(_times(batch), MINUTE_MS)
+    return count_windows(_times(batch), MINUTE_MS, low, high)
 
 
 def _times(batch: EncodedBatch) -> Any:

@@ -71,6 +71,8 @@ class PartitionCursor:
         """What is counted for the audit; None if the topic is not audited."""
         self._resumed_at: int | None = None
         """The committed position at which it began; None if it began elsewhere."""
+        self._fetched = False
+        """Whether it has fetched records."""
         self._record_bytes = 0.0
         """Bytes per record of the batch that is being returned."""
         self._reset = reset
@@ -234,8 +236,8 @@ class PartitionCursor:
         if self._run is not None:
             self._position = position = self._run.position
             left = self._run.left
-            if self._read_counts is not None:
-                self._read_counts.recall(position)
+            if self._audit is not None and self._read_counts is not None:
+                self._audit.recall(self._read_counts, position)
             self._counts.records -= left
             self._counts.bytes -= left * self._record_bytes
             self._run.recall()
@@ -250,18 +252,19 @@ class PartitionCursor:
     def close(self) -> None:
         """Discard what was fetched ahead; the partition is not assigned any more."""
         self.discard_buffer()
-        if self._read_counts is not None:
-            self._read_counts.close()
+        if self._audit is not None and self._read_counts is not None:
+            self._audit.end(self._read_counts)
             self._read_counts = None
 
     def _set_audited(self, audit: GroupCounts, audited: bool) -> None:
         """Begin or cease to count what is returned, as the topic's setting ``audit`` says."""
-        if self._read_counts is None and audited:
-            self._read_counts = audit.partition(self.log)
-            if self._resumed_at is not None:
-                self._read_counts.resume(self._resumed_at)
-        elif self._read_counts is not None and not audited:
-            self._read_counts.close()
+        counts = self._read_counts
+        if counts is None and audited:
+            at = self._resumed_at
+            committed = at if not self._fetched and at == self.known_position else None
+            self._read_counts = audit.begin(self.log, committed, self._fetched)
+        elif counts is not None and not audited:
+            audit.end(counts)
             self._read_counts = None
 
     # Fetching
@@ -323,6 +326,7 @@ class PartitionCursor:
                     audit, audited = self._audit, reader.config.audit
                     if audit is not None and audited is (self._read_counts is None):
                         self._set_audited(audit, audited)
+                    self._fetched = True
                 return size
 
     def _open_reader(self) -> PartitionReader:
@@ -395,8 +399,8 @@ class PartitionCursor:
                 run = self._decoder.decode(head, self.partition, position, deserializers)
                 self._run = run
                 self._count_records(head, run.left)
-                if self._read_counts is not None:
-                    self._read_counts.add(head, position, head.next_offset)
+                if self._audit is not None and self._read_counts is not None:
+                    self._audit.read(self._read_counts, head, position, head.next_offset)
             if run.position < head.next_offset:
                 return run
         return None
@@ -417,8 +421,8 @@ class PartitionCursor:
             except CorruptBatchError as error:
                 raise locate_error(error, head, self.partition, position) from error
             self._position = max(after, position)
-            if self._read_counts is not None and after > position:
-                self._read_counts.add(head, position, after)
+            if self._audit is not None and self._read_counts is not None and after > position:
+                self._audit.read(self._read_counts, head, position, after)
             if rows is not None and (rows.num_rows or query.where is None):
                 self._count_records(head, rows.num_rows)
                 return rows
