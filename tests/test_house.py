@@ -46,7 +46,8 @@ DOORS = {
     "sortedcontainers": {"partition"},
     "pyspark": {"spark"},
     "numpy": {
-        *("audit", "avro", "batch", "cli", "compaction", "convert", "index", "partitioner", "pipeline"),
+        *("audit", "avro", "batch", "cli", "compaction", "convert", "index", "partitioner"),
+        "pipeline",
     },
     "matplotlib": {"api"},
     "pandas": {"notebook", "spark"},

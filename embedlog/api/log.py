@@ -857,8 +857,9 @@ class Log:
         from embedlog.audit.comparison import audit
 
         now_ms = self.root.clock()
-        times = [None if when is None else milliseconds(when, now_ms) for when in (since, until)]
-        return audit(self.root, topic, _width_ms(window), *times, tiers=tiers)
+        since_ms = None if since is None else milliseconds(since, now_ms)
+        until_ms = None if until is None else milliseconds(until, now_ms)
+        return audit(self.root, topic, _width_ms(window), since_ms, until_ms, tiers)
 
     # Closing
 

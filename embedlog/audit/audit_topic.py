@@ -68,8 +68,7 @@ class Client(NamedTuple):
 class Report(NamedTuple):
     """What a client counted in a partition."""
 
-    client: Client | None
-    """None until it is appended."""
+    client: Client
     kind: str
     topic: str
     topic_id: int
@@ -153,8 +152,10 @@ def _chunks(reports: Iterable[Report], now_ms: int) -> Iterator[Rows]:
         own = (client.tier, report.kind, client.name, client.client, client.host, report.topic)
         for text_column, text in zip(texts, own, strict=True):
             text_column += [text] * rows
-        facts = (client.process, report.topic_id, report.partition, report.first_offset)
-        facts += (report.next_offset, report.producer_id, report.producer_epoch, report.number)
+        facts = (
+            *(client.process, report.topic_id, report.partition, report.first_offset),
+            *(report.next_offset, report.producer_id, report.producer_epoch, report.number),
+        )
         for column, number in zip(ints, facts, strict=False):
             column += [number] * rows
         ints[-2] += [count[0] for count in counts.values()]
@@ -167,11 +168,11 @@ def _chunks(reports: Iterable[Report], now_ms: int) -> Iterator[Rows]:
 
 
 def _first_rows(texts: list[list[str]], ints: list[list[int]], minutes: list[int]) -> Rows:
-    rows = ([c[:_BATCH_ROWS] for c in texts], [c[:_BATCH_ROWS] for c in ints])
-    first = minutes[:_BATCH_ROWS]
-    for column in (*texts, *ints, minutes):
+    first = [c[:_BATCH_ROWS] for c in texts], [c[:_BATCH_ROWS] for c in ints], minutes[:_BATCH_ROWS]
+    columns: list[list[Any]] = [*texts, *ints, minutes]
+    for column in columns:
         del column[:_BATCH_ROWS]
-    return *rows, first
+    return first
 
 
 def _text_column(values: list[str]) -> Any:

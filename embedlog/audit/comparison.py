@@ -452,7 +452,9 @@ def _compare_producers(
     anonymous_records = counts.by_window(everything, counts.producer_id < 0)
     for window in {*deficits, *anonymous_records}:
         if selection.has(window):
-            left = _settle_deficits(rows, window, deficits[window], anonymous_records.get(window, 0))
+            left = _settle_deficits(
+                rows, window, deficits[window], anonymous_records.get(window, 0)
+            )
             if left:
                 row = rows[window, Counted(PRODUCER, NO_ID)]
                 row.records += left

@@ -16,11 +16,21 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from embedlog.audit.audit_topic import COUNT, GROUP, NO_MINUTE, RETURN, SKIP, START, Report
+from embedlog.audit.audit_topic import (
+    COUNT,
+    GROUP,
+    NO_MINUTE,
+    RETURN,
+    SKIP,
+    START,
+    Client,
+    Report,
+)
 from embedlog.audit.reporter import reporter_of, this_client
 from embedlog.batch import MINUTE_MS, Batch
 from embedlog.errors import EmbedlogError
 from embedlog.partition import PartitionLog
+from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 
 _MAX_PENDING = 1000
@@ -72,8 +82,10 @@ class _CommittedRange:
 class ReadCounts:
     """What a member of a group read of one partition; the caller holds the lock of the group."""
 
-    def __init__(self, log: PartitionLog, committed: int | None, late: bool) -> None:
-        self.log, self._late = log, late
+    def __init__(
+        self, client: Client, log: PartitionLog, committed: int | None, late: bool
+    ) -> None:
+        self._client, self.log, self._late = client, log, late
         self._pending: list[ReadRange] = []
         self._committed: _CommittedRange | None = None
         """What was committed and is not reported."""
@@ -125,10 +137,7 @@ class ReadCounts:
                 self._pending[-1] = last.split(offset, self.log)
 
     def start_before(self, offset: int) -> Report | None:
-        """Return the report that must precede the first commit of an offset, if any.
-
-        It lacks the client.
-        """
+        """Return the report that must precede the first commit of an offset, if any."""
         first = next((read.first for read in self._pending if read.first < offset), None)
         if self._end is not None or first is None:
             return None
@@ -208,7 +217,7 @@ class ReadCounts:
     ) -> Report:
         log = self.log
         where = log.topic, log.topic_id, log.partition, first, stop
-        return Report(None, kind, *where, minutes or {})
+        return Report(self._client, kind, *where, minutes or {})
 
 
 class GroupCounts:
@@ -226,6 +235,7 @@ class GroupCounts:
 
     def restart(self) -> None:
         """Begin without counts, at first or in a forked child."""
+        self._client = this_client(GROUP, *self._name)
         # Guards all counts: the reporter takes them in its own thread.
         self._lock = threading.Lock()
         self._partitions: dict[tuple[str, int], ReadCounts] = {}
@@ -245,7 +255,7 @@ class GroupCounts:
                 elsewhere.
             late: Whether the member has read records of it before they were counted.
         """
-        counts = ReadCounts(log, committed, late)
+        counts = ReadCounts(self._client, log, committed, late)
         with self._lock:
             self._partitions[log.topic, log.partition] = counts
             if committed is None:
@@ -296,7 +306,7 @@ class GroupCounts:
                 counts = self._partitions.get(partition)
                 start = None if counts is None else counts.start_before(position.offset)
                 if counts is not None and start is not None:
-                    reports.append(self._complete(start))
+                    reports.append(start)
                     self._new.discard(counts)
         if reports:
             reporter_of(self._root).report(reports=reports)
@@ -320,16 +330,34 @@ class GroupCounts:
             reports, self._finished = self._finished, []
             for counts in self._partitions.values():
                 reports += counts.take()
-        return [self._complete(report) for report in reports]
-
-    def _complete(self, report: Report) -> Report:
-        return report._replace(client=this_client(GROUP, *self._name))
+        return reports
 
     def close(self) -> None:
         """Report what was counted; does nothing if no topic is audited."""
         if self._reporting:
             self._reporting = False
             reporter_of(self._root).remove(self)
+
+
+def report_reset(
+    root: Root, group: str, changes: Mapping[TopicPartition, tuple[int | None, int]]
+) -> None:
+    """Report that the committed offsets of a group were set, in partitions of audited topics.
+
+    Args:
+        root: The log.
+        group: The id of the group.
+        changes: The committed offset before, or None, and the new one.
+    """
+    reports, client = [], this_client(GROUP, group)
+    for (topic, number), (before, after) in changes.items():
+        log = root.partition(topic, number)
+        log.refresh()
+        if log.config.audit and (before is None or before < after):
+            kind, first = (START, after) if before is None else (SKIP, before)
+            reports.append(Report(client, kind, topic, log.topic_id, number, first, after, {}))
+    if reports:
+        reporter_of(root).report(reports=reports)
 
 
 def _records_between(log: PartitionLog, batch: Batch, first: int, stop: int) -> int:

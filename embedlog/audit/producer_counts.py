@@ -27,7 +27,7 @@ _MAX_QUEUED = 512
 _MAX_WINDOWS = 64
 
 _Written = tuple[Appended, "int | Windows", int, int, "Identity | None"]
-"""Where a batch is, its minute or its records by minute, its records and bytes, and its producer."""
+"""Where a batch is, its minute or its records by minute, its records, bytes and producer."""
 
 
 class Run:

@@ -91,7 +91,7 @@ class AuditReporter:
                 return
             if len(self._unwritten) > _MAX_UNWRITTEN:
                 dropped = len(self._unwritten) - _MAX_UNWRITTEN
-                _log.error("%d reports of %s could not be appended, and are lost", dropped, root.path)
+                _log.error("Lost %d reports of %s: none can be appended", dropped, root.path)
                 del self._unwritten[:dropped]
             self._unwritten = [
                 report if report.number else report._replace(number=next(self._numbers))

@@ -13,6 +13,7 @@ import threading
 import uuid
 from typing import Any
 
+from embedlog.audit.range_counts import report_published
 from embedlog.batch import BatchLimits
 from embedlog.batch.limits import request_size
 from embedlog.catalog import refuse_internal
@@ -211,9 +212,9 @@ class Transactions:
 
     def _publish(self, staged: list[StagedFile], version: int) -> None:
         source = f"transactional.id {self._name}"
-        before = publish(
-            self._root, staged, Publication(source, version, source, self._run)
-        ).repeated
+        result = publish(self._root, staged, Publication(source, version, source, self._run))
+        report_published(self._root, self._name, result.published, self._config.client_id)
+        before = result.repeated
         # An attempt of this producer may have failed after it was committed.
         if before is not None and (before.version, before.run) != (version, self._run):
             raise InvalidProducerEpochError(

@@ -63,6 +63,7 @@ from embedlog.partition.tail import Tail
 from embedlog.publish import app_versions, staging
 from embedlog.publish.app_versions import AppVersion
 from embedlog.publish.staging import StagedFile, StagedPartition
+from embedlog.record import Appended
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.segment import END_MARK, SegmentFile, create
 
@@ -93,12 +94,22 @@ class Publication(NamedTuple):
         return (*names, f"at {self.checkpoint}") if self.checkpoint else names
 
 
+class PublishedBatches(NamedTuple):
+    """What a publication wrote to one partition."""
+
+    log: PartitionState
+    batches: list[tuple[Appended, EncodedBatch]]
+    """In order, with their offsets."""
+
+
 class PublishResult(NamedTuple):
     """What `publish` did."""
 
     records: int
     repeated: AppVersion | None = None
     """The version published before, if this is a repetition; then nothing was done."""
+    published: Sequence[PublishedBatches] = ()
+    """What was written to each partition."""
 
 
 class SegmentPlan(NamedTuple):
@@ -119,6 +130,11 @@ class PartitionPlan(NamedTuple):
     def after(self) -> Tail:
         """The tail that makes it visible."""
         return self.segments[-1].pending.tail
+
+    def published(self, encoded: list[EncodedBatch]) -> PublishedBatches:
+        """Return what was written, given the batches of the partition."""
+        receipts = [receipt for segment in self.segments for receipt in segment.pending.receipts]
+        return PublishedBatches(self.log, list(zip(receipts, encoded, strict=True)))
 
     @property
     def end(self) -> tuple[bytes, int, int]:
@@ -193,7 +209,9 @@ def publish(
     for log, appended in encoded.items():
         note_appended(log, appended)
     context.wake.advance()
-    return PublishResult(records) if before is None else PublishResult(0, before)
+    if before is not None:
+        return PublishResult(0, before)
+    return PublishResult(records, None, [plan.published(encoded[plan.log]) for plan in plans])
 
 
 def _by_partition(

@@ -11,6 +11,7 @@ from typing import Any
 
 import embedlog
 from embedlog.api import Log
+from embedlog.audit.range_counts import report_published
 from embedlog.batch import BatchLimits
 from embedlog.catalog import OWN_TOPICS, TopicInfo, check_topic_name
 from embedlog.config import TopicConfig
@@ -169,9 +170,15 @@ def publish(
         )
         if result.repeated is not None and publication is not None:
             transaction.log_repetition(publication, result)
+        report_published(log.root, _audit_name(publication), result.published)
         staging.remove(files, staged_files)
         staging.sweep(files, time.time_ns() // 1_000_000)
     return result
+
+
+def _audit_name(publication: Publication | None) -> str:
+    """Return the name under which a write of Spark is counted."""
+    return "spark" if publication is None else f"spark {publication.application}"
 
 
 def _resolve_new_topic(root: Root, staged: Sequence[StagedRows]) -> list[StagedFile]:
