@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     import polars
 
     from embedlog.api.consumer_group import ConsumerGroup
-    from embedlog.audit.comparison import TopicAudit
+    from embedlog.audit.comparison import AuditResult
     from embedlog.compaction import CleanResult
     from embedlog.compaction.rebatch import RebatchResult
     from embedlog.config.options import (
@@ -834,7 +834,7 @@ class Log:
         since: When | None = None,
         until: When | None = None,
         tiers: Iterable[str] | None = None,
-    ) -> TopicAudit:
+    ) -> AuditResult:
         """Compare what producers, consumer groups and others counted of a topic with the log.
 
         The result has a row per window of record time and tier, its ``differences`` name each

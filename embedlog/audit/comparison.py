@@ -101,7 +101,7 @@ _Rows = dict[tuple[int, Counted], WindowCounts]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TopicAudit:
+class AuditResult:
     """The audit of a topic; see `Log.audit`."""
 
     topic: str
@@ -260,7 +260,7 @@ def audit(
     since_ms: int | None = None,
     until_ms: int | None = None,
     tiers: Iterable[str] | None = None,
-) -> TopicAudit:
+) -> AuditResult:
     """Compare what the tiers counted of a topic, by window of record time.
 
     Args:
@@ -301,7 +301,7 @@ def audit(
         if (chosen is None or who.tier in chosen) and counts != WindowCounts()
     ]
     rows.sort(key=lambda row: (row.window, order.index(row.who.tier), *map(str, row.who)))
-    return TopicAudit(topic, window_ms, tuple(rows))
+    return AuditResult(topic, window_ms, tuple(rows))
 
 
 def _checked_tiers(tiers: Iterable[str] | None) -> frozenset[str] | None:
@@ -372,7 +372,7 @@ def _compare_partition(
         _compare_producers(selection, counts, written, clients, deleted_below)
     lost: dict[int, int] = {}
     for (tier, name), of_reader in readers.items():
-        reader = _Reader(selection, counts, Counted(tier, name), deleted_below)
+        reader = ReaderComparison(selection, counts, Counted(tier, name), deleted_below)
         reader.compare(of_reader, reached[tier, name])
         for window, records in reader.lost.items():
             lost[window] = max(lost.get(window, 0), records)
@@ -511,7 +511,7 @@ def _count_unreported(
 # Groups and other readers
 
 
-class _Reader:
+class ReaderComparison:
     """Compares what a group, a pipeline or a mirror read of a partition with the log."""
 
     def __init__(

@@ -253,8 +253,8 @@ class Conversion:
         )
         try:
             # Flushed with the offset: otherwise a power cut could lose one without the other.
-            result = publish(self._root, staged, publication, durability="fsync")
-            report_published(self._root, publication.application, result.published)
+            report = partial(report_published, self._root, publication.application)
+            publish(self._root, staged, publication, durability="fsync", report=report)
         finally:
             staging.remove(files, staged)
 

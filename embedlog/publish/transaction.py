@@ -30,7 +30,7 @@ need not be flushed, since they are not needed after a crash.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from typing import NamedTuple
@@ -108,8 +108,6 @@ class PublishResult(NamedTuple):
     records: int
     repeated: AppVersion | None = None
     """The version published before, if this is a repetition; then nothing was done."""
-    published: Sequence[PublishedBatches] = ()
-    """What was written to each partition."""
 
 
 class SegmentPlan(NamedTuple):
@@ -150,6 +148,7 @@ def publish(
     durability: str | None = None,
     timeout: float | None = None,
     restart: bool = False,
+    report: Callable[[Sequence[PublishedBatches]], object] | None = None,
 ) -> PublishResult:
     """Make staged batches part of the log: in all their partitions at once, or in none.
 
@@ -163,6 +162,7 @@ def publish(
         timeout: Seconds to wait for each partition; ``lock_timeout`` by default.
         restart: Let an application start over in topics that it has published to: what
             it published there before may then be published again.
+        report: Called with what was written, once it is visible.
 
     Raises:
         RestartedApplicationError: The application started over in a topic that it has
@@ -211,7 +211,9 @@ def publish(
     context.wake.advance()
     if before is not None:
         return PublishResult(0, before)
-    return PublishResult(records, None, [plan.published(encoded[plan.log]) for plan in plans])
+    if report is not None:
+        report([plan.published(encoded[plan.log]) for plan in plans])
+    return PublishResult(records)
 
 
 def _by_partition(

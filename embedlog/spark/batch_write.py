@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import embedlog
@@ -167,10 +168,10 @@ def publish(
             durability=options.durability,
             timeout=options.lock_timeout,
             restart=options.allow_restart,
+            report=partial(report_published, log.root, _audit_name(publication)),
         )
         if result.repeated is not None and publication is not None:
             transaction.log_repetition(publication, result)
-        report_published(log.root, _audit_name(publication), result.published)
         staging.remove(files, staged_files)
         staging.sweep(files, time.time_ns() // 1_000_000)
     return result
