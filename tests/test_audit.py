@@ -210,6 +210,23 @@ def test_the_setting_takes_effect_while_clients_run(log):
     assert sum(values(result, "group").values()) == 300
 
 
+def test_a_topic_that_is_not_audited_any_more_has_no_differences(log):
+    """What is written and read without being counted is neither doubled nor missing."""
+    with log.producer() as producer, group(log) as consumer:
+        for audited in (True, False, True, False):
+            log.alter_topic("t", {"audit": audited})
+            producer.send_batch("t", [b"v"] * 300, timestamps=TIMES).result()
+            take(consumer, 300)
+            consumer.commit()
+
+    result = log.audit("t", "1h")
+
+    assert result.differences == []
+    for tier in ("producer", "group"):
+        assert sum(values(result, tier).values()) == 1200
+        assert sum(values(result, tier, "unreported").values()) == 600
+
+
 def test_retries_and_repeated_calls_count_once(log):
     """A call with sequence numbers that is repeated writes nothing, and counts nothing."""
     for _ in range(3):

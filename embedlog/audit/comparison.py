@@ -357,7 +357,7 @@ def _compare_partition(
         log,
         selection.window_ms,
         (selection.since, selection.until),
-        sorted({*cuts, *reached.values(), cleaned}),
+        {*cuts, *reached.values(), cleaned},
     )
     deleted_below = max(counts.start, cleaned)
     everything = slice(0, len(counts.first))
@@ -420,6 +420,7 @@ def _compare_producers(
 ) -> None:
     """Compare what producers reported of a partition with their batches."""
     reported = np.zeros(len(counts.first), bool)
+    ends: dict[tuple[int, int], int] = {}
     deficits: dict[int, list[_Deficit]] = defaultdict(list)
     rows = selection.rows
     for report in reports:
@@ -429,6 +430,8 @@ def _compare_producers(
         cells = counts.between(report.first_offset, report.next_offset)
         actual: dict[int, int] = {}
         if not anonymous:
+            identity = report.producer_id, report.producer_epoch
+            ends[identity] = max(ends.get(identity, 0), report.next_offset)
             own = counts.producer_id[cells] == report.producer_id
             own &= counts.epoch[cells] == report.producer_epoch
             reported[cells] |= own
@@ -447,7 +450,7 @@ def _compare_producers(
         for window, found in selection.selected(actual):
             rows[window, who].log_records += found
             rows[window, who].doubled += found
-    _count_unreported(selection, counts, reported, clients)
+    _count_unreported(selection, counts, reported, clients, ends)
     everything = slice(0, len(counts.first))
     anonymous_records = counts.by_window(everything, counts.producer_id < 0)
     for window in {*deficits, *anonymous_records}:
@@ -485,9 +488,23 @@ def _settle_deficits(
 
 
 def _count_unreported(
-    selection: _Selection, counts: PartitionCounts, reported: Any, clients: _Clients
+    selection: _Selection,
+    counts: PartitionCounts,
+    reported: Any,
+    clients: _Clients,
+    ends: dict[tuple[int, int], int],
 ) -> None:
-    """Count the batches of producers that did not report them, since they were killed or run."""
+    """Count the batches of producers that did not report them, since they were killed or run.
+
+    Behind the last report of a producer that was closed, they are doubled: it wrote no more.
+
+    Args:
+        selection: What to compare.
+        counts: What the partition has.
+        reported: Which cells producers reported.
+        clients: Which producers there are.
+        ends: Where the last report of each producer ends.
+    """
     unreported = (counts.producer_id >= 0) & ~reported
     everything = slice(0, len(counts.first))
     pairs = np.stack([counts.producer_id[unreported], counts.epoch[unreported]])
@@ -495,17 +512,20 @@ def _count_unreported(
         identity = producer_id, epoch
         own = unreported & (counts.producer_id == producer_id) & (counts.epoch == epoch)
         who = clients.counted(identity)
+        if identity in clients.closed and identity in ends:
+            behind = own & (counts.first >= ends[identity])
+            for window, records in selection.selected(counts.by_window(everything, behind)):
+                row = selection.rows[window, who]
+                row.log_records += records
+                row.doubled += records
+            own &= ~behind
         sizes = _sizes(counts, everything, own)
         for window, records in selection.selected(counts.by_window(everything, own)):
             row = selection.rows[window, who]
             row.log_records += records
-            if identity in clients.closed:
-                # It has reported everything that it wrote.
-                row.doubled += records
-            else:
-                row.records += records
-                row.unreported += records
-                row.bytes += sizes[window]
+            row.records += records
+            row.unreported += records
+            row.bytes += sizes[window]
 
 
 # Groups and other readers

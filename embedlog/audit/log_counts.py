@@ -8,7 +8,7 @@ is counted.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
 from embedlog.batch import CONTROL, Batch, count_windows
@@ -45,7 +45,7 @@ class PartitionCounts:
         log: The partition.
         width_ms: The width of a window.
         limits: The first window, and the one after the last; None for no limit.
-        cuts: Offsets at which ranges begin or end that will be counted; sorted.
+        cuts: Offsets at which ranges begin or end that will be counted.
     """
 
     def __init__(
@@ -53,13 +53,14 @@ class PartitionCounts:
         log: PartitionLog,
         width_ms: int,
         limits: tuple[int | None, int | None],
-        cuts: Sequence[int],
+        cuts: Collection[int],
     ) -> None:
         since, until = limits
-        self._width_ms, self._cuts = width_ms, cuts
         log.refresh()
         self.start = log.start_offset()
         """The first offset that the log has; retention deleted those before it."""
+        # The first batch may begin below it.
+        self._width_ms, self._cuts = width_ms, sorted({self.start, *cuts})
         cells: list[_Cell] = []
         reader = log.reader(max(self.start, _first_offset(log, since, width_ms)))
         while batches := reader.read(_READ_BYTES, columns=_columns):
@@ -68,6 +69,7 @@ class PartitionCounts:
                     self._add(cells, batch)
         self.end = reader.offset
         """The end of the log when it was counted."""
+        cells = [cell for cell in cells if cell[0] >= self.start]
         if since is not None:
             cells = [cell for cell in cells if cell[1] >= since]
         if until is not None:

@@ -165,6 +165,15 @@ class ProducerCounts:
             self._started[identity, log.topic_id] = report
             self._reporter.report(reports=[report])
 
+    def cease(self, log: PartitionLog) -> None:
+        """Note that a topic is not audited any more: its last report is not the end."""
+        counts = self._partitions.pop((log.topic_id, log.partition), None)
+        if counts is not None:
+            self._reporter.report(reports=list(counts.take(self._client)))
+        for identity, topic_id in list(self._started):
+            if topic_id == log.topic_id:
+                self._started.pop((identity, topic_id), None)
+
     def take_reports(self) -> list[Report]:
         """Return what was counted since the last call."""
         partitions = list(self._partitions.values())

@@ -217,9 +217,7 @@ class Transactions:
             self._root,
             staged,
             Publication(source, version, source, self._run),
-            report=partial(
-                report_published, self._root, self._name, client=self._config.client_id
-            ),
+            report=partial(report_published, self._root, self._name, client=self._config.client_id),
         ).repeated
         # An attempt of this producer may have failed after it was committed.
         if before is not None and (before.version, before.run) != (version, self._run):

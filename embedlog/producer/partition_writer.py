@@ -85,6 +85,8 @@ class PartitionWriter:
     def set_audited(self, audited: bool) -> None:
         """Begin or cease to count what is written, as the topic's setting ``audit`` says."""
         if not audited:
+            if self.audit is not None:
+                self._context.audit().cease(self.log)
             self.audit = None
         elif self.audit is None:
             counts = self._context.audit()
