@@ -92,10 +92,12 @@ class ReadCounts:
         self._reports: list[Report] = []
         self._end = self._settled = committed
         """The committed offset, and that of the last `_settle`; None before the first commit."""
+        self._unsettled = self._marked = False
+        """Whether there was a commit since then, and whether any was reported to come."""
 
     def add(self, first: int, stop: int, minute: int, records: int, size: int) -> None:
         """Count records that a poll returns."""
-        if self._end is not None and first < self._end:
+        if self._unsettled and self._end is not None and first < self._end:
             # It reads again what is committed, which counts again with the next commit only.
             self._settle()
         pending = self._pending
@@ -139,11 +141,14 @@ class ReadCounts:
     def start_before(self, offset: int) -> Report | None:
         """Return the report that must precede the first commit of an offset, if any."""
         first = next((read.first for read in self._pending if read.first < offset), None)
-        if self._end is not None or first is None:
+        if self._marked or first is None:
             return None
-        self._end = self._settled = first
-        # What it read before the topic was audited is no gap.
-        return self._report(COUNT if self._late else START, first, first)
+        self._marked = True
+        # What was committed before, or read before the topic was audited, is no gap.
+        kind = START if self._end is None and not self._late else COUNT
+        if self._end is None:
+            self._end = self._settled = first
+        return self._report(kind, first, first)
 
     def commit(self, offset: int) -> None:
         """Note that an offset is committed."""
@@ -151,14 +156,14 @@ class ReadCounts:
         if end is not None and offset < end:
             self._settle()
             self._settled = offset
-        self._end = offset
+        self._end, self._unsettled = offset, True
 
     def _settle(self) -> None:
         """Take what was read below the committed offset from what is pending."""
-        if self._end is None:
+        if not self._unsettled or self._end is None:
             return
         offset, end = self._end, self._settled
-        self._settled = offset
+        self._settled, self._unsettled = offset, False
         left: list[ReadRange] = []
         for read in self._pending:
             if read.first >= offset:
@@ -241,7 +246,7 @@ class GroupCounts:
         self._partitions: dict[tuple[str, int], ReadCounts] = {}
         self._finished: list[Report] = []
         self._new: set[ReadCounts] = set()
-        """Those without a commit yet."""
+        """Those without a commit by this member yet."""
         self._reporting = False
 
     # Reading
@@ -258,8 +263,7 @@ class GroupCounts:
         counts = ReadCounts(self._client, log, committed, late)
         with self._lock:
             self._partitions[log.topic, log.partition] = counts
-            if committed is None:
-                self._new.add(counts)
+            self._new.add(counts)
         if not self._reporting:
             self._reporting = True
             reporter_of(self._root).add(self)
@@ -294,7 +298,7 @@ class GroupCounts:
     # Commits
 
     def before_commit(self, positions: Mapping[Any, Any]) -> None:
-        """Report, before a commit, where a group begins that had no commit.
+        """Report, before its first commit, where this member begins.
 
         So what is committed can be counted, even if this process is killed after the commit.
         """

@@ -260,8 +260,7 @@ class PartitionCursor:
         """Begin or cease to count what is returned, as the topic's setting ``audit`` says."""
         counts = self._read_counts
         if counts is None and audited:
-            at = self._resumed_at
-            committed = at if not self._fetched and at == self.known_position else None
+            committed = None if self._fetched else self._resumed_at
             self._read_counts = audit.begin(self.log, committed, self._fetched)
         elif counts is not None and not audited:
             audit.end(counts)

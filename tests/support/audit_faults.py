@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -17,30 +18,34 @@ from embedlog.schemas.typed_batch import typed
 MINUTE_MS = 60_000
 
 
-def lose(log: PartitionLog, lost: Collection[int]) -> None:
+def lose(log: PartitionLog, offsets: Collection[int]) -> set[int]:
     """Remove records from a partition by their offsets, as if they had never been there.
 
-    Seals the active segment first.
+    Seals the active segment first.  A segment keeps its first record.  Returns what is lost.
     """
     log.roll()
     log.flush()
     log.refresh()
+    lost = set(offsets) - {info.base_offset for info in log.segments.values()}
     for info in list(log.segments.values()):
         if not info.sealed or not any(info.base_offset <= o < info.next_offset for o in lost):
             continue
         file = log.open_segment(info)
         stored = file.mapped(file.start, info.end_position, 1 << 60)
         new = Replacement(log, info.base_offset, info, offsets=True)
-        for batch in stored:
-            new.write(
-                without(batch, lost), batch.base_offset, batch.next_offset, batch.leader_epoch
-            )
+        left = [(batch, rest) for batch in stored if (rest := without(batch, lost)) is not None]
+        # As after a compaction, a batch begins where the one before it ends.
+        ends = [batch.next_offset for batch, _ in left[:-1]]
+        bounds = [info.base_offset, *ends, info.next_offset]
+        for (batch, rest), (begin, end) in zip(left, pairwise(bounds), strict=True):
+            new.write(rest, begin, end, batch.leader_epoch)
         new.swap([info], epoch=log.tail().leader_epoch)
     log.refresh()
+    return lost
 
 
-def without(batch: Batch, lost: Collection[int]) -> EncodedBatch:
-    """Return a batch with its offsets as a column, and without some of them."""
+def without(batch: Batch, lost: Collection[int]) -> EncodedBatch | None:
+    """Return a batch with its offsets as a column, without some of them; None if none is left."""
     offsets, columns = batch.offsets(), batch.columns(batch.schema.names)
     names = [
         *columns.schema,
@@ -49,6 +54,8 @@ def without(batch: Batch, lost: Collection[int]) -> EncodedBatch:
     schema = pa.schema(names, metadata=batch.layout.original.metadata)
     whole = pa.RecordBatch.from_arrays([*columns.columns, offsets], schema=schema)
     keep = pa.array([offset not in lost for offset in offsets.to_pylist()], pa.bool_())
+    if not any(keep.to_pylist()):
+        return None
     encoded = batches.encode(whole.filter(keep), offsets=True)
     assert encoded.flags & EXPLICIT_OFFSETS
     if batch.producer_id is not None:
