@@ -33,7 +33,7 @@ FLOORS = (
     {"partition"},
     {"publish", "replication"},
     {"root"},
-    {"registry"},
+    {"registry", "audit"},
     {"retention", "compaction", "producer", "consumer"},
     {"maintenance", "convert"},
     {"mirrors"},
@@ -47,7 +47,8 @@ DOORS = {
     "sortedcontainers": {"partition"},
     "pyspark": {"spark"},
     "numpy": {
-        *("avro", "batch", "cli", "compaction", "convert", "index", "mirrors", "partitioner"),
+        *("audit", "avro", "batch", "cli", "compaction", "convert", "index", "mirrors"),
+        "partitioner",
         "pipeline",
     },
     "matplotlib": {"api"},
@@ -58,7 +59,7 @@ DOORS = {
     "fastavro": {"registry"},
     "pytest": {"testing"},
     "pyarrow": {
-        *("batch", "schemas", "segment", "partition", "root", "publish", "compaction"),
+        *("batch", "schemas", "segment", "partition", "root", "publish", "compaction", "audit"),
         *("producer", "consumer", "api", "cli", "spark", "notebook", "pipeline", "avro", "convert"),
         "mirrors",
     },

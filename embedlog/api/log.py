@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -63,12 +64,14 @@ from embedlog.schemas.infer import SchemaLike, columns_of
 from embedlog.schemas.settings import check_typed_config
 from embedlog.schemas.topic_schema import TopicSchema, first_version
 from embedlog.serializers import SerializerName
+from embedlog.times import When, milliseconds, parse_duration
 
 if TYPE_CHECKING:
     import polars
 
     from embedlog.api.consumer_group import ConsumerGroup
     from embedlog.api.failover import FailoverResult, Strategy
+    from embedlog.audit.comparison import AuditResult
     from embedlog.compaction import CleanResult
     from embedlog.compaction.rebatch import RebatchResult
     from embedlog.config.options import (
@@ -878,6 +881,41 @@ class Log:
                 raise error
         return results
 
+    def audit(
+        self,
+        topic: str,
+        window: timedelta | str | int = "1h",
+        *,
+        since: When | None = None,
+        until: When | None = None,
+        tiers: Iterable[str] | None = None,
+    ) -> AuditResult:
+        """Compare what producers, consumer groups and others counted of a topic with the log.
+
+        The result has a row per window of record time and tier, its ``differences`` name each
+        difference in a sentence, and ``to_pandas()``, ``to_polars()`` and ``to_arrow()`` return a
+        frame.  Producers and groups count only if the topic has ``audit=true``.
+
+        Args:
+            topic: The topic.
+            window: The width of a window, of whole minutes, such as ``"1h"``; an int is
+                milliseconds.
+            since: Only windows that end after this time, such as ``"2d"`` (ago).
+            until: Only windows that begin before this time.
+            tiers: Only these of ``log``, ``producer``, ``group``, ``pipeline`` and ``mirror``.
+
+        Raises:
+            UnknownTopicOrPartitionError: There is no such topic.
+            InvalidConfigError: The window or a tier is not valid.
+            CorruptBatchError: A batch is damaged.
+        """
+        from embedlog.audit.comparison import audit
+
+        now_ms = self.root.clock()
+        since_ms = None if since is None else milliseconds(since, now_ms)
+        until_ms = None if until is None else milliseconds(until, now_ms)
+        return audit(self.root, topic, _width_ms(window), since_ms, until_ms, tiers)
+
     # Closing
 
     def close(self) -> None:
@@ -982,6 +1020,20 @@ def _merged(config: Mapping[str, object], more: Mapping[str, object]) -> dict[st
                 f"{name} is given twice, also as {name.partition('.')[0]}", setting=name
             )
     return {**config, **more}
+
+
+def _width_ms(window: timedelta | str | int) -> int:
+    """Return the width of a window in ms.
+
+    Raises:
+        InvalidConfigError: It is not a duration.
+    """
+    width = parse_duration(window) if isinstance(window, str) else window
+    if isinstance(width, timedelta):
+        return width // timedelta(milliseconds=1)
+    if type(width) is not int:
+        raise InvalidConfigError(f"window must be a duration such as '1h', got {window!r}")
+    return width
 
 
 def _reopen(open_root: Callable[[], Root], maintenance_config: MaintenanceConfig | None) -> Log:

@@ -15,6 +15,7 @@ from embedlog.batch.decode_run import BatchRun, batches_fast
 from embedlog.batch.encode import EncodedBatch, PlacedBatch, encode, encode_lists, from_lists
 from embedlog.batch.encode_one import encode_one
 from embedlog.batch.limits import BatchLimits, is_over, kafka_size
+from embedlog.batch.time_windows import MINUTE_MS, count_windows, windows_of
 from embedlog.batch.wire import (
     COMPRESSED,
     CONTROL,
@@ -35,6 +36,7 @@ __all__ = [
     "HEADERS",
     "LOG_APPEND_TIME",
     "MAX_GAP",
+    "MINUTE_MS",
     "NOT_FAST",
     "TOMBSTONES",
     "TYPED",
@@ -46,6 +48,7 @@ __all__ = [
     "PlacedBatch",
     "add_headers",
     "batches_fast",
+    "count_windows",
     "encode",
     "encode_lists",
     "encode_one",
@@ -60,4 +63,5 @@ __all__ = [
     "schema",
     "to_encoded",
     "trimmed",
+    "windows_of",
 ]

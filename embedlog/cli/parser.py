@@ -200,6 +200,16 @@ examples:
   embedlog failover --topic orders --root /backup/log --execute
 """
 
+AUDIT = """\
+Producers and groups count only if the topic has audit=true.  Exits with 1 if tiers differ.  TIME is
+a date, with a time or without, in UTC unless it has a zone; or how long ago: 90m, 2d, PT1H30M.
+
+examples:
+  embedlog topics alter flights -c audit=true
+  embedlog audit flights --window 1h --since 2d
+  embedlog audit flights --differences
+"""
+
 _Parser = Any  # argparse has no public type for groups of commands or of options
 
 
@@ -287,6 +297,7 @@ def parser() -> CommandParser:
     _convert(commands)
     _mirror(commands)
     _activity(commands)
+    _audit(commands)
     _metrics(commands)
     _dump(commands)
     _maintenance(commands)
@@ -618,6 +629,25 @@ def _activity(commands: _Parser) -> None:
     _list(activity, "--topic", "TOPIC", "only events of this topic")
     _list(activity, "--kind", "KIND", "only events of this kind")
     _option(activity, "--max -m", "N", "end after N events", type=count)
+
+
+def _audit(commands: _Parser) -> None:
+    about = "compare what producers, the log and groups counted, by window of time"
+    audit = _command(commands, "audit", "audit:audit", about, epilog=AUDIT)
+    audit.add_argument("topic", metavar="TOPIC")
+    about = "the width of a window, of whole minutes; by default 1h"
+    _option(audit, "--window", "DURATION", about, type=duration, default="1h")
+    _option(audit, "--since", "TIME", "only windows that end after this time", type=time)
+    _option(audit, "--until", "TIME", "only windows that begin before this time", type=time)
+    about = "only this tier: log, producer, group, pipeline or mirror"
+    _list(audit, "--tier", "TIER", about)
+    _flag(audit, "--differences", "print only the differences, without the table")
+    audit.add_argument(
+        "--format",
+        choices=("table", "csv", "jsonl", "json"),
+        default="table",
+        help="by default a table; with --json one JSON object with rows and differences",
+    )
 
 
 def _metrics(commands: _Parser) -> None:

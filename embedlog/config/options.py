@@ -235,6 +235,9 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     rebatch_min_rows: int | None
     """Gather the batches of a sealed segment into larger ones if they have fewer records than this
     on average; 0 is never, -1 is 1000 for a typed topic and never for others (embedlog's own)."""
+    audit: bool | None
+    """Whether producers and consumer groups count what they write and read, in the topic
+    ``__audit``, so that `Log.audit` can compare them with the log (embedlog's own)."""
     preallocate: Literal[False] | None
     """Only the default: segments take disk space as they grow."""
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] | None
@@ -284,6 +287,7 @@ _DottedTopicOptions = TypedDict(
         "value.serializer": "SerializerName | None",
         "statistics.columns": "str | None",
         "rebatch.min.rows": "int | None",
+        "audit": "bool | None",
         "preallocate": "Literal[False] | None",
         "message.timestamp.type": "Literal['CreateTime', 'LogAppendTime'] | None",
         "message.timestamp.before.max.ms": "int | None",

@@ -10,6 +10,7 @@ from embedlog import catalog
 from embedlog.batch import Batch, PlacedBatch, placed, trimmed
 from embedlog.batch.wire import SCHEMA_VERSION, BufferLayout, layout_of
 from embedlog.catalog import SegmentInfo
+from embedlog.config import TopicConfig
 from embedlog.errors import (
     CorruptBatchError,
     LogTruncatedError,
@@ -109,6 +110,11 @@ class PartitionReader:
         """
         with self._using:
             return self._read_next(max_bytes, tail, columns)
+
+    @property
+    def config(self) -> TopicConfig:
+        """The settings of the topic, as of the last read."""
+        return self._log.config
 
     def read_encoded(
         self, max_bytes: int = CHUNK_BYTES, tail: Tail | None = None

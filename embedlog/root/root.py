@@ -19,7 +19,7 @@ from typing import Any
 
 from embedlog import kv
 from embedlog.catalog import (
-    ACTIVITY,
+    OWN_TOPICS,
     Catalog,
     NewPartitions,
     SchemaChange,
@@ -153,8 +153,8 @@ class Root:
         try:
             return self.topic(name)
         except UnknownTopicOrPartitionError:
-            # The maintenance owner creates the activity topic, with other settings.
-            if not self.auto_create or name == ACTIVITY or not self.context.files.writable:
+            # Those have other settings, and are created where they are written.
+            if not self.auto_create or name in OWN_TOPICS or not self.context.files.writable:
                 raise
         with suppress(TopicAlreadyExistsError):
             info = self.create_topic(name, 1, TopicConfig())
