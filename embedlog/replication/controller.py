@@ -29,7 +29,7 @@ from embedlog.errors import (
     NotEnoughReplicasError,
     ReplicaNotAvailableError,
 )
-from embedlog.keyspace import PARTITION_KEY
+from embedlog.keyspace import MIRRORED_TOPICS, PARTITION_KEY
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.metadata import (
@@ -371,9 +371,15 @@ def _replace_rows(rows: Sequence[tuple[bytes, bytes]], txn: kv.Txn) -> None:
 def raised_epoch(
     txn: kv.Txn, key: bytes, before: PartitionAssignment, after: PartitionAssignment
 ) -> PartitionAssignment:
-    """Return an assignment whose leader epoch, if it changed, is above every one in the log."""
+    """Return an assignment whose leader epoch, if it changed, is above every one in the log.
+
+    A copy of a topic of another log keeps the leader epochs of the source, so a leader that was in
+    sync begins none; nothing is appended to it with ``acks=1``.
+    """
     if after.leader_epoch == before.leader_epoch:
         return after
+    if after.leader in before.isr and MIRRORED_TOPICS.exists(txn, _topic_id(key)):
+        return replace(after, leader_epoch=before.leader_epoch)
     info = catalog.PARTITIONS.get(txn, key)
     in_log = 0 if info is None else info.leader_epoch
     return replace(after, leader_epoch=max(after.leader_epoch, in_log + 1))

@@ -17,7 +17,7 @@ from embedlog.errors import (
     NotLeaderOrFollowerError,
     StorageError,
 )
-from embedlog.partition import recovery, truncate
+from embedlog.partition import leader_epochs, recovery, truncate
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.state import Context
 from embedlog.partition.tail import TAILS, Tail
@@ -125,10 +125,14 @@ class ReplicatedPartition(PartitionLog):
         *,
         durability: str | None = None,
         timeout: float | None = None,
+        identical: bool = False,
+        mirror: str = "",
     ) -> list[Appended]:
         """As `PartitionLog.append_at`, to all in-sync replicas."""
         self.check_replicas()
-        return super().append_at(placed, durability=durability, timeout=timeout)
+        return super().append_at(
+            placed, durability=durability, timeout=timeout, identical=identical, mirror=mirror
+        )
 
     def complete_followers(self) -> None:
         """Give the in-sync followers what was appended with ``acks=1``; under the lock.
@@ -210,7 +214,8 @@ class ReplicatedPartition(PartitionLog):
         self.refresh()
         end = self._log_end_offset(tail)
         if end is None:
-            self._begin_epoch(tail, assignment.leader_epoch)
+            # `state` first: a batch must not have an epoch that recovery does not know.
+            leader_epochs.begin(self, tail, assignment.leader_epoch, tail.log_end_offset)
         else:
             # It lacks what was acknowledged by the leader before it alone.
             _logger.warning(
@@ -251,23 +256,6 @@ class ReplicatedPartition(PartitionLog):
                 catalog.PARTITIONS.put(txn, self.key, value=info._replace(leader_epoch=epoch))
 
         self.context.state.write(step)
-
-    def _begin_epoch(self, tail: Tail, epoch: int) -> None:
-        """Begin a leader epoch at the end of the log, where nothing was lost."""
-
-        def note(txn: kv.Txn) -> None:
-            info = catalog.PARTITIONS.get(txn, self.key) or PartitionInfo()
-            catalog.PARTITIONS.put(txn, self.key, value=info._replace(leader_epoch=epoch))
-            recovery.put_epoch(txn, self.key, epoch, tail.log_end_offset)
-
-        def begin(txn: kv.Txn) -> None:
-            current = TAILS.get(txn, self.key)
-            if current is not None:
-                TAILS.put(txn, self.key, value=current._replace(leader_epoch=epoch))
-
-        # `state` first: a batch must not have an epoch that recovery does not know.
-        self.context.state.write(note)
-        self.context.live.write(begin)
 
 
 def _end_of_batches(file: SegmentFile, base_offset: int, size: int) -> int:
