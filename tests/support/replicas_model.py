@@ -40,6 +40,7 @@ from embedlog.errors import (
     LogTruncatedError,
     NotALogError,
     NotEnoughReplicasError,
+    NotLeaderOrFollowerError,
     OffsetOutOfRangeError,
     OutOfOrderSequenceError,
     ReplicaNotAvailableError,
@@ -299,6 +300,8 @@ class ReplicasModel(RuleBasedStateMachine):
             return len(isr) < part.min_isr
         if isinstance(error, ReplicaNotAvailableError):
             return not isr
+        if isinstance(error, NotLeaderOrFollowerError):
+            return bool(self.lost)  # the call may be repeated
         return False
 
     # Appending
@@ -327,7 +330,7 @@ class ReplicasModel(RuleBasedStateMachine):
     ) -> Any:
         strong = acks in ("all", -1)
         batch = self._encode(lines, producer)
-        before = self.image
+        before, assignment = self.image, self.assignment(part)
         done, result = self._attempt(
             part,
             lambda: self.log(part, handle).append([batch], acks=acks, durability=durability),
@@ -343,11 +346,17 @@ class ReplicasModel(RuleBasedStateMachine):
         if receipt.duplicate:
             return receipt
         assert receipt.next_offset == receipt.base_offset + len(lines)
-        self._note(part, receipt.base_offset, lines, strong)
+        leader_before = (assignment.leader if assignment is not None else None) or 0
+        self._note(part, receipt.base_offset, lines, strong, leader_before)
         return receipt
 
     def _note(
-        self, part: Part, base: int, lines: list[tuple[bytes | None, bytes]], strong: bool
+        self,
+        part: Part,
+        base: int,
+        lines: list[tuple[bytes | None, bytes]],
+        strong: bool,
+        leader_before: int = 0,
     ) -> None:
         assignment = self.assignment(part)
         assert assignment is not None
@@ -362,7 +371,9 @@ class ReplicasModel(RuleBasedStateMachine):
                 del part.records[record.offset]
         for offset, (key, value) in enumerate(lines, base):
             record = Acknowledged(offset, key, value, leader, strong)
-            record.losable = not strong and leader not in self.usable()
+            # Another leader may have been elected after the records were written.
+            lost = {leader, leader_before or leader} - self.usable()
+            record.losable = not strong and bool(lost)
             part.records[offset] = record
         if strong:
             assert len(assignment.isr) >= part.min_isr, (
