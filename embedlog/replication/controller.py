@@ -28,6 +28,7 @@ from embedlog.errors import (
     EmbedlogError,
     NotEnoughReplicasError,
     ReplicaNotAvailableError,
+    StorageError,
 )
 from embedlog.keyspace import MIRRORED_TOPICS, PARTITION_KEY
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
@@ -248,6 +249,14 @@ class Controller:
         reasons = {each: describe(error) for each, error in failed.items()}
         self.state.write(lambda txn: self._offline(txn, reasons))
         self.refresh()
+
+    def find_broken(self, error: StorageError) -> LogDirectory | None:
+        """Return the directory that an error of a file operation says is broken, if any is."""
+        path = error.path or ""
+        for directory in self.online:
+            if f"{path}/".startswith(f"{directory.path}/") and directory.is_broken_by(error):
+                return directory
+        return None
 
     def _offline(self, txn: kv.Txn, reasons: Mapping[int, str]) -> None:
         image = MetadataImage.load(txn)

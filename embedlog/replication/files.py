@@ -132,7 +132,7 @@ class ReplicatedFiles(Files):
         while True:
             try:
                 return operation()
-            except _BrokenError as broken:
+            except BrokenDirectoryError as broken:
                 self._controller.take_offline({broken.directory.id: broken.error})
 
     def _in_all(
@@ -552,7 +552,7 @@ class ReplicatedFiles(Files):
             directory.files.after_fork()
 
 
-class _BrokenError(Exception):
+class BrokenDirectoryError(Exception):
     """A directory refused an operation because its disk is broken."""
 
     def __init__(self, directory: LogDirectory, error: Exception) -> None:
@@ -584,7 +584,7 @@ def _attempt(directory: LogDirectory, operation: Callable[[Files], T]) -> T:
     """Do something in one directory.
 
     Raises:
-        _BrokenError: Its disk is broken.
+        BrokenDirectoryError: Its disk is broken.
         StorageError: Another error, which is the caller's.
     """
     try:
@@ -593,7 +593,7 @@ def _attempt(directory: LogDirectory, operation: Callable[[Files], T]) -> T:
         raise
     except StorageError as error:
         if directory.is_broken_by(error):
-            raise _BrokenError(directory, error) from error
+            raise BrokenDirectoryError(directory, error) from error
         raise
 
 

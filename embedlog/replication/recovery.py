@@ -13,6 +13,7 @@ from embedlog.errors import (
     EmbedlogError,
     IllegalStateError,
     NotALogError,
+    NotLeaderOrFollowerError,
     ReplicaNotAvailableError,
     StorageError,
 )
@@ -21,6 +22,7 @@ from embedlog.keyspace import FORMAT_FILE
 from embedlog.replication.catch_up import ReplicaCopy, Throttle
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
 from embedlog.replication.epochs import truncation_point
+from embedlog.replication.files import BrokenDirectoryError
 from embedlog.replication.members import Member, read_member, write_member
 from embedlog.replication.metadata import (
     DIRECTORIES,
@@ -216,7 +218,7 @@ def copy_partition(
 ) -> bool:
     """Make one copy equal to the leader's, and have it join the ISR; False if it was stopped.
 
-    If the directory turns out to be broken, it goes offline.
+    If its directory, or that of the leader, turns out to be broken, it goes offline.
     """
     copy = ReplicaCopy(
         log, directory, trusted_offset=trusted_offset, throttle=throttle, stopped=stopped
@@ -225,10 +227,16 @@ def copy_partition(
         if not copy.catch_up():
             return False
         copy.join()
+    except BrokenDirectoryError as broken:
+        log.controller.take_offline({broken.directory.id: broken.error})
+        return False
+    except (NotLeaderOrFollowerError, ReplicaNotAvailableError):
+        return False  # its leader broke meanwhile
     except StorageError as error:
-        if not directory.is_broken_by(error):
+        found = log.controller.find_broken(error)
+        if found is None:
             raise
-        log.controller.take_offline({directory.id: error})
+        log.controller.take_offline({found.id: error})
         return False
     return True
 

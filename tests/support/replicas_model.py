@@ -151,6 +151,8 @@ class ReplicasModel(RuleBasedStateMachine):
         self.numbers = 0
         self.away: set[int] = set()
         """The directories whose path was renamed."""
+        self.emptied: dict[int, int] = {}
+        """Those that are empty, and the epoch in which they became so, until they are online."""
         self.lost: set[int] = set()
         """The directories that were lost, and are not online again."""
         self.committed: dict[TopicPartition, set[int | None]] = {}
@@ -241,7 +243,7 @@ class ReplicasModel(RuleBasedStateMachine):
 
     def alive(self) -> set[int]:
         """Those that work and are part of the log."""
-        return self.usable() & set(self.image.online)
+        return self.usable() & set(self.image.online) - self.emptied.keys()
 
     def assignment(self, part: Part) -> PartitionAssignment | None:
         for root in self.roots:
@@ -260,7 +262,11 @@ class ReplicasModel(RuleBasedStateMachine):
             assert image.epoch >= before.epoch, "the metadata went back"
             self._check_elections(before, image)
             break
-        self.lost &= self.paths.keys() - (set(self.image.online) & self.usable())
+        for each in list(self.emptied):
+            info = self.image.directories[each]
+            if info.online and info.since > self.emptied[each]:
+                del self.emptied[each]
+        self.lost &= self.paths.keys() - self.alive()
 
     def _check_elections(self, before: MetadataImage, image: MetadataImage) -> None:
         for key, old in before.assignments.items():
@@ -583,6 +589,7 @@ class ReplicasModel(RuleBasedStateMachine):
             self.away.discard(directory)
 
     def _empty(self, directory: int) -> None:
+        self.emptied[directory] = self.image.epoch
         for part in self.parts.values():
             part.holders.discard(directory)
             assignment = self.assignment(part)
@@ -809,7 +816,8 @@ class ReplicasModel(RuleBasedStateMachine):
             # Those that are usable may be offline in the metadata.
             if not self.lost or not isinstance(error, LOST):
                 raise
-            missing = set(self.paths) - usable | (self.paths.keys() - set(self.image.online))
+            offline = self.paths.keys() - set(self.image.online)
+            missing = set(self.paths) - usable | offline | self.emptied.keys()
             if len(self.paths) - len(missing) >= self.quorum:
                 raise
             return
@@ -1130,7 +1138,7 @@ class ReplicasModel(RuleBasedStateMachine):
                     directory.stores[store._name].read(lambda txn: list(txn.cursor()))
                     for directory in directories
                 ]
-            assert len(contents) == len(self.paths)
+            assert len(contents) == len(self.paths), controller.image.directories
             for content in contents[1:]:
                 assert content == contents[0], "the databases differ"
 
