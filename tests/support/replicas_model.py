@@ -38,6 +38,7 @@ from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import (
     CorruptionError,
     EmbedlogError,
+    FencedError,
     LogTruncatedError,
     NotALogError,
     NotEnoughReplicasError,
@@ -320,7 +321,7 @@ class ReplicasModel(RuleBasedStateMachine):
             return len(isr) < part.min_isr
         if isinstance(error, ReplicaNotAvailableError):
             return not isr
-        if isinstance(error, NotLeaderOrFollowerError):
+        if isinstance(error, (NotLeaderOrFollowerError, FencedError)):
             return bool(self.lost)  # the call may be repeated
         return False
 
@@ -624,7 +625,7 @@ class ReplicasModel(RuleBasedStateMachine):
         self.disks.repair(path)
         if directory in self.away:
             # Of three directories two must be left that know what was decided.
-            others = self.paths.keys() - self.emptied.keys() - {directory}
+            others = set(self.image.online) - self.emptied.keys() - {directory}
             if empty and len(others) >= self.quorum:
                 os.mkdir(path, 0o700)
                 shutil.rmtree(f"{path}.away")
