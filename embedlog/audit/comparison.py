@@ -459,11 +459,11 @@ def _compare_producers(
     _count_unreported(selection, counts, reported, clients, ends)
     everything = slice(0, len(counts.first))
     anonymous_records = counts.by_window(everything, counts.producer_id < 0)
+    deleted: dict[int, int] = {}
     for window in {*deficits, *anonymous_records}:
         if selection.has(window):
-            left = _settle_deficits(
-                rows, window, deficits[window], anonymous_records.get(window, 0)
-            )
+            anonymous = anonymous_records.get(window, 0)
+            left, deleted[window] = _settle_deficits(rows, window, deficits[window], anonymous)
             if left:
                 row = rows[window, Counted(PRODUCER, NO_ID)]
                 row.records += left
@@ -477,11 +477,11 @@ def _settle_deficits(
 ) -> tuple[int, int]:
     """Explain deficits by records that have no producer id.
 
-    Returns how many of those are left, and how many records were deleted.
-
     Batches without an id are those of writers without one, and those that housekeeping has
     gathered from the batches of several producers.  What they do not explain is missing, or
     deleted.
+
+    Returns how many records without an id are left, and how many records were deleted.
     """
     deleted = 0
     for rank, who, records in sorted(deficits):
