@@ -529,6 +529,21 @@ COMPATIBILITY_LEVELS = Table[str](
     "The compatibility level of a subject; of all others without a subject",
     optional=True,
 )
+MIRRORED_TOPICS = Table[Any](
+    "Z",
+    "topic_id: u64",
+    "fields: JSON",
+    "A topic that is a copy: `source` (its setting `mirror.source`), `address`, `source_topic_id`, "
+    "`path`, `config`, `begun` and `epochs`, as in `embedlog/mirrors/mirrored_topic.py`",
+    dropped_with_topic=True,
+)
+MIRROR_POSITIONS = Table[Any](
+    "O",
+    "partition: partition key, site: text",
+    "offset: i64, leader_epoch: i32, target_offset: i64",
+    "Where a mirror that merges the records of a site goes on, as of an offset of the partition",
+    optional=True,
+)
 
 # live
 
@@ -627,6 +642,13 @@ REPORTED_GROUPS = Table[Any](
 )
 REPORTED_OWNER = Table[int](
     "w", "", "pid: u32", "The process that `__activity` has as the maintenance owner"
+)
+MIRRORS = Table[Any](
+    "y",
+    "mirror: text",
+    "fields: JSON",
+    "What a mirror has done and how far it is behind: the fields of `MirrorStatus` in "
+    "`embedlog/mirrors/status.py`",
 )
 REPORTED_LIVE = Table[None]("b", "", "", "`__activity` has events from this `live`")
 

@@ -36,6 +36,7 @@ FLOORS = (
     {"registry"},
     {"retention", "compaction", "producer", "consumer"},
     {"maintenance", "convert"},
+    {"mirrors"},
     {"api"},
     {"spark", "notebook", "cli", "testing", "kafka", "opentelemetry"},
     {"pipeline"},
@@ -46,7 +47,8 @@ DOORS = {
     "sortedcontainers": {"partition"},
     "pyspark": {"spark"},
     "numpy": {
-        *("avro", "batch", "cli", "compaction", "convert", "index", "partitioner", "pipeline"),
+        *("avro", "batch", "cli", "compaction", "convert", "index", "mirrors", "partitioner"),
+        "pipeline",
     },
     "matplotlib": {"api"},
     "pandas": {"notebook", "spark"},
@@ -58,6 +60,7 @@ DOORS = {
     "pyarrow": {
         *("batch", "schemas", "segment", "partition", "root", "publish", "compaction"),
         *("producer", "consumer", "api", "cli", "spark", "notebook", "pipeline", "avro", "convert"),
+        "mirrors",
     },
     **{library: {"checksum"} for library in ("crc32c", "crcmod", "google_crc32c")},
     **{module: {"files"} for module in ("fcntl", "mmap", "ctypes")},

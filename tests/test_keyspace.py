@@ -215,11 +215,15 @@ def test_a_deleted_topic_leaves_no_row(root):
     group.checkpoint(always=True)
     group.commit({TopicPartition(name, 0): OffsetAndMetadata(2) for name in "tu"})
     hold(root, "lease", {TopicPartition("t", 1): 0}, 60)
-    # Rows that only a crash or a run of maintenance leaves.
+    root.context.state.write(
+        lambda txn: keyspace.MIRRORED_TOPICS.put(txn, topic.id, value={"source": "of a copy"})
+    )
+    # Rows that only a crash, a run of maintenance, or a mirror leaves.
     rows_by_hand: list[tuple[Any, Any]] = [
         (keyspace.CLEANED_OFFSETS, 1),
         (keyspace.UNCOMMITTED_FILES, None),
         (keyspace.SEGMENT_STATISTICS, b"of a typed topic"),
+        (keyspace.MIRROR_POSITIONS, (1, 2, 3)),
     ]
     for table, value in rows_by_hand:
         key = rows_of(table.key_layout, 0)[1:]

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import (
     TYPE_CHECKING,
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     import polars
 
     from embedlog.api.consumer_group import ConsumerGroup
+    from embedlog.api.failover import FailoverResult, Strategy
     from embedlog.compaction import CleanResult
     from embedlog.compaction.rebatch import RebatchResult
     from embedlog.config.options import (
@@ -80,9 +81,11 @@ if TYPE_CHECKING:
     from embedlog.convert import ConversionResult
     from embedlog.maintenance import Maintenance
     from embedlog.maintenance.activity import Event
+    from embedlog.mirrors.status import MirrorStatus
     from embedlog.producer import Producer
     from embedlog.registry import SchemaRegistry
     from embedlog.retention.retain import RetentionResult
+    from embedlog.times import When
 
 Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
 Progress = Callable[[int, int], None]
@@ -505,6 +508,50 @@ class Log:
         from embedlog.api.consumer_group import ConsumerGroup
 
         return ConsumerGroup(self.root, name)
+
+    # Mirrors
+
+    def mirrors(self) -> list[MirrorStatus]:
+        """Return the mirrors that copy to this log, as they last reported; see `embedlog.mirror`.
+
+        A reboot forgets those that do not run.
+        """
+        from embedlog.mirrors.status import mirror_statuses
+
+        return mirror_statuses(self.root)
+
+    def failover(
+        self,
+        group: str | Iterable[str] | None = None,
+        strategy: Strategy = "offsets",
+        *,
+        at: When | None = None,
+        topics: str | Iterable[str] | None = None,
+        dry_run: bool = True,
+    ) -> FailoverResult:
+        """Let programs write to topics that are copies, and say where consumer groups go on.
+
+        From then on the mirror of these topics is refused.  The result says for each group and
+        partition how many offsets are, or may be, read again or never.
+
+        Args:
+            group: A group, or several; None only makes the topics writable.
+            strategy: ``"offsets"``: where the mirror copied the commits of the group from the
+                source (``groups`` of `embedlog.mirror`); ``"time"``: at the first record at or
+                after ``at``; ``"earliest"`` or ``"latest"``; or offsets by partition, in all others
+                as ``"offsets"``.
+            at: A time as in `ConsumerGroup.reset_offsets`, such as ``"10m"`` for ten minutes ago.
+            topics: Only these copies; by default all of the log.
+            dry_run: Change nothing.
+
+        Raises:
+            NonEmptyGroupError: A group has members here; also raised for a dry run.
+            IllegalStateError, UnknownTopicOrPartitionError: There is no such copy.
+            InvalidConfigError, OffsetOutOfRangeError: The strategy is not possible.
+        """
+        from embedlog.api.failover import Failover
+
+        return Failover(self.root, group, strategy, at, topics).run(dry_run=dry_run)
 
     # Schemas
 

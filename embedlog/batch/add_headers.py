@@ -26,7 +26,7 @@ def add_headers(encoded: EncodedBatch) -> EncodedBatch:
     A segment has one schema: after a record with headers, all later batches in it need the
     column too.
     """
-    batch = _to_batch(encoded)
+    batch = to_batch(encoded)
     columns = batch.columns(batch.layout.names, verify=False)
     time, key, value, *offset = columns.columns
     arrays = [time, key, value, pa.nulls(columns.num_rows, headers_type()), *offset]
@@ -48,16 +48,17 @@ def like(result: EncodedBatch, encoded: EncodedBatch) -> EncodedBatch:
 
 def rows_without_key(encoded: EncodedBatch) -> list[int]:
     """Return the rows that have a null key; slow, for the message of an error (A6)."""
-    keys = _to_batch(encoded).keys(verify=False)
+    keys = to_batch(encoded).keys(verify=False)
     return [row for row, is_null in enumerate(keys.is_null().to_pylist()) if is_null]
 
 
 def decoded(encoded: EncodedBatch) -> Any:
     """Return the columns as an Arrow record batch."""
-    return _to_batch(encoded).columns(verify=False)
+    return to_batch(encoded).columns(verify=False)
 
 
-def _to_batch(encoded: EncodedBatch) -> Batch:
+def to_batch(encoded: EncodedBatch) -> Batch:
+    """Return an encoded batch as one that was read, to decode it; it is copied."""
     message = pa.py_buffer(b"".join(encoded.stamp(0, 0, next_offset=encoded.count)))
     return parse(message, 0, message.size, path="", position=0, schema=encoded.stored_schema())
 

@@ -243,6 +243,10 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     """Refuse records whose timestamp is further in the past than this (A7)."""
     message_timestamp_after_max_ms: int | None
     """Refuse records whose timestamp is further in the future than this (A7)."""
+    mirror_source: str | None
+    """``SITE/TOPIC``: the topic is a copy of that topic of the log, or Kafka cluster, with the id
+    ``SITE``, and only the mirror may write to it; a failover sets it back to ``""``
+    (embedlog's own)."""
     producer_id_expiration_ms: int | None
     """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
     min_insync_replicas: Literal[1] | None
@@ -284,6 +288,7 @@ _DottedTopicOptions = TypedDict(
         "message.timestamp.type": "Literal['CreateTime', 'LogAppendTime'] | None",
         "message.timestamp.before.max.ms": "int | None",
         "message.timestamp.after.max.ms": "int | None",
+        "mirror.source": "str | None",
         "producer.id.expiration.ms": "int | None",
         "min.insync.replicas": "Literal[1] | None",
         "unclean.leader.election.enable": "Literal[False] | None",

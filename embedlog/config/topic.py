@@ -38,6 +38,13 @@ def _columns(value: object) -> str:
     return ",".join(names)
 
 
+def _mirror_source(value: object) -> str:
+    site, separator, topic = value.rpartition("/") if isinstance(value, str) else ("", "", "")
+    if value != "" and not (site and separator and topic):
+        raise ValueError('"", or SITE/TOPIC')
+    return str(value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig(Settings):
     """The settings of a topic.
@@ -125,6 +132,10 @@ class TopicConfig(Settings):
     """Refuse records whose timestamp is further in the past than this (A7)."""
     message_timestamp_after_max_ms: int = number(LONG_MAX, 0)
     """Refuse records whose timestamp is further in the future than this (A7)."""
+    mirror_source: str = checked("", _mirror_source)
+    """``SITE/TOPIC``: the topic is a copy of that topic of the log, or Kafka cluster, with the id
+    ``SITE``, and only the mirror may write to it; a failover sets it back to ``""``
+    (embedlog's own)."""
     producer_id_expiration_ms: int = number(86_400_000, 1)
     """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
     min_insync_replicas: int = only(1, "a log has no replicas")

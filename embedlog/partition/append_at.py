@@ -41,6 +41,7 @@ def append_at(
     durability: str | None,
     timeout: float | None,
     identical: bool,
+    mirror: str,
 ) -> list[Appended]:
     """Write batches at the offsets given with them; see `PartitionLog.append_at`."""
     if not placed:
@@ -61,6 +62,7 @@ def append_at(
         placed = validation.of_this_topic(log, placed, identical)
         encoded = [batch for _, batch in placed]
         if identical:
+            validation.check_writer(log, mirror)
             validation.check_kind(log, encoded)
             _check_epoch(log, tail, encoded[0])
         else:
@@ -73,6 +75,19 @@ def append_at(
         log.release()
     finish(log, encoded, pending.tail, synced)
     return pending.receipts
+
+
+def skip_to(log: PartitionState, offset: int, mirror: str) -> None:
+    """Let the log go on at an offset; see `PartitionLog.skip_to`."""
+    log.context.check_appendable()
+    with log.locked():
+        _, tail = end_locked(log)
+        validation.check_writer(log, mirror)
+        if offset > tail.log_end_offset:
+            # The sealed segment notes durably that it ends there.
+            beyond = tail._replace(log_end_offset=offset, high_watermark=offset)
+            roll.roll(log, beyond, synced=True, gap=True)
+    log.context.wake.advance()
 
 
 def _check_order(log: PartitionState, placed: Placed, identical: bool) -> None:

@@ -90,6 +90,7 @@ class PartitionLog(PartitionState):
         durability: str | None = None,
         timeout: float | None = None,
         identical: bool = False,
+        mirror: str = "",
     ) -> list[Appended]:
         """Write batches at the offsets given with them, as a copy of another log does (A8).
 
@@ -106,6 +107,7 @@ class PartitionLog(PartitionState):
             identical: Write them as the replica of a partition does: with their own leader
                 epochs, timestamps and columns, and without the checks that they passed where
                 they were appended first.  The log takes note of their producers.
+            mirror: With ``identical``: the topic that is copied, as in ``mirror.source``.
 
         Raises:
             UnexpectedAppendOffsetError: The first one is below the end; nothing was written.
@@ -113,9 +115,25 @@ class PartitionLog(PartitionState):
                 was written.
             FencedLeaderEpochError: With ``identical``, one is of an earlier leader epoch than the
                 batch before it; nothing was written.
+            MirrorConflictError: The topic is no copy of that one, or not any more.
             Exception: As `append`.
         """
-        return append_at.append_at(self, placed, durability, timeout, identical)
+        return append_at.append_at(self, placed, durability, timeout, identical, mirror)
+
+    def skip_to(self, offset: int, *, mirror: str = "") -> None:
+        """Let the log go on at an offset, without records before it; durable when it returns.
+
+        Does nothing if it has reached the offset.
+
+        Args:
+            offset: The offset of the next record.
+            mirror: As in `append_at`.
+
+        Raises:
+            MirroredTopicError, MirrorConflictError: As `append_at`.
+            StorageError: As `append`.
+        """
+        append_at.skip_to(self, offset, mirror)
 
     def roll(self) -> bool:
         """Seal the active segment and begin the next; False if it is empty (A13)."""

@@ -14,6 +14,8 @@ from embedlog.catalog import SegmentInfo
 from embedlog.errors import (
     CorruptionError,
     InvalidRecordError,
+    MirrorConflictError,
+    MirroredTopicError,
     RecordBatchTooLargeError,
     RecordTooLargeError,
 )
@@ -103,6 +105,37 @@ def _is_of_other_topic(log: PartitionState, batch: EncodedBatch) -> bool:
     return schema is not None and schema.is_of_other_topic(log.topic_id)
 
 
+def check_writer(log: PartitionState, mirror: str = "") -> None:
+    """Raise if the topic is a copy, and the writer is not its mirror.
+
+    Args:
+        log: The partition.
+        mirror: The topic that a mirror copies, as in the setting ``mirror.source``; empty for any
+            other writer.
+
+    Raises:
+        MirroredTopicError: Only a mirror may write to the topic.
+        MirrorConflictError: The mirror copies another topic: this one is no copy of it, or not
+            any more.
+    """
+    source = log.rules.mirror_source
+    if source == mirror:
+        return
+    if mirror:
+        raise MirrorConflictError(
+            f"The topic is no copy of {mirror}, or not any more: its setting mirror.source is "
+            f"{source!r}",
+            **log.where,
+            todo="After a failover, mirror into the other direction.",
+        )
+    raise MirroredTopicError(
+        f"The topic is a copy of {source}, and only its mirror writes to it",
+        **log.where,
+        source=source,
+        todo="Write to the source; if that is lost, run `embedlog failover` here first.",
+    )
+
+
 def check_kind(
     log: PartitionState, encoded: Sequence[EncodedBatch], *, offsets: bool = True
 ) -> None:
@@ -147,7 +180,10 @@ def check(log: PartitionState, encoded: Sequence[EncodedBatch], *, offsets: bool
         RecordTooLargeError: A batch is over ``max.message.bytes`` (A4).
         RecordBatchTooLargeError: A batch takes more than ``segment.bytes`` on the disk (A4).
         InvalidRecordError: A6, A7, or as `check_kind`.
+        MirroredTopicError: As `check_writer`.
     """
+    if log.rules.mirror_source:
+        check_writer(log)
     config = log.config
     check_kind(log, encoded, offsets=offsets)
     for batch in encoded:

@@ -93,6 +93,7 @@ class Root:
         self._lock = threading.RLock()
         self._context: Context | None = None
         self._partitions: dict[tuple[str, int], PartitionLog] = {}
+        self._id = ""
         self._attach()
         _roots.add(self)
 
@@ -104,6 +105,14 @@ class Root:
     def context(self) -> Context:
         """What the partitions share; attaches again in a forked child."""
         return self._context or self._attach()
+
+    @property
+    def id(self) -> str:
+        """The id of the log, which it keeps wherever the directory is moved."""
+        if not self._id:
+            text = self.context.files.read_file(FORMAT_FILE).decode()
+            self._id = str(tomllib.loads(text)["id"])
+        return self._id
 
     @property
     def wake(self) -> WakePage:
