@@ -88,14 +88,16 @@ def mirror(
     with ExitStack() as stack:
         source_end, source_root = _source(stack, source)
         target_end, target_root = _target(
-            stack, target, follow=follow, merge=merge, relay=relay, durability=durability
+            stack,
+            target,
+            source_root,
+            follow=follow,
+            merge=merge,
+            relay=relay,
+            durability=durability,
         )
         root = target_root or source_root
-        if root is None:
-            raise InvalidConfigError(
-                "A mirror needs a log at one of its ends",
-                todo="To copy from Kafka to Kafka, use Kafka's MirrorMaker.",
-            )
+        assert root is not None
         if source_end.site_id == target_end.site_id:
             raise InvalidConfigError(
                 "The source and the target are the same log",
@@ -139,6 +141,7 @@ def _open_existing(path: str | os.PathLike[str]) -> Log:
 def _target(
     stack: ExitStack,
     end: End,
+    source: Root | None,
     *,
     follow: bool,
     merge: bool,
@@ -146,7 +149,13 @@ def _target(
     durability: Durability | None,
 ) -> tuple[MirrorTarget, Root | None]:
     if isinstance(end, str) and end.startswith(KAFKA):
-        kafka_target: MirrorTarget = _kafka_ends().open_target(end)
+        if source is None:
+            raise InvalidConfigError(
+                "A mirror needs a log at one of its ends",
+                todo="To copy from Kafka to Kafka, use Kafka's MirrorMaker.",
+            )
+        ends = _kafka_ends()
+        kafka_target: MirrorTarget = ends.open_target(end, source, merge=merge, relay=relay)
         stack.callback(kafka_target.close)
         return kafka_target, None
     # A standby that only its mirror has open must be kept house, too.

@@ -42,7 +42,7 @@ _CHECKPOINT_SECONDS = 5.0
 _NO_EPOCH = -1
 
 
-class StoredPosition(NamedTuple):
+class MergedPosition(NamedTuple):
     """How far a mirror was when the log had an offset."""
 
     offset: int
@@ -50,7 +50,7 @@ class StoredPosition(NamedTuple):
     target_offset: int
 
 
-POSITIONS = keyspace.MIRROR_POSITIONS.typed(StoredPosition)
+POSITIONS = keyspace.MIRROR_POSITIONS.typed(MergedPosition)
 
 
 class MergingTarget:
@@ -228,7 +228,7 @@ class MergingTarget:
         end = log.end_offset()
         flush.flush_up_to(log, end)
         epoch = _NO_EPOCH if position.leader_epoch is None else position.leader_epoch
-        row = StoredPosition(position.offset, epoch, end)
+        row = MergedPosition(position.offset, epoch, end)
         self.root.context.state.write(
             lambda txn: POSITIONS.put(txn, log.key, self._source_id, value=row)
         )
