@@ -236,8 +236,8 @@ def test_every_setting_has_a_type():
 DIR = {
     "log": """
         alter_topic audit close compact consumer convert create_partitions create_topic
-        delete_records delete_topic describe_topic durability failover flush group groups hold leases
-        maintain maintenance metrics mirrors partition path producer prometheus rebuild_index repair
+        delete_records delete_topic describe_topic durability failover flush group groups hold
+        leases maintain maintenance metrics mirrors partition path producer prometheus rebuild_index repair
         retention_bytes schemas sql topic topics verify
     """,
     "topic": """

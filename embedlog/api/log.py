@@ -1126,13 +1126,13 @@ LogPath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 def open_root(path: LogPath, **options: Any) -> Root:
     """Open the root of a log in one directory, or in several."""
-    if isinstance(path, (str, bytes, os.PathLike)):
+    if isinstance(path, list | tuple):
+        paths = [directory_of(each) for each in path]
+    else:
         try:
             return Root(directory_of(path), **options)
         except HasReplicasError:
             paths = [directory_of(path)]
-    else:
-        paths = [directory_of(each) for each in path]
     # Imported here: most logs are in one directory.
     from embedlog.replication.members import real_paths
     from embedlog.replication.root import ReplicatedRoot

@@ -187,10 +187,10 @@ class ReplicationJob:
         except StorageError as error:
             if error.missing:
                 return 0  # rolled, or deleted, meanwhile
-            broken = log.controller.find_broken(error)
-            if broken is None:
+            directory = log.controller.find_broken(error)
+            if directory is None:
                 raise
-            log.controller.take_offline({broken.id: error})
+            log.controller.take_offline({directory.id: error})
             return 0
 
     def _lead_all(self, root: ReplicatedRoot) -> None:
