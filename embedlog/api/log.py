@@ -1035,7 +1035,7 @@ def open_root(path: LogPath, **options: Any) -> Root:
     else:
         paths = [directory_of(each) for each in path]
     # Imported here: most logs are in one directory.
-    from embedlog.replication.members import real_paths
+    from embedlog.replication.member_file import real_paths
     from embedlog.replication.root import ReplicatedRoot
 
     return ReplicatedRoot(real_paths(paths), **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -17,6 +16,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
+from embedlog.files.paths import exists, is_directory
 
 EPOCH_FILE = "epoch"
 _PAGE_BYTES = 4096
@@ -183,6 +183,6 @@ def open_files(make: Callable[..., Files], path: str, *, writable: bool, unsafe:
         StorageError: It does not.
         NotALogError: It is a file.
     """
-    if not os.path.isdir(path) and os.path.exists(path):
+    if not is_directory(path) and exists(path):
         raise NotALogError("A directory of a log is a directory, and this is a file", path=path)
     return make(path, writable=writable, unsafe_filesystem=unsafe)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import methodcaller
-from typing import TYPE_CHECKING
 
 from embedlog import kv
 from embedlog.errors import (
@@ -18,13 +17,11 @@ from embedlog.replication.controller import raised_epoch
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.metadata import ASSIGNMENTS, MetadataImage
 from embedlog.replication.reassignment import reassign
-
-if TYPE_CHECKING:
-    from embedlog.replication.root import ReplicatedRoot
+from embedlog.replication.recovery import HasDirectories
 
 
 def plan(
-    root: ReplicatedRoot, without: Sequence[int] = ()
+    root: HasDirectories, without: Sequence[int] = ()
 ) -> dict[TopicPartition, tuple[int, ...]]:
     """Return the fewest moves that make the copies even over the directories.
 
@@ -43,7 +40,7 @@ def plan(
     return reassign(current, racks)
 
 
-def begin(root: ReplicatedRoot, moves: Mapping[TopicPartition, Sequence[int]]) -> int:
+def begin(root: HasDirectories, moves: Mapping[TopicPartition, Sequence[int]]) -> int:
     """Begin to move copies; the housekeeping copies them, and ends it.  Returns how many move.
 
     Raises:
@@ -85,7 +82,7 @@ def begin(root: ReplicatedRoot, moves: Mapping[TopicPartition, Sequence[int]]) -
     return len(changed)
 
 
-def finish(root: ReplicatedRoot) -> int:
+def finish(root: HasDirectories) -> int:
     """End the reassignments whose new copies are in sync; delete the old copies.
 
     Returns how many ended.

@@ -8,7 +8,6 @@ broken or behind is taken offline, and the housekeeping brings it back (`recover
 from __future__ import annotations
 
 import logging
-import os
 import random
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -24,6 +23,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
+from embedlog.files.paths import exists, is_directory
 from embedlog.files.reserve import Reserve
 from embedlog.keyspace import FORMAT_FILE, LIVE_VERSION
 from embedlog.partition.open_files import OpenFiles, limit_for
@@ -33,8 +33,8 @@ from embedlog.replication.controller import Controller
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
 from embedlog.replication.files import ReplicatedFiles
 from embedlog.replication.isr import PartitionAssignment
-from embedlog.replication.members import (
-    Member,
+from embedlog.replication.member_file import (
+    DirectoryMember,
     find_members,
     new_cluster_id,
     read_member,
@@ -169,7 +169,7 @@ class ReplicatedRoot(Root):
         """Open the directories that are there."""
         opened = {}
         for path in paths:
-            if path not in opened and os.path.isdir(path):
+            if path not in opened and is_directory(path):
                 try:
                     opened[path] = self.files(
                         path, writable=writable, unsafe_filesystem=self.unsafe_filesystem
@@ -192,7 +192,7 @@ class ReplicatedRoot(Root):
 
     def _first_path(self) -> str:
         """Return the directory that is a log already; by default the first one."""
-        logs = [path for path in self.paths if os.path.exists(f"{path}/{FORMAT_FILE}")]
+        logs = [path for path in self.paths if exists(f"{path}/{FORMAT_FILE}")]
         return (logs or self.paths)[0]
 
     def _begin(self, path: str) -> None:
@@ -210,7 +210,7 @@ class ReplicatedRoot(Root):
             ) as state:
                 state.write(partial(_put_first_directory, path, rack))
             # Last: without it this is a log in one directory, whose other rows do no harm.
-            write_member(files, Member(new_cluster_id(), 1, {1: path}))
+            write_member(files, DirectoryMember(new_cluster_id(), 1, {1: path}))
         finally:
             files.close_all()
 
@@ -333,7 +333,7 @@ class ReplicatedRoot(Root):
         paths = {each: info.path for each, info in self.controller.image.directories.items()}
         for directory in self.controller.online:
             with suppress(StorageError):
-                write_member(directory.files, Member(self.cluster_id, directory.id, paths))
+                write_member(directory.files, DirectoryMember(self.cluster_id, directory.id, paths))
 
     def _join(self, files: Files) -> Context:
         assert isinstance(files, ReplicatedFiles)

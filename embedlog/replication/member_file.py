@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
+from embedlog.files.paths import real_path
 from embedlog.keyspace import FORMAT_FILE
 
 
-class Member(NamedTuple):
+class DirectoryMember(NamedTuple):
     """What one directory says about itself and the others."""
 
     cluster_id: str
@@ -26,7 +27,7 @@ class Member(NamedTuple):
     """The directories, also those that were added or moved since it was last online."""
 
 
-def read_member(files: Files) -> Member | None:
+def read_member(files: Files) -> DirectoryMember | None:
     """Return what a directory says; None if it is no log, or one in a single directory.
 
     Raises:
@@ -39,14 +40,14 @@ def read_member(files: Files) -> Member | None:
         if section is None:
             return None
         paths = {int(number): str(path) for number, path in section["paths"].items()}
-        return Member(str(section["cluster"]), int(section["directory"]), paths)
+        return DirectoryMember(str(section["cluster"]), int(section["directory"]), paths)
     except (ValueError, KeyError, AttributeError) as error:
         raise NotALogError(
             f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE)
         ) from error
 
 
-def write_member(files: Files, member: Member) -> None:
+def write_member(files: Files, member: DirectoryMember) -> None:
     """Note the directories in the file of one; keeps what else it says."""
     text = files.read_file(FORMAT_FILE).decode()
     head = text.partition("\n[replicas]")[0].rstrip()
@@ -116,7 +117,7 @@ def real_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     Raises:
         EmbedlogError: There is none.
     """
-    real = list(dict.fromkeys(os.path.realpath(os.fspath(path)) for path in paths))
+    real = list(dict.fromkeys(real_path(path) for path in paths))
     if not real:
         raise EmbedlogError("A log has at least one directory, got none")
     return real
