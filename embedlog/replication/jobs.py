@@ -107,8 +107,14 @@ class ReplicationJob:
         if not waiting:
             self._trusted.clear()
             return 0
-        joined = recovery.replicate(root, self._trusted, throttle=self.throttle, stopped=stopped)
-        reassign.finish(root)
+        joined = recovery.replicate(
+            *(root, self._trusted), throttle=self.throttle, stopped=stopped, with_new=False
+        )
+        if any(assignment.is_reassigning for assignment in waiting):
+            with reassign.lock(root) as free:
+                if free:
+                    joined += recovery.replicate(root, throttle=self.throttle, stopped=stopped)
+                    reassign.finish(root)
         return joined
 
     def _copy_to_followers(self, root: ReplicatedRoot, stopped: Callable[[], bool]) -> int:

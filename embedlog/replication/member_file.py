@@ -7,6 +7,7 @@ leads to all.  What counts is the metadata in `state`; the file is only where to
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 import uuid
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,41 @@ class DirectoryMember(NamedTuple):
     directory_id: int
     paths: dict[int, str]
     """The directories, also those that were added or moved since it was last online."""
+    to_add: tuple[str, ...] = ()
+    """Directories that are being added."""
+
+
+_LISTED = re.compile(
+    r"""(?m)^[ \t]*replicas[ \t]*=[ \t]*\[([^]"'#]|"(\\.|[^"\\])*"|'[^']*'|#.*$)*\][^\n]*\n?"""
+)
+"""The directories that a user has written into the file of a log in one directory."""
+
+
+def read_listed(files: Files) -> list[str]:
+    """Return the directories that a user has written into the file of a log, as ``replicas``.
+
+    Relative paths are relative to the directory of the file.
+
+    Raises:
+        NotALogError: They are no texts.
+    """
+    if not files.exists(FORMAT_FILE):
+        return []
+    try:
+        listed = tomllib.loads(files.read_file(FORMAT_FILE).decode()).get("replicas")
+    except ValueError as error:
+        raise NotALogError(
+            f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE)
+        ) from error
+    if not isinstance(listed, list):
+        return []
+    if not all(isinstance(path, str) and path.strip() for path in listed):
+        raise NotALogError(
+            f"replicas in {FORMAT_FILE} must be a list of directories, got {listed!r}",
+            path=files.path(FORMAT_FILE),
+            todo='Write replicas = ["/disk1/log", "/disk2/log"].',
+        )
+    return real_paths(os.path.join(files.root, path) for path in listed) if listed else []
 
 
 def read_member(files: Files) -> DirectoryMember | None:
@@ -37,10 +73,11 @@ def read_member(files: Files) -> DirectoryMember | None:
         return None
     try:
         section = tomllib.loads(files.read_file(FORMAT_FILE).decode()).get("replicas")
-        if section is None:
+        if section is None or isinstance(section, list):
             return None
         paths = {int(number): str(path) for number, path in section["paths"].items()}
-        return DirectoryMember(str(section["cluster"]), int(section["directory"]), paths)
+        to_add = tuple(map(str, section.get("add", ())))
+        return DirectoryMember(str(section["cluster"]), int(section["directory"]), paths, to_add)
     except (ValueError, KeyError, AttributeError) as error:
         raise NotALogError(
             f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE)
@@ -50,7 +87,7 @@ def read_member(files: Files) -> DirectoryMember | None:
 def write_member(files: Files, member: DirectoryMember) -> None:
     """Note the directories in the file of one; keeps what else it says."""
     text = files.read_file(FORMAT_FILE).decode()
-    head = text.partition("\n[replicas]")[0].rstrip()
+    head = _LISTED.sub("", text.partition("\n[replicas]")[0]).rstrip()
     lines = [
         head,
         "",
@@ -58,6 +95,7 @@ def write_member(files: Files, member: DirectoryMember) -> None:
         "# The directories of the log; `embedlog replicas` changes them.",
         f'cluster = "{member.cluster_id}"',
         f"directory = {member.directory_id}",
+        *([f"add = [{', '.join(map(_quoted, member.to_add))}]"] if member.to_add else ()),
         "",
         "[replicas.paths]",
         *(f"{number} = {_quoted(path)}" for number, path in sorted(member.paths.items())),
@@ -109,6 +147,12 @@ def find_members(
             found.setdefault(number, other)
         found[member.directory_id] = path
     return cluster, found
+
+
+def paths_to_add(directories: Iterable[Files]) -> list[str]:
+    """Return the paths that a process had begun to add, as the files of directories have it."""
+    members = map(read_member, directories)
+    return [path for member in members if member is not None for path in member.to_add]
 
 
 def real_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:

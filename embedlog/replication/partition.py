@@ -17,7 +17,7 @@ from embedlog.errors import (
     NotLeaderOrFollowerError,
 )
 from embedlog.partition import recovery, truncate
-from embedlog.partition.partition_log import PartitionLog
+from embedlog.partition.partition_log import PartitionLog, ReplicaPlacement
 from embedlog.partition.state import Context
 from embedlog.partition.tail import TAILS, Tail
 from embedlog.record import Appended
@@ -49,6 +49,14 @@ class ReplicatedPartition(PartitionLog):
         self._owner: int | None = None
         """The thread that holds the partition's lock."""
         self._acks = threading.local()
+
+    @property
+    def placement(self) -> ReplicaPlacement:
+        """As `PartitionLog.placement`; without a leader it is offline."""
+        assignment = self.controller.assignment(self.key)
+        if assignment is None:
+            return ReplicaPlacement(None, (), ())
+        return ReplicaPlacement(assignment.leader, assignment.replicas, assignment.isr)
 
     @property
     def assignment(self) -> PartitionAssignment:
@@ -179,11 +187,16 @@ class ReplicatedPartition(PartitionLog):
         self.snapshot_version = -1
         self.refresh()
         size = self._leader_size()
-        if self.active_segment.id == tail.segment_id and size >= tail.log_end_position:
+        is_whole = self.active_segment.id == tail.segment_id and size >= tail.log_end_position
+        missing = None
+        if assignment.isr == (assignment.leader,):
+            # Perhaps it was not in sync: then it may lack sealed segments, too.
+            missing = self._first_missing_segment()
+        if is_whole and missing is None:
             self._begin_epoch(tail, assignment.leader_epoch)
         else:
             # It lacks what was acknowledged by the leader before it alone.
-            end = self._log_end_offset(size)
+            end = self._log_end_offset(size) if missing is None else missing
             _logger.warning(
                 "%s-%d: the new leader, directory %s, ends at offset %d; the one before had %d",
                 *(self.topic, self.partition, assignment.leader, end, tail.log_end_offset),
@@ -199,6 +212,22 @@ class ReplicatedPartition(PartitionLog):
             if not getattr(error, "missing", False):
                 raise
             return 0
+
+    def _first_missing_segment(self) -> int | None:
+        """Return the base offset of the first sealed segment that the leader lacks, or has less of.
+
+        The records from there on cannot be read, whatever it has above.
+        """
+        for info in self.segments.values():
+            if info.sealed:
+                try:
+                    if self.open_segment(info).size() >= info.size:
+                        continue
+                except EmbedlogError as error:
+                    if not getattr(error, "missing", False):
+                        raise
+                return int(info.base_offset)
+        return None
 
     def _log_end_offset(self, size: int) -> int:
         """Return where the leader's log ends, by the batches of the active segment."""

@@ -21,6 +21,7 @@ from embedlog.files.paths import is_directory, real_path
 from embedlog.files.throttle import Throttle
 from embedlog.keyspace import FORMAT_FILE
 from embedlog.partition import PartitionLog
+from embedlog.partition.state import Context
 from embedlog.replication.catch_up import ReplicaCopy
 from embedlog.replication.controller import Controller
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
@@ -44,6 +45,10 @@ class HasDirectories(Protocol):
     files: Callable[..., Files]
     lock_timeout: float
     unsafe_filesystem: bool
+
+    @property
+    def context(self) -> Context:
+        """As `Root.context`."""
 
     def topics(self) -> Mapping[str, TopicInfo]:
         """As `Root.topics`."""
@@ -85,6 +90,13 @@ def add_directory(root: HasDirectories, path: str, rack: str | None = None) -> i
     Files.create_root(path)
     files = root.files(path, writable=True, unsafe_filesystem=root.unsafe_filesystem)
     try:
+        member = read_member(files)
+        if member is not None and member.cluster_id == root.cluster_id:
+            raise NotALogError(
+                "The directory was removed from the log, and has what it had then",
+                path=path,
+                todo="Delete its files to add it again, or name it no more.",
+            )
         if files.exists(FORMAT_FILE):
             raise NotALogError(
                 "The directory is a log of its own",
@@ -129,14 +141,18 @@ def bring_back(root: HasDirectories, directory_id: int) -> dict[bytes, int]:
         _prepare(root, directory)
         histories = directory.state.read(_histories)
         directory.probe()
-        controller.bring_online(directory)
+        was_offline = controller.bring_online(directory)
+        if not was_offline:
+            directory.close()
+            controller.refresh()
+            return {}
     except BaseException:
         if controller.directories.get(directory_id) is not directory:
             directory.close()
         raise
     root.write_members()
     _sweep(directory)
-    _logger.warning("Directory %s is online again", path)
+    _logger.warning("Directory %s is online", path)
     return _trusted_offsets(root, histories)
 
 
@@ -302,8 +318,17 @@ def replicate(
     *,
     throttle: Throttle | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    with_new: bool = True,
 ) -> int:
-    """Have all replicas that are online and not in sync catch up; return how many did."""
+    """Have all replicas that are online and not in sync catch up; return how many did.
+
+    Args:
+        root: The log.
+        trusted: By directory, what `bring_back` returned.
+        throttle: Limits the copying.
+        stopped: Whether to end early.
+        with_new: Also make the new copies of reassignments.
+    """
     joined = 0
     for log in root.partition_logs(root.topics().values()):
         assert isinstance(log, ReplicatedPartition)
@@ -313,7 +338,8 @@ def replicate(
             continue
         for each in assignment.replicas:
             directory = log.controller.directories.get(each)
-            if each in assignment.isr or directory is None or stopped():
+            is_left_out = each in assignment.adding_replicas and not with_new
+            if each in assignment.isr or directory is None or is_left_out or stopped():
                 continue
             offsets = (trusted or {}).get(each, {})
             joined += copy_partition(
