@@ -672,18 +672,22 @@ class Log:
 
         return add_directory(several(self.root), directory, rack)
 
+    def _check_no_clients(self) -> None:
+        """Raise if this handle has producers or consumers: it is about to be opened again."""
+        with self._clients_lock:
+            if next(self._open_clients(), None) is not None:
+                raise IllegalStateError(
+                    "The log has open producers or consumers, and must be opened again",
+                    path=self.path,
+                    todo="Close them, repeat the call, and create them again.",
+                )
+
     def _add_second(self, path: str, rack: str | None) -> int:
         """Reopen the log in two directories."""
         from embedlog.files.paths import real_path
         from embedlog.replication.root import ReplicatedRoot
 
-        with self._clients_lock:
-            if next(self._open_clients(), None) is not None:
-                raise IllegalStateError(
-                    "The log has producers or consumers that know one directory only",
-                    path=self.path,
-                    todo="Close them, add the directory, and create them again.",
-                )
+        self._check_no_clients()
         before, path = self.root, real_path(path)
         with self._maintenance_lock:
             if self._maintenance is not None:
@@ -727,14 +731,22 @@ class Log:
         """
         from embedlog.api.replicas import remove_directories
 
-        with ProgressBar("remove") as bar:
-            remove_directories(
-                self.root,
-                [directory_of(path) for path in paths],
-                force=force,
-                throttle=throttle,
-                progress=bar if progress is True else progress or None,
-            )
+        before = self.root
+        is_reopened = before.mode == "r" and not before.closed
+        if is_reopened:
+            self._check_no_clients()
+        try:
+            with ProgressBar("remove") as bar:
+                remove_directories(
+                    before,
+                    [directory_of(path) for path in paths],
+                    force=force,
+                    throttle=throttle,
+                    progress=bar if progress is True else progress or None,
+                )
+        finally:
+            if is_reopened and before.closed:
+                self.root = open_root(before.path, **before.options())
 
     def elect_leaders(
         self,

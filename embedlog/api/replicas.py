@@ -188,8 +188,8 @@ def remove_directories(
     check_left(log.controller.image, ids)
     if log.mode == "r":
         # It cannot be opened to write while it needs the directories that are given up here.
-        options = {**log.options(), "mode": "rw"}
-        writable = ReplicatedRoot(log.paths, given_up=ids, **options)
+        log.close()
+        writable = ReplicatedRoot(log.paths, given_up=ids, **{**log.options(), "mode": "rw"})
         try:
             left = [each for each in ids if each in writable.controller.image.directories]
             if left:

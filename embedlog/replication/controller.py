@@ -81,7 +81,11 @@ class Controller:
         """The controller's directory, which is read."""
         self.state = ReplicatedStore(self, "state")
         self.live = ReplicatedStore(self, "live")
-        self.refresh()
+        try:
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def writable(self) -> bool:
@@ -346,8 +350,8 @@ class Controller:
         """Give a directory all rows of the databases, and every write from now on.
 
         Returns False, and does nothing, if another process or thread has done so, or has removed
-        the directory.  It is in no ISR yet.  Killed in the middle, it is still offline, and the next attempt
-        starts from the beginning.
+        the directory.  It is in no ISR yet.  Killed in the middle, it is still offline, and the
+        next attempt starts from the beginning.
 
         Raises:
             StorageError, CorruptionError: The directory cannot be written.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from embedlog import catalog, kv
 from embedlog.batch import EncodedBatch
-from embedlog.catalog import PartitionInfo, TopicInfo
+from embedlog.catalog import PartitionInfo, SegmentInfo, TopicInfo
 from embedlog.errors import (
     CorruptionError,
     EmbedlogError,
@@ -188,15 +188,16 @@ class ReplicatedPartition(PartitionLog):
         self.refresh()
         size = self._leader_size()
         is_whole = self.active_segment.id == tail.segment_id and size >= tail.log_end_position
-        missing = None
+        end = None
         if assignment.isr == (assignment.leader,):
             # Perhaps it was not in sync: then it may lack sealed segments, too.
-            missing = self._first_missing_segment()
-        if is_whole and missing is None:
+            end = self._end_of_whole_segments()
+        if is_whole and end is None:
             self._begin_epoch(tail, assignment.leader_epoch)
         else:
             # It lacks what was acknowledged by the leader before it alone.
-            end = self._log_end_offset(size) if missing is None else missing
+            if end is None:
+                end = self._end_of(self.active_segment, size)
             _logger.warning(
                 "%s-%d: the new leader, directory %s, ends at offset %d; the one before had %d",
                 *(self.topic, self.partition, assignment.leader, end, tail.log_end_offset),
@@ -213,28 +214,29 @@ class ReplicatedPartition(PartitionLog):
                 raise
             return 0
 
-    def _first_missing_segment(self) -> int | None:
-        """Return the base offset of the first sealed segment that the leader lacks, or has less of.
+    def _end_of_whole_segments(self) -> int | None:
+        """Return where the first sealed segment ends of which the leader lacks something, or None.
 
         The records from there on cannot be read, whatever it has above.
         """
         for info in self.segments.values():
             if info.sealed:
+                size = 0
                 try:
-                    if self.open_segment(info).size() >= info.size:
-                        continue
+                    size = self.open_segment(info).size()
                 except EmbedlogError as error:
                     if not getattr(error, "missing", False):
                         raise
-                return int(info.base_offset)
+                if size < info.size:
+                    return self._end_of(info, size)
         return None
 
-    def _log_end_offset(self, size: int) -> int:
-        """Return where the leader's log ends, by the batches of the active segment."""
-        end = self.active_segment.base_offset
+    def _end_of(self, segment: SegmentInfo, size: int) -> int:
+        """Return where the leader's copy of a segment ends, by its batches."""
+        end = segment.base_offset
         if not size:
             return end
-        file = self.active_file()
+        file = self.open_segment(segment)
         try:
             for batch in file.heads(file.start, size):
                 if batch.position + batch.size > size:

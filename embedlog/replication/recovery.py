@@ -27,7 +27,7 @@ from embedlog.replication.controller import Controller
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
 from embedlog.replication.epochs import truncation_point
 from embedlog.replication.member_file import DirectoryMember, read_member, write_member
-from embedlog.replication.metadata import DIRECTORIES, DirectoryInfo, MetadataImage
+from embedlog.replication.metadata import DIRECTORIES, DirectoryInfo, MetadataImage, paths_of
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.root import startup
 from embedlog.root.root import check_format
@@ -85,7 +85,8 @@ def add_directory(root: HasDirectories, path: str, rack: str | None = None) -> i
     """
     path = real_path(path)
     controller = root.controller
-    if path in {info.path for info in controller.current().image.directories.values()}:
+    image = controller.current().image
+    if path in paths_of(image.directories.values()):
         raise IllegalStateError("The directory belongs to the log already", path=path)
     Files.create_root(path)
     files = root.files(path, writable=True, unsafe_filesystem=root.unsafe_filesystem)
@@ -95,7 +96,8 @@ def add_directory(root: HasDirectories, path: str, rack: str | None = None) -> i
             raise NotALogError(
                 "The directory was removed from the log, and has what it had then",
                 path=path,
-                todo="Delete its files to add it again, or name it no more.",
+                todo=f"The log is in {', '.join(paths_of(image.directories.values()))}; delete the "
+                "files of the directory to add it again.",
             )
         if files.exists(FORMAT_FILE):
             raise NotALogError(

@@ -116,7 +116,8 @@ class ReplicatedRoot(Root):
                 before = ASSIGNMENTS.get(txn, topic.key(0))
                 factor = None if before is None else len(before.target_replicas)
             if factor is None:
-                factor = min(DEFAULT_REPLICATION_FACTOR, len(image.online))
+                # One that is offline gets its copy when it comes back.
+                factor = min(DEFAULT_REPLICATION_FACTOR, len(image.directories))
             racks = {each: info.rack for each, info in image.directories.items()}
             offline = racks.keys() - set(image.online)
             assigned = assign_replicas(
@@ -167,7 +168,7 @@ class ReplicatedRoot(Root):
                 undo.callback(files.close_all)
             cluster, paths = find_members([*self.paths, *opened], opened)
             self._to_add = paths_to_add(opened.values())
-            directories = self._check_each(paths, opened, writable)
+            directories = self._check_each(paths, opened, writable, undo)
             if not directories:
                 raise NotALogError("None of the directories can be opened", path=self.path)
             self.controller = Controller(directories, self._open_directory, self._given_up)
@@ -247,7 +248,7 @@ class ReplicatedRoot(Root):
             files.close_all()
 
     def _check_each(
-        self, paths: dict[int, str], opened: dict[str, Files], writable: bool
+        self, paths: dict[int, str], opened: dict[str, Files], writable: bool, undo: ExitStack
     ) -> dict[int, LogDirectory]:
         """Check the directories, as the first process to attach does, and open their databases."""
         directories: dict[int, LogDirectory] = {}
@@ -267,7 +268,10 @@ class ReplicatedRoot(Root):
                 _logger.warning("Directory %s cannot be used: %s", path, error)
         if writable:
             self._lock_each(directories)
+        else:
+            self._share_each(directories)
         for directory in list(directories.values()):
+            undo.callback(directory.close)
             try:
                 directory.open_stores(
                     self.lock_timeout, live=writable or startup.live_is_valid(directory.files)
@@ -280,7 +284,17 @@ class ReplicatedRoot(Root):
             for each, directory in directories.items()
         }
         check_agreement(images)
+        for each, directory in directories.items():
+            directory.opened_epoch = images[each].epoch
         return {each: directory for each, directory in directories.items() if images[each].epoch}
+
+    def _share_each(self, directories: dict[int, LogDirectory]) -> None:
+        """Hold the locks of attached processes, so that none prepares a directory meanwhile."""
+        for directory in directories.values():
+            with suppress(StorageError):
+                if directory.files.exists("locks/attached"):
+                    directory.attached = directory.files.open("locks/attached")
+                    directory.share_attached(self.lock_timeout)
 
     def _lock_each(self, directories: dict[int, LogDirectory]) -> None:
         """Attach to the directories; the first process prepares them."""
