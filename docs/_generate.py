@@ -58,6 +58,7 @@ KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
         "key_serializer": OWN,
         "message_timestamp_after_max_ms": "`3600000` (1 h)",
         "producer_id_expiration_ms": "the same (of the broker)",
+        "audit": OWN,
         "rebatch_min_rows": OWN,
         "retention_bytes_hard": OWN,
         "retention_clock": OWN,
@@ -270,6 +271,8 @@ ERRORS: dict[str, dict[str, str]] = {
         "InvalidRecordError": "Correct the records in `indices`, and send them again.",
         "OffsetsOutOfOrderError": "Sort the batches by offset before the call.",
         "UnexpectedAppendOffsetError": "Continue at the end of the log.",
+        "FencedLeaderEpochError": "Truncate the copy to where the histories part, and copy from "
+        "there on.",
         "SerializationError": "Encode to bytes, or give the producer a serializer.",
         "RecordTooLargeError": "Send less in one record, or raise the limit that is named.",
         "RecordBatchTooLargeError": "Send fewer records in one call, or raise `segment.bytes`.",

@@ -245,13 +245,13 @@ def elect_leaders(
     chosen = _partitions(root, partitions)
     if not root.replicated:
         return []
-    from embedlog.replication.reassign import key_of
+    from embedlog.replication.reassign import elect_preferred, key_of
 
     log = several(root)
     keys = {key_of(log, partition): partition for partition in chosen}
     if election == "unclean":
         return [keys[key] for key in log.controller.elect_unclean(keys.keys())]
-    return [keys[key] for key in log.controller.elect_preferred(keys.keys())]
+    return elect_preferred(log, set(chosen))
 
 
 def _partitions(root: Root, partitions: Iterable[TopicPartition] | None) -> list[TopicPartition]:

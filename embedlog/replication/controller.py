@@ -30,7 +30,7 @@ from embedlog.errors import (
     ReplicaNotAvailableError,
     StorageError,
 )
-from embedlog.keyspace import PARTITION_KEY
+from embedlog.keyspace import MIRRORED_TOPICS, PARTITION_KEY
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.metadata import (
@@ -45,6 +45,10 @@ from embedlog.replication.metadata import (
 from embedlog.replication.store import EPOCH_BITS, ReplicatedStore
 
 _logger = logging.getLogger("embedlog.replication")
+
+
+NO_DIRECTORY = 0
+"""In an ISR: the copy that was in sync is lost."""
 
 
 class Controller:
@@ -264,6 +268,8 @@ class Controller:
         if not gone:
             return  # another process was faster
         check_quorum(without(image, self._given_up), set(image.online) - gone)
+        version = METADATA_VERSION.get(txn)
+        assert version is not None
         for each in gone - self._given_up:
             info = image.directories[each]._replace(online=False, reason=reasons[each], since=epoch)
             DIRECTORIES.put(txn, each, value=info)
@@ -330,8 +336,8 @@ class Controller:
                 ASSIGNMENTS.put(txn, key, value=after)
                 if after.leader is not None and after.leader not in before.isr:
                     _logger.warning(
-                        "An unclean election: records of a partition that only %s had are lost",
-                        list(before.isr),
+                        "An unclean election: directory %d leads, and what it lacks is lost",
+                        after.leader,
                     )
 
     def elect(self) -> bool:
@@ -346,12 +352,18 @@ class Controller:
 
         return self.change(step)
 
-    def bring_online(self, directory: LogDirectory) -> bool:
+    def bring_online(self, directory: LogDirectory, *, lost: bool) -> bool:
         """Give a directory all rows of the databases, and every write from now on.
 
         Returns False, and does nothing, if another process or thread has done so, or has removed
-        the directory.  It is in no ISR yet.  Killed in the middle, it is still offline, and the
-        next attempt starts from the beginning.
+        the directory.  It is in no ISR yet, except of partitions that no other directory has in
+        sync.  Killed in the middle, it is still offline, and the next attempt starts from the
+        beginning.
+
+        Args:
+            directory: The directory, with open databases.
+            lost: Whether it lost what it had, such as a new disk: then it is in sync with
+                nothing.
 
         Raises:
             StorageError, CorruptionError: The directory cannot be written.
@@ -364,6 +376,9 @@ class Controller:
                 path=directory.path, online=True, reason="", since=image.epoch + 1
             )
             DIRECTORIES.put(txn, directory.id, value=changed)
+            for key, assignment in image.assignments.items() if lost else ():
+                if directory.id in assignment.isr:
+                    ASSIGNMENTS.put(txn, key, value=_without_copy(assignment, directory.id))
             put_epoch(txn, image.epoch + 1, image.controller_id)
 
         # `state` before `live`, as in a checkpoint.
@@ -385,25 +400,6 @@ class Controller:
                 each.note_epoch(self.epoch + 1)
         self.refresh()
         return True
-
-    # Elections of preferred leaders, and reassignments
-
-    def elect_preferred(self, keys: Collection[bytes] | None = None) -> list[bytes]:
-        """Elect the preferred leaders of partitions, by default of all; return which changed."""
-        elected: list[bytes] = []
-
-        def step(txn: kv.Txn, image: MetadataImage) -> bool:
-            elected.clear()
-            for key, before in image.assignments.items():
-                if keys is None or key in keys:
-                    after = raised_epoch(txn, key, before, before.elect_preferred(image.online))
-                    if after != before:
-                        ASSIGNMENTS.put(txn, key, value=after)
-                        elected.append(key)
-            return bool(elected)
-
-        self.change(step)
-        return elected
 
     def elect_unclean(self, keys: Collection[bytes]) -> list[bytes]:
         """Elect leaders out of sync for partitions without one; return which got one.
@@ -430,6 +426,15 @@ class Controller:
         for directory in self.directories.values():
             with suppress(EmbedlogError):
                 directory.close()
+
+
+def _without_copy(assignment: PartitionAssignment, lost: int) -> PartitionAssignment:
+    """Return an assignment of which a directory has lost its copy."""
+    isr = tuple(each for each in assignment.isr if each != lost)
+    # Without a copy that is in sync, only an unclean election can find a leader.
+    return replace(
+        assignment, isr=isr or (NO_DIRECTORY,), partition_epoch=assignment.partition_epoch + 1
+    )
 
 
 def _without(
@@ -472,9 +477,15 @@ def _replace_rows(rows: Sequence[tuple[bytes, bytes]], txn: kv.Txn) -> None:
 def raised_epoch(
     txn: kv.Txn, key: bytes, before: PartitionAssignment, after: PartitionAssignment
 ) -> PartitionAssignment:
-    """Return an assignment whose leader epoch, if it changed, is above every one in the log."""
+    """Return an assignment whose leader epoch, if it changed, is above every one in the log.
+
+    A copy of a topic of another log keeps the leader epochs of the source, so a leader that was in
+    sync begins none; nothing is appended to it with ``acks=1``.
+    """
     if after.leader_epoch == before.leader_epoch:
         return after
+    if after.leader in before.isr and MIRRORED_TOPICS.exists(txn, _topic_id(key)):
+        return replace(after, leader_epoch=before.leader_epoch)
     info = catalog.PARTITIONS.get(txn, key)
     in_log = 0 if info is None else info.leader_epoch
     return replace(after, leader_epoch=max(after.leader_epoch, in_log + 1))
@@ -498,6 +509,14 @@ def offline_error(
 ) -> ReplicaNotAvailableError:
     """Return the error of a partition that has no leader."""
     paths = tuple(image.directories[each].path for each in assignment.replicas)
+    if set(assignment.isr) == {NO_DIRECTORY}:
+        return ReplicaNotAvailableError(
+            f"The partition is offline: its last copy that was in sync is lost, of "
+            f"{', '.join(paths)}",
+            **where,
+            replicas=paths,
+            todo="An unclean election goes on with what another copy has.",
+        )
     return ReplicaNotAvailableError(
         f"The partition is offline: its copies are in {', '.join(paths)}",
         **where,

@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from embedlog import catalog, kv
 from embedlog.batch import EncodedBatch
-from embedlog.catalog import PartitionInfo, SegmentInfo, TopicInfo
+from embedlog.catalog import PartitionInfo, TopicInfo
 from embedlog.errors import (
     CorruptionError,
-    EmbedlogError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
+    StorageError,
 )
-from embedlog.partition import recovery, truncate
+from embedlog.partition import leader_epochs, recovery, truncate
 from embedlog.partition.partition_log import PartitionLog, ReplicaPlacement
 from embedlog.partition.state import Context
 from embedlog.partition.tail import TAILS, Tail
@@ -56,7 +57,8 @@ class ReplicatedPartition(PartitionLog):
         assignment = self.controller.assignment(self.key)
         if assignment is None:
             return ReplicaPlacement(None, (), ())
-        return ReplicaPlacement(assignment.leader, assignment.replicas, assignment.isr)
+        isr = tuple(each for each in assignment.isr if each in assignment.replicas)
+        return ReplicaPlacement(assignment.leader, assignment.replicas, isr)
 
     @property
     def assignment(self) -> PartitionAssignment:
@@ -103,7 +105,7 @@ class ReplicatedPartition(PartitionLog):
         try:
             while True:
                 if not self._acks.leader:
-                    self._check_min_isr()
+                    self.check_replicas()
                 try:
                     return super().append(encoded, durability=durability, timeout=timeout)
                 except NotLeaderOrFollowerError:
@@ -113,12 +115,45 @@ class ReplicatedPartition(PartitionLog):
         finally:
             self._acks.leader = False
 
-    def _check_min_isr(self) -> None:
+    def check_replicas(self) -> None:
+        """Raise unless as many copies are in sync as the topic requires.
+
+        Raises:
+            NotEnoughReplicasError: They are not; nothing was written.
+            ReplicaNotAvailableError: The partition has no leader.
+        """
         self.refresh()
         try:
             self.assignment.check_min_isr(self.config.min_insync_replicas)
         except NotEnoughReplicasError as error:
             raise NotEnoughReplicasError(error.what, todo=error.todo, **self.where) from None
+
+    def append_at(
+        self,
+        placed: Sequence[tuple[int, EncodedBatch]],
+        *,
+        durability: str | None = None,
+        timeout: float | None = None,
+        identical: bool = False,
+        mirror: str = "",
+    ) -> list[Appended]:
+        """As `PartitionLog.append_at`, to all in-sync replicas."""
+        self.check_replicas()
+        return super().append_at(
+            placed, durability=durability, timeout=timeout, identical=identical, mirror=mirror
+        )
+
+    def complete_followers(self) -> None:
+        """Give the in-sync followers what was appended with ``acks=1``; under the lock.
+
+        Then any of them can lead, and nothing is lost.
+        """
+        tail = recovery.tail_locked(self)
+        files = self.context.files
+        assert isinstance(files, ReplicatedFiles)
+        fd = self.active_file().fd
+        assert fd is not None
+        files.complete(fd, tail.log_end_position)
 
     def commit_locked(
         self,
@@ -186,18 +221,12 @@ class ReplicatedPartition(PartitionLog):
         self.cached_tail = self.open_segment_file = None
         self.snapshot_version = -1
         self.refresh()
-        size = self._leader_size()
-        is_whole = self.active_segment.id == tail.segment_id and size >= tail.log_end_position
-        end = None
-        if assignment.isr == (assignment.leader,):
-            # Perhaps it was not in sync: then it may lack sealed segments, too.
-            end = self._end_of_whole_segments()
-        if is_whole and end is None:
-            self._begin_epoch(tail, assignment.leader_epoch)
+        end = self._log_end_offset(tail)
+        if end is None:
+            # `state` first: a batch must not have an epoch that recovery does not know.
+            leader_epochs.begin(self, tail, assignment.leader_epoch, tail.log_end_offset)
         else:
             # It lacks what was acknowledged by the leader before it alone.
-            if end is None:
-                end = self._end_of(self.active_segment, size)
             _logger.warning(
                 "%s-%d: the new leader, directory %s, ends at offset %d; the one before had %d",
                 *(self.topic, self.partition, assignment.leader, end, tail.log_end_offset),
@@ -206,45 +235,26 @@ class ReplicatedPartition(PartitionLog):
             truncate.truncate_locked(self, tail, end)
         self.context.wake.advance()
 
-    def _leader_size(self) -> int:
-        try:
-            return self.active_file().size()
-        except EmbedlogError as error:
-            if not getattr(error, "missing", False):
-                raise
-            return 0
+    def _log_end_offset(self, tail: Tail) -> int | None:
+        """Return where the leader's log ends; None if it has all of the log.
 
-    def _end_of_whole_segments(self) -> int | None:
-        """Return where the first sealed segment ends of which the leader lacks something, or None.
-
-        The records from there on cannot be read, whatever it has above.
+        A leader that was in sync lacks at most the end of the active segment; one that was
+        not, after an unclean election, may lack whole segments.
         """
         for info in self.segments.values():
-            if info.sealed:
-                size = 0
-                try:
-                    size = self.open_segment(info).size()
-                except EmbedlogError as error:
-                    if not getattr(error, "missing", False):
-                        raise
-                if size < info.size:
-                    return self._end_of(info, size)
+            stop = info.end_position if info.sealed else tail.log_end_position
+            if not info.sealed and info.id != tail.segment_id:
+                continue  # a roll that is finished next
+            try:
+                file = self.open_segment(info)
+                size = file.size()
+            except StorageError as error:
+                if not error.missing:
+                    raise
+                return int(info.base_offset)
+            if size < stop:
+                return _end_of_batches(file, info.base_offset, size)
         return None
-
-    def _end_of(self, segment: SegmentInfo, size: int) -> int:
-        """Return where the leader's copy of a segment ends, by its batches."""
-        end = segment.base_offset
-        if not size:
-            return end
-        file = self.open_segment(segment)
-        try:
-            for batch in file.heads(file.start, size):
-                if batch.position + batch.size > size:
-                    break
-                end = batch.next_offset
-        except CorruptionError:
-            pass  # a batch that was being copied
-        return end
 
     def _raise_epoch(self, epoch: int) -> None:
         """Note in `state` that an epoch was used, so that the next one is above it."""
@@ -256,19 +266,13 @@ class ReplicatedPartition(PartitionLog):
 
         self.context.state.write(step)
 
-    def _begin_epoch(self, tail: Tail, epoch: int) -> None:
-        """Begin a leader epoch at the end of the log, where nothing was lost."""
 
-        def note(txn: kv.Txn) -> None:
-            info = catalog.PARTITIONS.get(txn, self.key) or PartitionInfo()
-            catalog.PARTITIONS.put(txn, self.key, value=info._replace(leader_epoch=epoch))
-            recovery.put_epoch(txn, self.key, epoch, tail.log_end_offset)
-
-        def begin(txn: kv.Txn) -> None:
-            current = TAILS.get(txn, self.key)
-            if current is not None:
-                TAILS.put(txn, self.key, value=current._replace(leader_epoch=epoch))
-
-        # `state` first: a batch must not have an epoch that recovery does not know.
-        self.context.state.write(note)
-        self.context.live.write(begin)
+def _end_of_batches(file: SegmentFile, base_offset: int, size: int) -> int:
+    """Return the offset after the last whole batch of a file that was being copied."""
+    end = base_offset
+    with suppress(CorruptionError):
+        for batch in file.heads(file.start, size):
+            if batch.position + batch.size > size:
+                break
+            end = batch.next_offset
+    return end

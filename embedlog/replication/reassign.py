@@ -293,8 +293,13 @@ def finish(root: HasDirectories, partitions: Collection[TopicPartition] | None =
         partition = TopicPartition(info.name, number)
         if not before.is_reassigning or (partitions is not None and partition not in partitions):
             continue
+        if before.leader is None or not set(before.target_replicas) <= set(before.isr):
+            continue
         online = controller.image.online
-        with suppress(ReplicaNotAvailableError), root.partition(*partition).locked():
+        log = root.partition(*partition)
+        assert isinstance(log, ReplicatedPartition)
+        with suppress(ReplicaNotAvailableError), log.locked():
+            log.complete_followers()
             changed = controller.change_assignment(
                 info.key(number), methodcaller("finish_reassignment", online)
             )
@@ -315,6 +320,32 @@ def _remove_copies(
         if directory is not None:
             with suppress(StorageError):
                 remove_copy(directory, path)
+
+
+def elect_preferred(
+    root: HasDirectories, partitions: Collection[TopicPartition] | None = None
+) -> list[TopicPartition]:
+    """Elect the preferred leaders of partitions, by default of all; return which changed.
+
+    Nothing is lost, also not with ``acks=1``: the new leader is brought up to date first.
+    """
+    elected = []
+    for log in root.partition_logs(root.topics().values()):
+        assert isinstance(log, ReplicatedPartition)
+        partition = TopicPartition(log.topic, log.partition)
+        if partitions is not None and partition not in partitions:
+            continue
+        assignment = root.controller.assignment(log.key)
+        online = root.controller.image.online
+        if assignment is None or assignment.leader is None:
+            continue
+        if assignment.elect_preferred(online) == assignment:
+            continue
+        with log.locked():
+            log.complete_followers()
+            if root.controller.change_assignment(log.key, methodcaller("elect_preferred", online)):
+                elected.append(partition)
+    return elected
 
 
 def remove_copy(directory: LogDirectory, path: str) -> None:

@@ -27,7 +27,13 @@ from embedlog.replication.controller import Controller
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
 from embedlog.replication.epochs import truncation_point
 from embedlog.replication.member_file import DirectoryMember, read_member, write_member
-from embedlog.replication.metadata import DIRECTORIES, DirectoryInfo, MetadataImage, paths_of
+from embedlog.replication.metadata import (
+    DIRECTORIES,
+    METADATA_VERSION,
+    DirectoryInfo,
+    MetadataImage,
+    paths_of,
+)
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.root import startup
 from embedlog.root.root import check_format
@@ -143,7 +149,7 @@ def bring_back(root: HasDirectories, directory_id: int) -> dict[bytes, int]:
         _prepare(root, directory)
         histories = directory.state.read(_histories)
         directory.probe()
-        was_offline = controller.bring_online(directory)
+        was_offline = controller.bring_online(directory, lost=_is_older(root, directory))
         if not was_offline:
             directory.close()
             controller.refresh()
@@ -152,6 +158,7 @@ def bring_back(root: HasDirectories, directory_id: int) -> dict[bytes, int]:
         if controller.directories.get(directory_id) is not directory:
             directory.close()
         raise
+    controller.elect()  # partitions of which it has the only copy
     root.write_members()
     _sweep(directory)
     _logger.warning("Directory %s is online", path)
@@ -189,6 +196,13 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
         files.unlock(lock)
         files.close(lock)
     directory.open_stores(root.lock_timeout)
+
+
+def _is_older(root: HasDirectories, directory: LogDirectory) -> bool:
+    """Whether a directory lacks what it had when it went offline: it is new, or an old copy."""
+    own = METADATA_VERSION.get(directory.state)
+    info = root.controller.image.directories[directory.id]
+    return own is None or own.version < info.version - 1
 
 
 def _histories(txn: kv.Txn) -> dict[bytes, History]:
