@@ -67,7 +67,8 @@ def remove_directories(
             + ", ".join(f"{name}-{number}" for name, number in only[:5])
             + (", …" if len(only) > 5 else ""),
             replicas=tuple(image.directories[each].path for each in broken),
-            todo="Bring the directory back; or remove it with --force, and lose the records.",
+            todo="Bring the directory back; or lose these records with "
+            "remove_replica(path, force=True).",
         )
     moves = reassign.plan(root, gone)
     opened = {each: controller.directories.get(each) for each in gone}
