@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -40,6 +40,7 @@ from embedlog.replication.metadata import (
     MetadataImage,
     check_quorum,
     put_epoch,
+    without,
 )
 from embedlog.replication.store import EPOCH_BITS, ReplicatedStore
 
@@ -58,18 +59,21 @@ class Controller:
     Args:
         directories: Those that could be opened, by their ids; with open databases.
         open_directory: Opens another one, which has come back or was added.
+        given_up: Directories that will never come back: they do not count for the quorum.
     """
 
     def __init__(
         self,
         directories: Mapping[int, LogDirectory],
         open_directory: Callable[[int, str], LogDirectory],
+        given_up: Collection[int] = (),
     ) -> None:
         self.directories = dict(directories)
         self._open_directory = open_directory
         self._lock = threading.RLock()
         self._excluded: frozenset[int] = frozenset()
         """Directories that this process is taking offline."""
+        self._given_up = frozenset(given_up)
         self.image = MetadataImage()
         self.epoch = 0
         self.version_base = 0
@@ -81,7 +85,11 @@ class Controller:
         """The controller's directory, which is read."""
         self.state = ReplicatedStore(self, "state")
         self.live = ReplicatedStore(self, "live")
-        self.refresh()
+        try:
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def writable(self) -> bool:
@@ -131,6 +139,9 @@ class Controller:
         Returns the errors of those that cannot be opened.
         """
         failed: dict[int, Exception] = {}
+        for each in self.directories.keys() - image.directories.keys() if image.epoch else ():
+            for store in self.directories.pop(each).stores.values():  # it was removed
+                store.close()
         for each, info in image.directories.items():
             opened = self.directories.get(each)
             if opened is not None and (not info.online or info.since > opened.opened_epoch):
@@ -234,7 +245,7 @@ class Controller:
                 raise error
             try:
                 if self.writable:
-                    check_quorum(self.image, left)
+                    check_quorum(without(self.image, self._given_up), left)
             except NotEnoughReplicasError as refused:
                 raise refused from error
             for each, reason in failed.items():
@@ -243,7 +254,7 @@ class Controller:
             self._excluded |= failed.keys()
             if not self.writable:
                 # It cannot change the metadata, but it can read on.
-                self._adopt(_without(self.image, left))
+                self._adopt(_without(self.image, left, failed))
                 return
             self._adopt(self.image)
         reasons = {each: describe(error) for each, error in failed.items()}
@@ -264,16 +275,64 @@ class Controller:
         gone = {each for each in reasons if each in image.online}
         if not gone:
             return  # another process was faster
-        check_quorum(image, set(image.online) - gone)
+        check_quorum(without(image, self._given_up), set(image.online) - gone)
         version = METADATA_VERSION.get(txn)
         assert version is not None
-        for each in gone:
+        for each in gone - self._given_up:
             info = image.directories[each]._replace(online=False, reason=reasons[each], since=epoch)
             DIRECTORIES.put(txn, each, value=info)
         online = [each for each in image.online if each not in gone]
+        given_up = self._given_up - set(online)
+        if given_up:
+            _remove_directories(txn, image, given_up, online)
+            image = replace(image, assignments=dict(_assignments(txn)))
         self._elect_all(txn, image, online)
         controller_id = image.controller_id if image.controller_id in online else online[0]
         put_epoch(txn, epoch, controller_id)
+
+    def give_up(self, directories: Collection[int]) -> None:
+        """Remove directories that do not work, with what only they have.
+
+        They do not count for the quorum any more, so it can be called if there is none.
+
+        Raises:
+            NotEnoughReplicasError: Too few of the others are online.
+        """
+        self._given_up |= set(directories)
+        broken = {
+            each: StorageError("It was given up", path=self.image.directories[each].path)
+            for each in directories
+            if each in self.image.online
+        }
+        self.take_offline(broken)
+        self.remove(directories, force=True)
+
+    def remove(self, directories: Collection[int], *, force: bool = False) -> bool:
+        """Remove directories from the log, in one write of the metadata.
+
+        Returns False, and changes nothing, if they have replicas, unless ``force`` gives these
+        up.
+
+        Raises:
+            NotEnoughReplicasError: Too few of the others are online.
+        """
+        has_replicas = False
+
+        def step(txn: kv.Txn, image: MetadataImage) -> bool:
+            nonlocal has_replicas
+            gone = {each for each in directories if each in image.directories}
+            has_replicas = any(gone & set(each.replicas) for each in image.assignments.values())
+            if not gone or (has_replicas and not force):
+                return False
+            left = [each for each in image.online if each not in gone]
+            check_quorum(without(image, gone), left)
+            _remove_directories(txn, image, gone, left)
+            if image.controller_id in gone:
+                put_epoch(txn, image.epoch, left[0])
+            return True
+
+        self.change(step)
+        return force or not has_replicas
 
     def _elect_all(self, txn: kv.Txn, image: MetadataImage, online: Collection[int]) -> None:
         """Elect leaders where they are missing, and drop what is offline from the ISRs."""
@@ -301,11 +360,13 @@ class Controller:
 
         return self.change(step)
 
-    def bring_online(self, directory: LogDirectory, *, lost: bool) -> None:
+    def bring_online(self, directory: LogDirectory, *, lost: bool) -> bool:
         """Give a directory all rows of the databases, and every write from now on.
 
-        It is in no ISR yet, except of partitions that no other directory has in sync.  Killed in
-        the middle, it is still offline, and the next attempt starts from the beginning.
+        Returns False, and does nothing, if another process or thread has done so, or has removed
+        the directory.  It is in no ISR yet, except of partitions that no other directory has in
+        sync.  Killed in the middle, it is still offline, and the next attempt starts from the
+        beginning.
 
         Args:
             directory: The directory, with open databases.
@@ -330,6 +391,9 @@ class Controller:
 
         # `state` before `live`, as in a checkpoint.
         with self.state.held() as directories, self.live.held():
+            image = self.directory.state.read(MetadataImage.load)
+            if directory.id in image.online or directory.id not in image.directories:
+                return False
             for name, store in directory.stores.items():
                 source = self.directory.stores[name]
                 rows = source.read(lambda txn: list(txn.cursor()))
@@ -343,6 +407,27 @@ class Controller:
             for each in everyone:
                 each.note_epoch(self.epoch + 1)
         self.refresh()
+        return True
+
+    def elect_unclean(self, keys: Collection[bytes]) -> list[bytes]:
+        """Elect leaders out of sync for partitions without one; return which got one.
+
+        Records that only the in-sync replicas have are lost.
+        """
+        elected: list[bytes] = []
+
+        def step(txn: kv.Txn, image: MetadataImage) -> bool:
+            elected.clear()
+            for key, before in image.assignments.items():
+                if key in keys and before.leader is None:
+                    after = raised_epoch(txn, key, before, before.elect(image.online, unclean=True))
+                    if after != before:
+                        ASSIGNMENTS.put(txn, key, value=after)
+                        elected.append(key)
+            return bool(elected)
+
+        self.change(step)
+        return elected
 
     def close(self) -> None:
         """Close all directories."""
@@ -360,14 +445,34 @@ def _without_copy(assignment: PartitionAssignment, lost: int) -> PartitionAssign
     )
 
 
-def _without(image: MetadataImage, online: Collection[int]) -> MetadataImage:
+def _without(
+    image: MetadataImage, online: Collection[int], failed: Mapping[int, Exception]
+) -> MetadataImage:
     """Return an image in which only these directories are online."""
     directories = {
-        each: info if each in online else info._replace(online=False)
+        each: info._replace(online=False, reason=describe(failed[each])) if each in failed else info
         for each, info in image.directories.items()
     }
     assignments = {key: assignment.elect(online) for key, assignment in image.assignments.items()}
     return replace(image, directories=directories, assignments=assignments)
+
+
+def _assignments(txn: kv.Txn) -> Iterator[tuple[bytes, PartitionAssignment]]:
+    """Yield the assignments, by the key of the partition."""
+    for (key,), assignment in ASSIGNMENTS.scan(txn):
+        yield key, assignment
+
+
+def _remove_directories(
+    txn: kv.Txn, image: MetadataImage, directories: Collection[int], online: Sequence[int]
+) -> None:
+    """Remove directories, and the replicas that they have, from the metadata."""
+    for each in directories:
+        DIRECTORIES.delete(txn, each)
+    for key, before in image.assignments.items():
+        after = raised_epoch(txn, key, before, before.without(directories, online, online[0]))
+        if after != before:
+            ASSIGNMENTS.put(txn, key, value=after)
 
 
 def _replace_rows(rows: Sequence[tuple[bytes, bytes]], txn: kv.Txn) -> None:
