@@ -1381,9 +1381,9 @@ def open_root(
         paths = [directory_of(each) for each in path]
     else:
         try:
-            return Root(directory_of(path), **options)
+            return Root(directory_of(cast("str", path)), **options)
         except HasReplicasError:
-            paths = [directory_of(path)]
+            paths = [directory_of(cast("str", path))]
     # Imported here: most logs are in one directory.
     from embedlog.files.paths import real_path
     from embedlog.replication.member_file import real_paths
