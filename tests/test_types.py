@@ -236,7 +236,8 @@ def test_every_setting_has_a_type():
 DIR = {
     "log": """
         alter_topic audit close compact consumer convert create_partitions create_topic
-        delete_records delete_topic describe_topic durability flush group groups hold leases maintain maintenance
+        delete_records delete_topic describe_topic durability flush group groups hold leases
+        maintain maintenance
         metrics partition path producer prometheus rebuild_index repair retention_bytes schemas sql
         topic topics verify
     """,
