@@ -450,6 +450,32 @@ def test_after_a_failover_the_copy_is_written_to_and_no_longer_mirrored(a, b):
     assert b.topic("t").config["mirror.source"] == ""
 
 
+def test_after_a_failover_the_mirror_can_go_into_the_other_direction(a, b):
+    """Once the topic of the old source is deleted, which has records that were never copied."""
+    a.create_topic("t")
+    send(a, "t", b"1")
+    mirror(a, b)
+    send(a, "t", b"never copied")
+    b.failover(dry_run=False)
+    send(b, "t", b"2")
+
+    with pytest.raises(MirrorConflictError):
+        mirror(b, a)
+    assert [record.value for record in a["t"]] == [b"1", b"never copied"]
+    a.delete_topic("t")
+    mirror(b, a)
+    assert records(a, "t") == records(b, "t")
+
+
+def test_a_copy_can_be_converted(a, b):
+    """The target is no copy."""
+    a.create_topic("t", value="json")
+    send(a, "t", {"x": 1})
+    mirror(a, b)
+    b.convert("t", "columns")
+    assert b.topic("columns")[0].value == {"x": 1}
+
+
 def test_a_copy_may_be_made_a_copy_again_if_nothing_was_written(a, b):
     """With its setting."""
     a.create_topic("t")
@@ -515,8 +541,9 @@ def test_a_mirror_with_a_name_runs_once_at_a_time(a, b):
     a.create_topic("t")
     with mirror(a, b, follow=True) as run:
         settled(lambda: b.mirrors())
-        with pytest.raises(LockTimeoutError):
-            mirror(a, b)
+        for follow in (False, True):
+            with pytest.raises(LockTimeoutError):
+                mirror(a, b, follow=follow)
         assert run.running
     mirror(a, b)
 

@@ -25,6 +25,7 @@ from embedlog.errors import (
     LogTruncatedError,
     MirrorDivergedError,
     OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
 )
 from embedlog.maintenance.activity import Event, report
 from embedlog.mirrors.ends import MirrorPosition, MirrorSource, MirrorTarget, SourceTopic
@@ -35,6 +36,8 @@ from embedlog.root.root import Root
 _logger = logging.getLogger("embedlog.mirrors")
 _REPORT_SECONDS = 1.0
 """How often the status is written."""
+_IDLE_REPORT_SECONDS = 5.0
+"""How often while nothing is copied."""
 _GROUPS_SECONDS = 5.0
 """How often the offsets of groups are copied while records are."""
 _ACTIVITY_SECONDS = 60.0
@@ -148,6 +151,8 @@ class Mirror:
             started_ms=root.clock(),
         )
         self._stop = Flag()
+        self.begun = Flag()
+        """Set once `run` holds the lock of the mirror."""
         self._began_at = self._reported_at = self._activity_at = monotonic()
         self._groups_at = self._reported_at - _GROUPS_SECONDS
         self._reported = (0, 0)
@@ -169,6 +174,7 @@ class Mirror:
         with self._target.exclusive(status.mirror):
             try:
                 self._begin()
+                self.begun.set()
                 self._round(progress)
                 while follow and not self._stop.is_set():
                     self._source.wait(_WAIT_SECONDS)
@@ -416,6 +422,9 @@ class Mirror:
 
     def note_error(self, topic: str, partition: int, error: EmbedlogError) -> None:
         """Count an error, log and report it, unless there was the same before."""
+        is_gone = isinstance(error, UnknownTopicOrPartitionError)
+        if is_gone and topic and topic not in self._source.topics():
+            return  # It was deleted at the source meanwhile.
         self._failing[topic, partition] = MirrorError(topic, partition, error)
         text, status = str(error), self.status
         is_new = text not in status.errors
@@ -433,8 +442,9 @@ class Mirror:
         report(self._root, [Event(kind, name, {"mirror": name, **facts})])
 
     def _report_if_due(self) -> None:
-        now = monotonic()
-        if now - self._reported_at >= _REPORT_SECONDS:
+        seconds, status = monotonic() - self._reported_at, self.status
+        is_idle = (status.records, status.bytes) == self._reported
+        if seconds >= (_IDLE_REPORT_SECONDS if is_idle else _REPORT_SECONDS):
             self._report()
         if self._group_pattern is not None and self._groups_are_due():
             self._copy_groups()
