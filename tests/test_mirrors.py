@@ -39,6 +39,9 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.mirrors.hops import HEADER, hops_of
+from embedlog.mirrors.root_source import RootSource
+from embedlog.mirrors.root_target import RootTarget
+from embedlog.partition import recovery
 from embedlog.publish.transaction import Publication, publish
 from embedlog.record import TopicPartition
 
@@ -299,6 +302,32 @@ def test_a_source_that_was_cut_is_not_copied_over_other_records(a, b):
     assert caught.value.next_offset == 6
     assert len(b["t"]) == 10
     b.partition("t", 0).truncate_to(6)
+    mirror(a, b)
+    assert records(b, "t") == records(a, "t")
+
+
+def test_a_recovery_of_the_source_that_loses_nothing_is_no_cut(a, b):
+    """It begins a leader epoch, also if the mirror was killed before it copied a record of it."""
+    a.create_topic("t")
+    log = a.partition("t", 0)
+    for number in range(4):
+        log.append([encoded(b"%d" % number)])
+        if number == 1:
+            mirror(a, b)
+    recovery.discard_tail(log)
+    epoch = log.tail().leader_epoch
+    assert epoch > 0
+    target, source = RootTarget(b.root), RootSource(a.root)
+    topic = source.topics()["t"]
+    assert target.prepare(topic, "t", source)
+    # As a mirror that was killed after it noted the epoch.
+    fetch = source.fetch("t", 0, target.position("t", 0), 1 << 20)
+    assert target.append("t", 0, fetch._replace(batches=[])) == 0
+    assert RootTarget(b.root).prepare(topic, "t", source)
+    mirror(a, b)
+    assert records(b, "t") == records(a, "t")
+    recovery.discard_tail(b.partition("t", 0))
+    log.append([encoded(b"5")])
     mirror(a, b)
     assert records(b, "t") == records(a, "t")
 
@@ -824,10 +853,15 @@ def test_three_sites_that_write_to_one_topic_have_each_record_once(sites, typed)
     """A mirror for each pair, in both directions, again and again."""
     for name, log in sites.items():
         schema = pa.schema([("v", pa.string()), ("n", pa.int64())]) if typed else None
-        log.create_topic("t", partitions=2, schema=schema)
+        log.create_topic("t", partitions=2, schema=schema, key="v" if typed else None)
         for number in range(20):
             value = {"v": f"{name}{number}", "n": number} if typed else f"{name}{number}".encode()
             send(log, "t", value, headers=[("h", b"x")] if number % 3 else [])
+
+        if typed:
+            log.partition("t", 0).roll()
+            with log.producer() as producer:
+                producer.send("t", None, key=name, partition=0)
 
     for round_ in range(3):
         for source, target in permutations("abc", 2):
@@ -837,8 +871,9 @@ def test_three_sites_that_write_to_one_topic_have_each_record_once(sites, typed)
     for source, target in permutations("abc", 2):
         mirror(sites[source], sites[target], merge=True)
     for log in sites.values():
-        assert len(counts(log, "t")) == 63
-        assert set(counts(log, "t").values()) == {1}
+        tombstones = counts(log, "t").pop(None, 0)
+        assert (len(counts(log, "t")), tombstones) == ((64, 3) if typed else (63, 0))
+        assert {n for value, n in counts(log, "t").items() if value is not None} == {1}
 
 
 def test_a_ring_of_three_sites_has_each_record_once(sites):
