@@ -1382,13 +1382,13 @@ def open_root(
     **options: Any,
 ) -> Root:
     """Open the root of a log in one directory, or in several."""
-    if isinstance(path, (str, bytes, os.PathLike)):
-        try:
-            return Root(directory_of(path), **options)
-        except HasReplicasError:
-            paths = [directory_of(path)]
-    else:
+    if isinstance(path, list | tuple):
         paths = [directory_of(each) for each in path]
+    else:
+        try:
+            return Root(directory_of(cast("str", path)), **options)
+        except HasReplicasError:
+            paths = [directory_of(cast("str", path))]
     # Imported here: most logs are in one directory.
     from embedlog.files.paths import real_path
     from embedlog.replication.member_file import real_paths

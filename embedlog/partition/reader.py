@@ -186,8 +186,8 @@ class PartitionReader:
             try:
                 batches = self._read(tail, end, max_bytes, columns)
             except CorruptBatchError as error:
-                if guessed:
-                    continue
+                if guessed or current_tail(log).leader_epoch != tail.leader_epoch:
+                    continue  # perhaps cut since, or a leader with fewer records was elected
                 raise self._located(error) from error
             except StorageError:
                 # Retention unlinks after it drops the name: look again.

@@ -261,6 +261,14 @@ class Controller:
         self.state.write(lambda txn: self._offline(txn, reasons))
         self.refresh()
 
+    def find_broken(self, error: StorageError) -> LogDirectory | None:
+        """Return the directory that an error of a file operation says is broken, if any is."""
+        path = error.path or ""
+        for directory in self.online:
+            if f"{path}/".startswith(f"{directory.path}/") and directory.is_broken_by(error):
+                return directory
+        return None
+
     def _offline(self, txn: kv.Txn, reasons: Mapping[int, str]) -> None:
         image = MetadataImage.load(txn)
         epoch = image.epoch + 1

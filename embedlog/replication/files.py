@@ -132,7 +132,7 @@ class ReplicatedFiles(Files):
         while True:
             try:
                 return operation()
-            except _BrokenError as broken:
+            except BrokenDirectoryError as broken:
                 self._controller.take_offline({broken.directory.id: broken.error})
 
     def _in_all(
@@ -213,10 +213,16 @@ class ReplicatedFiles(Files):
             if fd is None:
                 if number:
                     _attempt(directory, partial(make_parents, path=handle.path))
-                fd = _attempt(
-                    directory,
-                    partial(_open_file, path=handle.path, write=handle.write, create=number > 0),
+                open_file = partial(
+                    _open_file, path=handle.path, write=handle.write, create=number > 0
                 )
+                try:
+                    fd = _attempt(directory, open_file)
+                except StorageError as error:
+                    if number or not (error.missing and opened and handle.write):
+                        raise
+                    # It was elected in this operation, though it was not in sync.
+                    raise _new_leader(handle.path) from error
                 if handle.kept:
                     directory.files.keep(fd)
             copies.append((directory, fd))
@@ -266,11 +272,7 @@ class ReplicatedFiles(Files):
         """Raise if the leader lacks bytes before a position: it was elected in this operation."""
         directory, fd = handle.copies[0]
         if _attempt(directory, methodcaller("size", fd)) < position:
-            raise NotLeaderOrFollowerError(
-                "Another directory became the leader, and lacks what was written with acks=1",
-                path=handle.path,
-                todo="Repeat the call.",
-            )
+            raise _new_leader(handle.path)
         handle.leader_checked = True
 
     def _catch_up(
@@ -550,7 +552,7 @@ class ReplicatedFiles(Files):
             directory.files.after_fork()
 
 
-class _BrokenError(Exception):
+class BrokenDirectoryError(Exception):
     """A directory refused an operation because its disk is broken."""
 
     def __init__(self, directory: LogDirectory, error: Exception) -> None:
@@ -560,6 +562,14 @@ class _BrokenError(Exception):
 
 def _of_copy(operation: Callable[[Files, int], T], copy: int, files: Files) -> T:
     return operation(files, copy)
+
+
+def _new_leader(path: str) -> NotLeaderOrFollowerError:
+    return NotLeaderOrFollowerError(
+        "Another directory became the leader, and lacks what the one before had",
+        path=path,
+        todo="Repeat the call.",
+    )
 
 
 def _open_file(files: Files, path: str, write: bool, create: bool) -> int:
@@ -574,7 +584,7 @@ def _attempt(directory: LogDirectory, operation: Callable[[Files], T]) -> T:
     """Do something in one directory.
 
     Raises:
-        _BrokenError: Its disk is broken.
+        BrokenDirectoryError: Its disk is broken.
         StorageError: Another error, which is the caller's.
     """
     try:
@@ -583,7 +593,7 @@ def _attempt(directory: LogDirectory, operation: Callable[[Files], T]) -> T:
         raise
     except StorageError as error:
         if directory.is_broken_by(error):
-            raise _BrokenError(directory, error) from error
+            raise BrokenDirectoryError(directory, error) from error
         raise
 
 

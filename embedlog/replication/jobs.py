@@ -15,7 +15,7 @@ from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.election import imbalanced_leaders
-from embedlog.replication.files import copy_range
+from embedlog.replication.files import BrokenDirectoryError, copy_range
 from embedlog.replication.isr import FollowerProgress
 from embedlog.replication.partition import ReplicatedPartition
 
@@ -186,13 +186,17 @@ class ReplicationJob:
                     return copy_range(
                         (leader, source), (follower, target), size, tail.log_end_position
                     )
+        except BrokenDirectoryError as broken:
+            log.controller.take_offline({broken.directory.id: broken.error})
+            return 0
         except StorageError as error:
             if error.missing:
                 return 0  # rolled, or deleted, meanwhile
-            if follower.is_broken_by(error) and error.path and error.path.startswith(follower.path):
-                log.controller.take_offline({follower.id: error})
-                return 0
-            raise
+            directory = log.controller.find_broken(error)
+            if directory is None:
+                raise
+            log.controller.take_offline({directory.id: error})
+            return 0
 
     def _lead_all(self, root: ReplicatedRoot) -> None:
         """Have the leaders that were elected since the last round take over."""

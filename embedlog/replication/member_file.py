@@ -6,6 +6,7 @@ leads to all.  What counts is the metadata in `state`; the file is only where to
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tomllib
@@ -13,10 +14,12 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from embedlog.errors import EmbedlogError, NotALogError
+from embedlog.errors import EmbedlogError, NotALogError, StorageError
 from embedlog.files import Files
 from embedlog.files.paths import real_path
 from embedlog.keyspace import FORMAT_FILE
+
+_logger = logging.getLogger("embedlog.replication")
 
 
 class DirectoryMember(NamedTuple):
@@ -130,10 +133,17 @@ def find_members(
 
     Raises:
         NotALogError: They belong to different logs.
+        StorageError: One cannot be read, and no other one belongs to a log.
     """
     cluster, found = None, dict[int, str]()
+    unreadable: StorageError | None = None
     for path in paths:
-        member = read_member(open_files[path]) if path in open_files else None
+        try:
+            member = read_member(open_files[path]) if path in open_files else None
+        except StorageError as error:
+            _logger.warning("Directory %s cannot be read: %s", path, error)
+            unreadable = error
+            continue
         if member is None:
             continue
         if cluster not in (None, member.cluster_id):
@@ -146,6 +156,9 @@ def find_members(
         for number, other in member.paths.items():
             found.setdefault(number, other)
         found[member.directory_id] = path
+    if cluster is None and unreadable is not None:
+        # It may be the log: the others must not become a new one.
+        raise unreadable
     return cluster, found
 
 

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from embedlog import catalog, kv
@@ -98,7 +99,8 @@ class ReplicatedPartition(PartitionLog):
                 get them later.
 
         Raises:
-            NotEnoughReplicasError: Fewer than `min.insync.replicas` are in sync.
+            NotEnoughReplicasError: Fewer than `min.insync.replicas` are in sync.  Nothing was
+                written, unless one of them failed in a flush.
             ReplicaNotAvailableError: The partition has no leader.
         """
         self._acks.leader = acks not in ("all", -1)
@@ -107,7 +109,11 @@ class ReplicatedPartition(PartitionLog):
                 if not self._acks.leader:
                     self.check_replicas()
                 try:
-                    return super().append(encoded, durability=durability, timeout=timeout)
+                    receipts = super().append(encoded, durability=durability, timeout=timeout)
+                    if not self._acks.leader and "fsync" in (durability, self.context.durability):
+                        # A copy may have failed in the flush, after the publication.
+                        self.check_replicas()
+                    return receipts
                 except NotLeaderOrFollowerError:
                     # The next attempt goes to the new leader; each directory leads once at most.
                     if not self.assignment.isr:
@@ -123,10 +129,15 @@ class ReplicatedPartition(PartitionLog):
             ReplicaNotAvailableError: The partition has no leader.
         """
         self.refresh()
+        self._check_min_isr(self.assignment)
+
+    def _check_min_isr(self, assignment: PartitionAssignment) -> None:
         try:
-            self.assignment.check_min_isr(self.config.min_insync_replicas)
+            assignment.check_min_isr(self.config.min_insync_replicas)
         except NotEnoughReplicasError as error:
-            raise NotEnoughReplicasError(error.what, todo=error.todo, **self.where) from None
+            raise NotEnoughReplicasError(
+                error.what, todo=error.todo, **error.facts, **self.where
+            ) from None
 
     def append_at(
         self,
@@ -165,11 +176,21 @@ class ReplicatedPartition(PartitionLog):
     ) -> T:
         """As `PartitionState.commit_locked`; for ``acks=1`` the bytes go to the leader only."""
         if not getattr(self._acks, "leader", False):
+            if self.config.min_insync_replicas > 1:
+                publish = partial(self._publish_if_enough, publish)
             return super().commit_locked(file, buffers, position, log_end_offset, publish)
         files = self.context.files
         assert isinstance(files, ReplicatedFiles)
         with files.leader_only():
             return super().commit_locked(file, buffers, position, log_end_offset, publish)
+
+    def _publish_if_enough(self, publish: kv.Step[T], txn: kv.Txn) -> T:
+        """Publish what was written, unless copies failed in the write, and too few are left."""
+        # The store has just checked that the image is the newest; this must not write.
+        assignment = self.controller.image.assignments.get(self.key)
+        if assignment is not None:
+            self._check_min_isr(assignment)
+        return publish(txn)
 
     # Leadership
 

@@ -13,6 +13,7 @@ from embedlog.errors import (
     EmbedlogError,
     IllegalStateError,
     NotALogError,
+    NotLeaderOrFollowerError,
     ReplicaNotAvailableError,
     StorageError,
 )
@@ -26,6 +27,7 @@ from embedlog.replication.catch_up import ReplicaCopy
 from embedlog.replication.controller import Controller
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
 from embedlog.replication.epochs import truncation_point
+from embedlog.replication.files import BrokenDirectoryError
 from embedlog.replication.member_file import DirectoryMember, read_member, write_member
 from embedlog.replication.metadata import (
     DIRECTORIES,
@@ -252,7 +254,7 @@ def compare_copies(log: ReplicatedPartition) -> None:
         if directory is not None:
             copy = ReplicaCopy(log, directory, trusted_offset=trusted)
             # All of it under the partition's lock: others may append to an in-sync copy.
-            _guarded(log, directory, copy.join)
+            _guarded(log, copy.join)
 
 
 def copy_partition(
@@ -266,8 +268,8 @@ def copy_partition(
 ) -> bool:
     """Make one copy equal to the leader's, and have it join the ISR.
 
-    Returns False if it was stopped, or if another process makes this copy.  If the directory
-    turns out to be broken, it goes offline.
+    Returns False if it was stopped, or if another process makes this copy.  If the directory,
+    or that of the leader, turns out to be broken, it goes offline.
     """
 
     def make() -> bool:
@@ -293,17 +295,23 @@ def copy_partition(
             copy.join()
             return True
 
-    return _guarded(log, directory, make) or False
+    return _guarded(log, make) or False
 
 
-def _guarded(log: ReplicatedPartition, directory: LogDirectory, step: Callable[[], T]) -> T | None:
-    """Run a step; if the directory turns out to be broken, take it offline and return None."""
+def _guarded(log: ReplicatedPartition, step: Callable[[], T]) -> T | None:
+    """Run a step; if a directory turns out to be broken, take it offline and return None."""
     try:
         return step()
+    except BrokenDirectoryError as broken:
+        log.controller.take_offline({broken.directory.id: broken.error})
+        return None
+    except (NotLeaderOrFollowerError, ReplicaNotAvailableError):
+        return None  # its leader broke meanwhile
     except StorageError as error:
-        if not directory.is_broken_by(error):
+        found = log.controller.find_broken(error)
+        if found is None:
             raise
-        log.controller.take_offline({directory.id: error})
+        log.controller.take_offline({found.id: error})
         return None
 
 

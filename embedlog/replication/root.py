@@ -186,7 +186,9 @@ class ReplicatedRoot(Root):
             directories = self._check_each(paths, opened, writable, undo)
             if not directories:
                 raise NotALogError("None of the directories can be opened", path=self.path)
+            self._unprepared = paths.keys() - directories.keys()
             self.controller = Controller(directories, self._open_directory, self._given_up)
+            self._unprepared = frozenset()
             if writable:
                 # Directories that a killed process left one write behind, or that broke
                 # meanwhile: from here on all that are online have the same rows.
@@ -204,6 +206,10 @@ class ReplicatedRoot(Root):
     """Directories that a process which was killed had begun to add."""
     _is_new_live = False
     """Whether this process found `live` of an earlier boot, so that the copies may differ."""
+
+    _unprepared: Collection[int] = frozenset()
+    """Directories that failed in the startup.  It must not use one that works again a moment
+    later: its databases were not checked, and may still be marked as closed."""
 
     def _open_each(self, paths: Iterable[str], writable: bool) -> dict[str, Files]:
         """Open the directories that are there."""
@@ -346,6 +352,12 @@ class ReplicatedRoot(Root):
 
     def _open_directory(self, directory_id: int, path: str) -> LogDirectory:
         """Open a directory that another process has brought online."""
+        if directory_id in self._unprepared:
+            raise StorageError(
+                "The directory could not be used when the log was opened",
+                path=path,
+                operation="open",
+            )
         files = self.files(
             path, writable=self.mode == "rw", unsafe_filesystem=self.unsafe_filesystem
         )
