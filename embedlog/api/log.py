@@ -260,6 +260,7 @@ class Log:
         schema: SchemaLike | None = None,
         timestamp: str | None = None,
         replication_factor: int | None = None,
+        replicas: Sequence[Sequence[int]] | None = None,
         exist_ok: bool = False,
     ) -> Topic:
         """Create a topic and return a view of it.
@@ -280,13 +281,15 @@ class Log:
             timestamp: The column of a typed topic that has the timestamps of the records.
             replication_factor: In how many directories each partition is; by default three, or as
                 many as the log has.
+            replicas: The directories of each partition by their ids, the preferred leader first;
+                instead of ``partitions`` and ``replication_factor``.
             exist_ok: If the topic exists already, return it, unless it has another number
                 of partitions or other settings than those given here (None means the
                 default of a setting).
 
         Raises:
             InvalidTopicError, InvalidPartitionsError, InvalidConfigError, InvalidSchemaError,
-            InvalidReplicationFactorError: Nothing was created.
+            InvalidReplicationFactorError, InvalidReplicationAssignmentError: Nothing was created.
             TopicAlreadyExistsError: The topic exists; with ``exist_ok``, it differs.  Nothing
                 was changed; the error names the `differences` and the calls to apply them.
         """
@@ -305,13 +308,15 @@ class Log:
                 refuse_differences(info, partitions, settings)
                 refuse_other_schema(info, self.root.context.catalog.schema(info), columns)
                 return self.topic(name)
-            count = 1 if partitions is None else partitions
+            count = len(replicas or (0,)) if partitions is None else partitions
             try:
                 parsed = TopicConfig.parse(settings)
                 if columns is not None:
                     check_typed_config(name, parsed, columns)
                 self.root.create_topic(
-                    name, count, parsed, columns, replication_factor=replication_factor
+                    *(name, count, parsed, columns),
+                    replication_factor=replication_factor,
+                    replicas=replicas,
                 )
                 return self.topic(name)
             except TopicAlreadyExistsError:
