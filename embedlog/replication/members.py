@@ -6,15 +6,18 @@ leads to all.  What counts is the metadata in `state`; the file is only where to
 
 from __future__ import annotations
 
+import logging
 import os
 import tomllib
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from embedlog.errors import EmbedlogError, NotALogError
+from embedlog.errors import EmbedlogError, NotALogError, StorageError
 from embedlog.files import Files
 from embedlog.keyspace import FORMAT_FILE
+
+_logger = logging.getLogger("embedlog.replication")
 
 
 class Member(NamedTuple):
@@ -87,14 +90,19 @@ def find_members(
 
     Args:
         paths: The directories that the caller named; each is read.
-        open_files: Their files, by path, of those that could be opened.
+        open_files: Their files, by path, of those that could be opened.  One that cannot be
+            read after all is left out.
 
     Raises:
         NotALogError: They belong to different logs.
     """
     cluster, found = None, dict[int, str]()
     for path in paths:
-        member = read_member(open_files[path]) if path in open_files else None
+        try:
+            member = read_member(open_files[path]) if path in open_files else None
+        except StorageError as error:
+            _logger.warning("Directory %s cannot be read: %s", path, error)
+            continue
         if member is None:
             continue
         if cluster not in (None, member.cluster_id):

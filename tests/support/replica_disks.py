@@ -79,6 +79,10 @@ class DiskRun(NamedTuple):
     kinds: tuple[str, ...] = FAULTS
     kill_pause: float = 0.4
     """Seconds from one kill or stop to the next."""
+    both: float = 0.2
+    """How often a second disk fails before the first is repaired."""
+    patience: float = 40.0
+    """Seconds until all copies must be in sync again after a repair."""
     seed: int = 1
 
 
@@ -141,7 +145,14 @@ class Setting(NamedTuple):
         return (self.directory / "stop").exists()
 
     def open(self) -> Any:
-        return embedlog.open(self.paths, maintenance=False)
+        """Open the log; wait if too few disks work for that."""
+        while True:
+            try:
+                log = embedlog.open(self.paths, maintenance=False)
+                log.topics()
+                return log
+            except REFUSALS:
+                time.sleep(0.02)
 
 
 # The processes
@@ -491,7 +502,7 @@ class _Faults:
     def run(self) -> Counts:
         self._wait(self._in_sync_since(time.monotonic_ns()), "the start")
         for _ in range(self._case.faults):
-            if self._dice.random() < 0.2:
+            if self._dice.random() < self._case.both:
                 self._break_two()
             else:
                 self._break_one()
@@ -535,7 +546,7 @@ class _Faults:
         _note(f"{disk.path.name} is repaired after {kind}")
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + patient(40)
+        deadline = time.monotonic() + patient(self._case.patience)
         while not condition():
             assert time.monotonic() < deadline, f"it did not happen in time: {what}"
             self._pass(0.05)
@@ -700,7 +711,7 @@ def _compare_records(
             for row in range(entry.count):
                 offset = entry.number + row
                 if offset < starts[name, entry.partition]:
-                    done["deleted"] += 1
+                    done["records deleted"] += 1
                     continue
                 found = records[name][entry.partition].get(offset)
                 if found == (entry.life, entry.first + row):
