@@ -250,6 +250,9 @@ class PartitionState:
         finally:
             self.release()
 
+    def check_replicas(self) -> None:
+        """Raise if too few copies are in sync for an append; a log in one directory has one."""
+
     # The snapshot of the manifest and the settings
 
     def refresh(self) -> None:

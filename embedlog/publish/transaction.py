@@ -154,6 +154,7 @@ def publish(
         UnknownTopicOrPartitionError: A topic was deleted, or deleted and created again.
         RecordTooLargeError, InvalidRecordError: A topic does not allow a staged batch.
         LockTimeoutError: Another process holds a partition; ``pid`` says which.
+        NotEnoughReplicasError: Too few copies of a partition are in sync.
         DiskFullError, StorageError: Nothing was published.
         DurabilityError: A flush failed, now or before; nothing was published.
         CorruptBatchError: A staged file is not as it was written.
@@ -310,6 +311,7 @@ def _plan(log: PartitionState, encoded: list[EncodedBatch], synced: bool) -> Par
     tail = recovery.tail_locked(log)
     if tail.failed:
         raise log.flush_failed()
+    log.check_replicas()
     validation.check(log, encoded)
     active, fitted = log.active_segment, validation.in_current_schema(log, encoded)
     columns = roll.columns_of(*fitted)

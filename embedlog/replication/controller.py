@@ -45,6 +45,10 @@ from embedlog.replication.store import EPOCH_BITS, ReplicatedStore
 _logger = logging.getLogger("embedlog.replication")
 
 
+NO_DIRECTORY = 0
+"""In an ISR: the copy that was in sync is lost."""
+
+
 class Controller:
     """The directories of a log, as one process has them open.
 
@@ -252,6 +256,8 @@ class Controller:
         if not gone:
             return  # another process was faster
         check_quorum(image, set(image.online) - gone)
+        version = METADATA_VERSION.get(txn)
+        assert version is not None
         for each in gone:
             info = image.directories[each]._replace(online=False, reason=reasons[each], since=epoch)
             DIRECTORIES.put(txn, each, value=info)
@@ -270,8 +276,8 @@ class Controller:
                 ASSIGNMENTS.put(txn, key, value=after)
                 if after.leader is not None and after.leader not in before.isr:
                     _logger.warning(
-                        "An unclean election: records of a partition that only %s had are lost",
-                        list(before.isr),
+                        "An unclean election: directory %d leads, and what it lacks is lost",
+                        after.leader,
                     )
 
     def elect(self) -> bool:
@@ -286,11 +292,16 @@ class Controller:
 
         return self.change(step)
 
-    def bring_online(self, directory: LogDirectory) -> None:
+    def bring_online(self, directory: LogDirectory, *, lost: bool) -> None:
         """Give a directory all rows of the databases, and every write from now on.
 
-        It is in no ISR yet.  Killed in the middle, it is still offline, and the next attempt
-        starts from the beginning.
+        It is in no ISR yet, except of partitions that no other directory has in sync.  Killed in
+        the middle, it is still offline, and the next attempt starts from the beginning.
+
+        Args:
+            directory: The directory, with open databases.
+            lost: Whether it lost what it had, such as a new disk: then it is in sync with
+                nothing.
 
         Raises:
             StorageError, CorruptionError: The directory cannot be written.
@@ -303,6 +314,9 @@ class Controller:
                 path=directory.path, online=True, reason="", since=image.epoch + 1
             )
             DIRECTORIES.put(txn, directory.id, value=changed)
+            for key, assignment in image.assignments.items() if lost else ():
+                if directory.id in assignment.isr:
+                    ASSIGNMENTS.put(txn, key, value=_without_copy(assignment, directory.id))
             put_epoch(txn, image.epoch + 1, image.controller_id)
 
         # `state` before `live`, as in a checkpoint.
@@ -321,30 +335,20 @@ class Controller:
                 each.note_epoch(self.epoch + 1)
         self.refresh()
 
-    # Elections of preferred leaders, and reassignments
-
-    def elect_preferred(self, keys: Collection[bytes] | None = None) -> list[bytes]:
-        """Elect the preferred leaders of partitions, by default of all; return which changed."""
-        elected: list[bytes] = []
-
-        def step(txn: kv.Txn, image: MetadataImage) -> bool:
-            elected.clear()
-            for key, before in image.assignments.items():
-                if keys is None or key in keys:
-                    after = raised_epoch(txn, key, before, before.elect_preferred(image.online))
-                    if after != before:
-                        ASSIGNMENTS.put(txn, key, value=after)
-                        elected.append(key)
-            return bool(elected)
-
-        self.change(step)
-        return elected
-
     def close(self) -> None:
         """Close all directories."""
         for directory in self.directories.values():
             with suppress(EmbedlogError):
                 directory.close()
+
+
+def _without_copy(assignment: PartitionAssignment, lost: int) -> PartitionAssignment:
+    """Return an assignment of which a directory has lost its copy."""
+    isr = tuple(each for each in assignment.isr if each != lost)
+    # Without a copy that is in sync, only an unclean election can find a leader.
+    return replace(
+        assignment, isr=isr or (NO_DIRECTORY,), partition_epoch=assignment.partition_epoch + 1
+    )
 
 
 def _without(image: MetadataImage, online: Collection[int]) -> MetadataImage:
@@ -393,6 +397,14 @@ def offline_error(
 ) -> ReplicaNotAvailableError:
     """Return the error of a partition that has no leader."""
     paths = tuple(image.directories[each].path for each in assignment.replicas)
+    if set(assignment.isr) == {NO_DIRECTORY}:
+        return ReplicaNotAvailableError(
+            f"The partition is offline: its last copy that was in sync is lost, of "
+            f"{', '.join(paths)}",
+            **where,
+            replicas=paths,
+            todo="An unclean election goes on with what another copy has.",
+        )
     return ReplicaNotAvailableError(
         f"The partition is offline: its copies are in {', '.join(paths)}",
         **where,

@@ -284,6 +284,16 @@ class ReplicatedFiles(Files):
         elif size < position:
             copy_range(leader, follower, size, position)
 
+    def complete(self, fd: int, position: int) -> None:
+        """Have all in-sync copies of a file end at a position; under the partition's lock."""
+
+        def once() -> None:
+            copies = self._copies(fd)
+            for copy in copies[1:]:
+                self._catch_up(copies[0], copy, position)
+
+        self._repeat(once)
+
     def _first(self, fd: int, operation: Callable[[Files, int], T]) -> T:
         """Do something with the copy that is read."""
 
@@ -497,13 +507,17 @@ class ReplicatedFiles(Files):
         key = partition_of(f"{relative}/") or partition_of(relative)
         return self._directories(relative, key)[0].files.path(relative)
 
+    def path_for_tasks(self, relative: str) -> str:
+        """As `Files.path_for_tasks`: absolute, in the directory of the leader."""
+        return self.path(relative)
+
     def identity(self) -> tuple[int, int]:
         """As `Files.identity`, of the controller's directory."""
         return self._controller.directory.files.identity()
 
     def is_in_place(self) -> bool:
-        """As `Files.is_in_place`; a directory that is not takes itself offline."""
-        return self._controller.directory.files.is_in_place()
+        """As `Files.is_in_place`, of any directory that is online."""
+        return any(each.files.is_in_place() for each in self._controller.current().online)
 
     def boot_id(self) -> str:
         """As `Files.boot_id`."""
@@ -511,11 +525,14 @@ class ReplicatedFiles(Files):
 
     def free_bytes(self) -> int:
         """As `Files.free_bytes`, of the fullest directory that is online."""
-        return min(each.files.free_bytes() for each in self._controller.current().online)
+        return self._repeat(lambda: min(self._from_online(Files.free_bytes)))
 
     def total_bytes(self) -> int:
         """As `Files.total_bytes`, of the smallest directory that is online."""
-        return min(each.files.total_bytes() for each in self._controller.current().online)
+        return self._repeat(lambda: min(self._from_online(Files.total_bytes)))
+
+    def _from_online(self, operation: Callable[[Files], T]) -> _list[T]:
+        return [_attempt(each, operation) for each in self._controller.current().online]
 
     def filesystem(self) -> str:
         """As `Files.filesystem`, of the controller's directory."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import EmbedlogError, ReplicaNotAvailableError, StorageError
 from embedlog.partition.tail import Tail
+from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery
 from embedlog.replication.catch_up import Throttle
 from embedlog.replication.directory import LogDirectory
@@ -218,4 +219,12 @@ class ReplicationJob:
             set(image.online),
             percentage=config.leader_imbalance_per_broker_percentage,
         )
-        return len(root.controller.elect_preferred(keys.keys())) if keys else 0
+        if not keys:
+            return 0
+        partitions = {
+            TopicPartition(info.name, partition)
+            for info in root.topics().values()
+            for partition in range(info.partitions)
+            if info.key(partition) in keys
+        }
+        return len(reassign.elect_preferred(root, partitions))

@@ -31,6 +31,8 @@ class DirectoryInfo(NamedTuple):
     """Why it is offline."""
     since: int = 0
     """The epoch in which it came online, or went offline."""
+    version: int = 0
+    """How many writes its `state` must have had, at least but one, when it went offline."""
 
 
 class MetadataVersion(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from embedlog import catalog, kv
@@ -12,9 +13,9 @@ from embedlog.batch import EncodedBatch
 from embedlog.catalog import PartitionInfo, TopicInfo
 from embedlog.errors import (
     CorruptionError,
-    EmbedlogError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
+    StorageError,
 )
 from embedlog.partition import recovery, truncate
 from embedlog.partition.partition_log import PartitionLog
@@ -95,7 +96,7 @@ class ReplicatedPartition(PartitionLog):
         try:
             while True:
                 if not self._acks.leader:
-                    self._check_min_isr()
+                    self.check_replicas()
                 try:
                     return super().append(encoded, durability=durability, timeout=timeout)
                 except NotLeaderOrFollowerError:
@@ -105,12 +106,41 @@ class ReplicatedPartition(PartitionLog):
         finally:
             self._acks.leader = False
 
-    def _check_min_isr(self) -> None:
+    def check_replicas(self) -> None:
+        """Raise unless as many copies are in sync as the topic requires.
+
+        Raises:
+            NotEnoughReplicasError: They are not; nothing was written.
+            ReplicaNotAvailableError: The partition has no leader.
+        """
         self.refresh()
         try:
             self.assignment.check_min_isr(self.config.min_insync_replicas)
         except NotEnoughReplicasError as error:
             raise NotEnoughReplicasError(error.what, todo=error.todo, **self.where) from None
+
+    def append_at(
+        self,
+        placed: Sequence[tuple[int, EncodedBatch]],
+        *,
+        durability: str | None = None,
+        timeout: float | None = None,
+    ) -> list[Appended]:
+        """As `PartitionLog.append_at`, to all in-sync replicas."""
+        self.check_replicas()
+        return super().append_at(placed, durability=durability, timeout=timeout)
+
+    def complete_followers(self) -> None:
+        """Give the in-sync followers what was appended with ``acks=1``; under the lock.
+
+        Then any of them can lead, and nothing is lost.
+        """
+        tail = recovery.tail_locked(self)
+        files = self.context.files
+        assert isinstance(files, ReplicatedFiles)
+        fd = self.active_file().fd
+        assert fd is not None
+        files.complete(fd, tail.log_end_position)
 
     def commit_locked(
         self,
@@ -178,12 +208,11 @@ class ReplicatedPartition(PartitionLog):
         self.cached_tail = self.open_segment_file = None
         self.snapshot_version = -1
         self.refresh()
-        size = self._leader_size()
-        if self.active_segment.id == tail.segment_id and size >= tail.log_end_position:
+        end = self._log_end_offset(tail)
+        if end is None:
             self._begin_epoch(tail, assignment.leader_epoch)
         else:
             # It lacks what was acknowledged by the leader before it alone.
-            end = self._log_end_offset(size)
             _logger.warning(
                 "%s-%d: the new leader, directory %s, ends at offset %d; the one before had %d",
                 *(self.topic, self.partition, assignment.leader, end, tail.log_end_offset),
@@ -192,28 +221,26 @@ class ReplicatedPartition(PartitionLog):
             truncate.truncate_locked(self, tail, end)
         self.context.wake.advance()
 
-    def _leader_size(self) -> int:
-        try:
-            return self.active_file().size()
-        except EmbedlogError as error:
-            if not getattr(error, "missing", False):
-                raise
-            return 0
+    def _log_end_offset(self, tail: Tail) -> int | None:
+        """Return where the leader's log ends; None if it has all of the log.
 
-    def _log_end_offset(self, size: int) -> int:
-        """Return where the leader's log ends, by the batches of the active segment."""
-        end = self.active_segment.base_offset
-        if not size:
-            return end
-        file = self.active_file()
-        try:
-            for batch in file.heads(file.start, size):
-                if batch.position + batch.size > size:
-                    break
-                end = batch.next_offset
-        except CorruptionError:
-            pass  # a batch that was being copied
-        return end
+        A leader that was in sync lacks at most the end of the active segment; one that was
+        not, after an unclean election, may lack whole segments.
+        """
+        for info in self.segments.values():
+            stop = info.end_position if info.sealed else tail.log_end_position
+            if not info.sealed and info.id != tail.segment_id:
+                continue  # a roll that is finished next
+            try:
+                file = self.open_segment(info)
+                size = file.size()
+            except StorageError as error:
+                if not error.missing:
+                    raise
+                return int(info.base_offset)
+            if size < stop:
+                return _end_of_batches(file, info.base_offset, size)
+        return None
 
     def _raise_epoch(self, epoch: int) -> None:
         """Note in `state` that an epoch was used, so that the next one is above it."""
@@ -241,3 +268,14 @@ class ReplicatedPartition(PartitionLog):
         # `state` first: a batch must not have an epoch that recovery does not know.
         self.context.state.write(note)
         self.context.live.write(begin)
+
+
+def _end_of_batches(file: SegmentFile, base_offset: int, size: int) -> int:
+    """Return the offset after the last whole batch of a file that was being copied."""
+    end = base_offset
+    with suppress(CorruptionError):
+        for batch in file.heads(file.start, size):
+            if batch.position + batch.size > size:
+                break
+            end = batch.next_offset
+    return end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from operator import methodcaller
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from embedlog.record import TopicPartition
 from embedlog.replication.controller import raised_epoch
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.metadata import ASSIGNMENTS, MetadataImage
+from embedlog.replication.partition import ReplicatedPartition
 from embedlog.replication.reassignment import reassign
 
 if TYPE_CHECKING:
@@ -95,10 +96,15 @@ def finish(root: ReplicatedRoot) -> int:
         for partition in range(info.partitions):
             key = info.key(partition)
             before = controller.assignment(key)
-            if before is None or not before.is_reassigning:
+            if before is None or not before.is_reassigning or before.leader is None:
+                continue
+            if not set(before.target_replicas) <= set(before.isr):
                 continue
             online = controller.image.online
-            with root.partition(info.name, partition).locked():
+            log = root.partition(info.name, partition)
+            assert isinstance(log, ReplicatedPartition)
+            with log.locked():
+                log.complete_followers()
                 changed = controller.change_assignment(
                     key, methodcaller("finish_reassignment", online)
                 )
@@ -112,6 +118,32 @@ def finish(root: ReplicatedRoot) -> int:
                     with suppress(StorageError):
                         remove_copy(directory, f"{info.directory}/{partition}")
     return finished
+
+
+def elect_preferred(
+    root: ReplicatedRoot, partitions: Collection[TopicPartition] | None = None
+) -> list[TopicPartition]:
+    """Elect the preferred leaders of partitions, by default of all; return which changed.
+
+    Nothing is lost, also not with ``acks=1``: the new leader is brought up to date first.
+    """
+    elected = []
+    for log in root.partition_logs(root.topics().values()):
+        assert isinstance(log, ReplicatedPartition)
+        partition = TopicPartition(log.topic, log.partition)
+        if partitions is not None and partition not in partitions:
+            continue
+        assignment = root.controller.assignment(log.key)
+        online = root.controller.image.online
+        if assignment is None or assignment.leader is None:
+            continue
+        if assignment.elect_preferred(online) == assignment:
+            continue
+        with log.locked():
+            log.complete_followers()
+            if root.controller.change_assignment(log.key, methodcaller("elect_preferred", online)):
+                elected.append(partition)
+    return elected
 
 
 def remove_copy(directory: LogDirectory, path: str) -> None:

@@ -22,7 +22,12 @@ from embedlog.replication.catch_up import ReplicaCopy, Throttle
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
 from embedlog.replication.epochs import truncation_point
 from embedlog.replication.members import Member, read_member, write_member
-from embedlog.replication.metadata import DIRECTORIES, DirectoryInfo, MetadataImage
+from embedlog.replication.metadata import (
+    DIRECTORIES,
+    METADATA_VERSION,
+    DirectoryInfo,
+    MetadataImage,
+)
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.root import startup
 from embedlog.root.root import check_format
@@ -101,11 +106,12 @@ def bring_back(root: ReplicatedRoot, directory_id: int) -> dict[bytes, int]:
         _prepare(root, directory)
         histories = directory.state.read(_histories)
         directory.probe()
-        controller.bring_online(directory)
+        controller.bring_online(directory, lost=_is_older(root, directory))
     except BaseException:
         if controller.directories.get(directory_id) is not directory:
             directory.close()
         raise
+    controller.elect()  # partitions of which it has the only copy
     root.write_members()
     _sweep(directory)
     _logger.warning("Directory %s is online again", path)
@@ -143,6 +149,13 @@ def _prepare(root: ReplicatedRoot, directory: LogDirectory) -> None:
         files.unlock(lock)
         files.close(lock)
     directory.open_stores(root.lock_timeout)
+
+
+def _is_older(root: ReplicatedRoot, directory: LogDirectory) -> bool:
+    """Whether a directory lacks what it had when it went offline: it is new, or an old copy."""
+    own = METADATA_VERSION.get(directory.state)
+    info = root.controller.image.directories[directory.id]
+    return own is None or own.version < info.version - 1
 
 
 def _histories(txn: kv.Txn) -> dict[bytes, History]:

@@ -103,7 +103,9 @@ def plan_write(
     owner = process_id.ancestor("java") or process_id.process()
     started_ms = time.time_ns() // 1_000_000
     directory = staging.job_directory(str(owner), started_ms, uuid.uuid4().hex[:12])
-    return WriteTask(options.path, directory, options.topic, targets)
+    # Of several directories, the one that `publish` reads staged files from.
+    path = root.context.files.root if root.replicated else options.path
+    return WriteTask(path, directory, options.topic, targets)
 
 
 def _check_bytes(options: SinkOptions, fields: Sequence[dict[str, Any]]) -> None:

@@ -79,9 +79,10 @@ class _LocatedRange(NamedTuple):
 
     def to_slice(self) -> PartitionSlice:
         """Return what a task reads."""
+        path_for_tasks = self.log.context.files.path_for_tasks
         chunks = tuple(
             FileChunk(
-                *(path, info.sealed, info.headers, position, end_position),
+                *(path_for_tasks(path), info.sealed, info.headers, position, end_position),
                 *(info.schema_version, info.tombstones),
             )
             for info, path, _, _, position, end_position in self.extents

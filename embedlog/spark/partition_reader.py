@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -73,30 +74,42 @@ def read_input_partition(
         NotALogError: The log does not exist on this host.
     """
     freeze_gc()
+    for part in partition.slices:
+        root, part = _located(partition.root, part)
+        files = _open_root(root)
+        try:
+            versions = partition.schemas.get(part.topic)
+            if versions is None:
+                yield from _read_slice(files, part, names)
+            else:
+                yield from _read_typed_slice(files, part, TypedSliceReader(fields, part, versions))
+        except DataLossError as error:
+            if fail_on_data_loss:
+                raise
+            _logger.warning("%s", error)
+        finally:
+            files.close_all()
+
+
+def _located(root: str, part: PartitionSlice) -> tuple[str, PartitionSlice]:
+    """Return the directory of a slice's files, and the slice with paths relative to it."""
+    if not part.chunks or not part.chunks[0].path.startswith("/"):
+        return root, part
+    # One of several directories of the log: all files of a partition are in that of its leader.
+    root = part.chunks[0].path.rpartition("/topics/")[0]
+    chunks = [chunk._replace(path=chunk.path[len(root) + 1 :]) for chunk in part.chunks]
+    return root, replace(part, chunks=tuple(chunks))
+
+
+def _open_root(root: str) -> Files:
     try:
-        files = Files(partition.root, writable=False)
+        return Files(root, writable=False)
     except (NotALogError, StorageError) as error:
         raise NotALogError(
             "The log is not on this host",
-            path=partition.root,
+            path=root,
             todo="Executors read its files: share the directory under the same path on all hosts.",
         ) from error
-    try:
-        for part in partition.slices:
-            try:
-                versions = partition.schemas.get(part.topic)
-                if versions is None:
-                    yield from _read_slice(files, part, names)
-                else:
-                    yield from _read_typed_slice(
-                        files, part, TypedSliceReader(fields, part, versions)
-                    )
-            except DataLossError as error:
-                if fail_on_data_loss:
-                    raise
-                _logger.warning("%s", error)
-    finally:
-        files.close_all()
 
 
 def _read_slice(files: Files, part: PartitionSlice, names: tuple[str, ...]) -> Iterator[Any]:

@@ -28,7 +28,7 @@ class FileChunk(NamedTuple):
     """A part of one segment file; a plan has one or more for each segment, so they are tuples."""
 
     path: str
-    """Relative to the log root."""
+    """Relative to the log root; absolute in a log of several directories."""
     sealed: bool
     headers: bool
     """Whether the file has a column of headers."""

@@ -1,0 +1,458 @@
+"""A log over several directories: acknowledgements, failover, and coming back (H1-H4)."""
+
+import multiprocessing
+import os
+import pickle
+
+import pytest
+from support.replicas import Directories, assignment, bring_back, notice, values
+
+import embedlog
+from embedlog import errors
+from embedlog.kafka import confluent
+from embedlog.record import TopicPartition
+from embedlog.replication import reassign, recovery
+
+
+@pytest.fixture
+def directories(tmp_path):
+    return Directories(tmp_path)
+
+
+@pytest.fixture
+def log(directories):
+    """A log over three directories; healthy after every test."""
+    log = directories.open()
+    yield log
+    assert log.verify() == []
+    log.close()
+
+
+def send(log, topic, sent, **config):
+    with log.producer(**config) as producer:
+        return [producer.send(topic, value).result() for value in sent]
+
+
+def numbered(prefix, count):
+    return [b"%s-%d" % (prefix, number) for number in range(count)]
+
+
+# Opening
+
+
+def test_any_directory_opens_the_whole_log(directories):
+    """Each directory knows the others: a path leads to all of them."""
+    with directories.open() as log:
+        log.create_topic("t", partitions=3)
+        send(log, "t", [b"x"])
+
+    for path in directories.paths:
+        with embedlog.open(path, maintenance=False) as log:
+            assert log.root.replicated
+            assert len(log.root.controller.online) == 3
+            assert values(log, "t") == [b"x"]
+
+
+def test_a_log_in_one_directory_gets_others(tmp_path):
+    """Opening it with more directories adds them; its topics stay where they are."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    with embedlog.open(first, maintenance=False) as log:
+        log.create_topic("old")
+        send(log, "old", [b"x"])
+
+    with embedlog.open([first, second], maintenance=False) as log:
+        log.create_topic("new")
+        send(log, "new", [b"y"])
+        assert assignment(log, "old").replicas == (1,)
+        assert sorted(assignment(log, "new").replicas) == [1, 2]
+        assert values(log, "old") == [b"x"]
+        assert log.verify() == []
+
+
+def test_two_logs_are_not_one(tmp_path):
+    """Bad input changes nothing."""
+    for name in ("a", "b"):
+        embedlog.open(tmp_path / name, maintenance=False).close()
+
+    with pytest.raises(errors.NotALogError, match="two logs"):
+        embedlog.open([tmp_path / "a", tmp_path / "b"])
+
+    embedlog.open(tmp_path / "a", maintenance=False).close()
+
+
+def test_a_log_pickles_with_its_directories(log):
+    """As for workers of a pool."""
+    with pickle.loads(pickle.dumps(log)) as copy:
+        assert copy.root.controller.image.online == (1, 2, 3)
+
+
+def test_a_forked_child_goes_on(log):
+    """It attaches again, as to any log."""
+    log.create_topic("t")
+    send(log, "t", [b"parent"])
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=send, args=(log, "t", [b"child"]))
+    child.start()
+    child.join()
+
+    assert child.exitcode == 0
+    assert values(log, "t") == [b"parent", b"child"]
+
+
+# Copies
+
+
+def test_all_in_sync_copies_are_equal_byte_for_byte(directories, log):
+    """Offsets, timestamps, epochs and sequence numbers included, for every kind of write."""
+    log.create_topic("t", partitions=3, config={"segment.bytes": 4000})
+    log.create_topic(
+        "c",
+        config={"cleanup.policy": "compact", "segment.bytes": 2000, "min.cleanable.dirty.ratio": 0},
+    )
+    send(log, "t", numbered(b"a", 100))
+    with log.producer() as producer:
+        producer.send_batch("t", numbered(b"b", 200))
+        for number in range(200):
+            producer.send("c", b"%d" % number, key=b"%d" % (number % 5))
+    transactional = confluent.Producer(
+        {"bootstrap.servers": f"embedlog://{directories.paths[0]}", "transactional.id": "x"}
+    )
+    transactional.init_transactions()
+    transactional.begin_transaction()
+    for number in range(50):
+        transactional.produce("t", b"in a transaction", b"%d" % number)
+    transactional.commit_transaction()
+    log.compact("c", force=True)
+    log.delete_records({TopicPartition("t", 0): 10})
+    log.maintain()
+
+    for topic in ("t", "c"):
+        first, *others = directories.copies(topic).values()
+        assert first
+        assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("factor", [0, 4, -1])
+def test_a_topic_has_at_most_as_many_copies_as_there_are_directories(log, factor):
+    """Nothing is created."""
+    with pytest.raises(errors.InvalidReplicationFactorError):
+        log.create_topic("t", replication_factor=factor)
+    assert log.topics() == []
+
+
+def test_a_log_in_one_directory_has_no_copies(tmp_path):
+    """The error says how to get some."""
+    with (
+        embedlog.open(tmp_path / "log", maintenance=False) as log,
+        pytest.raises(errors.InvalidReplicationFactorError, match="replicas add"),
+    ):
+        log.create_topic("t", replication_factor=2)
+
+
+def test_copies_are_only_where_they_are_assigned(directories, log):
+    """Two of three directories have the files."""
+    log.create_topic("t", replication_factor=2)
+    send(log, "t", [b"x"])
+
+    replicas = assignment(log, "t").replicas
+    have = [number for number, files in directories.copies("t").items() if files]
+    assert sorted(replicas) == have
+
+
+# Losing a directory
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_program_goes_on_when_any_directory_is_lost(directories, log, lost):
+    """Whoever led, whatever was acknowledged and committed is there, and appends work."""
+    log.create_topic("t", partitions=3)
+    sent = send(log, "t", numbered(b"before", 30))
+    consumer = log.consumer("t", group_id="g", auto_offset_reset="earliest", max_poll_records=10)
+    consumer.poll(timeout_ms=1000)
+    consumer.commit()
+    committed = {tp: consumer.committed(tp) for tp in consumer.assignment()}
+
+    directories.lose(log, lost)
+    sent += send(log, "t", numbered(b"after", 30))
+
+    assert {tp: consumer.committed(tp) for tp in consumer.assignment()} == committed
+    rest = 0
+    while polled := consumer.poll(timeout_ms=500):
+        rest += sum(map(len, polled.values()))
+    assert rest == 50
+    consumer.close()
+    assert len(values(log, "t")) == len(sent) == 60
+    directories.put_back(lost)
+
+
+def test_a_lost_directory_comes_back_and_catches_up(directories, log):
+    """It gets what it missed; then all copies are equal, and it is in sync again."""
+    log.create_topic("t", partitions=3, config={"segment.bytes": 2000})
+    send(log, "t", numbered(b"before", 50))
+    directories.lose(log, 2)
+    send(log, "t", numbered(b"without", 50))
+    log.create_topic("new")
+    send(log, "new", [b"x"])
+    directories.put_back(2)
+
+    assert bring_back(log) == [2]
+    send(log, "t", numbered(b"after", 5))
+
+    assert all(set(assignment(log, "t", n).isr) == {1, 2, 3} for n in range(3))
+    first, *others = directories.copies("t").values()
+    assert first
+    assert all(other == first for other in others)
+
+
+def test_a_directory_on_a_new_disk_gets_everything(directories, log):
+    """An empty directory in the place of the old one becomes a copy of the others."""
+    log.create_topic("t", partitions=3)
+    send(log, "t", numbered(b"before", 50))
+    directories.lose(log, 1)
+    directories.replace(1)
+
+    assert bring_back(log) == [1]
+
+    first, *others = directories.copies("t").values()
+    assert first
+    assert all(other == first for other in others)
+
+
+def test_the_only_copy_is_not_replaced_by_an_empty_disk(directories):
+    """Its partition stays offline: only an unclean election may begin it anew."""
+    with directories.open() as log:
+        log.create_topic("t", partitions=3, replication_factor=1)
+        send(log, "t", numbered(b"x", 30))
+        lost = assignment(log, "t", 0).leader
+        directories.lose(log, lost)
+        directories.replace(lost)
+        bring_back(log)
+
+        assert assignment(log, "t", 0).leader is None
+        with pytest.raises(errors.ReplicaNotAvailableError, match="lost"):
+            log.partition("t", 0).reader(0)
+        log.alter_topic("t", {"unclean.leader.election.enable": True})
+        assert log.root.controller.elect()
+        assert log.partition("t", 0).end_offset() == 0
+
+
+def test_the_only_copy_leads_again_when_it_comes_back(directories, log):
+    """Nothing of it is lost."""
+    log.create_topic("t", replication_factor=1)
+    send(log, "t", [b"x"])
+    leader = assignment(log, "t").leader
+    directories.lose(log, leader)
+    with pytest.raises(errors.ReplicaNotAvailableError):
+        log.partition("t", 0).reader(0)
+    directories.put_back(leader)
+    bring_back(log)
+
+    assert values(log, "t") == [b"x"]
+
+
+def test_without_a_majority_nothing_is_changed(directories, log):
+    """Two of three are lost: the third must not decide alone, but can be read."""
+    log.create_topic("t")
+    send(log, "t", [b"x"])
+    directories.lose(log, 1)
+    directories.take(2)
+    with pytest.raises(errors.NotEnoughReplicasError, match="1 of 3"):
+        notice(log)
+    assert values(log, "t") == [b"x"]
+    directories.put_back(2)
+    directories.put_back(1)
+    bring_back(log)
+
+
+def test_a_single_directory_of_three_opens_to_read_only(directories):
+    """What it has can be read; the error of a writer says what to do."""
+    with directories.open() as log:
+        log.create_topic("t")
+        send(log, "t", [b"x"])
+    for lost in (1, 2):
+        directories.take(lost)
+
+    with pytest.raises(errors.NotEnoughReplicasError, match='mode="r"'):
+        embedlog.open(directories.path(3))
+    with embedlog.open(directories.path(3), mode="r") as log:
+        assert values(log, "t") == [b"x"]
+
+
+def test_of_two_directories_one_goes_on(tmp_path):
+    """Each of two may go on without the other, but not both: then a person must decide."""
+    directories = Directories(tmp_path, 2)
+    with directories.open() as log:
+        log.create_topic("t")
+        send(log, "t", [b"x"])
+    directories.take(1)
+    with directories.open() as log:
+        send(log, "t", [b"y"])
+    directories.put_back(1)
+    with directories.open() as log:
+        bring_back(log)
+        assert values(log, "t") == [b"x", b"y"]
+        assert log.verify() == []
+    for lost in (1, 2):
+        directories.take(lost)
+        with embedlog.open(directories.path(3 - lost), maintenance=False) as log:
+            send(log, "t", [b"of %d" % lost])
+        directories.put_back(lost)
+
+    with pytest.raises(errors.ReplicasDivergedError):
+        directories.open()
+
+
+# Acknowledgements
+
+
+def test_acks_all_needs_enough_in_sync_copies(directories, log):
+    """H1: refused before anything is written; acks=1 goes on."""
+    log.create_topic("t", replication_factor=2, config={"min.insync.replicas": 2})
+    send(log, "t", [b"x"])
+    lost = assignment(log, "t").isr[1]
+    directories.lose(log, lost)
+
+    with pytest.raises(errors.NotEnoughReplicasError, match=r"1 of 2 replicas.* is 2"):
+        send(log, "t", [b"refused"], delivery_timeout_ms=300, request_timeout_ms=100)
+    send(log, "t", [b"y"], acks=1)
+    directories.put_back(lost)
+    bring_back(log)
+    send(log, "t", [b"z"])
+
+    assert values(log, "t") == [b"x", b"y", b"z"]
+
+
+def test_a_transaction_needs_enough_in_sync_copies(directories, log):
+    """H1, of all its partitions: nothing is published."""
+    log.create_topic("t", config={"min.insync.replicas": 3})
+    producer = confluent.Producer(
+        {"bootstrap.servers": f"embedlog://{directories.paths[0]}", "transactional.id": "x"}
+    )
+    producer.init_transactions()
+    directories.lose(log, 3)
+    producer.begin_transaction()
+    producer.produce("t", b"x")
+
+    with pytest.raises(confluent.KafkaException):
+        producer.commit_transaction()
+    assert values(log, "t") == []
+    directories.put_back(3)
+
+
+def test_acks_1_writes_to_the_leader_and_the_others_follow(directories, log):
+    """They get it at the next append with acks=all, at a roll, or from the housekeeping."""
+    log.create_topic("t", replication_factor=2)
+    send(log, "t", [b"all"])
+    send(log, "t", numbered(b"one", 10), acks=1)
+    first, second = (files for files in directories.copies("t").values() if files)
+    assert first != second
+
+    log.maintain()
+
+    first, second = (files for files in directories.copies("t").values() if files)
+    assert first == second
+    send(log, "t", numbered(b"one", 10), acks=1)
+    send(log, "t", [b"all"])
+    first, second = (files for files in directories.copies("t").values() if files)
+    assert first == second
+
+
+def test_a_new_leader_that_lags_truncates(directories, log):
+    """Only records with acks=1 are lost; readers past the cut are told, and offsets go on there."""
+    log.create_topic("t", replication_factor=2)
+    send(log, "t", [b"all"])
+    send(log, "t", numbered(b"one", 10), acks=1)
+    reader_epoch = log.partition("t", 0).tail().leader_epoch
+    leader = assignment(log, "t").leader
+    directories.lose(log, leader)
+
+    assert values(log, "t") == [b"all"]
+    assert send(log, "t", [b"next"])[0].offset == 1
+    with pytest.raises(errors.LogTruncatedError):
+        log.partition("t", 0).reader(5, reader_epoch)
+    directories.put_back(leader)
+    bring_back(log)
+    first, second = (files for files in directories.copies("t").values() if files)
+    assert first == second
+
+
+def test_a_preferred_leader_loses_nothing(directories, log):
+    """Also not what was appended with acks=1 since: it is brought up to date first."""
+    log.create_topic("t", replication_factor=2)
+    preferred = assignment(log, "t").leader
+    directories.lose(log, preferred)
+    send(log, "t", [b"x"])
+    directories.put_back(preferred)
+    bring_back(log)
+    assert assignment(log, "t").leader != preferred
+    send(log, "t", numbered(b"one", 10), acks=1)
+
+    assert reassign.elect_preferred(log.root) == [TopicPartition("t", 0)]
+
+    assert assignment(log, "t").leader == preferred
+    assert values(log, "t") == [b"x", *numbered(b"one", 10)]
+
+
+# Moving copies
+
+
+def test_copies_move_to_another_directory(directories, log):
+    """The new copy catches up before the old one is deleted."""
+    log.create_topic("t", partitions=2, replication_factor=1, config={"segment.bytes": 1000})
+    send(log, "t", numbered(b"x", 60))
+    moves = {
+        TopicPartition("t", number): [each for each in (1, 2, 3) if each not in (first,)][:1]
+        for number in range(2)
+        for first in assignment(log, "t", number).replicas
+    }
+    before = values(log, "t")
+
+    assert reassign.begin(log.root, moves) == 2
+    recovery.replicate(log.root)
+    assert reassign.finish(log.root) == 2
+
+    assert [list(assignment(log, "t", n).replicas) for n in range(2)] == list(moves.values())
+    assert values(log, "t") == before
+    for number, files in directories.copies("t").items():
+        partitions = {int(path.split("/")[2]) for path in files}
+        assert partitions == {n for n in range(2) if number in assignment(log, "t", n).replicas}
+
+
+def test_a_reassignment_to_a_directory_that_is_not_there_is_refused(log):
+    """Bad input changes nothing."""
+    log.create_topic("t")
+    with pytest.raises(errors.InvalidReplicationAssignmentError, match="no directory 9"):
+        reassign.begin(log.root, {TopicPartition("t", 0): [9]})
+    assert not assignment(log, "t").is_reassigning
+
+
+# Two processes
+
+
+def test_another_process_notices_a_lost_directory_at_its_next_operation(directories, log):
+    """The one that finds it elects; the other one looks at the epoch page."""
+    log.create_topic("t")
+    context = multiprocessing.get_context("spawn")
+    to_child, to_parent = context.Queue(), context.Queue()
+
+    child = context.Process(
+        target=_child, args=(os.fspath(directories.path(1)), to_child, to_parent)
+    )
+    child.start()
+    assert to_parent.get(timeout=60) == "open"
+    leader = assignment(log, "t").leader
+    directories.lose(log, leader)
+    send(log, "t", [b"parent"])
+    to_child.put("go")
+
+    assert to_parent.get(timeout=60) == [1, 2, 3]
+    child.join()
+    assert values(log, "t") == [b"parent", *numbered(b"child", 3)]
+    directories.put_back(leader)
+
+
+def _child(path, to_child, to_parent):
+    with embedlog.open(path, maintenance=False) as log:
+        to_parent.put("open")
+        to_child.get()
+        to_parent.put([each.offset for each in send(log, "t", numbered(b"child", 3))])
