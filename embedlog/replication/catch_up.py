@@ -186,13 +186,16 @@ class ReplicaCopy:
         return position
 
     def _remove_others(self) -> None:
-        """Remove the segment files that the manifest does not name."""
+        """Remove the segment files that the manifest does not name.
+
+        Also the uncommitted ones: they are unlinked where copies are in sync, and this one may
+        join too late for that.  A file that is still being written is written here again.
+        """
         log, files = self.log, self.directory.files
         directory = f"{log.directory}/{log.partition}"
 
         def named(txn: kv.Txn) -> set[str]:
-            segments = [*catalog.segments(txn, log.key), *catalog.uncommitted_files(txn, log.key)]
-            return {info.file_name for info in segments}
+            return {info.file_name for info in catalog.segments(txn, log.key)}
 
         names = log.context.state.read(named)
         for name in files.list(directory):

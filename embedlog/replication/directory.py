@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 from embedlog import kv
 from embedlog.errors import (
@@ -85,6 +85,15 @@ class LogDirectory:
             page = self.files.map(self._epoch_fd, _PAGE_BYTES)
             self.epoch_page = memoryview(page)[:8].cast("Q")
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the locks of writes of its databases."""
+        with ExitStack() as held:
+            for store in (self.state, self.live):
+                store.acquire()
+                held.callback(store.release)
+            yield
+
     # The lock of attached processes
 
     def share_attached(self, timeout: float) -> None:
@@ -130,6 +139,21 @@ class LogDirectory:
             self.files.write(fd, [b"embedlog"], 0)
             self.files.sync(fd)
 
+    def works(self) -> bool:
+        """Whether it can be written, for an error that a broken disk is not the only reason of."""
+        try:
+            self.probe()
+        except StorageError:
+            return False
+        return True
+
+    def is_in_place(self) -> bool:
+        """Whether the path leads to this directory, as far as a broken disk lets that be seen."""
+        try:
+            return self.files.is_in_place()
+        except StorageError:
+            return True
+
     def check_in_place(self) -> None:
         """Raise if the path does not lead to this directory any more.
 
@@ -150,9 +174,16 @@ class LogDirectory:
             return True
         if not isinstance(error, StorageError):
             return False
+        if error.errno == errno.ENOMEM:
+            return not self.works()
         return error.errno in _BROKEN or (
             error.errno in _ELSEWHERE and not self.files.is_in_place()
         )
+
+    def is_to_blame_for(self, error: Exception) -> bool:
+        """Whether an error is one of a file of this directory, and says that it cannot be used."""
+        path = getattr(error, "path", None) or ""
+        return f"{path}/".startswith(f"{self.path}/") and self.is_broken_by(error)
 
     def close(self) -> None:
         """Close the databases and all files."""
@@ -162,6 +193,14 @@ class LogDirectory:
             store.close()
         self.stores.clear()
         self.files.close_all()
+
+
+class BrokenDirectoryError(Exception):
+    """A directory refused an operation because its disk is broken."""
+
+    def __init__(self, directory: LogDirectory, error: Exception) -> None:
+        super().__init__(directory, error)
+        self.directory, self.error = directory, error
 
 
 DATABASE_ERRORS = (StorageError, CorruptionError)

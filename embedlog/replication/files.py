@@ -32,7 +32,7 @@ from embedlog.errors import (
 from embedlog.files import Files
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.replication.controller import Controller, offline_error
-from embedlog.replication.directory import LogDirectory
+from embedlog.replication.directory import BrokenDirectoryError, LogDirectory
 from embedlog.segment import CHUNK_BYTES
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ class ReplicatedFiles(Files):
         while True:
             try:
                 return operation()
-            except _BrokenError as broken:
+            except BrokenDirectoryError as broken:
                 self._controller.take_offline({broken.directory.id: broken.error})
 
     def _in_all(
@@ -275,22 +275,29 @@ class ReplicatedFiles(Files):
 
     def _catch_up(
         self, leader: tuple[LogDirectory, int], follower: tuple[LogDirectory, int], position: int
-    ) -> None:
-        """Make a follower's file equal to the leader's up to a position, and end there."""
+    ) -> bool:
+        """Make a follower's file equal to the leader's up to a position, and end there.
+
+        Returns whether it was not.
+        """
         directory, fd = follower
         size = _attempt(directory, lambda files: files.size(fd))
         if size > position:
             _attempt(directory, lambda files: files.truncate(fd, position))
         elif size < position:
             copy_range(leader, follower, size, position)
+        return size != position
 
     def complete(self, fd: int, position: int) -> None:
-        """Have all in-sync copies of a file end at a position; under the partition's lock."""
+        """As `Files.complete`: also of a copy that joined the ISR since the file was written."""
 
         def once() -> None:
             copies = self._copies(fd)
-            for copy in copies[1:]:
-                self._catch_up(copies[0], copy, position)
+            for directory, copy in reversed(copies[1:]):
+                if self._catch_up(copies[0], (directory, copy), position):
+                    _attempt(directory, methodcaller("sync", copy))
+                    parent = self._handles[fd].path.rpartition("/")[0]
+                    _attempt(directory, methodcaller("sync_directory", parent))
 
         self._repeat(once)
 
@@ -550,14 +557,6 @@ class ReplicatedFiles(Files):
             directory.files.after_fork()
 
 
-class _BrokenError(Exception):
-    """A directory refused an operation because its disk is broken."""
-
-    def __init__(self, directory: LogDirectory, error: Exception) -> None:
-        super().__init__(directory, error)
-        self.directory, self.error = directory, error
-
-
 def _of_copy(operation: Callable[[Files, int], T], copy: int, files: Files) -> T:
     return operation(files, copy)
 
@@ -574,7 +573,7 @@ def _attempt(directory: LogDirectory, operation: Callable[[Files], T]) -> T:
     """Do something in one directory.
 
     Raises:
-        _BrokenError: Its disk is broken.
+        BrokenDirectoryError: Its disk is broken.
         StorageError: Another error, which is the caller's.
     """
     try:
@@ -583,7 +582,7 @@ def _attempt(directory: LogDirectory, operation: Callable[[Files], T]) -> T:
         raise
     except StorageError as error:
         if directory.is_broken_by(error):
-            raise _BrokenError(directory, error) from error
+            raise BrokenDirectoryError(directory, error) from error
         raise
 
 

@@ -14,7 +14,7 @@ from embedlog.partition.tail import Tail
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery
 from embedlog.replication.catch_up import Throttle
-from embedlog.replication.directory import LogDirectory
+from embedlog.replication.directory import BrokenDirectoryError, LogDirectory
 from embedlog.replication.election import imbalanced_leaders
 from embedlog.replication.files import copy_range
 from embedlog.replication.isr import FollowerProgress
@@ -181,13 +181,11 @@ class ReplicationJob:
                     return copy_range(
                         (leader, source), (follower, target), size, tail.log_end_position
                     )
-        except StorageError as error:
-            if error.missing:
+        except (StorageError, BrokenDirectoryError) as error:
+            if getattr(error, "missing", False) and follower.is_in_place():
                 return 0  # rolled, or deleted, meanwhile
-            if follower.is_broken_by(error) and error.path and error.path.startswith(follower.path):
-                log.controller.take_offline({follower.id: error})
-                return 0
-            raise
+            log.controller.take_offline_by(error)
+            return 0
 
     def _lead_all(self, root: ReplicatedRoot) -> None:
         """Have the leaders that were elected since the last round take over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +19,12 @@ from embedlog.errors import (
 from embedlog.files import Files
 from embedlog.keyspace import FORMAT_FILE
 from embedlog.replication.catch_up import ReplicaCopy, Throttle
-from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
+from embedlog.replication.directory import (
+    DATABASE_ERRORS,
+    BrokenDirectoryError,
+    LogDirectory,
+    describe,
+)
 from embedlog.replication.epochs import truncation_point
 from embedlog.replication.members import Member, read_member, write_member
 from embedlog.replication.metadata import (
@@ -88,8 +93,12 @@ def add_directory(root: ReplicatedRoot, path: str, rack: str | None = None) -> i
     return added[0]
 
 
-def bring_back(root: ReplicatedRoot, directory_id: int) -> dict[bytes, int]:
+def bring_back(
+    root: ReplicatedRoot, directory_id: int, failed: Mapping[int, Exception] | None = None
+) -> dict[bytes, int]:
     """Bring a directory online that is not: it gets all metadata, and every write from now on.
+
+    With ``failed`` it takes the place of directories that do not work.
 
     Returns the offsets, by the key of the partition, below which its segments are those of the
     leader; `ReplicaCopy` makes the rest equal.
@@ -106,7 +115,8 @@ def bring_back(root: ReplicatedRoot, directory_id: int) -> dict[bytes, int]:
         _prepare(root, directory)
         histories = directory.state.read(_histories)
         directory.probe()
-        controller.bring_online(directory, lost=_is_older(root, directory))
+        lost = _is_older(root, directory, failed or {})
+        controller.bring_online(directory, lost=lost, failed=failed)
     except BaseException:
         if controller.directories.get(directory_id) is not directory:
             directory.close()
@@ -151,11 +161,19 @@ def _prepare(root: ReplicatedRoot, directory: LogDirectory) -> None:
     directory.open_stores(root.lock_timeout)
 
 
-def _is_older(root: ReplicatedRoot, directory: LogDirectory) -> bool:
+def _is_older(
+    root: ReplicatedRoot, directory: LogDirectory, failed: Mapping[int, Exception]
+) -> bool:
     """Whether a directory lacks what it had when it went offline: it is new, or an old copy."""
     own = METADATA_VERSION.get(directory.state)
     info = root.controller.image.directories[directory.id]
-    return own is None or own.version < info.version - 1
+    last = info.version
+    if info.online:
+        # It counts as online since too few others are left to change that.
+        for other in root.controller.online:
+            if other.id not in failed and (version := METADATA_VERSION.get(other.state)):
+                last = max(last, version.version)
+    return own is None or own.version < last - 1
 
 
 def _histories(txn: kv.Txn) -> dict[bytes, History]:
@@ -216,7 +234,7 @@ def copy_partition(
 ) -> bool:
     """Make one copy equal to the leader's, and have it join the ISR; False if it was stopped.
 
-    If the directory turns out to be broken, it goes offline.
+    If the directory, or the leader's, turns out to be broken, it goes offline.
     """
     copy = ReplicaCopy(
         log, directory, trusted_offset=trusted_offset, throttle=throttle, stopped=stopped
@@ -225,10 +243,8 @@ def copy_partition(
         if not copy.catch_up():
             return False
         copy.join()
-    except StorageError as error:
-        if not directory.is_broken_by(error):
-            raise
-        log.controller.take_offline({directory.id: error})
+    except (StorageError, BrokenDirectoryError) as error:
+        log.controller.take_offline_by(error)
         return False
     return True
 
@@ -244,6 +260,27 @@ def try_bring_back(root: ReplicatedRoot) -> dict[int, dict[bytes, int]]:
         except (EmbedlogError, OSError) as error:
             _logger.debug("Directory %s stays offline: %s", info.path, describe(error))
     return results
+
+
+def regain_quorum(root: ReplicatedRoot, failed: Mapping[int, Exception]) -> bool:
+    """Bring a directory back while too few others work; return whether one came back.
+
+    Also one that still counts as online, if another disk is at its path now.
+    """
+    controller = root.controller
+    for each, info in controller.image.directories.items():
+        opened = controller.directories.get(each)
+        if info.online and (each not in failed or opened is None or opened.is_in_place()):
+            continue
+        if not os.path.isdir(info.path):
+            continue
+        try:
+            bring_back(root, each, failed)
+        except (EmbedlogError, OSError) as error:
+            _logger.debug("Directory %s stays offline: %s", info.path, describe(error))
+        else:
+            return True
+    return False
 
 
 def replicate(

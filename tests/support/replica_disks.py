@@ -182,7 +182,9 @@ def _encode(
     return encoded
 
 
-def write_all(setting: Setting, life: int, topics: tuple[str, ...] = ("all", "one", "short")) -> None:
+def write_all(
+    setting: Setting, life: int, topics: tuple[str, ...] = ("all", "one", "short")
+) -> None:
     """Append with ``acks=all``; what the process before left unacknowledged, again."""
     journal, log, dice = Journal(setting.directory, life), setting.open(), random.Random(life)
 
@@ -264,7 +266,10 @@ def write_one(setting: Setting, life: int) -> None:
         encoded.set_producer(_PRODUCER * (2 + identities) + life, 0, sequences[partition])
         try:
             appended = _until_done(
-                journal, "one", partition, lambda: part.append([encoded], acks=1)  # noqa: B023
+                journal,
+                "one",
+                partition,
+                lambda: part.append([encoded], acks=1),  # noqa: B023
             )
             journal.note(b"a", "one", partition, count, first, appended[0].base_offset)
             sequences[partition] += count
@@ -691,7 +696,9 @@ def _compare_records(
                 for value, count in Counter(values).items()
                 if count > 1 and PROCESSES[value[0] // _LIVES] is not produce_one
             ]
-            assert not doubled, f"{name}-{number}: {len(doubled)} records are doubled: {doubled[:9]}"
+            assert not doubled, (
+                f"{name}-{number}: {len(doubled)} records are doubled: {doubled[:9]}"
+            )
             never = [value for value in values if value[1] >= sent[value[0]]]
             assert not never, f"{name}-{number}: never sent: {never[:9]}"
             done["records"] += len(values)
@@ -741,9 +748,7 @@ def _compare_keys(journals: list[Any], records: dict[int, tuple[int, int]]) -> C
     return Counts(keys=len(last), compacted=len(records))
 
 
-def _compare_publications(
-    journals: list[Any], records: list[dict[int, tuple[int, int]]]
-) -> Counts:
+def _compare_publications(journals: list[Any], records: list[dict[int, tuple[int, int]]]) -> Counts:
     """Each version is in both partitions, once, or in none."""
     first, second = ([number for _, number in each.values()] for each in records)
     assert sorted(first) == sorted(second), set(first) ^ set(second)
@@ -784,7 +789,9 @@ def _compare_copies(log: Any) -> Counts:
             tail = part.tail()
             assignment = controller.assignment(part.key)
             assert set(assignment.isr) == set(assignment.replicas), (name, number, assignment)
-            infos = log.root.context.state.read(lambda txn, key=part.key: catalog.segments(txn, key))
+            infos = log.root.context.state.read(
+                lambda txn, key=part.key: catalog.segments(txn, key)
+            )
             for info in infos:
                 size = info.size if info.sealed else tail.log_end_position
                 copies = {
@@ -805,9 +812,7 @@ def _compare_copies(log: Any) -> Counts:
 
 def _report_pauses(directory: Path, faults: _Faults) -> Counts:
     """Print how long appends with ``acks=all`` paused after each fault of one disk."""
-    times = sorted(
-        entry.time_ns for entry in journal_of(directory, 1) if entry.kind == b"a"
-    )
+    times = sorted(entry.time_ns for entry in journal_of(directory, 1) if entry.kind == b"a")
     clean, all_pauses = [], []
     for kind, when in faults.faults:
         window = [at for at in times if when - 200_000_000 < at < when + 1_500_000_000]
