@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -241,6 +241,7 @@ class Controller:
             error = next(iter(failed.values()))
             if not left:
                 raise error
+            epoch = self.epoch
             refused = self._refuses(left)
             if refused is None:
                 for each, reason in failed.items():
@@ -253,8 +254,9 @@ class Controller:
                     return
                 self._adopt(self.image)
         if refused is not None:
-            if self._regain_quorum(failed):
-                return
+            self.refresh()
+            if self.epoch != epoch or self._regain_quorum(failed):
+                return  # the caller tries again, with the directories that there are now
             raise refused from error
         reasons = {each: describe(error) for each, error in failed.items()}
         self.state.write(lambda txn: self._offline(txn, reasons))
@@ -356,6 +358,7 @@ class Controller:
             NotEnoughReplicasError: Too few directories are online, also with this one.
         """
         reasons = {each: describe(error) for each, error in (failed or {}).items()}
+        epoch_before = self.epoch
 
         def online(txn: kv.Txn) -> None:
             image = MetadataImage.load(txn)
@@ -377,13 +380,16 @@ class Controller:
         with (
             self.state.held(reasons) as directories,
             self.live.held(reasons),
-            directory.held(),
+            ExitStack() as held,
         ):
+            if directory.id in {each.id for each in directories} or (
+                reasons and self.epoch != epoch_before
+            ):
+                raise _changed_meanwhile(directory)
+            held.enter_context(directory.held())
             own = METADATA_VERSION.get(directory.state)
             if own is not None and own.epoch > self.epoch:
-                raise StorageError(
-                    "The directory is newer than the others", path=directory.path, operation="join"
-                )
+                raise _changed_meanwhile(directory)
             for name, store in directory.stores.items():
                 source = directories[0].stores[name]
                 rows = source.read(lambda txn: list(txn.cursor()))
@@ -407,6 +413,15 @@ class Controller:
         for directory in self.directories.values():
             with suppress(EmbedlogError):
                 directory.close()
+
+
+def _changed_meanwhile(directory: LogDirectory) -> StorageError:
+    return StorageError(
+        "Another process changed which directories are online",
+        path=directory.path,
+        operation="bring online",
+        todo="The next attempt sees that.",
+    )
 
 
 def _without_copy(assignment: PartitionAssignment, lost: int) -> PartitionAssignment:

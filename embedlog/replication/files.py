@@ -23,6 +23,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar
 
+from embedlog import catalog, kv
 from embedlog.errors import (
     EmbedlogError,
     LockTimeoutError,
@@ -134,6 +135,28 @@ class ReplicatedFiles(Files):
                 return operation()
             except BrokenDirectoryError as broken:
                 self._controller.take_offline({broken.directory.id: broken.error})
+            except StorageError as error:
+                directory = self._lost_copy(error) if error.missing else None
+                if directory is None:
+                    raise
+                self._controller.take_offline({directory.id: error})
+
+    def _lost_copy(self, error: StorageError) -> LogDirectory | None:
+        """Return the directory of which someone deleted a segment file that others have.
+
+        Another process may have unlinked it as well, but then the manifest does not name it.
+        """
+        controller = self._controller
+        for directory in controller.online:
+            path = (error.path or "").removeprefix(f"{directory.path}/")
+            key = partition_of(path if path.count("/") > 2 else f"{path}/")
+            assignment = None if path == error.path or key is None else controller.assignment(key)
+            if assignment is None or not set(assignment.isr) > {directory.id}:
+                continue
+            name = path.split("/", 3)[3] if path.count("/") > 2 else None
+            if name is None or controller.state.read(partial(_is_named, key, name)):
+                return directory
+        return None
 
     def _in_all(
         self, path: str, operation: Callable[[Files], T], *, some_may_lack_it: bool = False
@@ -563,6 +586,11 @@ def _of_copy(operation: Callable[[Files, int], T], copy: int, files: Files) -> T
 
 def _open_file(files: Files, path: str, write: bool, create: bool) -> int:
     return files.open(path, write=write, create=create)
+
+
+def _is_named(key: bytes, name: str, txn: kv.Txn) -> bool:
+    """Whether the manifest names a segment file of a partition."""
+    return any(info.file_name == name for info in catalog.segments(txn, key))
 
 
 def _check_exists(path: str, files: Files) -> None:

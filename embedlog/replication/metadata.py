@@ -161,7 +161,9 @@ def newest(images: Mapping[int, MetadataImage], versions: Mapping[int, int]) -> 
 
 
 def check_agreement(images: Mapping[int, MetadataImage]) -> None:
-    """Raise if two directories have taken each other offline.
+    """Raise if two directories have taken each other offline, and went on alone.
+
+    Of more than two, a majority decided each time: the newest metadata is that of all.
 
     Raises:
         ReplicasDivergedError: Each may have records and commits that the other lacks.
@@ -170,6 +172,8 @@ def check_agreement(images: Mapping[int, MetadataImage]) -> None:
         for other, theirs in images.items():
             mine, yours = image.directories.get(other), theirs.directories.get(directory)
             if other <= directory or mine is None or yours is None:
+                continue
+            if len(image.directories) > 2 and len(theirs.directories) > 2:
                 continue
             if not mine.online and not yours.online and _is_own(image, directory, theirs, other):
                 raise ReplicasDivergedError(

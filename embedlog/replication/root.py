@@ -23,6 +23,7 @@ from embedlog.errors import (
     DiskFullError,
     NotALogError,
     ReplicaNotAvailableError,
+    ReplicasDivergedError,
     StorageError,
 )
 from embedlog.files import Files
@@ -156,9 +157,12 @@ class ReplicatedRoot(Root):
                 undo.callback(files.close_all)
             cluster, paths = find_members([*self.paths, *opened], opened)
             directories = self._check_each(paths, opened, writable)
+            for directory in directories.values():
+                undo.callback(directory.close)
             if not directories:
                 raise NotALogError("None of the directories can be opened", path=self.path)
             self.controller = Controller(directories, self._open_directory, self._regain_quorum)
+            undo.callback(self.controller.close)
             self.controller.refresh()
             if writable:
                 # Directories that a killed process left one write behind, or that broke
@@ -254,11 +258,17 @@ class ReplicatedRoot(Root):
             except DATABASE_ERRORS as error:
                 _logger.warning("Directory %s cannot be used: %s", directory.path, error)
                 del directories[directory.id]
+                directory.close()
         images = {
             each: directory.state.read(MetadataImage.load)
             for each, directory in directories.items()
         }
-        check_agreement(images)
+        try:
+            check_agreement(images)
+        except ReplicasDivergedError:
+            for directory in directories.values():
+                directory.close()
+            raise
         return {each: directory for each, directory in directories.items() if images[each].epoch}
 
     def _lock_each(self, directories: dict[int, LogDirectory]) -> None:
