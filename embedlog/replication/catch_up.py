@@ -25,6 +25,7 @@ from embedlog.partition import recovery
 from embedlog.partition.tail import Tail
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.files import copy_range, make_parents
+from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.segment import CHUNK_BYTES
 
@@ -101,6 +102,7 @@ class ReplicaCopy:
         """Copy the rest under the partition's lock, and have the copy join the ISR."""
         log = self.log
         with log.locked():
+            leader = self._leader()
             tail = recovery.tail_locked(log)
             self._throttle = Throttle()  # appends wait
             self._pass(tail)
@@ -108,9 +110,13 @@ class ReplicaCopy:
             if log.context.durability == "fsync" or self.copied_bytes or self.removed_files:
                 for path in (*reversed(log.directories),):
                     self.directory.files.sync_directory(path)
-            log.controller.change_assignment(
-                log.key, lambda assignment: assignment.expand([self.directory.id])
-            )
+
+            def expand(assignment: PartitionAssignment) -> PartitionAssignment:
+                # With another leader, or none, the next attempt begins again.
+                same = assignment.leader == leader
+                return assignment.expand([self.directory.id]) if same else assignment
+
+            log.controller.change_assignment(log.key, expand)
 
     @property
     def result(self) -> CatchUpResult:
