@@ -254,8 +254,7 @@ class Controller:
                     return
                 self._adopt(self.image)
         if refused is not None:
-            self.refresh()
-            if self.epoch != epoch or self._regain_quorum(failed):
+            if self.current().epoch != epoch or self._regain_quorum(failed):
                 return  # the caller tries again, with the directories that there are now
             raise refused from error
         reasons = {each: describe(error) for each, error in failed.items()}

@@ -17,9 +17,11 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
+from embedlog.keyspace import FORMAT_FILE
 
 EPOCH_FILE = "epoch"
 _PAGE_BYTES = 4096
+_ENTRIES = (FORMAT_FILE, EPOCH_FILE, "locks", "topics")
 _PROBE_FILE = "probe"
 _BROKEN = frozenset(
     {
@@ -147,6 +149,13 @@ class LogDirectory:
             return False
         return True
 
+    def is_whole(self) -> bool:
+        """Whether it is in place and has what every directory has, so that it is not being deleted."""
+        try:
+            return self.files.is_in_place() and all(map(self.files.exists, _ENTRIES))
+        except StorageError:
+            return False
+
     def is_in_place(self) -> bool:
         """Whether the path leads to this directory, as far as a broken disk lets that be seen."""
         try:
@@ -176,9 +185,7 @@ class LogDirectory:
             return False
         if error.errno == errno.ENOMEM:
             return not self.works()
-        return error.errno in _BROKEN or (
-            error.errno in _ELSEWHERE and not self.files.is_in_place()
-        )
+        return error.errno in _BROKEN or (error.errno in _ELSEWHERE and not self.is_whole())
 
     def is_to_blame_for(self, error: Exception) -> bool:
         """Whether an error is one of a file of this directory, and says that it cannot be used."""
