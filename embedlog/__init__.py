@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from embedlog.api import Log, Topic, open  # noqa: A004 - like `shelve.open`
     from embedlog.api.consumer_group import ConsumerGroup
     from embedlog.api.run_group import GroupRun, run_group
+    from embedlog.api.run_mirror import MirrorRun, mirror
     from embedlog.config import TopicConfig
     from embedlog.consumer import Consumer, ConsumerRebalanceListener
     from embedlog.producer import Producer
@@ -53,6 +54,8 @@ _MODULES = {
     "Log": "api",
     "run_group": "api.run_group",
     "GroupRun": "api.run_group",
+    "mirror": "api.run_mirror",
+    "MirrorRun": "api.run_mirror",
     "Topic": "api",
     "ConsumerGroup": "api.consumer_group",
     "Producer": "producer",
@@ -78,6 +81,7 @@ __all__ = [
     "ConsumerRebalanceListener",
     "GroupRun",
     "Log",
+    "MirrorRun",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "Producer",
@@ -89,6 +93,7 @@ __all__ = [
     "TopicConfig",
     "TopicPartition",
     "errors",
+    "mirror",
     "open",
     "run_group",
 ]

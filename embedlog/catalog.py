@@ -45,7 +45,11 @@ FORBIDDEN_ENDS = (".tmp", ".deleted")
 INTERNAL = "__"
 """Prefix of internal topics, which are listed on request only."""
 ACTIVITY = "__activity"
-"""The internal topic of embedlog; see `maintenance.activity`."""
+"""The internal topic of what happened; see `maintenance.activity`."""
+AUDIT = "__audit"
+"""The internal topic of what producers and groups counted; see `audit`."""
+OWN_TOPICS = (ACTIVITY, AUDIT)
+"""The topics that only embedlog itself creates and writes to."""
 
 MAX_PARTITIONS = 20_000
 """Of one topic.  To create this many takes a third of a second, during which no other process
@@ -179,14 +183,14 @@ def check_topic_name(name: object) -> str:
 
 
 def refuse_internal(name: str) -> None:
-    """Raise for the topic that only housekeeping creates and writes to.
+    """Raise for the topics that only embedlog itself creates and writes to.
 
     Raises:
-        InvalidTopicError: It is that topic.
+        InvalidTopicError: It is one of them.
     """
-    if name == ACTIVITY:
+    if name in OWN_TOPICS:
         raise InvalidTopicError(
-            f"Only housekeeping creates, writes to and deletes {name}",
+            f"Only embedlog itself creates, writes to and deletes {name}",
             todo="You can read it and change its settings.",
             topic=name,
         )
@@ -254,6 +258,8 @@ class Catalog:
                 )
                 if name == ACTIVITY:
                     todo = "Housekeeping creates it with the first event."
+                elif name == AUDIT:
+                    todo = "It begins with the first client of a topic that has audit=true."
                 raise UnknownTopicOrPartitionError("There is no such topic", topic=name, todo=todo)
             cache[name] = topic
         return topic

@@ -16,6 +16,7 @@ NONE = "-"
 
 _EXTRAS = dict.fromkeys(("avro", "fastavro"), '"embedlog[avro]"') | {
     "polars": '"embedlog[polars]"',
+    "confluent_kafka": '"embedlog[kafka]"',
 }
 """What to install for packages of which embedlog needs some version, or more than them."""
 _STYLE = """\

@@ -445,6 +445,14 @@ class OutOfOrderSequenceError(EmbedlogError):
     """
 
 
+class FencedLeaderEpochError(EmbedlogError, ValueError):
+    """A batch that keeps its leader epoch follows one of a later epoch (A8, A37).
+
+    Nothing was written.  A retry does not help: the histories of the two logs part below the
+    batch; truncate the copy to there, and copy from there on.
+    """
+
+
 class InvalidProducerEpochError(EmbedlogError):
     """A newer producer with the same ``producer_name`` has taken over (G17).
 
@@ -518,6 +526,49 @@ class ReplicasDivergedError(EmbedlogError):
 
     A retry does not help: say which one counts, with ``embedlog replicas remove`` of the other.
     """
+
+
+# Mirrors
+
+
+class MirroredTopicError(EmbedlogError):
+    """The topic is a copy, and only the mirror of its ``source`` may write to it.
+
+    Nothing was written.  A retry does not help: write to the source, or, if that is lost, make the
+    copy the place to write to with a failover.
+    """
+
+    source: str | None = None
+    """The setting ``mirror.source`` of the topic."""
+
+
+class MirrorConflictError(EmbedlogError):
+    """A mirror cannot write to a topic: it is no copy of the topic of the source.
+
+    It is another topic, or it was a copy until a failover, or another process writes to it.
+    Nothing was written.  A retry does not help: do what the error says.
+    """
+
+
+class KafkaClusterError(EmbedlogError):
+    """A Kafka cluster, which is an end of a mirror, does not answer, or refuses a request.
+
+    Nothing is lost or doubled: the mirror goes on where it was.  A retry may help; a mirror that
+    follows tries again by itself.
+    """
+
+    retriable = True
+
+
+class MirrorDivergedError(EmbedlogError):
+    """The source does not have the records any more from which a copy was made.
+
+    It was cut, restored, or created again, and may have other records at the same offsets.
+    Nothing was written.  A retry does not help: cut the copy at ``next_offset``, from which on it
+    differs, or delete it.
+    """
+
+    next_offset: int | None = None
 
 
 # Storage

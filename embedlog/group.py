@@ -378,6 +378,32 @@ class Group:
         self.update_without_dead_members(step, timeout)
         self.checkpoint(timeout=timeout)
 
+    def advance(self, positions: Positions) -> dict[TopicPartition, int]:
+        """Move commits of a group without members forward, as a mirror does; return what moved.
+
+        A commit that is as far already stays, and nothing changes in a group with members.
+
+        Raises:
+            ValueError, OffsetMetadataTooLargeError: A position is invalid; nothing was committed.
+            UnknownTopicOrPartitionError: A partition does not exist.
+        """
+        rows = self.encode(positions)
+        partitions = dict(zip(rows, positions, strict=True))
+        dead, now_ms = self._dead_members(), self.uptime()
+
+        def step(txn: kv.Txn, group: Membership) -> dict[TopicPartition, int]:
+            if set(group.members) - dead - self._expired_members(txn, now_ms):
+                return {}
+            ahead = {}
+            for key, partition in partitions.items():
+                committed = COMMITTED.get(txn, self.key, key)
+                if committed is None or committed.position.offset < positions[partition].offset:
+                    ahead[key] = rows[key]
+            offsets.put(txn, self.key, ahead)
+            return {partitions[key]: positions[partitions[key]].offset for key in ahead}
+
+        return self.update(step) if positions else {}
+
     def encode(self, positions: Positions) -> dict[bytes, bytes]:
         """Return the rows that store positions, by the key of the partition, in the same order.
 

@@ -9,7 +9,7 @@ which uses the same notation.  `get`, `put`, `delete` and `scan` are its methods
     for (partition, name), lease in LEASES.scan(txn): ...
 
 A row is a letter, then the fields of the key; the letters are unique over both
-databases (`state`: capitals).  Numbers are big-endian, so that keys sort as
+databases (`state`: capitals and digits).  Numbers are big-endian, so that keys sort as
 numbers.  Text ends with a NUL, except in the last field.  Each value in `state`
 begins with the CRC-32C of key and value, because LMDB has no checksums.
 
@@ -187,7 +187,8 @@ class Table(Generic[V]):
     tuple, which is read as a named tuple.  `typed` and `coded` replace it by a class.
 
     Args:
-        letter: What its keys begin with; no other table has it.  A capital is in `STATE`.
+        letter: What its keys begin with; no other table has it.  Small letters are in `LIVE`,
+            capitals and digits in `STATE`.
         key: Fields of the key, and their types, as ``name: type, ...``.
         value: Fields of the value, likewise.
         purpose: One line for docs/format.md.
@@ -211,7 +212,7 @@ class Table(Generic[V]):
         optional: bool = False,
     ) -> None:
         self.letter, self.purpose, self.optional = letter.encode(), purpose, optional
-        self.database = STATE if letter.isupper() else LIVE
+        self.database = LIVE if letter.islower() else STATE
         self.key_layout: Layout = Layout(key, prefix=self.letter)
         self.value_layout: Layout = Layout(value)
         of_partition = PARTITION in self.key_layout.fields.values()
@@ -536,17 +537,32 @@ DIRECTORIES = Table[Any](
     "A directory of a log with replicas: `path`, `rack`, `online`, and why it is not",
 )
 ASSIGNMENTS = Table[Any](
-    "O",
+    "1",
     "partition: partition key",
     "fields: JSON",
     "The replicas of a partition: `replicas`, `isr`, `leader`, `leader_epoch`, and others",
 )
 METADATA_VERSION = Table[Any](
-    "Z",
+    "2",
     "",
     "version: u64, epoch: u64, controller_id: u32, changes: bytes",
     "How many writes this `state` has of all directories, their epoch, the directory that is "
     "read, and the rows that the last write changed",
+)
+MIRRORED_TOPICS = Table[Any](
+    "Z",
+    "topic_id: u64",
+    "fields: JSON",
+    "A topic that is a copy: `source` (its setting `mirror.source`), `address`, `source_topic_id`, "
+    "`path`, `config`, `begun` and `epochs`, as in `embedlog/mirrors/mirrored_topic.py`",
+    dropped_with_topic=True,
+)
+MIRROR_POSITIONS = Table[Any](
+    "O",
+    "partition: partition key, site: text",
+    "offset: i64, leader_epoch: i32, target_offset: i64",
+    "Where a mirror that merges the records of a site goes on, as of an offset of the partition",
+    optional=True,
 )
 
 # live
@@ -647,10 +663,17 @@ REPORTED_GROUPS = Table[Any](
 REPORTED_OWNER = Table[int](
     "w", "", "pid: u32", "The process that `__activity` has as the maintenance owner"
 )
+MIRRORS = Table[Any](
+    "y",
+    "mirror: text",
+    "fields: JSON",
+    "What a mirror has done and how far it is behind: the fields of `MirrorStatus` in "
+    "`embedlog/mirrors/status.py`",
+)
 REPORTED_LIVE = Table[None]("b", "", "", "`__activity` has events from this `live`")
 
 LIVE_VERSION = Table[Any](
-    "y",
+    "e",
     "",
     "version: u64, changes: bytes",
     "How many writes this `live` has of all directories, and the rows that the last one changed",

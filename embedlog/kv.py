@@ -18,7 +18,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from time import monotonic
 from typing import Any, TypeVar
@@ -693,11 +693,12 @@ class RecordingTxn:
 
 def apply_changes(txn: Txn, changes: dict[bytes, bytes | None]) -> None:
     """Make the changes that a `RecordingTxn` noted."""
+    put, delete = txn.put, txn.delete
     for key, value in changes.items():
         if value is None:
-            txn.delete(key)
+            delete(key)
         else:
-            txn.put(key, value)
+            put(key, value)
 
 
 class StoreError(Exception):
@@ -725,21 +726,21 @@ def transact_all(
     order = sorted(range(len(stores)), key=lambda index: stores[index].order, reverse=True)
     while True:
         at, stepping = 0, False
+        held: list[threading.Lock] = []
+        txns: list[Any] = []
+        shared: list[_Environment] = []
         try:
-            with ExitStack() as held:
-                shared: list[_Environment] = []
-                txns: list[Any] = [None] * len(stores)
-                for at in range(len(stores)):
-                    shared.append(stores[at]._shared or stores[at]._attach())
-                for at in order:
-                    held.enter_context(shared[at].writing)
-                for at, store in enumerate(stores):
-                    store._check_length()
-                    txns[at] = shared[at].handle.begin(None, None, True)
-                    held.callback(txns[at].abort)  # does nothing after the commit
-                stepping = True
-                result = step([_NamedTxn(txn, index) for index, txn in enumerate(txns)])
-                return result, _commit_all(stores, txns)
+            for at, store in enumerate(stores):  # noqa: B007 - an error is that of a store
+                shared.append(store._shared or store._attach())
+            for at in order:
+                shared[at].writing.acquire()
+                held.append(shared[at].writing)
+            for at, store in enumerate(stores):
+                store._check_length()
+                txns.append(shared[at].handle.begin(None, None, True))
+            stepping = True
+            result = step([_NamedTxn(txn, index) for index, txn in enumerate(txns)])
+            return result, _commit_all(stores, txns)
         except _TxnError as error:
             at, failure = error.index, error.error
         except lmdb.Error as error:
@@ -748,6 +749,11 @@ def transact_all(
             if stepping:
                 raise
             raise StoreError(at, error) from error
+        finally:
+            for txn in txns:
+                txn.abort()  # does nothing after the commit
+            for lock in held:
+                lock.release()
         try:
             stores[at]._prepare_retry(shared[at], failure, "commit")
         except EmbedlogError as error:

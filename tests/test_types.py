@@ -235,16 +235,17 @@ def test_every_setting_has_a_type():
 
 DIR = {
     "log": """
-        alter_topic close compact consumer convert create_partitions create_topic delete_records
-        delete_topic describe_topic durability flush group groups hold leases maintain maintenance
-        metrics partition path producer prometheus rebuild_index repair retention_bytes schemas sql
-        topic topics verify
+        alter_topic audit close compact consumer convert create_partitions create_topic
+        delete_records delete_topic describe_topic durability failover flush group groups hold
+        leases maintain maintenance metrics mirrors partition path producer prometheus rebuild_index repair
+        retention_bytes schemas sql topic topics verify
     """,
     "topic": """
         at batches between config describe_retention explain_compaction get head items name optimize
         partition partitions plot ranges raw sample scan schema select since size_bytes tail
         to_arrow to_pandas to_polars
     """,
+    "mirror": "errors running status stop wait",
     "view": """
         at batches between get items name plot ranges raw sample scan schema select since to_arrow
         to_pandas to_polars
@@ -278,9 +279,11 @@ def test_dir_lists_what_programs_may_use(tmp_path):
         with log.producer() as producer, log.consumer("t") as consumer:
             run = embedlog.run_group(log, "t", "g", print, processes=1)
             run.close()
+            mirror = embedlog.mirror(log, tmp_path / "copy", progress=False)
             objects = {
                 "log": log,
                 "topic": topic,
+                "mirror": mirror,
                 "view": topic[:1],
                 "group": group,
                 "producer": producer,

@@ -14,6 +14,7 @@ from embedlog.api.reset_offsets import (
     To,
     reset_target,
 )
+from embedlog.audit.group_counts import report_reset
 from embedlog.consumer.arguments import to_topic_partition
 from embedlog.consumer.group_client import open_group
 from embedlog.display import NONE, cut, html_table, moment, need, plural, public_names, text_table
@@ -323,6 +324,7 @@ class ConsumerGroup:
             positions[partition] = OffsetAndMetadata(after, metadata, offsets.leader_epoch)
         if not dry_run:
             group.reset(positions)
+            report_reset(self._root, self.name, changes)
         return OffsetResetResult(self.name, changes, dry_run)
 
     def _select(

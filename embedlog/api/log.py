@@ -9,8 +9,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -63,11 +64,14 @@ from embedlog.schemas.infer import SchemaLike, columns_of
 from embedlog.schemas.settings import check_typed_config
 from embedlog.schemas.topic_schema import TopicSchema, first_version
 from embedlog.serializers import SerializerName
+from embedlog.times import When, milliseconds, parse_duration
 
 if TYPE_CHECKING:
     import polars
 
     from embedlog.api.consumer_group import ConsumerGroup
+    from embedlog.api.failover import FailoverResult, Strategy
+    from embedlog.audit.comparison import AuditResult
     from embedlog.compaction import CleanResult
     from embedlog.compaction.rebatch import RebatchResult
     from embedlog.config.options import (
@@ -80,9 +84,11 @@ if TYPE_CHECKING:
     from embedlog.convert import ConversionResult
     from embedlog.maintenance import Maintenance
     from embedlog.maintenance.activity import Event
+    from embedlog.mirrors.status import MirrorStatus
     from embedlog.producer import Producer
     from embedlog.registry import SchemaRegistry
     from embedlog.retention.retain import RetentionResult
+    from embedlog.times import When
 
 Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
 Progress = Callable[[int, int], None]
@@ -514,6 +520,50 @@ class Log:
 
         return ConsumerGroup(self.root, name)
 
+    # Mirrors
+
+    def mirrors(self) -> list[MirrorStatus]:
+        """Return the mirrors that copy to this log, as they last reported; see `embedlog.mirror`.
+
+        A reboot forgets those that do not run.
+        """
+        from embedlog.mirrors.status import mirror_statuses
+
+        return mirror_statuses(self.root)
+
+    def failover(
+        self,
+        group: str | Iterable[str] | None = None,
+        strategy: Strategy = "offsets",
+        *,
+        at: When | None = None,
+        topics: str | Iterable[str] | None = None,
+        dry_run: bool = True,
+    ) -> FailoverResult:
+        """Let programs write to topics that are copies, and say where consumer groups go on.
+
+        From then on the mirror of these topics is refused.  The result says for each group and
+        partition how many offsets are, or may be, read again or never.
+
+        Args:
+            group: A group, or several; None only makes the topics writable.
+            strategy: ``"offsets"``: where the mirror copied the commits of the group from the
+                source (``groups`` of `embedlog.mirror`); ``"time"``: at the first record at or
+                after ``at``; ``"earliest"`` or ``"latest"``; or offsets by partition, in all others
+                as ``"offsets"``.
+            at: A time as in `ConsumerGroup.reset_offsets`, such as ``"10m"`` for ten minutes ago.
+            topics: Only these copies; by default all of the log.
+            dry_run: Change nothing.
+
+        Raises:
+            NonEmptyGroupError: A group has members here; also raised for a dry run.
+            IllegalStateError, UnknownTopicOrPartitionError: There is no such copy.
+            InvalidConfigError, OffsetOutOfRangeError: The strategy is not possible.
+        """
+        from embedlog.api.failover import Failover
+
+        return Failover(self.root, group, strategy, at, topics).run(dry_run=dry_run)
+
     # Schemas
 
     @property
@@ -831,6 +881,41 @@ class Log:
                 raise error
         return results
 
+    def audit(
+        self,
+        topic: str,
+        window: timedelta | str | int = "1h",
+        *,
+        since: When | None = None,
+        until: When | None = None,
+        tiers: Iterable[str] | None = None,
+    ) -> AuditResult:
+        """Compare what producers, consumer groups and others counted of a topic with the log.
+
+        The result has a row per window of record time and tier, its ``differences`` name each
+        difference in a sentence, and ``to_pandas()``, ``to_polars()`` and ``to_arrow()`` return a
+        frame.  Producers and groups count only if the topic has ``audit=true``.
+
+        Args:
+            topic: The topic.
+            window: The width of a window, of whole minutes, such as ``"1h"``; an int is
+                milliseconds.
+            since: Only windows that end after this time, such as ``"2d"`` (ago).
+            until: Only windows that begin before this time.
+            tiers: Only these of ``log``, ``producer``, ``group``, ``pipeline`` and ``mirror``.
+
+        Raises:
+            UnknownTopicOrPartitionError: There is no such topic.
+            InvalidConfigError: The window or a tier is not valid.
+            CorruptBatchError: A batch is damaged.
+        """
+        from embedlog.audit.comparison import audit
+
+        now_ms = self.root.clock()
+        since_ms = None if since is None else milliseconds(since, now_ms)
+        until_ms = None if until is None else milliseconds(until, now_ms)
+        return audit(self.root, topic, _width_ms(window), since_ms, until_ms, tiers)
+
     # Closing
 
     def close(self) -> None:
@@ -937,6 +1022,20 @@ def _merged(config: Mapping[str, object], more: Mapping[str, object]) -> dict[st
     return {**config, **more}
 
 
+def _width_ms(window: timedelta | str | int) -> int:
+    """Return the width of a window in ms.
+
+    Raises:
+        InvalidConfigError: It is not a duration.
+    """
+    width = parse_duration(window) if isinstance(window, str) else window
+    if isinstance(width, timedelta):
+        return width // timedelta(milliseconds=1)
+    if type(width) is not int:
+        raise InvalidConfigError(f"window must be a duration such as '1h', got {window!r}")
+    return width
+
+
 def _reopen(open_root: Callable[[], Root], maintenance_config: MaintenanceConfig | None) -> Log:
     return Log(open_root(), maintenance_config)
 
@@ -1027,13 +1126,13 @@ LogPath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 def open_root(path: LogPath, **options: Any) -> Root:
     """Open the root of a log in one directory, or in several."""
-    if isinstance(path, (str, bytes, os.PathLike)):
+    if isinstance(path, list | tuple):
+        paths = [directory_of(each) for each in path]
+    else:
         try:
             return Root(directory_of(path), **options)
         except HasReplicasError:
             paths = [directory_of(path)]
-    else:
-        paths = [directory_of(each) for each in path]
     # Imported here: most logs are in one directory.
     from embedlog.replication.members import real_paths
     from embedlog.replication.root import ReplicatedRoot

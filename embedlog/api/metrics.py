@@ -13,7 +13,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.group import group_ids
-from embedlog.keyspace import JOB_RUNS
+from embedlog.keyspace import JOB_RUNS, MIRRORS
 from embedlog.maintenance.jobs import owner_in
 from embedlog.metrics import (
     GROUP,
@@ -39,6 +39,15 @@ def log_samples(root: Root) -> Iterator[Sample]:
         with suppress(GroupIdNotFoundError):
             yield from _group_samples(root, group)
     yield from _maintenance_samples(root)
+    if any_mirror(root):
+        from embedlog.mirrors.status import mirror_samples
+
+        yield from mirror_samples(root)
+
+
+def any_mirror(root: Root) -> bool:
+    """Return whether a mirror has reported to this log."""
+    return root.context.live.read(lambda txn: MIRRORS.any(txn))
 
 
 def _topic_samples(root: Root, topic: str) -> Iterator[Sample]:

@@ -9,18 +9,20 @@ and decodes only the columns that are read.
 
 from __future__ import annotations
 
-from embedlog.batch.add_headers import add_headers, rows_without_key, to_encoded
+from embedlog.batch.add_headers import add_headers, placed, rows_without_key, to_encoded, trimmed
 from embedlog.batch.decode import Batch, BatchSource, message_length, offset_range, parse
 from embedlog.batch.decode_run import BatchRun, batches_fast
-from embedlog.batch.encode import EncodedBatch, encode, encode_lists, from_lists
+from embedlog.batch.encode import EncodedBatch, PlacedBatch, encode, encode_lists, from_lists
 from embedlog.batch.encode_one import encode_one
 from embedlog.batch.limits import BatchLimits, is_over, kafka_size
+from embedlog.batch.time_windows import MINUTE_MS, count_windows, windows_of
 from embedlog.batch.wire import (
     COMPRESSED,
     CONTROL,
     EXPLICIT_OFFSETS,
     HEADERS,
     LOG_APPEND_TIME,
+    MAX_GAP,
     NOT_FAST,
     TOMBSTONES,
     TYPED,
@@ -33,6 +35,8 @@ __all__ = [
     "EXPLICIT_OFFSETS",
     "HEADERS",
     "LOG_APPEND_TIME",
+    "MAX_GAP",
+    "MINUTE_MS",
     "NOT_FAST",
     "TOMBSTONES",
     "TYPED",
@@ -41,8 +45,10 @@ __all__ = [
     "BatchRun",
     "BatchSource",
     "EncodedBatch",
+    "PlacedBatch",
     "add_headers",
     "batches_fast",
+    "count_windows",
     "encode",
     "encode_lists",
     "encode_one",
@@ -52,7 +58,10 @@ __all__ = [
     "message_length",
     "offset_range",
     "parse",
+    "placed",
     "rows_without_key",
     "schema",
     "to_encoded",
+    "trimmed",
+    "windows_of",
 ]

@@ -1,13 +1,23 @@
-"""Operations on a batch that is encoded already: add headers, find null keys, copy it."""
+"""Operations on a batch that is encoded already: add headers, find null keys, copy, trim it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from embedlog.batch.arrays import number
 from embedlog.batch.decode import Batch, parse
-from embedlog.batch.encode import EncodedBatch, encode
-from embedlog.batch.wire import HEADER, headers_type, schema
-from embedlog.lazy import pa
+from embedlog.batch.encode import EncodedBatch, PlacedBatch, encode
+from embedlog.batch.wire import (
+    CONTROL,
+    EXPLICIT_OFFSETS,
+    HEADER,
+    LOG_APPEND_TIME,
+    TRAILER,
+    headers_type,
+    schema,
+)
+from embedlog.lazy import pa, pc
 
 
 def add_headers(encoded: EncodedBatch) -> EncodedBatch:
@@ -16,30 +26,40 @@ def add_headers(encoded: EncodedBatch) -> EncodedBatch:
     A segment has one schema: after a record with headers, all later batches in it need the
     column too.
     """
-    batch = _to_batch(encoded)
-    columns = batch.columns(verify=False)
-    arrays = [*columns.columns, pa.nulls(columns.num_rows, headers_type())]
-    columns = pa.RecordBatch.from_arrays(arrays, schema=schema(headers=True))
+    batch = to_batch(encoded)
+    columns = batch.columns(batch.layout.names, verify=False)
+    time, key, value, *offset = columns.columns
+    arrays = [time, key, value, pa.nulls(columns.num_rows, headers_type()), *offset]
+    target = schema(headers=True, offsets=batch.has_offsets)
+    columns = pa.RecordBatch.from_arrays(arrays, schema=target)
     timestamps = encoded.min_timestamp, encoded.max_timestamp
-    result = encode(columns, batch.codec, timestamps=timestamps)
+    result = encode(columns, batch.codec, offsets=batch.has_offsets, timestamps=timestamps)
+    return like(result, encoded)
+
+
+def like(result: EncodedBatch, encoded: EncodedBatch) -> EncodedBatch:
+    """Give a batch what another one of the same records says about them, and return it."""
+    result.flags |= encoded.flags & (LOG_APPEND_TIME | CONTROL)
     result.producer_id, result.producer_epoch = encoded.producer_id, encoded.producer_epoch
-    result.base_sequence = encoded.base_sequence
+    result.base_sequence, result.delete_horizon = encoded.base_sequence, encoded.delete_horizon
+    result.span, result.leader_epoch = encoded.span, encoded.leader_epoch
     return result
 
 
 def rows_without_key(encoded: EncodedBatch) -> list[int]:
     """Return the rows that have a null key; slow, for the message of an error (A6)."""
-    keys = _to_batch(encoded).keys(verify=False)
+    keys = to_batch(encoded).keys(verify=False)
     return [row for row, is_null in enumerate(keys.is_null().to_pylist()) if is_null]
 
 
 def decoded(encoded: EncodedBatch) -> Any:
     """Return the columns as an Arrow record batch."""
-    return _to_batch(encoded).columns(verify=False)
+    return to_batch(encoded).columns(verify=False)
 
 
-def _to_batch(encoded: EncodedBatch) -> Batch:
-    message = pa.py_buffer(b"".join(encoded.stamp(0, 0)))
+def to_batch(encoded: EncodedBatch) -> Batch:
+    """Return an encoded batch as one that was read, to decode it; it is copied."""
+    message = pa.py_buffer(b"".join(encoded.stamp(0, 0, next_offset=encoded.count)))
     return parse(message, 0, message.size, path="", position=0, schema=encoded.stored_schema())
 
 
@@ -61,3 +81,68 @@ def to_encoded(batch: Batch) -> EncodedBatch:
         batch.max_timestamp,
         statistics_bytes=len(batch.statistics) if batch.is_typed else 0,
     )
+
+
+def placed(batch: Batch) -> PlacedBatch:
+    """Return a batch of a file as one to write at the same offset elsewhere.
+
+    It keeps its leader epoch, producer, timestamps and delete horizon.  Its body is not copied.
+
+    Raises:
+        CorruptBatchError: A column does not have its checksum.
+    """
+    batch.check_crcs()
+    source, start, block, body = batch._source, batch._start, batch._block, batch._body
+    view, flags = source.view, batch.flags
+    return PlacedBatch(
+        batch.base_offset,
+        EncodedBatch(
+            view[start:block].tobytes(),
+            view[block + HEADER.size : body].tobytes(),
+            (source.slice(body, start + batch.size - body),),
+            batch._fields[0],
+            batch.count,
+            batch.size,
+            flags,
+            batch.min_timestamp,
+            batch.max_timestamp,
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.base_sequence,
+            batch.delete_horizon,
+            body - block - HEADER.size - TRAILER.size - 16 * len(source.layout.names),
+            batch.next_offset - batch.base_offset if flags & EXPLICIT_OFFSETS else None,
+            batch.leader_epoch,
+        ),
+    )
+
+
+def trimmed(batch: Batch, offset: int) -> EncodedBatch:
+    """Return the records of a batch at and above an offset inside it, to be written there.
+
+    Raises:
+        CorruptBatchError: A column is damaged.
+    """
+    whole, names = placed(batch).batch, batch.layout.names
+    columns, statistics = (
+        batch.columns(names),
+        whole.table[-TRAILER.size - whole.statistics_bytes :],
+    )
+    if batch.has_offsets:
+        columns = columns.filter(pc.greater_equal(columns.column(-1), number(offset, pa.int64())))
+    else:
+        columns = columns.slice(offset - batch.base_offset)
+    # The statistics of all rows hold for some of them.
+    result = encode(
+        columns,
+        batch.codec,
+        offsets=batch.has_offsets,
+        statistics=statistics[: whole.statistics_bytes],
+    )
+    skipped = offset - batch.base_offset
+    if whole.base_sequence is not None:
+        whole.base_sequence = whole.base_sequence + skipped & 0x7FFFFFFF
+    result = like(result, whole)
+    if whole.span is not None:
+        result = replace(result, span=whole.span - skipped)
+    return result

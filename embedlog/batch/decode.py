@@ -284,6 +284,11 @@ class Batch:
         return self._start + self._source.shift
 
     @property
+    def gap(self) -> int:
+        """How many offsets between it and the batch before it never had a record here."""
+        return int(self._fields[5] | self._fields[12] << 16)
+
+    @property
     def has_headers(self) -> bool:
         """Whether the batch has the headers column."""
         return bool(self.flags & HEADERS)
@@ -425,6 +430,14 @@ class Batch:
             if extend(0, source.slice(start + begin, end - begin)) != fields[_TABLE + 3 * i + 1]:
                 source.corrupt(start, f"the CRC of column {source.layout.names[i]} is wrong")
 
+    def check_crcs(self) -> None:
+        """Check the CRC of every column; decodes nothing.
+
+        Raises:
+            CorruptBatchError: One is wrong.
+        """
+        self._check_crcs(self._source.layout.column_indexes)
+
     def _decode(self, selection: ColumnSelection) -> Any:
         source, start = self._source, self._start
         try:
@@ -464,14 +477,6 @@ class Batch:
         Batches with equal fields have equal columns, as long as these have their checksums.
         """
         return self._fields
-
-    def check_crcs(self) -> None:
-        """Check the CRC of every column, and decode none.
-
-        Raises:
-            CorruptBatchError: A column is damaged.
-        """
-        self._check_crcs(self._source.layout.column_indexes)
 
     def verify(self) -> None:
         """Check the CRC and the contents of every column.

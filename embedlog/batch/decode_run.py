@@ -187,9 +187,9 @@ def _block_type() -> Any:
     return np.dtype(
         [
             *(("magic", "<u4"), ("crc", "<u4"), ("metadata_crc", "<u4"), ("version", "<u2")),
-            *(("flags", "<u2"), ("count", "<u4"), ("columns", "<u2"), ("reserved", "<u2")),
+            *(("flags", "<u2"), ("count", "<u4"), ("columns", "<u2"), ("gap", "<u2")),
             *(("length", "<u4"), ("size", "<i8"), ("base_offset", "<i8"), ("next_offset", "<i8")),
-            *(("leader_epoch", "<u4"), ("producer_epoch", "<i2"), ("reserved_2", "<u2")),
+            *(("leader_epoch", "<u4"), ("producer_epoch", "<i2"), ("gap_high", "<u2")),
             *(("base_sequence", "<i4"), ("min_timestamp", "<i8"), ("max_timestamp", "<i8")),
             *(("producer_id", "<i8"), ("delete_horizon", "<i8"), ("table", (column, _COLUMNS))),
             ("trailer", "<u8"),

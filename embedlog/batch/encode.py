@@ -73,6 +73,10 @@ class EncodedBatch:
     delete_horizon: int | None = None
     statistics_bytes: int = 0
     """How many bytes of ``table`` are statistics, behind the column table."""
+    span: int | None = None
+    """How many offsets it takes, if it has a column of offsets; None if as many as records."""
+    leader_epoch: int | None = None
+    """The epoch of the log that it was read from; None if it is new."""
 
     schema_version: ClassVar[int] = 0
     """The version of the topic's schema; 0 for a topic of bytes."""
@@ -96,6 +100,10 @@ class EncodedBatch:
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.base_sequence = base_sequence
 
+    def forget_origin(self) -> None:
+        """Drop producer and leader epoch: those of the log that it was read from."""
+        self.producer_id = self.producer_epoch = self.base_sequence = self.leader_epoch = None
+
     def stamp(
         self,
         base_offset: int,
@@ -103,6 +111,7 @@ class EncodedBatch:
         append_time: int | None = None,
         *,
         next_offset: int | None = None,
+        gap: int = 0,
     ) -> list[Any]:
         """Return the buffers to write, now that the offsets are known.
 
@@ -110,8 +119,11 @@ class EncodedBatch:
             base_offset: The offset of the first record.
             leader_epoch: The leader epoch of the log.
             append_time: The log append time in ms, if the topic stamps records with it (A7).
-            next_offset: The first offset of the next batch; only compaction leaves gaps (D11).
+            next_offset: The first offset after the batch; by default that after its `span`.
+            gap: How many offsets between it and the batch before have no record.
         """
+        if next_offset is None:
+            next_offset = base_offset + (self.count if self.span is None else self.span)
         flags, low, high = self.flags, self.min_timestamp, self.max_timestamp
         if append_time is not None:
             flags, low, high = flags | LOG_APPEND_TIME, append_time, append_time
@@ -123,14 +135,14 @@ class EncodedBatch:
                 flags,
                 self.count,
                 (len(table) - 8 - self.statistics_bytes) // 16,
-                0,
+                gap & 0xFFFF,
                 len(table) + 96,
                 self.size,
                 base_offset,
-                base_offset + self.count if next_offset is None else next_offset,
+                next_offset,
                 leader_epoch,
                 -1 if producer is None else self.producer_epoch,
-                0,
+                gap >> 16,
                 -1 if producer is None else self.base_sequence,
                 low,
                 high,
@@ -143,6 +155,13 @@ class EncodedBatch:
         if self.size <= JOIN_BYTES:
             return [b"".join((self.head, seal, sealed, *self.body))]
         return [self.head, seal + sealed, *self.body]
+
+
+class PlacedBatch(NamedTuple):
+    """An encoded batch, and the offset at which it begins."""
+
+    offset: int
+    batch: EncodedBatch
 
 
 def encode(

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from embedlog.errors import InvalidConfigError
 from embedlog.lazy import pa
 
+MAX_GAP = (1 << 32) - 1
+"""The most offsets that may be missing before a batch in the same segment."""
 MAX_BATCH_BYTES = 64 << 20
 """The most bytes the columns of a batch may take, decoded."""
 MAX_HEAD_BYTES = 1 << 20
@@ -22,14 +24,14 @@ MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + MAX_BATCH_BYTES // 64 + MAX_HEAD_BYTES
 VERSION = 1
 COMPRESSED, HEADERS, EXPLICIT_OFFSETS, LOG_APPEND_TIME, CONTROL = 1, 2, 4, 8, 16
 TYPED, TOMBSTONES = 32, 64
-NOT_FAST = HEADERS | TYPED
-"""Flags of batches that `append_fast` leaves to the general way."""
 """The batch has the columns of a typed topic; it has a column that says which are tombstones."""
+NOT_FAST = HEADERS | TYPED | EXPLICIT_OFFSETS
+"""Flags of batches that `append_fast` leaves to the general way."""
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 PREFIX = struct.Struct("<Ii")
-HEADER = struct.Struct("<4sIIHHIHHIqqqIhhiqqqq")
-SEALED = struct.Struct("<IHHIHHIqqqIhhiqqqq")  # the header after the block's CRC
+HEADER = struct.Struct("<4sIIHHIHHIqqqIhHiqqqq")
+SEALED = struct.Struct("<IHHIHHIqqqIhHiqqqq")  # the header after the block's CRC
 SEAL = struct.Struct("<4sI")
 ENTRY = struct.Struct("<QII")
 TRAILER = struct.Struct("<I4s")

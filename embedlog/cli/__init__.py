@@ -1,5 +1,5 @@
 """The command line: `embedlog topics|produce|consume|tail|sql|groups|schemas|offsets|
-delete-records|du|export|import|convert|activity|metrics|dump|compact|maintain|explain|verify|
+delete-records|du|export|import|convert|mirror|failover|activity|metrics|dump|compact|maintain|explain|verify|
 repair|doctor|completion`.
 
 Results go to stdout, everything else to stderr; an error is one line, never a traceback; the

@@ -136,4 +136,18 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "expired": lambda facts: f"{plural(facts['offsets'], 'committed offset')} deleted",
     "owner": lambda facts: f"process {facts['pid']}",
     "failed": lambda facts: str(facts["error"]),
+    "mirrored": lambda facts: (
+        f"{facts['state']}, {plural(facts['records'], 'record')} copied, "
+        f"{facts['records_per_second']:,}/s, lag {facts['lag']:,}"
+    ),
+    "skipped": lambda facts: (
+        f"{plural(facts['offsets'], 'offset')} of {facts['source_topic']}-{facts['partition']}, "
+        f"from {facts['first_offset']} on, deleted at the source before they were copied"
+    ),
+    "failover": lambda facts: (
+        f"{', '.join(facts['topics'])} may be written to"
+        if "topics" in facts
+        else f"by {facts['strategy']}: repeats {facts['repeats']} to {facts['may_repeat']} "
+        f"offsets, skips up to {facts['may_skip']}"
+    ),
 }

@@ -164,8 +164,50 @@ For bash, put this into ~/.bashrc:  eval "$(embedlog completion bash)"
 
 ACTIVITY = """\
 kinds: created altered deleted (topics), rolled recovered retained compacted (partitions),
-rebalanced expired (groups), owner failed (maintenance).  The events are the records of the
-topic __activity; the process that does the maintenance writes them, within a few seconds.
+rebalanced expired (groups), mirrored skipped failover (mirrors), owner failed (maintenance).  The
+events are the records of the topic __activity; the process that does the maintenance writes them,
+within a few seconds, and a mirror its own.
+"""
+
+MIRROR = """\
+SOURCE and TARGET are directories of logs, or kafka://HOST:PORT.  Copies in a log have the offsets
+of their source, and no other program may write to them, until `embedlog failover`.  A mirror that
+was interrupted goes on where it was when the command is repeated.
+
+`embedlog mirror status` prints what the mirrors to a log have copied, and how far they are behind.
+
+examples:
+  embedlog mirror /data/log /backup/log --follow --groups '.*'
+  embedlog mirror /site-a/log /hub/log --topics 'orders.*' --as a
+  embedlog mirror /site-a/log /site-b/log --merge --follow
+  embedlog mirror status --root /backup/log
+"""
+
+FAILOVER = """\
+From then on programs may write to the copies, and their mirrors may not.  The strategy says where
+groups go on: at the offsets that the mirror copied (offsets), at the first record at or after a
+time (time, with --at), at the first record or at the log end (earliest, latest).  With --offset, a
+group goes on at that offset of the partition, and at the copied offsets in all others.
+
+  repeats     offsets that the group certainly gets again
+  may-repeat  those that it gets again at most, if it had read all that was copied
+  may-skip    offsets of the copy that it may never get
+  not-copied  offsets that the source had and the copy has not, as last known
+
+examples:
+  embedlog failover billing --root /backup/log
+  embedlog failover billing --strategy time --at 10m --root /backup/log --execute
+  embedlog failover --topic orders --root /backup/log --execute
+"""
+
+AUDIT = """\
+Producers and groups count only if the topic has audit=true.  Exits with 1 if tiers differ.  TIME is
+a date, with a time or without, in UTC unless it has a zone; or how long ago: 90m, 2d, PT1H30M.
+
+examples:
+  embedlog topics alter flights -c audit=true
+  embedlog audit flights --window 1h --since 2d
+  embedlog audit flights --differences
 """
 
 _Parser = Any  # argparse has no public type for groups of commands or of options
@@ -253,7 +295,9 @@ def parser() -> CommandParser:
     _offsets(commands)
     _files(commands)
     _convert(commands)
+    _mirror(commands)
     _activity(commands)
+    _audit(commands)
     _metrics(commands)
     _dump(commands)
     _maintenance(commands)
@@ -523,6 +567,36 @@ def _convert(commands: _Parser) -> None:
     _flag(convert, "--skip-invalid", "leave out records that do not fit, instead of ending")
 
 
+def _mirror(commands: _Parser) -> None:
+    about = "copy topics to another log, or to or from Kafka, or print the status of mirrors"
+    mirror = _command(commands, "mirror", "mirror:mirror", about, epilog=MIRROR)
+    mirror.add_argument("source", metavar="SOURCE", help="a log, kafka://HOST:PORT, or: status")
+    mirror.add_argument("target", metavar="TARGET", nargs="?", help="a log, or kafka://HOST:PORT")
+    about = "a regular expression of the whole names of topics, by default all"
+    _option(mirror, "--topics", "REGEX", about, default=".*")
+    about = "the name of the source at the target: TOPIC becomes SITE.TOPIC"
+    _option(mirror, "--as", "SITE", about, dest="site")
+    _option(mirror, "--groups", "REGEX", "also copy the committed offsets of these groups")
+    _flag(mirror, "--follow -f", "go on until the command is interrupted")
+    _flag(mirror, "--merge", "append to topics that others write to, too")
+    _flag(mirror, "--relay", "with --merge, also copy what came to the source from other sites")
+    _option(mirror, "--name", "NAME", "the name of the mirror in its status")
+    _flag(mirror, "--sync", "flush what is copied to the disk at once, to survive a power cut")
+    about = "let programs write to copies, and groups go on in them; a dry run without --execute"
+    failover = _command(commands, "failover", "mirror:failover", about, epilog=FAILOVER)
+    failover.add_argument("groups", metavar="GROUP", nargs="*", help="the groups to move")
+    failover.add_argument(
+        "--strategy",
+        choices=("offsets", "time", "earliest", "latest"),
+        help="where groups go on, by default offsets",
+    )
+    _option(failover, "--at", "TIME", "with the strategy time: the time", type=time)
+    about = "where groups go on in a partition; may be repeated"
+    _list(failover, "--offset", "TOPIC:P=N", about)
+    _list(failover, "--topic", "TOPIC", "only this copy; by default all of the log")
+    _flag(failover, "--execute", "do it")
+
+
 def _file_format(command: _Parser, **options: Any) -> None:
     about = "the format; by default that of the suffix of FILE, and JSON lines for -"
     command.add_argument("--format", choices=("jsonl", "csv", "parquet"), help=about, **options)
@@ -555,6 +629,25 @@ def _activity(commands: _Parser) -> None:
     _list(activity, "--topic", "TOPIC", "only events of this topic")
     _list(activity, "--kind", "KIND", "only events of this kind")
     _option(activity, "--max -m", "N", "end after N events", type=count)
+
+
+def _audit(commands: _Parser) -> None:
+    about = "compare what producers, the log and groups counted, by window of time"
+    audit = _command(commands, "audit", "audit:audit", about, epilog=AUDIT)
+    audit.add_argument("topic", metavar="TOPIC")
+    about = "the width of a window, of whole minutes; by default 1h"
+    _option(audit, "--window", "DURATION", about, type=duration, default="1h")
+    _option(audit, "--since", "TIME", "only windows that end after this time", type=time)
+    _option(audit, "--until", "TIME", "only windows that begin before this time", type=time)
+    about = "only this tier: log, producer, group, pipeline or mirror"
+    _list(audit, "--tier", "TIER", about)
+    _flag(audit, "--differences", "print only the differences, without the table")
+    audit.add_argument(
+        "--format",
+        choices=("table", "csv", "jsonl", "json"),
+        default="table",
+        help="by default a table; with --json one JSON object with rows and differences",
+    )
 
 
 def _metrics(commands: _Parser) -> None:

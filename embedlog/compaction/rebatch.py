@@ -157,7 +157,7 @@ def _rebatch_segment(
 ) -> RebatchResult | None:
     """Replace a segment by one with larger batches; None if it stays as it is."""
     assert info.next_offset is not None
-    # Gaps are those of a compaction, which writes large batches.
+    # Gaps are those of a compaction, which writes large batches, or of the source of a copy.
     if not info.dense:
         return None
     file = log.open_segment(info)

@@ -235,6 +235,9 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     rebatch_min_rows: int | None
     """Gather the batches of a sealed segment into larger ones if they have fewer records than this
     on average; 0 is never, -1 is 1000 for a typed topic and never for others (embedlog's own)."""
+    audit: bool | None
+    """Whether producers and consumer groups count what they write and read, in the topic
+    ``__audit``, so that `Log.audit` can compare them with the log (embedlog's own)."""
     preallocate: Literal[False] | None
     """Only the default: segments take disk space as they grow."""
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] | None
@@ -243,6 +246,10 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     """Refuse records whose timestamp is further in the past than this (A7)."""
     message_timestamp_after_max_ms: int | None
     """Refuse records whose timestamp is further in the future than this (A7)."""
+    mirror_source: str | None
+    """``SITE/TOPIC``: the topic is a copy of that topic of the log, or Kafka cluster, with the id
+    ``SITE``, and only the mirror may write to it; a failover sets it back to ``""``
+    (embedlog's own)."""
     producer_id_expiration_ms: int | None
     """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
     min_insync_replicas: Literal[1] | None
@@ -280,10 +287,12 @@ _DottedTopicOptions = TypedDict(
         "value.serializer": "SerializerName | None",
         "statistics.columns": "str | None",
         "rebatch.min.rows": "int | None",
+        "audit": "bool | None",
         "preallocate": "Literal[False] | None",
         "message.timestamp.type": "Literal['CreateTime', 'LogAppendTime'] | None",
         "message.timestamp.before.max.ms": "int | None",
         "message.timestamp.after.max.ms": "int | None",
+        "mirror.source": "str | None",
         "producer.id.expiration.ms": "int | None",
         "min.insync.replicas": "Literal[1] | None",
         "unclean.leader.election.enable": "Literal[False] | None",

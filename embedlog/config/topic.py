@@ -47,6 +47,13 @@ def _columns(value: object) -> str:
     return ",".join(names)
 
 
+def _mirror_source(value: object) -> str:
+    site, separator, topic = value.rpartition("/") if isinstance(value, str) else ("", "", "")
+    if value != "" and not (site and separator and topic):
+        raise ValueError('"", or SITE/TOPIC')
+    return str(value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig(Settings):
     """The settings of a topic.
@@ -124,6 +131,9 @@ class TopicConfig(Settings):
     rebatch_min_rows: int = number(-1, -1)
     """Gather the batches of a sealed segment into larger ones if they have fewer records than this
     on average; 0 is never, -1 is 1000 for a typed topic and never for others (embedlog's own)."""
+    audit: bool = switch(False)
+    """Whether producers and consumer groups count what they write and read, in the topic
+    ``__audit``, so that `Log.audit` can compare them with the log (embedlog's own)."""
     preallocate: bool = only(False, "segments take disk space as they grow")
     """Only the default: segments take disk space as they grow."""
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = choice(
@@ -134,6 +144,10 @@ class TopicConfig(Settings):
     """Refuse records whose timestamp is further in the past than this (A7)."""
     message_timestamp_after_max_ms: int = number(LONG_MAX, 0)
     """Refuse records whose timestamp is further in the future than this (A7)."""
+    mirror_source: str = checked("", _mirror_source)
+    """``SITE/TOPIC``: the topic is a copy of that topic of the log, or Kafka cluster, with the id
+    ``SITE``, and only the mirror may write to it; a failover sets it back to ``""``
+    (embedlog's own)."""
     producer_id_expiration_ms: int = number(86_400_000, 1)
     """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
     min_insync_replicas: int = number(1, 1)

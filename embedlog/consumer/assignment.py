@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+from embedlog.audit.group_counts import GroupCounts
 from embedlog.consumer.cursor import CommittedLookup, PartitionCursor
 from embedlog.consumer.deserialize import RecordDecoder
 from embedlog.consumer.metrics import ConsumerCounts
@@ -20,9 +21,16 @@ class Assignment:
     """
 
     def __init__(
-        self, root: Root, decoder: RecordDecoder, committed: CommittedLookup, counts: ConsumerCounts
+        self,
+        root: Root,
+        decoder: RecordDecoder,
+        committed: CommittedLookup,
+        counts: ConsumerCounts,
+        audit: GroupCounts | None = None,
     ) -> None:
         self._root, self._decoder, self._committed = root, decoder, committed
+        self.audit = audit
+        """Counts for the group of the consumer; None without one."""
         self._counts = counts
         self._cursors: dict[TopicPartition, PartitionCursor] = {}
         """In the order in which they are served."""
@@ -132,7 +140,9 @@ class Assignment:
 
     def _new_cursor(self, partition: TopicPartition, reset: str) -> PartitionCursor:
         counts = self._counts.topic(partition.topic)
-        return PartitionCursor(self._root, self._decoder, partition, reset, self._committed, counts)
+        return PartitionCursor(
+            *(self._root, self._decoder, partition, reset, self._committed, counts, self.audit)
+        )
 
     def add(self, partition: TopicPartition, reset: str) -> PartitionCursor:
         """Assign one more partition.
@@ -150,7 +160,7 @@ class Assignment:
         for partition in partitions:
             cursor = self._cursors.pop(partition, None)
             if cursor is not None:
-                cursor.discard_buffer()
+                cursor.close()
                 self._unresolved.discard(cursor)
         self.snapshot = tuple(self._cursors.values())
 

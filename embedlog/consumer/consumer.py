@@ -13,6 +13,7 @@ from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, Unpack, overload
 
+from embedlog.audit.group_counts import GroupCounts
 from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig, describe_network_settings
 from embedlog.consumer.arguments import (
@@ -125,7 +126,9 @@ class Consumer(Generic[K_co, V_co]):
         self._root, self._init_topics, self._init_config = root, topics, config
         self._counts = counts = ConsumerCounts()
         decoder = self._decoder_type(self.config, root)
-        self._assignment = Assignment(root, decoder, self._committed_position, counts)
+        group_id, client_id = self.config.group_id, self.config.client_id
+        audit = None if group_id is None else GroupCounts(root, group_id, client_id or "")
+        self._assignment = Assignment(root, decoder, self._committed_position, counts, audit)
         self._create = create = explicitly_enabled(config, "allow_auto_create_topics")
         self._group = GroupClient(root, self.config, self._assignment, counts, create)
         self._subscription: StaticAssignment | GroupClient | None = None

@@ -10,7 +10,9 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+from embedlog.audit.group_counts import GroupCounts, ReadCounts
 from embedlog.batch import CONTROL, Batch
+from embedlog.catalog import INTERNAL
 from embedlog.consumer.deserialize import (
     ArrowDecoder,
     ColumnQuery,
@@ -58,10 +60,19 @@ class PartitionCursor:
         reset: str,
         committed: CommittedLookup,
         counts: FetchCounts,
+        audit: GroupCounts | None = None,
     ) -> None:
         self._root, self._decoder, self.partition = root, decoder, partition
         self._counts = counts
         """Of all partitions of the topic."""
+        self._audit = None if partition.topic.startswith(INTERNAL) else audit
+        """None without a group."""
+        self._read_counts: ReadCounts | None = None
+        """What is counted for the audit; None if the topic is not audited."""
+        self._resumed_at: int | None = None
+        """The committed position at which it began; None if it began elsewhere."""
+        self._fetched = False
+        """Whether it has fetched records."""
         self._record_bytes = 0.0
         """Bytes per record of the batch that is being returned."""
         self._reset = reset
@@ -167,6 +178,7 @@ class PartitionCursor:
         if committed is not None:
             # The reader compares the epochs: the log may have been truncated below it (A36).
             self.committed, self._epoch = committed.offset, committed.leader_epoch
+            self._resumed_at = committed.offset
         position = self._offset_of(self._start) if committed is None else committed.offset
         self._committed_lookup = None
         self._set_position(position)
@@ -222,8 +234,10 @@ class PartitionCursor:
     def recall_records(self) -> None:
         """Take back the records that an iterator still holds; they are returned again later."""
         if self._run is not None:
-            self._position = self._run.position
+            self._position = position = self._run.position
             left = self._run.left
+            if self._audit is not None and self._read_counts is not None:
+                self._audit.recall(self._read_counts, position)
             self._counts.records -= left
             self._counts.bytes -= left * self._record_bytes
             self._run.recall()
@@ -234,6 +248,23 @@ class PartitionCursor:
         self.recall_records()
         self._batches.clear()
         self._reader = self._end_row = self._epoch = None
+
+    def close(self) -> None:
+        """Discard what was fetched ahead; the partition is not assigned any more."""
+        self.discard_buffer()
+        if self._audit is not None and self._read_counts is not None:
+            self._audit.end(self._read_counts)
+            self._read_counts = None
+
+    def _set_audited(self, audit: GroupCounts, audited: bool) -> None:
+        """Begin or cease to count what is returned, as the topic's setting ``audit`` says."""
+        counts = self._read_counts
+        if counts is None and audited:
+            committed = None if self._fetched else self._resumed_at
+            self._read_counts = audit.begin(self.log, committed, self._fetched)
+        elif counts is not None and not audited:
+            audit.end(counts)
+            self._read_counts = None
 
     # Fetching
 
@@ -291,6 +322,10 @@ class PartitionCursor:
                 size = sum([batch.size for batch in useful])
                 if useful:
                     self._counts.count_fetch(size)
+                    audit, audited = self._audit, reader.config.audit
+                    if audit is not None and audited is (self._read_counts is None):
+                        self._set_audited(audit, audited)
+                    self._fetched = True
                 return size
 
     def _open_reader(self) -> PartitionReader:
@@ -363,6 +398,8 @@ class PartitionCursor:
                 run = self._decoder.decode(head, self.partition, position, deserializers)
                 self._run = run
                 self._count_records(head, run.left)
+                if self._audit is not None and self._read_counts is not None:
+                    self._audit.read(self._read_counts, head, position, head.next_offset)
             if run.position < head.next_offset:
                 return run
         return None
@@ -383,6 +420,8 @@ class PartitionCursor:
             except CorruptBatchError as error:
                 raise locate_error(error, head, self.partition, position) from error
             self._position = max(after, position)
+            if self._audit is not None and self._read_counts is not None and after > position:
+                self._audit.read(self._read_counts, head, position, after)
             if rows is not None and (rows.num_rows or query.where is None):
                 self._count_records(head, rows.num_rows)
                 return rows

@@ -353,6 +353,8 @@ class GroupClient:
         self._member = self._heartbeat = None
         self._root_generation = self._root.generation
         self._assignment.clear()
+        if self._assignment.audit is not None:
+            self._assignment.audit.restart()
 
     def _current_member(self) -> GroupMember | None:
         """Return the member; None before it joins, also in a forked child."""
@@ -390,8 +392,12 @@ class GroupClient:
     # Offsets
 
     def _commit(self, positions: Positions, timeout_ms: float | None) -> None:
-        began = monotonic()
+        began, audit = monotonic(), self._assignment.audit
+        if audit is not None:
+            audit.before_commit(positions)
         self._write_commit(positions, timeout_ms)
+        if audit is not None:
+            audit.after_commit(positions)
         self._counts.count_commit(monotonic() - began)
 
     def _write_commit(self, positions: Positions, timeout_ms: float | None) -> None:
@@ -455,6 +461,8 @@ class GroupClient:
             # Not earlier: the listener commits as the member that this still is.
             self.subscribed = False
             self._assignment.clear()
+            if self._assignment.audit is not None:
+                self._assignment.audit.close()
 
     def _leave(self, autocommit: bool) -> None:
         self._left = True

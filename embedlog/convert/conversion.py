@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+from embedlog.audit.range_counts import report_published
 from embedlog.avro.arrow_types import avro_schema
 from embedlog.avro.record_decoder import RowError
 from embedlog.avro.schema import AvroType, parse
@@ -252,7 +253,8 @@ class Conversion:
         )
         try:
             # Flushed with the offset: otherwise a power cut could lose one without the other.
-            publish(self._root, staged, publication, durability="fsync")
+            report = partial(report_published, self._root, publication.application)
+            publish(self._root, staged, publication, durability="fsync", report=report)
         finally:
             staging.remove(files, staged)
 

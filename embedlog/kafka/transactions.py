@@ -11,8 +11,10 @@ import logging
 import random
 import threading
 import uuid
+from functools import partial
 from typing import Any
 
+from embedlog.audit.range_counts import report_published
 from embedlog.batch import BatchLimits
 from embedlog.batch.limits import request_size
 from embedlog.catalog import refuse_internal
@@ -212,7 +214,10 @@ class Transactions:
     def _publish(self, staged: list[StagedFile], version: int) -> None:
         source = f"transactional.id {self._name}"
         before = publish(
-            self._root, staged, Publication(source, version, source, self._run)
+            self._root,
+            staged,
+            Publication(source, version, source, self._run),
+            report=partial(report_published, self._root, self._name, client=self._config.client_id),
         ).repeated
         # An attempt of this producer may have failed after it was committed.
         if before is not None and (before.version, before.run) != (version, self._run):

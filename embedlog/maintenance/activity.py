@@ -45,7 +45,7 @@ from embedlog.root.root import Root
 
 KINDS: Final = (
     *("created", "altered", "deleted", "rolled", "recovered", "retained", "compacted"),
-    *("rebalanced", "expired", "owner", "failed"),
+    *("rebalanced", "expired", "owner", "failed", "mirrored", "skipped", "failover"),
 )
 SETTINGS: Final[Mapping[str, object]] = {
     "segment.bytes": 4 << 20,

@@ -82,6 +82,8 @@ def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
         and not cached.tail.failed
         and context.live.is_current(cached.version)
         and context.state.is_current(log.snapshot_version)
+        # A read may have taken the snapshot, without a look at what a killed process left.
+        and log.journal_checked_version == log.snapshot_version
     ):
         tail, file = cached.tail, opened[1]
     else:
@@ -126,16 +128,19 @@ def append_locked(
             pending.receipts.append(receipt)
             continue
         if roll.is_due(log, file, pending.tail, batch):
-            _commit(log, file, pending)
+            commit(log, file, pending)
             pending.begin(roll.roll(log, pending.tail, roll.columns_of(batch), synced=synced))
             file = log.active_file()
         pending.add(validation.with_columns_of(log, log.active_segment, batch))
-    _commit(log, file, pending)
+    commit(log, file, pending)
     return pending
 
 
-def _commit(log: PartitionState, file: SegmentFile, pending: PendingAppend) -> None:
-    """Write the pending batches and publish them."""
+def commit(log: PartitionState, file: SegmentFile, pending: PendingAppend) -> None:
+    """Write the pending batches and publish them.
+
+    To go on with others, `PendingAppend.begin` must follow.
+    """
     end = pending.tail.log_end_offset
     if pending.buffers:
         log.commit_locked(file, pending.buffers, pending.position, end, pending.publish)
@@ -222,7 +227,7 @@ class PendingAppend:
             self._producer(batch.producer_id),
             batch.producer_epoch,
             batch.base_sequence,
-            batch.count,
+            batch.count if batch.span is None else batch.span,
         )
         return None if sent is None else Appended(sent.base_offset, sent.next_offset, None, True)
 
@@ -234,13 +239,24 @@ class PendingAppend:
                 self._cached[producer_id] = producer
         return producer
 
-    def add(self, batch: EncodedBatch) -> None:
-        """Add a batch after the others."""
+    def add(self, batch: EncodedBatch, offset: int | None = None, identical: bool = False) -> None:
+        """Add a batch after the others.
+
+        Args:
+            batch: The batch, with the columns of the active segment.
+            offset: Where it begins, if not at the end of the batch before.
+            identical: Whether it keeps its leader epoch and its timestamps.
+        """
         log, tail = self._log, self.tail
         append_time = self._now_ms if log.rules.uses_append_time else None
-        base, position = tail.log_end_offset, tail.log_end_position
-        next_offset, end = base + batch.count, position + batch.size
-        self.buffers += batch.stamp(base, tail.leader_epoch, append_time)
+        expected, position = tail.log_end_offset, tail.log_end_position
+        base, epoch = expected if offset is None else offset, tail.leader_epoch
+        if identical:
+            append_time = None
+            epoch = epoch if batch.leader_epoch is None else batch.leader_epoch
+        count = batch.count if batch.span is None else batch.span
+        next_offset, end = base + count, position + batch.size
+        self.buffers += batch.stamp(base, epoch, append_time, gap=base - expected)
         timestamp = batch.max_timestamp if append_time is None else append_time
         newest = tail.max_timestamp
         unindexed = tail.unindexed
@@ -248,14 +264,15 @@ class PendingAppend:
             self.entries.append(IndexEntry(base, position, newest))
             unindexed = 0
         if batch.producer_id is not None:
-            epoch, first = batch.producer_epoch, batch.base_sequence
-            assert epoch is not None
+            producer_epoch, first = batch.producer_epoch, batch.base_sequence
+            assert producer_epoch is not None
             assert first is not None
-            sent = first, producer_state.after(first, batch.count - 1), base, next_offset
-            producer = producer_state.note(
-                self._producer(batch.producer_id), epoch, sent, self._now_ms
-            )
-            self._producers[batch.producer_id] = producer
+            sent = first, producer_state.after(first, count - 1), base, next_offset
+            producer = self._producer(batch.producer_id)
+            # The batches of another log were checked there; here their producer may be fenced.
+            if producer is None or producer_epoch >= producer.epoch:
+                producer = producer_state.note(producer, producer_epoch, sent, self._now_ms)
+                self._producers[batch.producer_id] = producer
         first, visible = tail.base_offset, (next_offset, end)
         if not self._publish:
             visible = tail.high_watermark, tail.high_watermark_position
@@ -263,7 +280,7 @@ class PendingAppend:
             *(tail.segment_id, first, next_offset, end, *visible),
             *(tail.durable_offset, tail.start_offset, tail.leader_epoch),
             timestamp if timestamp > newest else newest,
-            timestamp if base == first else tail.first_timestamp,
+            timestamp if expected == first else tail.first_timestamp,
             tail.created_ms,
             self._appended_ms,
             unindexed + batch.size,

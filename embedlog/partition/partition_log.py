@@ -91,26 +91,51 @@ class PartitionLog(PartitionState):
         *,
         durability: str | None = None,
         timeout: float | None = None,
+        identical: bool = False,
+        mirror: str = "",
     ) -> list[Appended]:
-        """Write batches at the offsets given with them, as a mirror of another log does (A8).
+        """Write batches at the offsets given with them, as a copy of another log does (A8).
 
-        Offsets may be left out, at the beginning and between two batches; each such
-        gap begins a new segment and flushes the one before.  Otherwise as `append`;
-        a batch with a sequence number that was sent before leaves a gap.  After a failure
-        some batches may be published: `end_offset` is where to continue.
+        Offsets may be left out, at the beginning and between two batches.  Batches with a
+        column of offsets, as compacted segments have, are written as they are.  Otherwise as
+        `append`; a batch with a sequence number that was sent before leaves a gap.  After a
+        failure some batches may be published: `end_offset` is where to continue.
 
         Args:
-            placed: Offset of the first record, and batch; in order.
+            placed: Offset of the first record, and batch; in order, as
+                `PartitionReader.read_encoded` returns them.
             durability: As in `append`.
             timeout: As in `append`.
+            identical: Write them as the replica of a partition does: with their own leader
+                epochs, timestamps and columns, and without the checks that they passed where
+                they were appended first.  The log takes note of their producers.
+            mirror: With ``identical``: the topic that is copied, as in ``mirror.source``.
 
         Raises:
             UnexpectedAppendOffsetError: The first one is below the end; nothing was written.
             OffsetsOutOfOrderError: They overlap, go back, or do not fit 63 bits; nothing
                 was written.
+            FencedLeaderEpochError: With ``identical``, one is of an earlier leader epoch than the
+                batch before it; nothing was written.
+            MirrorConflictError: The topic is no copy of that one, or not any more.
             Exception: As `append`.
         """
-        return append_at.append_at(self, placed, durability, timeout)
+        return append_at.append_at(self, placed, durability, timeout, identical, mirror)
+
+    def skip_to(self, offset: int, *, mirror: str = "") -> None:
+        """Let the log go on at an offset, without records before it; durable when it returns.
+
+        Does nothing if it has reached the offset.
+
+        Args:
+            offset: The offset of the next record.
+            mirror: As in `append_at`.
+
+        Raises:
+            MirroredTopicError, MirrorConflictError: As `append_at`.
+            StorageError: As `append`.
+        """
+        append_at.skip_to(self, offset, mirror)
 
     def roll(self) -> bool:
         """Seal the active segment and begin the next; False if it is empty (A13)."""

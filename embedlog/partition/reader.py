@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from embedlog import catalog
-from embedlog.batch import Batch
-from embedlog.batch.wire import BufferLayout, layout_of
+from embedlog.batch import Batch, PlacedBatch, placed, trimmed
+from embedlog.batch.wire import SCHEMA_VERSION, BufferLayout, layout_of
 from embedlog.catalog import SegmentInfo
+from embedlog.config import TopicConfig
 from embedlog.errors import (
     CorruptBatchError,
     LogTruncatedError,
@@ -20,6 +22,8 @@ from embedlog.partition.recovery import current_tail
 from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import Tail
 from embedlog.record import OffsetAndTimestamp
+from embedlog.schemas.topic_schema import OTHER_LOG, TopicSchema
+from embedlog.schemas.typed_batch import typed
 from embedlog.segment import CHUNK_BYTES, SegmentFile
 
 ColumnIndexes = Callable[[BufferLayout], Collection[int]]
@@ -107,6 +111,56 @@ class PartitionReader:
         with self._using:
             return self._read_next(max_bytes, tail, columns)
 
+    @property
+    def config(self) -> TopicConfig:
+        """The settings of the topic, as of the last read."""
+        return self._log.config
+
+    def read_encoded(
+        self, max_bytes: int = CHUNK_BYTES, tail: Tail | None = None
+    ) -> list[PlacedBatch]:
+        """Return the next batches as they are stored, to be written at the same offsets elsewhere.
+
+        Their checksums are verified, their columns are not decoded.  Of a batch that begins
+        below `offset` only the records from there on are returned.  They have their leader
+        epochs, producers, timestamps and delete horizons.
+
+        Args:
+            max_bytes: As in `read`.
+            tail: As in `read`.
+
+        Raises:
+            Exception: As `read`.
+        """
+        with self._using:
+            offset = self.offset
+            batches, result = self._read_next(max_bytes, tail, None), list[PlacedBatch]()
+            for batch in batches:
+                try:
+                    if batch.base_offset < offset:
+                        result.append(PlacedBatch(offset, trimmed(batch, offset)))
+                    else:
+                        result.append(placed(batch))
+                except CorruptBatchError as error:
+                    # The next call begins here.
+                    self.offset, self._position = offset, batch.position
+                    if not result:
+                        raise self._located(error) from error
+                    break
+                offset = batch.next_offset
+            if result and batches[0].is_typed:
+                schema = self._stored_schema(batches[0])
+                result = [PlacedBatch(begin, typed(batch, schema)) for begin, batch in result]
+            return result
+
+    def _stored_schema(self, batch: Batch) -> TopicSchema:
+        """Return the version of a typed topic's schema that a batch has, for another log."""
+        version = int(batch.layout.original.metadata[SCHEMA_VERSION])
+        catalog = self._log.context.catalog
+        schema = catalog.schema(catalog.topic(self._log.topic), version)
+        assert schema is not None
+        return replace(schema, topic_id=OTHER_LOG)
+
     def release_files(self) -> bool:
         """Close the file for now, unless a read is in progress; the next read opens it again."""
         if not self._using.acquire(False):
@@ -132,8 +186,8 @@ class PartitionReader:
             try:
                 batches = self._read(tail, end, max_bytes, columns)
             except CorruptBatchError as error:
-                if guessed:
-                    continue
+                if guessed or current_tail(log).leader_epoch != tail.leader_epoch:
+                    continue  # perhaps cut since, or a leader with fewer records was elected
                 raise self._located(error) from error
             except StorageError:
                 # Retention unlinks after it drops the name: look again.

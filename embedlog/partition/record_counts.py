@@ -1,7 +1,7 @@
 """How many records a range of offsets has, and which offset the n-th of them has.
 
 In a segment without gaps that is arithmetic.  The manifest says which segments have gaps,
-left by compaction, repair and mirrors.  For those, the record counts in the headers of
+left by compaction, repair and copies.  For those, the record counts in the headers of
 their batches are read, and cached while the segment exists.
 """
 

@@ -23,7 +23,13 @@ from embedlog.errors import (
 )
 from embedlog.groups import offsets
 from embedlog.index import IndexEntry
-from embedlog.partition import journal, producer_state, roll, uncommitted_files
+from embedlog.partition import (
+    journal,
+    leader_epochs,
+    producer_state,
+    roll,
+    uncommitted_files,
+)
 from embedlog.partition.producer_state import ProducerState, SentBatch
 from embedlog.partition.state import PartitionState, sync_entries
 from embedlog.partition.tail import NO_TIME, TAILS, Tail, first_append_time, next_append_time
@@ -57,10 +63,13 @@ def tail_locked(log: PartitionState) -> Tail:
     log.context.state.catch_up()
     log.context.live.catch_up()
     log.refresh()
+    changed = log.journal_checked_version != log.snapshot_version
     journal.finish_or_undo(log)
     tail = log.read_tail()
     if tail is None:
         return rebuild(log)
+    if changed and not tail.failed:
+        tail = leader_epochs.finish(log, tail)
     active = log.active_segment
     if tail.segment_id == active.id or tail.failed:
         return tail
@@ -301,13 +310,16 @@ def _scan_batches(
 def _is_stale(result: RecoveryScan, batch: Batch) -> bool:
     """Whether a batch was left in the file by a truncation, and is no part of the log.
 
-    Offsets are dense where a scan verifies: only a truncation, which raises
-    the epoch, or a repair below the recovery point leaves a gap.
+    A batch that was appended with a gap before it says where the batch before it ends.  Any
+    other gap, where a scan verifies, is one of lost records: only a truncation, which
+    raises the epoch, or a repair below the recovery point leaves one.
     """
     if batch.base_offset < result.next_offset or batch.leader_epoch < result.epoch:
         return True
-    gap = batch.base_offset > result.next_offset and batch.leader_epoch == result.epoch
-    return gap and batch.next_offset > result.info.recovery_offset
+    gap = batch.base_offset - result.next_offset
+    if gap == batch.gap or batch.leader_epoch > result.epoch:
+        return False
+    return batch.next_offset > result.info.recovery_offset
 
 
 def _has_end_mark(file: SegmentFile, segment: SegmentInfo) -> bool:
@@ -484,7 +496,7 @@ def _start_over(log: PartitionState, result: RecoveryScan, offset: int) -> Tail:
         catalog.put_segment(txn, log.key, new)
         catalog.PARTITIONS.put(txn, log.key, value=info)
         producer_state.SNAPSHOTS.put(txn, log.key, value={})
-        put_epoch(txn, log.key, epoch, offset)
+        leader_epochs.put(txn, log.key, epoch, offset)
         return new
 
     new = log.context.state.write(step)
@@ -522,16 +534,10 @@ def _write_state(
         # Otherwise the next recovery would take batches that were cut for sent, and
         # answer their repetition with offsets that other batches have then.
         producer_state.SNAPSHOTS.put(txn, log.key, value=result.producers)
-        put_epoch(txn, log.key, epoch, result.next_offset)
+        leader_epochs.put(txn, log.key, epoch, result.next_offset)
 
     log.context.state.write(step)
     return epoch
-
-
-def put_epoch(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:
-    """Add an epoch; those that began at or past its start never had a record (A37)."""
-    earlier = [entry for entry in catalog.epochs(txn, key) if entry[1] < offset]
-    keyspace.LEADER_EPOCHS.put(txn, key, value=[*earlier, (epoch, offset)])
 
 
 def _sync(log: PartitionState, result: RecoveryScan, active: SegmentFile) -> None:

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from embedlog import catalog, index, keyspace, kv
-from embedlog.batch import HEADERS, TOMBSTONES, EncodedBatch
+from embedlog.batch import EXPLICIT_OFFSETS, HEADERS, TOMBSTONES, EncodedBatch
 from embedlog.batch.wire import SCHEMA_VERSION, layout_of
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import DurabilityError
@@ -18,11 +18,27 @@ from embedlog.segment import END_MARK, SegmentFile, create
 _logger = logging.getLogger("embedlog.partition")
 
 
-def is_due(log: PartitionState, file: SegmentFile, tail: Tail, batch: EncodedBatch) -> bool:
-    """Whether a batch must go into a new segment: by size, time, span, or for a column (A11)."""
+def is_due(
+    log: PartitionState,
+    file: SegmentFile,
+    tail: Tail,
+    batch: EncodedBatch,
+    newest: int | None = None,
+) -> bool:
+    """Whether a batch must go into a new segment: by size, time, span, or for a column (A11).
+
+    Args:
+        log: The partition.
+        file: The active segment.
+        tail: The tail.
+        batch: The batch.
+        newest: Its largest timestamp; by default the one that the topic's settings give it.
+    """
     active = log.active_segment
-    # What a truncation left of a compacted segment has a column too many.
-    if file.has_offsets or batch.schema_version != active.schema_version:
+    # Copies of compacted segments have a column of offsets, and what a truncation left of one.
+    if file.has_offsets is not bool(batch.flags & EXPLICIT_OFFSETS):
+        return True
+    if batch.schema_version != active.schema_version:
         return True
     if batch.flags & (HEADERS | TOMBSTONES) & ~active.column_flags:
         return True
@@ -34,7 +50,8 @@ def is_due(log: PartitionState, file: SegmentFile, tail: Tail, batch: EncodedBat
     end, limit = tail.log_end_position + batch.size, log.config.segment_bytes
     if end > limit and end - file.start > limit:
         return True
-    newest = log.context.clock() if log.rules.uses_append_time else batch.max_timestamp
+    if newest is None:
+        newest = log.context.clock() if log.rules.uses_append_time else batch.max_timestamp
     return newest - tail.first_timestamp > log.rules.max_segment_ms
 
 
@@ -77,6 +94,7 @@ def roll(
     *,
     synced: bool | None = None,
     gap: bool = False,
+    offsets: bool = False,
 ) -> Tail:
     """Seal the active segment and open the next one after it (A14, A15).
 
@@ -87,6 +105,7 @@ def roll(
         synced: Flush what is sealed first, and move the recovery point past it; by default
             if the ``durability`` of the log is "fsync".
         gap: Whether the last offsets of the sealed segment have no records.
+        offsets: Whether the batches of the new one have a column of offsets.
     """
     old, file = log.active_segment, log.active_file()
     synced = log.context.durability == "fsync" if synced is None else synced
@@ -96,9 +115,11 @@ def roll(
         sync_files(log, tail, file)
     # Name it first, create it second: a missing empty tail can be created again,
     # but a file that the manifest does not name is garbage.
-    new = _name_next(log, tail, old._replace(dense=old.dense and not gap), columns or old, synced)
+    new = _name_next(
+        log, tail, old._replace(dense=old.dense and not gap), columns or old, synced, offsets
+    )
     log.refresh()
-    after = start_segment(log, tail, new, synced)
+    after = start_segment(log, tail, new, synced, offsets)
     _logger.debug(
         "%s-%d: rolled to segment %s, after one of %d bytes",
         *(log.topic, log.partition, new.file_name, tail.log_end_position),
@@ -109,7 +130,12 @@ def roll(
 
 
 def _name_next(
-    log: PartitionState, tail: Tail, old: SegmentInfo, columns: SegmentInfo, synced: bool
+    log: PartitionState,
+    tail: Tail,
+    old: SegmentInfo,
+    columns: SegmentInfo,
+    synced: bool,
+    offsets: bool,
 ) -> SegmentInfo:
     """Seal the old segment in the manifest and name the new one, in one transaction.
 
@@ -132,7 +158,7 @@ def _name_next(
     def step(txn: kv.Txn) -> SegmentInfo:
         number = catalog.next_number(txn, "segment")
         new = with_columns(
-            SegmentInfo(tail.log_end_offset, number, created_ms, dense=True), columns
+            SegmentInfo(tail.log_end_offset, number, created_ms, dense=not offsets), columns
         )
         if tail.empty:
             uncommitted_files.drop_names(txn, log.key, [old])
@@ -148,9 +174,15 @@ def _name_next(
     return log.context.state.write(step)
 
 
-def start_segment(log: PartitionState, tail: Tail, new: SegmentInfo, synced: bool = False) -> Tail:
+def start_segment(
+    log: PartitionState,
+    tail: Tail,
+    new: SegmentInfo,
+    synced: bool = False,
+    offsets: bool = False,
+) -> Tail:
     """Create the file that the manifest names, and move the tail into it."""
-    file = create_segment(log, new, synced)
+    file = create_segment(log, new, synced, offsets)
     after = tail_of_new(tail, new, file.start)
     if synced:
         after = after._replace(durable_offset=tail.log_end_offset)
@@ -182,13 +214,19 @@ def tail_of_new(before: Tail, new: SegmentInfo, position: int) -> Tail:
     )
 
 
-def create_segment(log: PartitionState, info: SegmentInfo, synced: bool) -> SegmentFile:
-    """Create the empty file of a segment that the manifest names."""
+def create_segment(
+    log: PartitionState, info: SegmentInfo, synced: bool, offsets: bool = False
+) -> SegmentFile:
+    """Create the empty file of a segment that the manifest names.
+
+    If it is to have a column of offsets and its process is killed first, the next one creates
+    it without, and the next batch with such a column begins another one.
+    """
     files = log.context.files
     files.make_directory(log.directory)
     files.make_directory(f"{log.directory}/{log.partition}")
     try:
-        file = create(files, log.path_of(info), schema_of(log, info))
+        file = create(files, log.path_of(info), schema_of(log, info, offsets))
     except DurabilityError as error:
         raise log.mark_flush_failed(error) from error
     log.open_segment_file = info.id, file
@@ -204,7 +242,7 @@ def schema_of(log: PartitionState, info: SegmentInfo, offsets: bool = False) -> 
     Args:
         log: The partition.
         info: The segment.
-        offsets: Whether it is compacted, so that its last column has the offsets.
+        offsets: Whether its last column has the offsets, as in a compacted one.
     """
     metadata = {
         b"embedlog.version": b"1",

@@ -106,6 +106,8 @@ class AppendRules:
     uses_append_time: bool
     overdue_age_ms: int | None
     """The age from which on a record is reported by `validation.warn_if_overdue`, if any is."""
+    mirror_source: str = ""
+    """The setting ``mirror.source``: if there is one, only the mirror of that topic may append."""
 
 
 def append_rules(config: TopicConfig, active: SegmentInfo) -> AppendRules:
@@ -125,6 +127,7 @@ def append_rules(config: TopicConfig, active: SegmentInfo) -> AppendRules:
         or active.schema_version
         or config.segment_max_offset_span < INT_MAX
         or has_flush_interval(config)
+        or config.mirror_source
     ):
         fast_max_bytes = -1
     return AppendRules(
@@ -134,6 +137,7 @@ def append_rules(config: TopicConfig, active: SegmentInfo) -> AppendRules:
         config.compacts,
         uses_append_time,
         overdue_age_ms,
+        config.mirror_source,
     )
 
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import cast
 
 from embedlog import batch as batches
-from embedlog.batch import TYPED, EncodedBatch
+from embedlog.batch import EXPLICIT_OFFSETS, TYPED, EncodedBatch, PlacedBatch
 from embedlog.catalog import SegmentInfo
-from embedlog.errors import InvalidRecordError, RecordBatchTooLargeError, RecordTooLargeError
+from embedlog.errors import (
+    CorruptionError,
+    InvalidRecordError,
+    MirrorConflictError,
+    MirroredTopicError,
+    RecordBatchTooLargeError,
+    RecordTooLargeError,
+)
 from embedlog.partition.state import PartitionState
 from embedlog.schemas.statistics import text_columns_of
-from embedlog.schemas.typed_batch import TypedBatch
+from embedlog.schemas.topic_schema import OTHER_LOG, TopicSchema
+from embedlog.schemas.typed_batch import TypedBatch, typed
 
 _logger = logging.getLogger("embedlog.partition")
 _warned: set[tuple[str, int]] = set()
@@ -51,21 +60,92 @@ def with_columns_of(log: PartitionState, info: SegmentInfo, batch: EncodedBatch)
     return batches.add_headers(batch)
 
 
+def of_this_topic(
+    log: PartitionState, placed: Sequence[tuple[int, EncodedBatch]], identical: bool
+) -> Sequence[tuple[int, EncodedBatch]]:
+    """Return batches that may come from another log as batches of this topic.
+
+    Those of a typed topic get the topic's own schema of the same version; with ``identical``
+    also those of no topic.  Those of a topic of bytes are returned as they are.
+
+    Raises:
+        InvalidRecordError: The topic has no such version, or it has other columns.
+    """
+    if log.schema is None:
+        return placed
+    own: dict[int, TopicSchema] = {}
+    result: list[tuple[int, EncodedBatch]] = []
+    for offset, batch in placed:
+        schema = cast("TypedBatch", batch).schema if batch.flags & TYPED else None
+        others = (OTHER_LOG, None) if identical else (OTHER_LOG,)
+        if schema is not None and schema.topic_id in others:
+            if id(schema) not in own:
+                own[id(schema)] = _own_schema(log, schema)
+            batch = typed(batch, own[id(schema)])
+        result.append(PlacedBatch(offset, batch))
+    return result
+
+
+def _own_schema(log: PartitionState, schema: TopicSchema) -> TopicSchema:
+    catalog, own = log.context.catalog, None
+    with suppress(CorruptionError):
+        own = catalog.schema(catalog.topic(log.topic), schema.version)
+    if own is None or not own.has_columns_of(schema):
+        raise InvalidRecordError(
+            f"The batch has version {schema.version} of the schema of another log, "
+            f"which this topic does not have",
+            **log.where,
+            todo="Give the topic the same versions of its schema first.",
+        )
+    return own
+
+
 def _is_of_other_topic(log: PartitionState, batch: EncodedBatch) -> bool:
     schema = cast("TypedBatch", batch).schema
     return schema is not None and schema.is_of_other_topic(log.topic_id)
 
 
-def check(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
-    """Raise if the topic's settings do not allow one of the batches.
+def check_writer(log: PartitionState, mirror: str = "") -> None:
+    """Raise if the topic is a copy, and the writer is not its mirror.
+
+    Args:
+        log: The partition.
+        mirror: The topic that a mirror copies, as in the setting ``mirror.source``; empty for any
+            other writer.
 
     Raises:
-        RecordTooLargeError: A batch is over ``max.message.bytes`` (A4).
-        RecordBatchTooLargeError: A batch takes more than ``segment.bytes`` on the disk (A4).
-        InvalidRecordError: A6, A7; or the batch has columns, and the topic is one of bytes, or
-            the other way round.
+        MirroredTopicError: Only a mirror may write to the topic.
+        MirrorConflictError: The mirror copies another topic: this one is no copy of it, or not
+            any more.
     """
-    config, is_typed = log.config, log.schema is not None
+    source = log.rules.mirror_source
+    if source == mirror:
+        return
+    if mirror:
+        raise MirrorConflictError(
+            f"The topic is no copy of {mirror}, or not any more: its setting mirror.source is "
+            f"{source!r}",
+            **log.where,
+            todo="After a failover, mirror into the other direction.",
+        )
+    raise MirroredTopicError(
+        f"The topic is a copy of {source}, and only its mirror writes to it",
+        **log.where,
+        source=source,
+        todo="Write to the source; if that is lost, run `embedlog failover` here first.",
+    )
+
+
+def check_kind(
+    log: PartitionState, encoded: Sequence[EncodedBatch], *, offsets: bool = True
+) -> None:
+    """Raise if one of the batches does not have the kind of columns that the topic has.
+
+    Raises:
+        InvalidRecordError: It has columns, and the topic is one of bytes, or the other way round;
+            or it has a column of offsets, and ``offsets`` is False.
+    """
+    is_typed = log.schema is not None
     for batch in encoded:
         if bool(batch.flags & TYPED) is not is_typed:
             raise InvalidRecordError(
@@ -80,6 +160,33 @@ def check(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
                 **log.where,
                 todo="Send the records again to write them to the topic that has the name now.",
             )
+        if batch.flags & EXPLICIT_OFFSETS and not offsets:
+            raise InvalidRecordError(
+                "The batch has a column of offsets, so it cannot be appended at others",
+                **log.where,
+                todo="Call append_at.",
+            )
+
+
+def check(log: PartitionState, encoded: Sequence[EncodedBatch], *, offsets: bool = False) -> None:
+    """Raise if the topic's settings do not allow one of the batches.
+
+    Args:
+        log: The partition.
+        encoded: The batches.
+        offsets: Whether they may have a column of offsets.
+
+    Raises:
+        RecordTooLargeError: A batch is over ``max.message.bytes`` (A4).
+        RecordBatchTooLargeError: A batch takes more than ``segment.bytes`` on the disk (A4).
+        InvalidRecordError: A6, A7, or as `check_kind`.
+        MirroredTopicError: As `check_writer`.
+    """
+    if log.rules.mirror_source:
+        check_writer(log)
+    config = log.config
+    check_kind(log, encoded, offsets=offsets)
+    for batch in encoded:
         if batches.is_over(batch, config.max_message_bytes):
             raise RecordTooLargeError(
                 f"A batch of {batches.kafka_size(batch)} bytes, as Kafka counts them, is over "

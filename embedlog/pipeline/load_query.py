@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from embedlog.audit.audit_topic import PIPELINE
+from embedlog.audit.range_counts import RangeCount, report_ranges
 from embedlog.errors import EmbedlogError, InvalidConfigError
 from embedlog.pipeline.parquet_audit import AuditReport, audit
-from embedlog.pipeline.parquet_output import HIDDEN, ParquetOutput
+from embedlog.pipeline.parquet_output import HIDDEN, ParquetOutput, count_rows
 from embedlog.record import TopicPartition
 from embedlog.spark.errors import to_embedlog_error
 from embedlog.spark.log_cache import open_existing_log
@@ -306,11 +308,27 @@ class LoadQuery:
             with self._publish_lock:
                 if not self._stopped:
                     end = planned_end(self._options.checkpoint_location, batch_id)
+                    ends = self._output.published.ends
+                    counts = self._count(stage, ends, end.offsets)
                     self._output.publish(stage, end)
+                    # If this process dies before, the audit counts up to where the next begins.
+                    report_ranges(self._log.root, PIPELINE, self._options.into, counts)
         except BaseException as error:
             if isinstance(error, EmbedlogError | OSError):
                 self._failure = error
             raise
+
+    def _count(
+        self, stage: str, before: Mapping[TopicPartition, int], after: Mapping[TopicPartition, int]
+    ) -> list[RangeCount]:
+        """Count the staged rows of audited topics by partition and minute."""
+        root, counts = self._log.root, []
+        audited = {tp: root.partition(*tp) for tp in after if root.topic(tp.topic).config.audit}
+        minutes = count_rows(stage, {tp.topic for tp in audited}) if audited else {}
+        for tp, log in audited.items():
+            first = before.get(tp, log.start_offset())
+            counts.append(RangeCount(log, first, after[tp], minutes.get(tp, {})))
+        return counts
 
     def _write_files(self, frame: Any, stage: str) -> None:
         new_rows = frame.where(unpublished_filter(self._output.published.ends))

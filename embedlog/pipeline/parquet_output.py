@@ -21,13 +21,17 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
+import numpy as np
+import pyarrow as pa
 from pyarrow import parquet
 
+from embedlog.batch import MINUTE_MS
 from embedlog.errors import CorruptionError, DataLossError, LockTimeoutError
 from embedlog.files import Files
 from embedlog.pipeline.parquet_audit import AuditedTopic, is_hidden
@@ -200,3 +204,34 @@ class ParquetOutput(AbstractContextManager["ParquetOutput"]):
                 )
         for directory in sorted(directories):
             self._files.sync_directory(directory)
+
+
+def count_rows(stage: str, topics: Collection[str]) -> dict[TopicPartition, dict[int, list[int]]]:
+    """Return how many rows the staged files of topics have, by partition and minute.
+
+    Next to each number is that of bytes, which is 0: a file has other bytes than the log.
+    """
+    counts: dict[TopicPartition, dict[int, list[int]]] = {}
+    for topic in topics:
+        directory = os.path.join(stage, f"topic={quote(topic)}")
+        if not os.path.isdir(directory):
+            continue
+        # Not as a data set, whose directories would become columns.
+        for folder, _, names in sorted(os.walk(directory)):
+            for name in sorted(names):
+                if name.endswith(".parquet") and not is_hidden(name):
+                    path = os.path.join(folder, name)
+                    table = parquet.ParquetFile(path).read(["partition", "timestamp"])
+                    _count_table(counts, topic, table)
+    return counts
+
+
+def _count_table(
+    counts: dict[TopicPartition, dict[int, list[int]]], topic: str, table: pa.Table
+) -> None:
+    times = table["timestamp"].cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
+    minutes, numbers = times.to_numpy() // MINUTE_MS, table["partition"].to_numpy()
+    pairs, records = np.unique(np.stack([numbers, minutes]), axis=1, return_counts=True)
+    for (number, minute), count in zip(pairs.T.tolist(), records.tolist(), strict=True):
+        of_partition = counts.setdefault(TopicPartition(topic, number), {})
+        of_partition.setdefault(minute, [0, 0])[0] += count

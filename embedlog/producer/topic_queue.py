@@ -71,6 +71,8 @@ class TopicQueue:
         typed = settings.row_encoder is not None
         self.plain = not (self._general or settings.serializes or typed)
         """Whether `send` may add a record of bytes as it is."""
+        for writer in list(self.writers.values()):
+            writer.set_audited(settings.info.config.audit)
 
     # Memory
 
@@ -374,7 +376,9 @@ class TopicQueue:
                     todo="Send the record again to write it to the topic that has the name now.",
                 )
                 writer.fail_all(error)
-            writer = self.writers[partition] = PartitionWriter(self.context, log)
+            writer = PartitionWriter(self.context, log)
+            writer.set_audited(self.settings.info.config.audit)
+            self.writers[partition] = writer
         return writer
 
     def check_keys(self, keys: Any, count: int) -> None:

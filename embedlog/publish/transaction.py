@@ -30,7 +30,7 @@ need not be flushed, since they are not needed after a crash.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from typing import NamedTuple
@@ -63,6 +63,7 @@ from embedlog.partition.tail import Tail
 from embedlog.publish import app_versions, staging
 from embedlog.publish.app_versions import AppVersion
 from embedlog.publish.staging import StagedFile, StagedPartition
+from embedlog.record import Appended
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.segment import END_MARK, SegmentFile, create
 
@@ -93,6 +94,14 @@ class Publication(NamedTuple):
         return (*names, f"at {self.checkpoint}") if self.checkpoint else names
 
 
+class PublishedBatches(NamedTuple):
+    """What a publication wrote to one partition."""
+
+    log: PartitionState
+    batches: list[tuple[Appended, EncodedBatch]]
+    """In order, with their offsets."""
+
+
 class PublishResult(NamedTuple):
     """What `publish` did."""
 
@@ -120,6 +129,11 @@ class PartitionPlan(NamedTuple):
         """The tail that makes it visible."""
         return self.segments[-1].pending.tail
 
+    def published(self, encoded: list[EncodedBatch]) -> PublishedBatches:
+        """Return what was written, given the batches of the partition."""
+        receipts = [receipt for segment in self.segments for receipt in segment.pending.receipts]
+        return PublishedBatches(self.log, list(zip(receipts, encoded, strict=True)))
+
     @property
     def end(self) -> tuple[bytes, int, int]:
         """Where the publication ends, as in `AppVersion.ends`."""
@@ -134,6 +148,7 @@ def publish(
     durability: str | None = None,
     timeout: float | None = None,
     restart: bool = False,
+    report: Callable[[Sequence[PublishedBatches]], object] | None = None,
 ) -> PublishResult:
     """Make staged batches part of the log: in all their partitions at once, or in none.
 
@@ -147,6 +162,7 @@ def publish(
         timeout: Seconds to wait for each partition; ``lock_timeout`` by default.
         restart: Let an application start over in topics that it has published to: what
             it published there before may then be published again.
+        report: Called with what was written, once it is visible.
 
     Raises:
         RestartedApplicationError: The application started over in a topic that it has
@@ -194,7 +210,11 @@ def publish(
     for log, appended in encoded.items():
         note_appended(log, appended)
     context.wake.advance()
-    return PublishResult(records) if before is None else PublishResult(0, before)
+    if before is not None:
+        return PublishResult(0, before)
+    if report is not None:
+        report([plan.published(encoded[plan.log]) for plan in plans])
+    return PublishResult(records)
 
 
 def _by_partition(

@@ -30,13 +30,8 @@ from embedlog.errors import (
     ReplicaNotAvailableError,
     StorageError,
 )
-from embedlog.keyspace import PARTITION_KEY
-from embedlog.replication.directory import (
-    DATABASE_ERRORS,
-    BrokenDirectoryError,
-    LogDirectory,
-    describe,
-)
+from embedlog.keyspace import MIRRORED_TOPICS, PARTITION_KEY
+from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.metadata import (
     ASSIGNMENTS,
@@ -261,20 +256,13 @@ class Controller:
         self.state.write(lambda txn: self._offline(txn, reasons))
         self.refresh()
 
-    def take_offline_by(self, error: Exception) -> None:
-        """Give up the directory that an error blames; raise the error if there is none.
-
-        Args:
-            error: Of an operation in several directories.
-        """
-        if isinstance(error, BrokenDirectoryError):
-            self.take_offline({error.directory.id: error.error})
-            return
+    def find_broken(self, error: StorageError) -> LogDirectory | None:
+        """Return the directory that an error of a file operation says is broken, if any is."""
+        path = error.path or ""
         for directory in self.online:
-            if directory.is_to_blame_for(error):
-                self.take_offline({directory.id: error})
-                return
-        raise error
+            if f"{path}/".startswith(f"{directory.path}/") and directory.is_broken_by(error):
+                return directory
+        return None
 
     def _refuses(self, online: Collection[int]) -> NotEnoughReplicasError | None:
         """Return the error of a change of the metadata by these directories alone, if any."""
@@ -452,9 +440,15 @@ def _replace_rows(rows: Sequence[tuple[bytes, bytes]], txn: kv.Txn) -> None:
 def raised_epoch(
     txn: kv.Txn, key: bytes, before: PartitionAssignment, after: PartitionAssignment
 ) -> PartitionAssignment:
-    """Return an assignment whose leader epoch, if it changed, is above every one in the log."""
+    """Return an assignment whose leader epoch, if it changed, is above every one in the log.
+
+    A copy of a topic of another log keeps the leader epochs of the source, so a leader that was in
+    sync begins none; nothing is appended to it with ``acks=1``.
+    """
     if after.leader_epoch == before.leader_epoch:
         return after
+    if after.leader in before.isr and MIRRORED_TOPICS.exists(txn, _topic_id(key)):
+        return replace(after, leader_epoch=before.leader_epoch)
     info = catalog.PARTITIONS.get(txn, key)
     in_log = 0 if info is None else info.leader_epoch
     return replace(after, leader_epoch=max(after.leader_epoch, in_log + 1))

@@ -150,7 +150,7 @@ class LogDirectory:
         return True
 
     def is_whole(self) -> bool:
-        """Whether it is in place and has what every directory has, so that it is not being deleted."""
+        """Whether it is in place, and has what every directory has: it is not being deleted."""
         try:
             return self.files.is_in_place() and all(map(self.files.exists, _ENTRIES))
         except StorageError:
@@ -187,11 +187,6 @@ class LogDirectory:
             return not self.works()
         return error.errno in _BROKEN or (error.errno in _ELSEWHERE and not self.is_whole())
 
-    def is_to_blame_for(self, error: Exception) -> bool:
-        """Whether an error is one of a file of this directory, and says that it cannot be used."""
-        path = getattr(error, "path", None) or ""
-        return f"{path}/".startswith(f"{self.path}/") and self.is_broken_by(error)
-
     def close(self) -> None:
         """Close the databases and all files."""
         # Not the page, which another thread may be looking at: it is unmapped with this object.
@@ -200,14 +195,6 @@ class LogDirectory:
             store.close()
         self.stores.clear()
         self.files.close_all()
-
-
-class BrokenDirectoryError(Exception):
-    """A directory refused an operation because its disk is broken."""
-
-    def __init__(self, directory: LogDirectory, error: Exception) -> None:
-        super().__init__(directory, error)
-        self.directory, self.error = directory, error
 
 
 DATABASE_ERRORS = (StorageError, CorruptionError)

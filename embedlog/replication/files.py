@@ -33,7 +33,7 @@ from embedlog.errors import (
 from embedlog.files import Files
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.replication.controller import Controller, offline_error
-from embedlog.replication.directory import BrokenDirectoryError, LogDirectory
+from embedlog.replication.directory import LogDirectory
 from embedlog.segment import CHUNK_BYTES
 
 T = TypeVar("T")
@@ -149,11 +149,11 @@ class ReplicatedFiles(Files):
         controller = self._controller
         for directory in controller.online:
             path = (error.path or "").removeprefix(f"{directory.path}/")
-            key = partition_of(path if path.count("/") > 2 else f"{path}/")
-            assignment = None if path == error.path or key is None else controller.assignment(key)
-            if assignment is None or not set(assignment.isr) > {directory.id}:
-                continue
             name = path.split("/", 3)[3] if path.count("/") > 2 else None
+            key = partition_of(f"{path}/" if name is None else path)
+            assignment = None if path == error.path or key is None else controller.assignment(key)
+            if key is None or assignment is None or not set(assignment.isr) > {directory.id}:
+                continue
             if name is None or controller.state.read(partial(_is_named, key, name)):
                 return directory
         return None
@@ -236,10 +236,16 @@ class ReplicatedFiles(Files):
             if fd is None:
                 if number:
                     _attempt(directory, partial(make_parents, path=handle.path))
-                fd = _attempt(
-                    directory,
-                    partial(_open_file, path=handle.path, write=handle.write, create=number > 0),
+                open_file = partial(
+                    _open_file, path=handle.path, write=handle.write, create=number > 0
                 )
+                try:
+                    fd = _attempt(directory, open_file)
+                except StorageError as error:
+                    if number or not (error.missing and opened and handle.write):
+                        raise
+                    # It was elected in this operation, though it was not in sync.
+                    raise _new_leader(handle.path) from error
                 if handle.kept:
                     directory.files.keep(fd)
             copies.append((directory, fd))
@@ -289,11 +295,7 @@ class ReplicatedFiles(Files):
         """Raise if the leader lacks bytes before a position: it was elected in this operation."""
         directory, fd = handle.copies[0]
         if _attempt(directory, methodcaller("size", fd)) < position:
-            raise NotLeaderOrFollowerError(
-                "Another directory became the leader, and lacks what was written with acks=1",
-                path=handle.path,
-                todo="Repeat the call.",
-            )
+            raise _new_leader(handle.path)
         handle.leader_checked = True
 
     def _catch_up(
@@ -580,8 +582,24 @@ class ReplicatedFiles(Files):
             directory.files.after_fork()
 
 
+class BrokenDirectoryError(Exception):
+    """A directory refused an operation because its disk is broken."""
+
+    def __init__(self, directory: LogDirectory, error: Exception) -> None:
+        super().__init__(directory, error)
+        self.directory, self.error = directory, error
+
+
 def _of_copy(operation: Callable[[Files, int], T], copy: int, files: Files) -> T:
     return operation(files, copy)
+
+
+def _new_leader(path: str) -> NotLeaderOrFollowerError:
+    return NotLeaderOrFollowerError(
+        "Another directory became the leader, and lacks what the one before had",
+        path=path,
+        todo="Repeat the call.",
+    )
 
 
 def _open_file(files: Files, path: str, write: bool, create: bool) -> int:

@@ -14,9 +14,9 @@ from embedlog.partition.tail import Tail
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery
 from embedlog.replication.catch_up import Throttle
-from embedlog.replication.directory import BrokenDirectoryError, LogDirectory
+from embedlog.replication.directory import LogDirectory
 from embedlog.replication.election import imbalanced_leaders
-from embedlog.replication.files import copy_range
+from embedlog.replication.files import BrokenDirectoryError, copy_range
 from embedlog.replication.isr import FollowerProgress
 from embedlog.replication.partition import ReplicatedPartition
 
@@ -181,10 +181,16 @@ class ReplicationJob:
                     return copy_range(
                         (leader, source), (follower, target), size, tail.log_end_position
                     )
-        except (StorageError, BrokenDirectoryError) as error:
-            if getattr(error, "missing", False) and follower.is_in_place():
+        except BrokenDirectoryError as broken:
+            log.controller.take_offline({broken.directory.id: broken.error})
+            return 0
+        except StorageError as error:
+            if error.missing:
                 return 0  # rolled, or deleted, meanwhile
-            log.controller.take_offline_by(error)
+            directory = log.controller.find_broken(error)
+            if directory is None:
+                raise
+            log.controller.take_offline({directory.id: error})
             return 0
 
     def _lead_all(self, root: ReplicatedRoot) -> None:

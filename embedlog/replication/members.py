@@ -95,13 +95,16 @@ def find_members(
 
     Raises:
         NotALogError: They belong to different logs.
+        StorageError: One cannot be read, and no other one belongs to a log.
     """
     cluster, found = None, dict[int, str]()
+    unreadable: StorageError | None = None
     for path in paths:
         try:
             member = read_member(open_files[path]) if path in open_files else None
         except StorageError as error:
             _logger.warning("Directory %s cannot be read: %s", path, error)
+            unreadable = error
             continue
         if member is None:
             continue
@@ -115,6 +118,9 @@ def find_members(
         for number, other in member.paths.items():
             found.setdefault(number, other)
         found[member.directory_id] = path
+    if cluster is None and unreadable is not None:
+        # It may be the log: the others must not become a new one.
+        raise unreadable
     return cluster, found
 
 

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from embedlog import catalog, kv
@@ -17,7 +18,7 @@ from embedlog.errors import (
     NotLeaderOrFollowerError,
     StorageError,
 )
-from embedlog.partition import recovery, truncate
+from embedlog.partition import leader_epochs, recovery, truncate
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.state import Context
 from embedlog.partition.tail import TAILS, Tail
@@ -89,7 +90,8 @@ class ReplicatedPartition(PartitionLog):
                 get them later.
 
         Raises:
-            NotEnoughReplicasError: Fewer than `min.insync.replicas` are in sync.
+            NotEnoughReplicasError: Fewer than `min.insync.replicas` are in sync.  Nothing was
+                written, unless one of them failed in a flush.
             ReplicaNotAvailableError: The partition has no leader.
         """
         self._acks.leader = acks not in ("all", -1)
@@ -99,7 +101,11 @@ class ReplicatedPartition(PartitionLog):
                     self.check_replicas()
                 epoch = self.controller.current().epoch
                 try:
-                    return super().append(encoded, durability=durability, timeout=timeout)
+                    receipts = super().append(encoded, durability=durability, timeout=timeout)
+                    if not self._acks.leader and "fsync" in (durability, self.context.durability):
+                        # A copy may have failed in the flush, after the publication.
+                        self.check_replicas()
+                    return receipts
                 except CorruptionError:
                     # A leader that was elected meanwhile lacks what was written with acks=1.
                     if self.controller.current().epoch == epoch:
@@ -119,10 +125,15 @@ class ReplicatedPartition(PartitionLog):
             ReplicaNotAvailableError: The partition has no leader.
         """
         self.refresh()
+        self._check_min_isr(self.assignment)
+
+    def _check_min_isr(self, assignment: PartitionAssignment) -> None:
         try:
-            self.assignment.check_min_isr(self.config.min_insync_replicas)
+            assignment.check_min_isr(self.config.min_insync_replicas)
         except NotEnoughReplicasError as error:
-            raise NotEnoughReplicasError(error.what, todo=error.todo, **self.where) from None
+            raise NotEnoughReplicasError(
+                error.what, todo=error.todo, **error.facts, **self.where
+            ) from None
 
     def append_at(
         self,
@@ -130,10 +141,14 @@ class ReplicatedPartition(PartitionLog):
         *,
         durability: str | None = None,
         timeout: float | None = None,
+        identical: bool = False,
+        mirror: str = "",
     ) -> list[Appended]:
         """As `PartitionLog.append_at`, to all in-sync replicas."""
         self.check_replicas()
-        return super().append_at(placed, durability=durability, timeout=timeout)
+        return super().append_at(
+            placed, durability=durability, timeout=timeout, identical=identical, mirror=mirror
+        )
 
     def complete_followers(self) -> None:
         """Give the in-sync followers what was appended with ``acks=1``; under the lock.
@@ -157,11 +172,21 @@ class ReplicatedPartition(PartitionLog):
     ) -> T:
         """As `PartitionState.commit_locked`; for ``acks=1`` the bytes go to the leader only."""
         if not getattr(self._acks, "leader", False):
+            if self.config.min_insync_replicas > 1:
+                publish = partial(self._publish_if_enough, publish)
             return super().commit_locked(file, buffers, position, log_end_offset, publish)
         files = self.context.files
         assert isinstance(files, ReplicatedFiles)
         with files.leader_only():
             return super().commit_locked(file, buffers, position, log_end_offset, publish)
+
+    def _publish_if_enough(self, publish: kv.Step[T], txn: kv.Txn) -> T:
+        """Publish what was written, unless copies failed in the write, and too few are left."""
+        # The store has just checked that the image is the newest; this must not write.
+        assignment = self.controller.image.assignments.get(self.key)
+        if assignment is not None:
+            self._check_min_isr(assignment)
+        return publish(txn)
 
     # Leadership
 
@@ -222,7 +247,8 @@ class ReplicatedPartition(PartitionLog):
         self.refresh()
         end = self._log_end_offset(tail)
         if end is None:
-            self._begin_epoch(tail, assignment.leader_epoch)
+            # `state` first: a batch must not have an epoch that recovery does not know.
+            leader_epochs.begin(self, tail, assignment.leader_epoch, tail.log_end_offset)
         else:
             # It lacks what was acknowledged by the leader before it alone.
             _logger.warning(
@@ -263,23 +289,6 @@ class ReplicatedPartition(PartitionLog):
                 catalog.PARTITIONS.put(txn, self.key, value=info._replace(leader_epoch=epoch))
 
         self.context.state.write(step)
-
-    def _begin_epoch(self, tail: Tail, epoch: int) -> None:
-        """Begin a leader epoch at the end of the log, where nothing was lost."""
-
-        def note(txn: kv.Txn) -> None:
-            info = catalog.PARTITIONS.get(txn, self.key) or PartitionInfo()
-            catalog.PARTITIONS.put(txn, self.key, value=info._replace(leader_epoch=epoch))
-            recovery.put_epoch(txn, self.key, epoch, tail.log_end_offset)
-
-        def begin(txn: kv.Txn) -> None:
-            current = TAILS.get(txn, self.key)
-            if current is not None:
-                TAILS.put(txn, self.key, value=current._replace(leader_epoch=epoch))
-
-        # `state` first: a batch must not have an epoch that recovery does not know.
-        self.context.state.write(note)
-        self.context.live.write(begin)
 
 
 def _end_of_batches(file: SegmentFile, base_offset: int, size: int) -> int:

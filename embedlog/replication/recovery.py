@@ -13,6 +13,7 @@ from embedlog.errors import (
     EmbedlogError,
     IllegalStateError,
     NotALogError,
+    NotLeaderOrFollowerError,
     ReplicaNotAvailableError,
     StorageError,
 )
@@ -21,11 +22,11 @@ from embedlog.keyspace import FORMAT_FILE
 from embedlog.replication.catch_up import ReplicaCopy, Throttle
 from embedlog.replication.directory import (
     DATABASE_ERRORS,
-    BrokenDirectoryError,
     LogDirectory,
     describe,
 )
 from embedlog.replication.epochs import truncation_point
+from embedlog.replication.files import BrokenDirectoryError
 from embedlog.replication.members import Member, read_member, write_member
 from embedlog.replication.metadata import (
     DIRECTORIES,
@@ -234,7 +235,7 @@ def copy_partition(
 ) -> bool:
     """Make one copy equal to the leader's, and have it join the ISR; False if it was stopped.
 
-    If the directory, or the leader's, turns out to be broken, it goes offline.
+    If its directory, or that of the leader, turns out to be broken, it goes offline.
     """
     copy = ReplicaCopy(
         log, directory, trusted_offset=trusted_offset, throttle=throttle, stopped=stopped
@@ -243,8 +244,16 @@ def copy_partition(
         if not copy.catch_up():
             return False
         copy.join()
-    except (StorageError, BrokenDirectoryError) as error:
-        log.controller.take_offline_by(error)
+    except BrokenDirectoryError as broken:
+        log.controller.take_offline({broken.directory.id: broken.error})
+        return False
+    except (NotLeaderOrFollowerError, ReplicaNotAvailableError):
+        return False  # its leader broke meanwhile
+    except StorageError as error:
+        found = log.controller.find_broken(error)
+        if found is None:
+            raise
+        log.controller.take_offline({found.id: error})
         return False
     return True
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from embedlog import kv
 from embedlog.catalog import (
-    ACTIVITY,
+    OWN_TOPICS,
     Catalog,
     NewPartitions,
     SchemaChange,
@@ -109,6 +109,7 @@ class Root:
         self._lock = threading.RLock()
         self._context: Context | None = None
         self._partitions: dict[tuple[str, int], PartitionLog] = {}
+        self._id = ""
         self._attach()
         _roots.add(self)
 
@@ -123,6 +124,14 @@ class Root:
     def context(self) -> Context:
         """What the partitions share; attaches again in a forked child."""
         return self._context or self._attach()
+
+    @property
+    def id(self) -> str:
+        """The id of the log, which it keeps wherever the directory is moved."""
+        if not self._id:
+            text = self.context.files.read_file(FORMAT_FILE).decode()
+            self._id = str(tomllib.loads(text)["id"])
+        return self._id
 
     @property
     def wake(self) -> WakePage:
@@ -144,8 +153,8 @@ class Root:
         try:
             return self.topic(name)
         except UnknownTopicOrPartitionError:
-            # The maintenance owner creates the activity topic, with other settings.
-            if not self.auto_create or name == ACTIVITY or not self.context.files.writable:
+            # Those have other settings, and are created where they are written.
+            if not self.auto_create or name in OWN_TOPICS or not self.context.files.writable:
                 raise
         with suppress(TopicAlreadyExistsError):
             info = self.create_topic(name, 1, TopicConfig())

@@ -251,6 +251,9 @@ def _verify_batches(
             yield batch.position, f"offset {batch.base_offset} follows offset {expected - 1}"
         for what in gaps(segment, batch, expected):
             yield batch.position, what
+        if batch.base_offset - batch.gap < expected <= batch.base_offset:
+            last = batch.base_offset - batch.gap - 1
+            yield batch.position, f"it follows offset {last}, and offset {expected - 1} is there"
         entry = entries.pop(batch.position, None)
         correct = batch.base_offset, newest
         if entry is not None and (entry.offset, entry.timestamp_before) != correct:

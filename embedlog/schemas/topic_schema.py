@@ -25,6 +25,8 @@ RESERVED = (
 )
 """Names of columns that embedlog uses itself, in results or in segments."""
 MAX_COLUMNS = 2000
+OTHER_LOG = -1
+"""The id of the topic of a schema that comes from another log, whose ids mean nothing here."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +67,11 @@ class TopicSchema:
     def plain(self) -> pa.Schema:
         """The columns without any metadata, as users see them."""
         return pa.schema([pa.field(f.name, f.type, f.nullable) for f in self.columns])
+
+    def has_columns_of(self, other: TopicSchema) -> bool:
+        """Whether it has the columns of a schema of another topic, with the same ids."""
+        same: bool = self.columns.equals(other.columns, check_metadata=True)
+        return same and (self.key, self.timestamp) == (other.key, other.timestamp)
 
     def is_of_other_topic(self, topic_id: int) -> bool:
         """Whether it is known to be of another topic than the one with an id."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from embedlog.batch import EncodedBatch, encode, parse
+from embedlog.batch.add_headers import like
 from embedlog.batch.wire import EXPLICIT_OFFSETS, HEADERS, TOMBSTONES
 from embedlog.lazy import pa
 from embedlog.schemas import statistics
@@ -43,7 +44,7 @@ class TypedBatch(EncodedBatch):
         )
 
     def _batch(self) -> Any:
-        message = pa.py_buffer(b"".join(self.stamp(0, 0)))
+        message = pa.py_buffer(b"".join(self.stamp(0, 0, next_offset=self.count)))
         return parse(message, 0, message.size, path="", position=0, schema=self.stored_schema())
 
     @property
@@ -74,16 +75,23 @@ class TypedBatch(EncodedBatch):
         if same and flags == self.flags & (HEADERS | TOMBSTONES):
             return self
         batch = self._batch()
-        columns = batch.columns(verify=False)
+        columns = batch.columns(batch.layout.names, verify=False)
         target = segment_schema(
-            schema, headers=bool(flags & HEADERS), tombstones=bool(flags & TOMBSTONES)
+            schema,
+            headers=bool(flags & HEADERS),
+            tombstones=bool(flags & TOMBSTONES),
+            offsets=batch.has_offsets,
         )
         columns = convert(columns, self.schema, schema, target)
-        result = encode_typed(columns, schema, batch.codec, self.time_range, text_statistics)
-        if self.producer_id is not None:
-            assert self.producer_epoch is not None
-            assert self.base_sequence is not None
-            result.set_producer(self.producer_id, self.producer_epoch, self.base_sequence)
+        result = encode_typed(
+            columns,
+            schema,
+            batch.codec,
+            self.time_range,
+            text_statistics,
+            offsets=batch.has_offsets,
+        )
+        like(result, self)
         return result
 
     @property
@@ -104,6 +112,8 @@ def encode_typed(
     compression: str = "none",
     timestamps: tuple[int, int] | None = None,
     text_statistics: frozenset[str] | None = frozenset(),
+    *,
+    offsets: bool = False,
 ) -> TypedBatch:
     """Encode rows of a typed topic.
 
@@ -113,10 +123,13 @@ def encode_typed(
         compression: ``"none"``, ``"lz4"`` or ``"zstd"``.
         timestamps: The smallest and the largest, in ms; by default those of the columns.
         text_statistics: The columns of text that get statistics; see `statistics.pack`.
+        offsets: Whether the last column has the offsets.
 
     Raises:
         RecordTooLargeError: The columns take more than `MAX_BATCH_BYTES`.
     """
     packed = statistics.pack(columns, text_statistics)
-    encoded = encode(columns, compression, timestamps=timestamps, statistics=packed)
+    encoded = encode(
+        columns, compression, offsets=offsets, timestamps=timestamps, statistics=packed
+    )
     return typed(encoded, schema)

@@ -7,12 +7,14 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import embedlog
 from embedlog.api import Log
+from embedlog.audit.range_counts import report_published
 from embedlog.batch import BatchLimits
-from embedlog.catalog import ACTIVITY, TopicInfo, check_topic_name
+from embedlog.catalog import OWN_TOPICS, TopicInfo, check_topic_name
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     InvalidRecordError,
@@ -114,7 +116,7 @@ def _check_bytes(options: SinkOptions, fields: Sequence[dict[str, Any]]) -> None
 
 
 def _target_topic(root: Root, name: str, has_partitions: bool) -> TopicInfo:
-    if has_partitions and name not in root.topics() and name != ACTIVITY:
+    if has_partitions and name not in root.topics() and name not in OWN_TOPICS:
         return TopicInfo(check_topic_name(name), NEW_TOPIC_ID, 1, 0, TopicConfig())
     return root.ensure_topic(name)
 
@@ -168,12 +170,18 @@ def publish(
             durability=options.durability,
             timeout=options.lock_timeout,
             restart=options.allow_restart,
+            report=partial(report_published, log.root, _audit_name(publication)),
         )
         if result.repeated is not None and publication is not None:
             transaction.log_repetition(publication, result)
         staging.remove(files, staged_files)
         staging.sweep(files, time.time_ns() // 1_000_000)
     return result
+
+
+def _audit_name(publication: Publication | None) -> str:
+    """Return the name under which a write of Spark is counted."""
+    return "spark" if publication is None else f"spark {publication.application}"
 
 
 def _resolve_new_topic(root: Root, staged: Sequence[StagedRows]) -> list[StagedFile]:

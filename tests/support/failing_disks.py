@@ -1,213 +1,192 @@
-"""Disks that fail: each an ext4 on a loop device of its own, which a test breaks and repairs."""
+"""Disks that break under the directories of a log: `Files` that fail for one directory, from some
+operation on.
+
+>>> disks = FailingDisks()                                            # doctest: +SKIP
+>>> log = embedlog.open([first, second], files=disks)                # doctest: +SKIP
+>>> disks.break_disk(second, errno.EIO, after=3)                     # doctest: +SKIP
+
+LMDB does not use `Files`.  A disk whose databases fail too refuses the locks of their writes.
+"""
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
-import shutil
-import struct
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
 
-DISK_BYTES = 64 << 20
-LOG = "log"
-"""The directory of the log on each disk: an empty mount point must not be taken for it."""
+from embedlog import kv
+from embedlog.errors import DurabilityError
+from embedlog.files import Files
+from embedlog.files.filesystem import storage_error
 
-# linux/loop.h and ext4.h
-_LOOP_SET_STATUS64, _LOOP_GET_STATUS64 = 0x4C04, 0x4C05
-_LOOP_INFO_BYTES, _SIZE_LIMIT_AT = 232, 32
-_EXT4_IOC_SHUTDOWN = 0x8004587D
-_NO_LOG_FLUSH = 2
-
-FAULTS = ("fails", "dies", "read-only", "unmounted", "full", "renamed", "deleted", "replaced")
-"""What a disk may do: `fails` to read and write, as far as the cache does not hide it; `dies`
-at once, for every operation; the kernel makes it `read-only`; and what people do to it.  A disk
-that was `replaced` is empty, one of the other kinds comes back with what it had."""
+CHANGES = (
+    *("write", "truncate", "allocate", "sync", "make_directory", "remove_directory"),
+    *("rename", "unlink", "sync_directory"),
+)
+READS = ("read", "read_into", "map", "list")
+READABLE = frozenset({errno.EROFS, errno.ENOSPC})
+"""The errors of disks that can be read nevertheless."""
+_FREES_SPACE = frozenset({"truncate", "unlink", "remove_directory"})
+_DATABASE_LOCKS = frozenset({"locks/state", "locks/live"})
 
 
-class FailingDisk:
-    """A directory on a disk of its own.
+class BrokenDisk:
+    """How a disk fails."""
 
-    Args:
-        directory: Where to make the image and the mount point.
-        number: Its number.
-    """
+    def __init__(self, number: int, after: int, times: int, databases: bool) -> None:
+        self.number, self.left, self.times, self.databases = number, after, times, databases
 
-    def __init__(self, directory: Path, number: int) -> None:
-        self.path = directory / f"disk{number}"
-        self.log = self.path / LOG
-        self._directory, self._number, self._images = directory, number, 0
-        self._device, self._image = "", Path()
-        self._held: int | None = None
-        """A descriptor of the device, which the kernel detaches once nothing uses it."""
-        self.path.mkdir()
-        self._mount(self._new_image())
-        self.log.mkdir()
-
-    # Faults
-
-    def break_by(self, fault: str) -> None:
-        """Let the disk fail."""
-        match fault:
-            case "fails":
-                self._limit(4096)
-            case "dies":
-                self._shut_down()
-            case "read-only":
-                # What the kernel does after an error; it refuses an ordinary remount.
-                _run("mount", "-o", "remount,abort", self.path)
-            case "unmounted" | "replaced":
-                _run("umount", "--lazy", self.path)
-            case "full":
-                self._fill()
-            case "renamed":
-                self.log.rename(self.path / "elsewhere")
-            case "deleted":
-                # Of one of two threads that delete and create, one may come late.
-                while self.log.exists():
-                    shutil.rmtree(self.log, ignore_errors=True)
-
-    def repair_after(self, fault: str) -> None:
-        """Make the disk usable again, with what it had, or empty if that was lost."""
-        match fault:
-            case "fails":
-                self._limit(0)
-                if not self._works():
-                    self._exchange(self._copied_image())
-            case "dies" | "read-only":
-                self._exchange(self._copied_image())
-            case "unmounted":
-                _run("mount", self._device, self.path)
-            case "replaced":
-                self._exchange(self._new_image())
-            case "full":
-                (self.path / "ballast").unlink()
-            case "renamed":
-                (self.path / "elsewhere").rename(self.log)
-            case "deleted":
-                self.log.mkdir()
-
-    def _limit(self, size: int) -> None:
-        """Have all that is past the first bytes of the device fail with EIO; 0 is no limit."""
-        fd = os.open(self._device, os.O_RDWR)
-        try:
-            info = bytearray(_LOOP_INFO_BYTES)
-            fcntl.ioctl(fd, _LOOP_GET_STATUS64, info)
-            struct.pack_into("Q", info, _SIZE_LIMIT_AT, size)
-            fcntl.ioctl(fd, _LOOP_SET_STATUS64, bytes(info))
-        finally:
-            os.close(fd)
-
-    def _shut_down(self) -> None:
-        fd = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.ioctl(fd, _EXT4_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
-        finally:
-            os.close(fd)
-
-    def _works(self) -> bool:
-        try:
-            fd = os.open(self.path / "probe", os.O_RDWR | os.O_CREAT)
-            try:
-                os.pwrite(fd, b"probe", 0)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        except OSError:
+    def fails(self, operation: str, changes: bool) -> bool:
+        """Whether an operation fails; counts it."""
+        if not changes and self.number in READABLE:
             return False
-        return True
-
-    def _fill(self) -> None:
-        with open(self.path / "ballast", "wb") as file:
-            size = 1 << 20
-            while size:
-                with suppress(OSError):
-                    while True:
-                        end = os.lseek(file.fileno(), 0, os.SEEK_END)
-                        os.posix_fallocate(file.fileno(), end, size)
-                size >>= 4
-
-    # Images and mounts
-
-    def _new_image(self) -> Path:
-        image = self._next_image()
-        image.touch()
-        os.truncate(image, DISK_BYTES)
-        _run("mkfs.ext4", "-q", "-F", "-m", "0", image)
-        return image
-
-    def _copied_image(self) -> Path:
-        """Copy what reached the disk, as on a disk that was dead for some time."""
-        with suppress(OSError):
-            self._shut_down()  # what still has it open must not write to it meanwhile
-        image = self._next_image()
-        _run("cp", "--sparse=always", self._image, image)
-        subprocess.run(["e2fsck", "-fy", image], capture_output=True, check=False)
-        return image
-
-    def _next_image(self) -> Path:
-        self._images += 1
-        return self._directory / f"disk{self._number}-{self._images}.image"
-
-    def _exchange(self, image: Path) -> None:
-        """Put a disk in the place of the present one, which some processes may have open."""
-        before = self._image
-        self._unmount()
-        self._let_go()
-        before.unlink()
-        self._mount(image)
-        # A disk that died young has not even that.
-        self.log.mkdir(exist_ok=True)
-
-    def _mount(self, image: Path) -> None:
-        self._device = _run("losetup", "--find", "--show", image)
-        self._held = os.open(self._device, os.O_RDWR)
-        # Takes effect when nothing uses it any more, also if this process is killed.
-        _run("losetup", "--detach", self._device)
-        _run("mount", self._device, self.path)
-        self._image = image
-
-    def _let_go(self) -> None:
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
-
-    def _unmount(self) -> None:
-        while os.path.ismount(self.path):
-            _run("umount", "--lazy", self.path)
-
-    def remove(self) -> None:
-        """Unmount it, and delete its image."""
-        self._unmount()
-        self._let_go()
-        for image in self._directory.glob(f"disk{self._number}-*.image"):
-            image.unlink()
-        shutil.rmtree(self.path)
+        if self.number == errno.ENOSPC and operation in _FREES_SPACE:
+            return False
+        if self.left > 0:
+            self.left -= 1
+            return False
+        self.times -= 1
+        return self.times >= 0
 
 
-def _run(*command: object) -> str:
-    done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise OSError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
-    return done.stdout.strip()
+class FailingDisks:
+    """Makes the files of directories, each on a disk of its own."""
+
+    def __init__(self) -> None:
+        self.broken: dict[str, BrokenDisk] = {}
+        self.boot: str | None = None
+        self.operations = 0
+        """How many operations there were, in all directories."""
+        self.kill_at: int | None = None
+        """The operation before which the process is killed."""
+        self.hidden: set[str] = set()
+        """Directories that cannot be opened."""
+
+    def __call__(self, path: str | os.PathLike[str], **options: Any) -> DiskFiles:
+        return DiskFiles(self, path, **options)
+
+    def break_disk(
+        self, path: str, number: int, *, after: int = 0, times: int = 1 << 30, databases: bool = True
+    ) -> None:
+        """Let the operations in a directory fail.
+
+        Args:
+            path: The directory.
+            number: The ``errno``.
+            after: How many operations work before.
+            times: How many fail; all, by default.
+            databases: Whether the databases cannot be written either.
+        """
+        self.broken[path] = BrokenDisk(number, after, times, databases)
+
+    def repair(self, path: str) -> None:
+        """Let a disk work again."""
+        self.broken.pop(path, None)
+
+    def begin(self, root: str, operation: str, changes: bool) -> None:
+        """Raise the error of an operation, if it must fail.
+
+        Raises:
+            OSError: The disk is broken.
+        """
+        self.point()
+        disk = self.broken.get(root)
+        if disk is not None and disk.fails(operation, changes):
+            raise OSError(disk.number, os.strerror(disk.number))
+
+    def point(self) -> None:
+        """Count an operation; die here if that was ordered."""
+        self.operations += 1
+        if self.operations == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
-@contextmanager
-def failing_disks(directory: Path, count: int) -> Iterator[list[FailingDisk]]:
-    """Mount disks for the body of a ``with``.
+class DiskFiles(Files):
+    """The files of one directory on a disk of `FailingDisks`."""
 
-    Raises:
-        OSError: That is not allowed here.
-    """
-    disks: list[FailingDisk] = []
-    try:
-        for number in range(count):
-            disks.append(FailingDisk(directory, number))
-        yield disks
-    finally:
-        for disk in disks:
-            disk.remove()
+    def __init__(self, disks: FailingDisks, path: str | os.PathLike[str], **options: Any) -> None:
+        self._disks = disks
+        real = os.path.realpath(path)
+        if real in disks.hidden:
+            self._root_fd, self._paths = -1, {}
+            self._in_use = set()
+            raise storage_error(OSError(errno.EIO, "hidden"), "open the root", real)
+        super().__init__(path, **options)
+
+    def _begin(self, operation: str, where: int | str, changes: bool) -> None:
+        try:
+            self._disks.begin(self.root, operation, changes)
+        except OSError as error:
+            kind = DurabilityError if operation.startswith("sync") else None
+            raise self._failed(error, operation, where, kind) from error
+
+    def open(self, path: str, **options: Any) -> int:
+        """As `Files.open`."""
+        changes = bool(options.get("write"))
+        disk = self._disks.broken.get(self.root)
+        if changes and disk is not None and disk.number == errno.ENOSPC:
+            # An existing file can be opened on a full disk, and counts as a read.
+            changes = not super().exists(path)
+        self._begin("open", path, changes)
+        return super().open(path, **options)
+
+    def lock(self, fd: int, timeout: float, shared: bool = False) -> bool:
+        """As `Files.lock`."""
+        disk = self._disks.broken.get(self.root)
+        if disk is not None and disk.databases and self._paths.get(fd) in _DATABASE_LOCKS:
+            self._begin("lock", fd, True)
+        else:
+            self._disks.point()
+        return super().lock(fd, timeout, shared)
+
+    def boot_id(self) -> str:
+        """As `Files.boot_id`."""
+        return self._disks.boot or super().boot_id()
+
+
+def _failing(name: str, changes: bool) -> Callable[..., Any]:
+    method = getattr(Files, name)
+
+    def operation(self: DiskFiles, where: int | str, *arguments: Any, **options: Any) -> Any:
+        self._begin(name, where, changes)
+        return method(self, where, *arguments, **options)
+
+    return operation
+
+
+for _name in CHANGES:
+    setattr(DiskFiles, _name, _failing(_name, True))
+for _name in READS:
+    setattr(DiskFiles, _name, _failing(_name, False))
+
+
+class _CountedTxn:
+    """A transaction of LMDB whose commit is a point at which the process may be killed."""
+
+    def __init__(self, txn: Any, disks: FailingDisks) -> None:
+        self._txn, self._disks, self.id = txn, disks, txn.id
+
+    def commit(self) -> None:
+        self._disks.point()
+        self._txn.commit()
+
+
+def count_commits(disks: FailingDisks) -> None:
+    """Count the commits of databases as operations too, in this process."""
+    commit_all, transact = kv._commit_all, kv.Store.transact_locked
+
+    def commit_each(stores: Sequence[Any], txns: Sequence[Any]) -> Any:
+        failed = commit_all(stores, [_CountedTxn(txn, disks) for txn in txns])
+        disks.point()
+        return failed
+
+    def transact_locked(self: kv.Store, step: Any) -> Any:
+        disks.point()
+        result = transact(self, step)
+        disks.point()
+        return result
+
+    kv._commit_all = commit_each
+    kv.Store.transact_locked = transact_locked  # type: ignore[method-assign]

@@ -109,7 +109,8 @@ def bad_batches_are_skipped() -> None:
                     return
 
     SegmentFile.scan = scan  # type: ignore[method-assign]
-    Change("embedlog.partition.recovery:_is_stale", {"return gap": "return False and gap"})()
+    stale = {"return batch.next_offset": "return False and batch.next_offset"}
+    Change("embedlog.partition.recovery:_is_stale", stale)()
 
 
 class Mutant(NamedTuple):
@@ -168,6 +169,16 @@ MUTANTS = [
         (Change(f"{RECOVERY}:_is_stale", {"return True": "return False"}),),
     ),
     Mutant("recovery goes on after a bad batch", "os", (bad_batches_are_skipped,)),
+    Mutant(
+        "a batch does not say that there is a gap before it",
+        "os",
+        (Change(f"{APPEND}:PendingAppend.add", {"gap=base - expected": "gap=0"}),),
+    ),
+    Mutant(
+        "the manifest does not learn of gaps",
+        "os",
+        (Change("embedlog.partition.append_at:_note_gaps", {"dense=False": "dense=True"}),),
+    ),
     Mutant(
         "recovery cuts below the recovery point",
         "disk",

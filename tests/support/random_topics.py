@@ -8,7 +8,7 @@ from itertools import count
 
 from embedlog.api import Log
 from embedlog.batch import EncodedBatch
-from embedlog.errors import RecordTooLargeError
+from embedlog.errors import InvalidRecordError, RecordTooLargeError
 from embedlog.partition import PartitionLog
 from embedlog.record import TopicPartition
 from support.clock import START
@@ -25,7 +25,7 @@ def fill_topics(log: Log, dice: random.Random, steps: int = 25) -> None:
 
     Headers, nulls and empty values, bodies of all compressions, gaps, rolls, compaction by keys
     and by chance, leader epochs, truncations, deleted records, times of producers and of the
-    log, runs of tiny batches, publications.
+    log, runs of tiny batches, publications.  The second one may begin as a copy of the first.
     """
     for topic in ("a", "b"):
         compacted = dice.random() < 0.4
@@ -36,7 +36,12 @@ def fill_topics(log: Log, dice: random.Random, steps: int = 25) -> None:
             "cleanup.policy": "compact" if compacted else "delete",
             "file.delete.delay.ms": 0,
         }
-        log.create_topic(topic, dice.randint(1, 3), config)
+        copied = topic == "b" and dice.random() < 0.4
+        count = log.root.partitions("a") if copied else dice.randint(1, 3)
+        log.create_topic(topic, count, config)
+        if copied:
+            for number in range(count):
+                _copy(log.partition("a", number), log.partition(topic, number), dice)
         filler = TopicFiller(log, topic, dice, keyed=compacted)
         for number in range(log.root.partitions(topic)):
             for _ in range(dice.randrange(steps + 1)):
@@ -130,6 +135,14 @@ class TopicFiller:
         if kind < 6:
             return b"%d" % next(self._numbers)
         return self._dice.randbytes(self._dice.randrange(40))
+
+
+def _copy(source: PartitionLog, target: PartitionLog, dice: random.Random) -> None:
+    """Copy a partition at its offsets."""
+    reader, identical = source.reader(source.start_offset()), dice.random() < 0.5
+    while placed := reader.read_encoded(dice.choice([1, 5000, 1 << 20])):
+        with suppress(RecordTooLargeError, InvalidRecordError):
+            target.append_at(placed, identical=identical)
 
 
 def _key(dice: random.Random, required: bool) -> bytes | None:

@@ -16,6 +16,7 @@ import struct
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +40,8 @@ from embedlog.maintenance.jobs import jobs_of
 from embedlog.record import TopicPartition
 from embedlog.replication import jobs as replication_jobs
 from support import forks
-from support.failing_disks import FAULTS, FailingDisk, failing_disks
 from support.forks import tell
+from support.loop_disks import FAULTS, LoopDisk, loop_disks
 from support.patience import patient
 from support.staged_files import publish, stage
 
@@ -480,7 +481,7 @@ def check_replica_disks(case: DiskRun, directory: Path) -> Counts:
     Raises:
         OSError: Disks cannot be mounted here.
     """
-    with failing_disks(directory, 3) as disks:
+    with loop_disks(directory, 3) as disks:
         paths = [os.fspath(disk.log) for disk in disks]
         forks.call(lambda: _create(paths))
         setting = Setting(directory, paths, mmap.mmap(-1, _STATUS.size))
@@ -511,7 +512,7 @@ class _Faults:
     """Breaks disks in random order, and processes at random instants meanwhile."""
 
     def __init__(
-        self, case: DiskRun, setting: Setting, disks: list[FailingDisk], processes: list[_Process]
+        self, case: DiskRun, setting: Setting, disks: list[LoopDisk], processes: list[_Process]
     ) -> None:
         self._case, self._setting, self._disks = case, setting, disks
         self._processes = processes
@@ -562,13 +563,13 @@ class _Faults:
         self._repair(*back[1])
         self._wait(self._in_sync_since(time.monotonic_ns()), f"both are back of {names}")
 
-    def _break(self, kind: str, disk: FailingDisk) -> None:
+    def _break(self, kind: str, disk: LoopDisk) -> None:
         self.faults.append((kind, time.monotonic_ns()))
         disk.break_by(kind)
         self._done[kind] += 1
         _note(f"{disk.path.name} {kind}")
 
-    def _repair(self, kind: str, disk: FailingDisk) -> None:
+    def _repair(self, kind: str, disk: LoopDisk) -> None:
         disk.repair_after(kind)
         _note(f"{disk.path.name} is repaired after {kind}")
 
@@ -842,11 +843,7 @@ def _report_pauses(directory: Path, faults: _Faults) -> Counts:
     clean, all_pauses = [], []
     for kind, when in faults.faults:
         window = [at for at in times if when - 200_000_000 < at < when + 1_500_000_000]
-        gaps = [
-            (later - earlier) / 1e6
-            for earlier, later in zip(window, window[1:], strict=False)
-            if later > when
-        ]
+        gaps = [(later - earlier) / 1e6 for earlier, later in pairwise(window) if later > when]
         if not gaps:
             continue
         all_pauses.append((max(gaps), kind))

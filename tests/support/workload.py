@@ -1,4 +1,4 @@
-"""A random workload of a log, recorded: appends, rolls, truncations, closes, recoveries."""
+"""A random workload of a log, recorded: appends, copies, rolls, truncations, recoveries."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Workload:
     ) -> None:
         self._path, self._recorder, self._synced = path, recorder, synced
         self._uniform = uniform
-        self._rng = random.Random(seed)
+        self._rng, self._gaps = random.Random(seed), random.Random(seed)
         self._seed, self._count, self._names = seed, 0, 0
         self._sequences: dict[tuple[str, int], int] = {}
         self._clock = ManualClock()
@@ -134,13 +134,22 @@ class Workload:
         topic, number = where or self._choose()[:2]
         log = self.root.partition(topic, number)
         synced = self._rng.random() < self._synced
-        base, batches = log.tail().log_end_offset, []
+        tail = log.tail()
+        base, batches = tail.log_end_offset, []
+        copied = not self._uniform and self._gaps.random() < 0.3
         for _ in range(self._rng.choice((1, 1, 1, 2))):
+            base += self._gaps.choice((0, 1, 70_000)) if copied else 0
             batches.append(self._batch(base, topic, number))
             base = batches[-1].next
         self._note("append", topic, number, batches)
         durability = "fsync" if synced else "os"
-        receipts = log.append([batch.encode() for batch in batches], durability=durability)
+        encoded = [batch.encode() for batch in batches]
+        if copied:
+            encoded[-1].leader_epoch = tail.leader_epoch + self._gaps.choice((0, 0, 1))
+            placed = [(sent.base, batch) for sent, batch in zip(batches, encoded, strict=True)]
+            receipts = log.append_at(placed, durability=durability, identical=True)
+        else:
+            receipts = log.append(encoded, durability=durability)
         assert [receipt.base_offset for receipt in receipts] == [batch.base for batch in batches]
         self._note("acked", topic, number)
         if synced:

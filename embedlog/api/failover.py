@@ -1,0 +1,293 @@
+"""Makes copies the topics to write to, and says where consumer groups go on in them.
+
+Order: the setting ``mirror.source`` of the topics is set back first, in a transaction for each;
+from then on their mirror is refused and their ends do not move, except by new writers.  Then
+the offsets of each group are committed.  Killed in between, the same call does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from embedlog.consumer.group_client import open_group
+from embedlog.display import html_table, plural, text_table
+from embedlog.errors import (
+    GroupIdNotFoundError,
+    IllegalStateError,
+    InvalidConfigError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
+from embedlog.groups.offsets import CommittedOffset, check_group_id
+from embedlog.maintenance.activity import Event, report
+from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
+from embedlog.mirrors.status import mirror_statuses
+from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.root.root import Root
+from embedlog.times import When, milliseconds
+
+Strategy = Literal["offsets", "time", "earliest", "latest"] | Mapping[TopicPartition, int]
+STRATEGIES = ("offsets", "time", "earliest", "latest")
+
+
+class FailoverPartition(NamedTuple):
+    """Where a group goes on in a partition of a copy, and what that may mean."""
+
+    group: str
+    topic: str
+    partition: int
+    committed: int | None
+    """What the mirror copied of the group's commits, or the group committed here; None without."""
+    offset: int | None
+    """Where the group goes on; None if ``auto_offset_reset`` of its consumers decides."""
+    repeats: int
+    """How many offsets it certainly gets again: those between `offset` and `committed`."""
+    may_repeat: int
+    """How many it gets again at most, if it had read everything that was copied."""
+    may_skip: int
+    """How many offsets of the copy it may never get."""
+    not_copied: int | None
+    """How many offsets the source had that are not in the copy, as last known; None if unknown."""
+
+
+_HEADS = (
+    *("group", "topic", "partition", "committed", "offset"),
+    *("repeats", "may_repeat", "may_skip", "not_copied"),
+)
+
+
+@dataclass(frozen=True)
+class FailoverResult:
+    """What a failover did, or would do; see `Log.failover`."""
+
+    topics: tuple[str, ...]
+    """The copies that programs may write to from now on."""
+    partitions: tuple[FailoverPartition, ...]
+    not_copied: dict[str, int | None]
+    """By topic: how many offsets the source had that are not in the copy, as last known."""
+    dry_run: bool
+
+    @property
+    def title(self) -> str:
+        """What was done, in one line."""
+        outcome = "dry run, nothing was changed" if self.dry_run else "done"
+        topics = f"{plural(len(self.topics), 'topic')} to write to"
+        known = [count for count in self.not_copied.values() if count is not None]
+        missing = f"{plural(sum(known), 'offset')} of the source not copied, as last known"
+        if len(known) < len(self.not_copied):
+            missing += f" (unknown of {plural(len(self.not_copied) - len(known), 'topic')})"
+        return f"Failover: {outcome}; {topics}; {missing}"
+
+    def to_dict(self) -> dict[str, object]:
+        """Return everything as plain dicts and lists, for JSON."""
+        return {
+            "topics": list(self.topics),
+            "dry_run": self.dry_run,
+            "not_copied": self.not_copied,
+            "partitions": [partition._asdict() for partition in self.partitions],
+        }
+
+    def __repr__(self) -> str:
+        return "\n".join((self.title, *text_table(_HEADS, self.partitions)))
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return html_table(self.title, _HEADS, self.partitions)
+
+
+class Failover:
+    """A failover of some topics and groups.
+
+    Raises:
+        InvalidConfigError: The strategy is unknown, or the time is missing or not needed.
+        InvalidGroupIdError: The name of a group is not valid.
+        UnknownTopicOrPartitionError: A topic does not exist, or is no copy.
+        IllegalStateError: The log has no copies.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        groups: str | Iterable[str] | None,
+        strategy: Strategy,
+        at: When | None,
+        topics: str | Iterable[str] | None,
+    ) -> None:
+        if not isinstance(strategy, Mapping) and strategy not in STRATEGIES:
+            raise InvalidConfigError(
+                f"strategy must be one of {', '.join(STRATEGIES)}, or offsets by partition, got "
+                f"{strategy!r}"
+            )
+        if (at is not None) is not (strategy == "time"):
+            raise InvalidConfigError(
+                "The strategy 'time' needs a time, and the others do not",
+                todo="Pass at=, such as '10m' for ten minutes ago.",
+            )
+        self._root, self._strategy = root, strategy
+        self._timestamp = None if at is None else milliseconds(at, root.clock())
+        self._groups = [groups] if isinstance(groups, str) else list(groups or ())
+        for group in self._groups:
+            check_group_id(group)
+        self._named = topics is not None
+        self._topics = self._selected([topics] if isinstance(topics, str) else topics)
+
+    def _selected(self, names: Iterable[str] | None) -> list[str]:
+        """Return the topics that are copies, or were until a failover."""
+        state = self._root.context.state
+        infos = self._root.topics()
+        copies = [
+            name for name, info in infos.items() if MIRRORED_TOPICS.get(state, info.id) is not None
+        ]
+        if names is None:
+            if not copies:
+                raise IllegalStateError(
+                    "The log has no topics that are copies", path=self._root.path
+                )
+            return copies
+        chosen = list(names)
+        for name in chosen:
+            if name not in copies:
+                self._root.topic(name)  # Raises if there is no such topic.
+                raise UnknownTopicOrPartitionError("The topic is no copy", topic=name)
+        return chosen
+
+    def run(self, *, dry_run: bool) -> FailoverResult:
+        """Compute, and unless it is a dry run carry out, what the failover does.
+
+        Raises:
+            NonEmptyGroupError: A group has members, also of a dry run; nothing was changed.
+            OffsetOutOfRangeError: An offset of the strategy is not in the copy.
+        """
+        plans = self._plan()  # Before anything is changed: it raises if a group has members.
+        if not dry_run:
+            self._root.context.check_writable()
+            for name in self._topics:
+                if self._root.topic(name).config.mirror_source:
+                    self._root.alter_topic(name, {"mirror.source": None})
+            # Until now the mirror may have copied more.
+            plans = self._plan()
+            self._commit(plans)
+        result = FailoverResult(tuple(self._topics), tuple(plans), self._missing(), dry_run)
+        if not dry_run:
+            self._report(result)
+        return result
+
+    def _plan(self) -> list[FailoverPartition]:
+        plans: list[FailoverPartition] = []
+        lags = self._lags()
+        for name in self._groups:
+            committed = self._committed(name)
+            known = {partition.topic for partition in committed}
+            for topic in self._topics:
+                # A group that has commits reads the topics that it has commits in.
+                if not known or topic in known or self._named:
+                    for number in range(self._root.partitions(topic)):
+                        partition = TopicPartition(topic, number)
+                        plan = self._plan_partition(name, partition, committed.get(partition))
+                        plans.append(plan._replace(not_copied=lags.get(partition)))
+        return plans
+
+    def _committed(self, name: str) -> dict[TopicPartition, CommittedOffset]:
+        group = open_group(self._root, name)
+        try:
+            snapshot = group.snapshot()
+        except GroupIdNotFoundError:
+            return {}
+        group.check_empty(snapshot.members, "fail it over")
+        topics = set(self._topics)
+        return {part: commit for part, commit in snapshot.committed.items() if part.topic in topics}
+
+    def _plan_partition(
+        self, group: str, partition: TopicPartition, commit: CommittedOffset | None
+    ) -> FailoverPartition:
+        log = self._root.partition(*partition)
+        start, end = log.start_offset(), log.end_offset()
+        committed = None if commit is None else commit.position.offset
+        offset = self._offset(partition, committed, start, end)
+        if offset is None:
+            # Its consumers begin at the start or at the end.
+            return FailoverPartition(group, *partition, None, None, 0, end - start, end - start, 0)
+        read = start if committed is None else committed
+        return FailoverPartition(
+            *(group, *partition, committed, offset),
+            repeats=max(min(read, end) - offset, 0) if committed is not None else 0,
+            may_repeat=end - offset,
+            may_skip=max(offset - max(read, start), 0),
+            not_copied=None,
+        )
+
+    def _offset(
+        self, partition: TopicPartition, committed: int | None, start: int, end: int
+    ) -> int | None:
+        strategy = self._strategy
+        if isinstance(strategy, Mapping):
+            if partition not in strategy:
+                return None if committed is None else min(max(committed, start), end)
+            if not start <= strategy[partition] <= end:
+                raise OffsetOutOfRangeError(
+                    f"The copy holds offsets {start} to {end}",
+                    topic=partition.topic,
+                    partition=partition.partition,
+                    offset=strategy[partition],
+                )
+            return strategy[partition]
+        if strategy == "offsets":
+            return None if committed is None else min(max(committed, start), end)
+        if strategy == "time":
+            assert self._timestamp is not None
+            record = self._root.partition(*partition).offset_for_timestamp(self._timestamp)
+            return end if record is None else record.offset
+        return start if strategy == "earliest" else end
+
+    def _commit(self, plans: list[FailoverPartition]) -> None:
+        for name in self._groups:
+            offsets = {
+                TopicPartition(plan.topic, plan.partition): OffsetAndMetadata(plan.offset)
+                for plan in plans
+                if plan.group == name and plan.offset is not None
+            }
+            if offsets:
+                open_group(self._root, name).reset(offsets)
+
+    # What was not copied
+
+    def _lags(self) -> dict[TopicPartition, int]:
+        """Return how far each partition of a copy was behind, as its mirror last reported."""
+        lags = {}
+        for status in mirror_statuses(self._root):
+            for topic in status.by_topic.values():
+                for number, lag in enumerate(topic.lags):
+                    lags[TopicPartition(topic.target, number)] = lag
+        return lags
+
+    def _missing(self) -> dict[str, int | None]:
+        lags, missing = self._lags(), dict.fromkeys(self._topics)
+        counts: dict[str, int | None] = dict(missing)
+        for (topic, _), lag in lags.items():
+            if topic in counts:
+                counts[topic] = (counts[topic] or 0) + lag
+        return counts
+
+    def _report(self, result: FailoverResult) -> None:
+        facts = {"topics": list(result.topics), "not_copied": result.not_copied}
+        events = [Event("failover", "topics", facts)]
+        for group in self._groups:
+            plans = [plan for plan in result.partitions if plan.group == group]
+            strategy = "mapping" if isinstance(self._strategy, Mapping) else self._strategy
+            events.append(
+                Event(
+                    "failover",
+                    group,
+                    {
+                        "group": group,
+                        "strategy": strategy,
+                        "partitions": len(plans),
+                        "repeats": sum(plan.repeats for plan in plans),
+                        "may_repeat": sum(plan.may_repeat for plan in plans),
+                        "may_skip": sum(plan.may_skip for plan in plans),
+                    },
+                )
+            )
+        report(self._root, events)

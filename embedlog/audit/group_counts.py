@@ -1,0 +1,381 @@
+"""What a member of a consumer group counts: the records that it committed, by minute.
+
+What a poll returns is *pending*: counted by batch, in ranges of offsets.  A commit takes the
+part below its offset, which is reported.  What is still pending when the partition goes to
+another member is reported as given back, since that member will read it again.
+
+Only heads of batches are looked at, since reading a batch as columns costs less than counting
+its timestamps would.  So the records of a batch that spans minutes are reported without the
+minute, which the audit takes from the log, by their offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from embedlog.audit.audit_topic import (
+    COUNT,
+    GROUP,
+    NO_MINUTE,
+    RETURN,
+    SKIP,
+    START,
+    Client,
+    Report,
+)
+from embedlog.audit.reporter import reporter_of, this_client
+from embedlog.batch import MINUTE_MS, Batch
+from embedlog.errors import EmbedlogError
+from embedlog.partition import PartitionLog
+from embedlog.record import TopicPartition
+from embedlog.root.root import Root
+
+_MAX_PENDING = 1000
+"""Ranges that are pending one by one; of a consumer that never commits they are joined."""
+_log = logging.getLogger("embedlog.audit")
+
+
+class ReadRange:
+    """Records that were read: offsets ``[first, stop)``."""
+
+    __slots__ = ("first", "minute", "records", "size", "stop")
+
+    def __init__(self, first: int, stop: int, minute: int, records: int, size: int) -> None:
+        self.first, self.stop, self.records, self.size = first, stop, records, size
+        self.minute = minute
+        """Of all records, or `NO_MINUTE`."""
+
+    def split(self, offset: int, log: PartitionLog) -> ReadRange:
+        """Remove the part below an offset, and return it."""
+        records = offset - self.first
+        if self.records != self.stop - self.first:
+            records = min(_count(log, self.first, offset), self.records)  # compaction left gaps
+        size = self.size * records // self.records if self.records else 0
+        part = ReadRange(self.first, offset, self.minute, records, size)
+        self.first, self.records, self.size = offset, self.records - records, self.size - size
+        return part
+
+
+class _CommittedRange:
+    """Records that were committed, by minute."""
+
+    __slots__ = ("first", "minutes", "stop")
+
+    def __init__(self, first: int) -> None:
+        self.first = self.stop = first
+        self.minutes: dict[int, list[int]] = {}
+
+    def add(self, read: ReadRange) -> None:
+        """Add a range that begins where this one ends."""
+        self.stop = read.stop
+        count = self.minutes.get(read.minute)
+        if count is None:
+            self.minutes[read.minute] = [read.records, read.size]
+        else:
+            count[0] += read.records
+            count[1] += read.size
+
+
+class ReadCounts:
+    """What a member of a group read of one partition; the caller holds the lock of the group."""
+
+    def __init__(
+        self, client: Client, log: PartitionLog, committed: int | None, late: bool
+    ) -> None:
+        self._client, self.log, self._late = client, log, late
+        self._pending: list[ReadRange] = []
+        self._committed: _CommittedRange | None = None
+        """What was committed and is not reported."""
+        self._reports: list[Report] = []
+        self._end = self._settled = committed
+        """The committed offset, and that of the last `_settle`; None before the first commit."""
+        self._unsettled = self._marked = False
+        """Whether there was a commit since then, and whether any was reported to come."""
+
+    def add(self, first: int, stop: int, minute: int, records: int, size: int) -> None:
+        """Count records that a poll returns."""
+        if self._unsettled and self._end is not None and first < self._end:
+            # It reads again what is committed, which counts again with the next commit only.
+            self._settle()
+        pending = self._pending
+        if pending:
+            last = pending[-1]
+            if last.stop == first and last.minute == minute:
+                last.stop, last.records, last.size = stop, last.records + records, last.size + size
+                return
+            if len(pending) >= _MAX_PENDING:
+                self._settle()
+                self._join()
+        self._pending.append(ReadRange(first, stop, minute, records, size))
+
+    def _join(self) -> None:
+        """Join the older pending ranges that follow each other."""
+        half = _MAX_PENDING // 2
+        if len(self._pending) < half:
+            return
+        joined: list[ReadRange] = []
+        for read in self._pending[:half]:
+            last = joined[-1] if joined else None
+            if last is not None and last.stop == read.first:
+                last.stop, last.minute = read.stop, NO_MINUTE
+                last.records, last.size = last.records + read.records, last.size + read.size
+            else:
+                joined.append(read)
+        if len(joined) == half:
+            # It seeks back again and again: the oldest are given up.
+            joined = joined[half // 2 :]
+        self._pending[:half] = joined
+
+    def recall(self, offset: int) -> None:
+        """Take back the last records of the batch that was counted last; they are read again."""
+        if self._pending:
+            last = self._pending[-1]
+            if last.first >= offset:
+                del self._pending[-1]
+            elif last.stop > offset:
+                self._pending[-1] = last.split(offset, self.log)
+
+    def start_before(self, offset: int) -> Report | None:
+        """Return the report that must precede the first commit of an offset, if any."""
+        first = next((read.first for read in self._pending if read.first < offset), None)
+        if self._marked or first is None:
+            return None
+        self._marked = True
+        # What was committed before, or read before the topic was audited, is no gap.
+        kind = START if self._end is None and not self._late else COUNT
+        if self._end is None:
+            self._end = self._settled = first
+        return self._report(kind, first, first)
+
+    def commit(self, offset: int) -> None:
+        """Note that an offset is committed."""
+        end = self._end
+        if end is not None and offset < end:
+            self._settle()
+            self._settled = offset
+        self._end, self._unsettled = offset, True
+
+    def _settle(self) -> None:
+        """Take what was read below the committed offset from what is pending."""
+        if not self._unsettled or self._end is None:
+            return
+        offset, end = self._end, self._settled
+        self._settled, self._unsettled = offset, False
+        left: list[ReadRange] = []
+        for read in self._pending:
+            if read.first >= offset:
+                left.append(read)
+                continue
+            if read.stop > offset:
+                part = read.split(offset, self.log)
+                left.append(read)
+            else:
+                part = read
+            if end is not None and end < part.first:
+                self._reports.append(self._report(SKIP, end, part.first))
+            committed = self._committed
+            if committed is None or committed.stop != part.first:
+                self._finish()
+                committed = self._committed = _CommittedRange(part.first)
+            committed.add(part)
+            end = part.stop
+        if end is not None and end < offset:
+            self._reports.append(self._report(SKIP, end, offset))
+        self._pending = left
+
+    def _finish(self) -> None:
+        """Report the range that was committed."""
+        committed, self._committed = self._committed, None
+        if committed is not None:
+            where = committed.first, committed.stop
+            self._reports.append(self._report(COUNT, *where, committed.minutes))
+
+    def take(self) -> list[Report]:
+        """Return what was committed since the last call."""
+        self._settle()
+        self._finish()
+        reports, self._reports = self._reports, []
+        return reports
+
+    def close(self) -> list[Report]:
+        """Return what is left: the partition goes to another member, or to none."""
+        reports = self.take()
+        returned: _CommittedRange | None = None
+        for read in self._pending:
+            if returned is None or returned.stop != read.first:
+                if returned is not None:
+                    where = returned.first, returned.stop
+                    reports.append(self._report(RETURN, *where, returned.minutes))
+                returned = _CommittedRange(read.first)
+            returned.add(read)
+        if returned is not None:
+            where = returned.first, returned.stop
+            reports.append(self._report(RETURN, *where, returned.minutes))
+        self._pending = []
+        return reports
+
+    def _report(
+        self, kind: str, first: int, stop: int, minutes: Mapping[int, list[int]] | None = None
+    ) -> Report:
+        log = self.log
+        where = log.topic, log.topic_id, log.partition, first, stop
+        return Report(self._client, kind, *where, minutes or {})
+
+
+class GroupCounts:
+    """What a consumer counts for its group, in all partitions of audited topics.
+
+    Args:
+        root: The log.
+        group: The id of the group.
+        client_id: The ``client_id`` of the consumer.
+    """
+
+    def __init__(self, root: Root, group: str, client_id: str) -> None:
+        self._root, self._name = root, (group, client_id)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin without counts, at first or in a forked child."""
+        self._client = this_client(GROUP, *self._name)
+        # Guards all counts: the reporter takes them in its own thread.
+        self._lock = threading.Lock()
+        self._partitions: dict[tuple[str, int], ReadCounts] = {}
+        self._finished: list[Report] = []
+        self._new: set[ReadCounts] = set()
+        """Those without a commit by this member yet."""
+        self._reporting = False
+
+    # Reading
+
+    def begin(self, log: PartitionLog, committed: int | None, late: bool) -> ReadCounts:
+        """Return new counts for a partition that was assigned.
+
+        Args:
+            log: The partition.
+            committed: The committed offset at which the member begins; None if it begins
+                elsewhere.
+            late: Whether the member has read records of it before they were counted.
+        """
+        counts = ReadCounts(self._client, log, committed, late)
+        with self._lock:
+            self._partitions[log.topic, log.partition] = counts
+            self._new.add(counts)
+        if not self._reporting:
+            self._reporting = True
+            reporter_of(self._root).add(self)
+        return counts
+
+    def read(self, counts: ReadCounts, batch: Batch, first: int, stop: int) -> None:
+        """Count the records of a batch in a range of offsets, which a poll returns."""
+        records, size, base = batch.count, batch.size, batch.base_offset
+        if first > base or stop < batch.next_offset:
+            records = _records_between(counts.log, batch, max(first, base), stop)
+            size = size * records // batch.count
+        minute = batch.min_timestamp // MINUTE_MS
+        if batch.max_timestamp // MINUTE_MS != minute:
+            minute = NO_MINUTE
+        with self._lock:
+            counts.add(first, stop, minute, records, size)
+
+    def recall(self, counts: ReadCounts, offset: int) -> None:
+        """Take back the records from an offset on, of the batch that was counted last."""
+        with self._lock:
+            counts.recall(offset)
+
+    def end(self, counts: ReadCounts) -> None:
+        """Report what is left of a partition, which is not assigned any more."""
+        with self._lock:
+            self._finished += counts.close()
+            self._new.discard(counts)
+            where = counts.log.topic, counts.log.partition
+            if self._partitions.get(where) is counts:
+                del self._partitions[where]
+
+    # Commits
+
+    def before_commit(self, positions: Mapping[Any, Any]) -> None:
+        """Report, before its first commit, where this member begins.
+
+        So what is committed can be counted, even if this process is killed after the commit.
+        """
+        if not self._new:
+            return
+        with self._lock:
+            reports = []
+            for partition, position in positions.items():
+                counts = self._partitions.get(partition)
+                start = None if counts is None else counts.start_before(position.offset)
+                if counts is not None and start is not None:
+                    reports.append(start)
+                    self._new.discard(counts)
+        if reports:
+            reporter_of(self._root).report(reports=reports)
+
+    def after_commit(self, positions: Mapping[Any, Any]) -> None:
+        """Count what was committed."""
+        partitions = self._partitions
+        if not partitions:
+            return
+        with self._lock:
+            for partition, position in positions.items():
+                counts = partitions.get(partition)
+                if counts is not None:
+                    counts.commit(position.offset)
+
+    # Reports
+
+    def take_reports(self) -> list[Report]:
+        """Return what was counted since the last call."""
+        with self._lock:
+            reports, self._finished = self._finished, []
+            for counts in self._partitions.values():
+                reports += counts.take()
+        return reports
+
+    def close(self) -> None:
+        """Report what was counted; does nothing if no topic is audited."""
+        if self._reporting:
+            self._reporting = False
+            reporter_of(self._root).remove(self)
+
+
+def report_reset(
+    root: Root, group: str, changes: Mapping[TopicPartition, tuple[int | None, int]]
+) -> None:
+    """Report that the committed offsets of a group were set, in partitions of audited topics.
+
+    Args:
+        root: The log.
+        group: The id of the group.
+        changes: The committed offset before, or None, and the new one.
+    """
+    reports, client = [], this_client(GROUP, group)
+    for (topic, number), (before, after) in changes.items():
+        log = root.partition(topic, number)
+        log.refresh()
+        if log.config.audit and (before is None or before < after):
+            kind, first = (START, after) if before is None else (SKIP, before)
+            reports.append(Report(client, kind, topic, log.topic_id, number, first, after, {}))
+    if reports:
+        reporter_of(root).report(reports=reports)
+
+
+def _records_between(log: PartitionLog, batch: Batch, first: int, stop: int) -> int:
+    """Return how many records of a batch are in a range of its offsets."""
+    if batch.count == batch.next_offset - batch.base_offset:
+        return stop - first
+    return min(_count(log, first, stop), batch.count)
+
+
+def _count(log: PartitionLog, first: int, stop: int) -> int:
+    """Return how many records the log has between two offsets."""
+    try:
+        return log.record_counts.count(first, stop)
+    except EmbedlogError as error:
+        # The log was closed, or is damaged there; the program goes on.
+        _log.warning("Cannot count what was read of %s-%d: %s", log.topic, log.partition, error)
+        return stop - first

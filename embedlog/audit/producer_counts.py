@@ -1,0 +1,188 @@
+"""What a producer counts: the batches that it knows to be in the log, by minute.
+
+A batch is counted once, when the log has answered for it: retries and duplicates do not
+count.  The drain of a topic only adds a tuple per batch to a queue; what is in the queue is
+put together when it is long, and for a report.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+from embedlog.audit.audit_topic import COUNT, END, PRODUCER, START, Client, Report
+from embedlog.audit.reporter import reporter_of, this_client
+from embedlog.batch import MINUTE_MS, EncodedBatch, windows_of
+from embedlog.batch.time_windows import Windows, added, as_dict
+from embedlog.partition import PartitionLog
+from embedlog.record import Appended
+from embedlog.root.root import Root
+
+Identity = tuple[int, int]
+"""The id and the epoch of a producer."""
+
+_NO_IDENTITY: Identity = (-1, -1)
+_MAX_QUEUED = 512
+_MAX_WINDOWS = 64
+
+_Written = tuple[Appended, "int | Windows", int, int, "Identity | None"]
+"""Where a batch is, its minute or its records by minute, its records, bytes and producer."""
+
+
+class Run:
+    """Counts in a range of offsets."""
+
+    __slots__ = ("_minutes", "_windows", "_windows_size", "first", "identity", "stop")
+
+    def __init__(self, first: int, identity: Identity = _NO_IDENTITY) -> None:
+        self.first = self.stop = first
+        self.identity = identity
+        self._minutes: dict[int, list[int]] = {}
+        self._windows: Windows = []
+        """Of batches that span minutes."""
+        self._windows_size = 0
+
+    def add(self, minute: int, records: int, size: int) -> None:
+        """Count records of a minute."""
+        count = self._minutes.get(minute)
+        if count is None:
+            self._minutes[minute] = [records, size]
+        else:
+            count[0] += records
+            count[1] += size
+
+    def add_windows(self, windows: Windows, size: int) -> None:
+        """Count the records of a batch that spans minutes."""
+        self._windows += windows
+        self._windows_size += size
+        if len(self._windows) > _MAX_WINDOWS:
+            self._windows = added(self._windows)
+
+    def minutes(self) -> dict[int, tuple[int, int]]:
+        """Return records and bytes by minute; bytes of batches that span some are divided."""
+        minutes = {minute: (count[0], count[1]) for minute, count in self._minutes.items()}
+        windows = as_dict(added(self._windows))
+        total, counted = sum(windows.values()), 0
+        for minute, records in windows.items():
+            before, counted = counted, counted + records
+            size = self._windows_size * counted // total - self._windows_size * before // total
+            more = minutes.get(minute, (0, 0))
+            minutes[minute] = (more[0] + records, more[1] + size)
+        return minutes
+
+
+class WrittenCounts:
+    """What a producer wrote to one partition, as far as it is not reported."""
+
+    __slots__ = ("_end", "_lock", "_runs", "log", "queue")
+
+    def __init__(self, log: PartitionLog) -> None:
+        self.log = log
+        self.queue: deque[_Written] = deque()
+        self._runs: list[Run] = []
+        self._lock = threading.Lock()
+        # A batch that is found to be a duplicate below this end was counted before, by this
+        # producer or, for one with a name, by an earlier one.
+        self._end = log.end_offset()
+
+    def add(self, receipt: Appended, batch: EncodedBatch, identity: Identity | None) -> None:
+        """Count a batch that the log has; the caller holds the drain lock of the topic."""
+        windows = windows_of(batch, receipt.timestamp)
+        self.queue.append((receipt, windows, batch.count, batch.size, identity))
+        if len(self.queue) > _MAX_QUEUED:
+            self.merge()
+
+    def add_one(
+        self, receipt: Appended, timestamp: int, size: int, identity: Identity | None
+    ) -> None:
+        """Count a batch of one record; as `add`."""
+        queue = self.queue
+        queue.append((receipt, timestamp // MINUTE_MS, 1, size, identity))
+        if len(queue) > _MAX_QUEUED:
+            self.merge()
+
+    def merge(self) -> None:
+        """Put together what is in the queue."""
+        with self._lock:
+            queue, runs = self.queue, self._runs
+            run = runs[-1] if runs else None
+            for _ in range(len(queue)):
+                receipt, minute, records, size, identity = queue.popleft()
+                first, stop, _, duplicate = receipt
+                if duplicate and first < self._end:
+                    continue
+                if run is None or run.identity != (identity or _NO_IDENTITY):
+                    run = Run(first, identity or _NO_IDENTITY)
+                    runs.append(run)
+                run.stop = self._end = stop
+                if type(minute) is int:
+                    run.add(minute, records, size)
+                else:
+                    run.add_windows(minute, size)  # type: ignore[arg-type]
+
+    def take(self, client: Client) -> Iterator[Report]:
+        """Yield reports of what was counted since the last call."""
+        self.merge()
+        with self._lock:
+            runs, self._runs = self._runs, []
+        log = self.log
+        for run in runs:
+            where = log.topic, log.topic_id, log.partition, run.first, run.stop
+            yield Report(client, COUNT, *where, run.minutes(), *run.identity)
+
+
+class ProducerCounts:
+    """What a producer counts, in all partitions of audited topics.
+
+    Args:
+        root: The log.
+        name: The ``producer_name``.
+        client_id: The ``client_id``.
+    """
+
+    def __init__(self, root: Root, name: str, client_id: str) -> None:
+        self._reporter, self._client = reporter_of(root), this_client(PRODUCER, name, client_id)
+        self._partitions: dict[tuple[int, int], WrittenCounts] = {}
+        self._started: dict[tuple[Identity, int], Report] = {}
+        self._ended: list[Report] = []
+        self._reporter.add(self)
+
+    def partition(self, log: PartitionLog) -> WrittenCounts:
+        """Return the counts for a partition."""
+        key = log.topic_id, log.partition
+        counts = self._partitions.get(key)
+        return self._partitions.setdefault(key, WrittenCounts(log)) if counts is None else counts
+
+    def begin(self, identity: Identity, log: PartitionLog) -> None:
+        """Report, before the first batch for a topic, which producer has an id and an epoch.
+
+        So the batches of a producer that is killed can be counted for it.
+        """
+        if (identity, log.topic_id) not in self._started:
+            where = log.topic, log.topic_id, log.partition, 0, 0
+            report = Report(self._client, START, *where, {}, *identity)
+            self._started[identity, log.topic_id] = report
+            self._reporter.report(reports=[report])
+
+    def cease(self, log: PartitionLog) -> None:
+        """Note that a topic is not audited any more: its last report is not the end."""
+        counts = self._partitions.pop((log.topic_id, log.partition), None)
+        if counts is not None:
+            self._reporter.report(reports=list(counts.take(self._client)))
+        for identity, topic_id in list(self._started):
+            if topic_id == log.topic_id:
+                self._started.pop((identity, topic_id), None)
+
+    def take_reports(self) -> list[Report]:
+        """Return what was counted since the last call."""
+        partitions = list(self._partitions.values())
+        reports = [report for counts in partitions for report in counts.take(self._client)]
+        ended, self._ended = self._ended, []
+        return reports + ended
+
+    def close(self) -> None:
+        """Report what was counted, and that no more will be written."""
+        # After the counts, in the same append.
+        self._ended = [report._replace(kind=END) for report in self._started.values()]
+        self._reporter.remove(self)

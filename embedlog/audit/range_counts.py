@@ -1,0 +1,98 @@
+"""Reports of those that know what they did in whole ranges: pipelines, mirrors and publications.
+
+report_range(root, MIRROR, "north", log, first, stop, counts)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from embedlog.audit.audit_topic import COUNT, NO_MINUTE, PRODUCER, Report
+from embedlog.audit.producer_counts import Run
+from embedlog.audit.reporter import reporter_of, this_client
+from embedlog.batch import CONTROL, MINUTE_MS, Batch, windows_of
+from embedlog.partition import PartitionLog
+from embedlog.publish.transaction import PublishedBatches
+from embedlog.root.root import Root
+
+
+class RangeCount(NamedTuple):
+    """What was read or written in a range of offsets of a partition."""
+
+    log: PartitionLog
+    first_offset: int
+    next_offset: int
+    minutes: Mapping[int, Sequence[int]]
+    """Records and bytes by the minute of their timestamps, since 1970."""
+
+
+def report_ranges(
+    root: Root, tier: str, name: str, counts: Iterable[RangeCount], client: str = ""
+) -> None:
+    """Report counts, at once; those of topics that are not audited are left out.
+
+    Call it when the records are safe where they went, so that what is counted is there.  If the
+    process dies between the two, the audit counts the range from where the next one begins.
+
+    Args:
+        root: The log that was read or written.
+        tier: `audit_topic.PIPELINE`, `MIRROR`, or another one.
+        name: The name of the pipeline or mirror: all its ranges together must cover the log.
+        counts: The counts.
+        client: What else tells clients of the same name apart.
+    """
+    who = this_client(tier, name, client)
+    reports = []
+    for log, first, stop, minutes in counts:
+        log.refresh()
+        if log.config.audit and first < stop:
+            where = log.topic, log.topic_id, log.partition, first, stop
+            reports.append(Report(who, COUNT, *where, minutes))
+    if reports:
+        reporter_of(root).report(reports=reports)
+
+
+def count_batches(batches: Iterable[Batch]) -> dict[int, list[int]]:
+    """Return records and bytes of batches by minute, from their heads.
+
+    The records of a batch that spans minutes count without one; the audit takes it from the log.
+    """
+    minutes: dict[int, list[int]] = {}
+    for batch in batches:
+        if batch.count and not batch.flags & CONTROL:
+            minute = batch.min_timestamp // MINUTE_MS
+            if batch.max_timestamp // MINUTE_MS != minute:
+                minute = NO_MINUTE
+            count = minutes.setdefault(minute, [0, 0])
+            count[0] += batch.count
+            count[1] += batch.size
+    return minutes
+
+
+def report_published(
+    root: Root, name: str, published: Iterable[PublishedBatches], client: str = ""
+) -> None:
+    """Report what a publication wrote, as that of a producer without an id.
+
+    Args:
+        root: The log.
+        name: The application.
+        published: What it wrote.
+        client: The ``client_id``.
+    """
+    counts = []
+    for state, batches in published:
+        if not state.config.audit or not batches:
+            continue
+        run = Run(batches[0][0].base_offset)
+        for receipt, batch in batches:
+            minute = windows_of(batch, receipt.timestamp)
+            run.stop = receipt.next_offset
+            if isinstance(minute, int):
+                run.add(minute, batch.count, batch.size)
+            else:
+                run.add_windows(minute, batch.size)
+        log = root.partition(state.topic, state.partition)
+        counts.append(RangeCount(log, run.first, run.stop, run.minutes()))
+    report_ranges(root, PRODUCER, name, counts, client)

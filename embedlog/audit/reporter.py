@@ -1,0 +1,152 @@
+"""The reporter of an open log: appends what its clients counted to ``__audit``.
+
+One thread for all producers and consumers of a log in this process.  It appends every few
+seconds, if there is anything to report, and a client that is closed reports at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Sequence
+from functools import cache
+from typing import Protocol
+
+from embedlog.audit import audit_topic
+from embedlog.audit.audit_topic import Client, Report
+from embedlog.errors import ClosedError
+from embedlog.root.root import Root
+
+REPORT_SECONDS = 10.0
+"""How long a count waits for its report, unless its client is closed before."""
+
+_MAX_UNWRITTEN = 10_000
+"""Reports that are kept while none can be appended; older ones are dropped."""
+_log = logging.getLogger("embedlog.audit")
+
+
+class AuditedClient(Protocol):
+    """A client that counts."""
+
+    def take_reports(self) -> list[Report]:
+        """Return what was counted since the last call; any thread may call it."""
+
+
+class AuditReporter:
+    """Appends the reports of the clients of one log.
+
+    A report that cannot be appended, as when the disk is full, is tried again with the next
+    ones.  Errors are only logged: counting must not stop a client.
+    """
+
+    def __init__(self, root: Root) -> None:
+        # Weak: the root is the key under which the reporter is kept.
+        self._root = weakref.ref(root)
+        self.generation = root.generation
+        self._counters: weakref.WeakSet[AuditedClient] = weakref.WeakSet()
+        self._unwritten: list[Report] = []
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        # Random bits, so that the numbers of two processes differ; they must not be negative.
+        self._numbers = itertools.count(int.from_bytes(os.urandom(7)) << 7)
+
+    def add(self, counter: AuditedClient) -> None:
+        """Report what a client counts, from now on until it is garbage."""
+        with self._lock:
+            self._counters.add(counter)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=_run,
+                    name="embedlog-audit",
+                    args=(weakref.ref(self), self._stopped),
+                    daemon=True,
+                )
+                self._thread.start()
+
+    def remove(self, counter: AuditedClient) -> None:
+        """Report what a client counted, now and for the last time."""
+        self.report([counter])
+        with self._lock:
+            self._counters.discard(counter)
+
+    def report_all(self) -> None:
+        """Report what all clients counted."""
+        with self._lock:
+            counters = list(self._counters)
+        self.report(counters)
+
+    def report(
+        self, counters: Sequence[AuditedClient] = (), reports: Sequence[Report] = ()
+    ) -> None:
+        """Append what clients counted, and other reports, now."""
+        root = self._root()
+        with self._lock:
+            for counter in counters:
+                self._unwritten += counter.take_reports()
+            self._unwritten += reports
+            if root is None or not self._unwritten:
+                return
+            if len(self._unwritten) > _MAX_UNWRITTEN:
+                dropped = len(self._unwritten) - _MAX_UNWRITTEN
+                _log.error("Lost %d reports of %s: none can be appended", dropped, root.path)
+                del self._unwritten[:dropped]
+            self._unwritten = [
+                report if report.number else report._replace(number=next(self._numbers))
+                for report in self._unwritten
+            ]
+            try:
+                audit_topic.append(root, self._unwritten)
+            except ClosedError:
+                self._stopped.set()  # the log was closed before the client
+            except Exception as error:  # noqa: BLE001 - the client goes on
+                count = len(self._unwritten)
+                _log.warning("Cannot append %d reports of %s: %s", count, root.path, error)
+                return
+            self._unwritten = []
+
+
+def _run(reference: weakref.ref[AuditReporter], stopped: threading.Event) -> None:
+    """Report every few seconds, until the reporter is garbage."""
+    while not stopped.wait(REPORT_SECONDS):
+        reporter = reference()
+        if reporter is None:
+            return
+        reporter.report_all()
+        del reporter
+
+
+_reporters: weakref.WeakKeyDictionary[Root, AuditReporter] = weakref.WeakKeyDictionary()
+_reporters_lock = threading.Lock()
+
+
+def reporter_of(root: Root) -> AuditReporter:
+    """Return the reporter of an open log; another one in a forked child."""
+    with _reporters_lock:
+        reporter = _reporters.get(root)
+        if reporter is None or reporter.generation != root.generation:
+            reporter = _reporters[root] = AuditReporter(root)
+        return reporter
+
+
+def _after_fork_in_child() -> None:
+    # The parent's thread may have held it.
+    global _reporters_lock
+    _reporters_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@cache
+def _host() -> str:
+    return socket.gethostname()
+
+
+def this_client(tier: str, name: str, client: str = "") -> Client:
+    """Return a client of this process."""
+    return Client(tier, name, client, _host(), os.getpid())

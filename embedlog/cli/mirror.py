@@ -1,0 +1,149 @@
+"""`embedlog mirror` and `embedlog failover`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import embedlog
+from embedlog.cli.argument_types import topic as parse_topic
+from embedlog.cli.open_log import to_read, to_write
+from embedlog.cli.parser import FAILED, OK
+from embedlog.cli.printing import note, say, say_json, say_result
+from embedlog.cli.tables import table
+from embedlog.display import moment
+from embedlog.errors import InvalidConfigError
+from embedlog.record import TopicPartition
+
+if TYPE_CHECKING:
+    from embedlog.api.run_mirror import MirrorRun
+    from embedlog.mirrors.status import MirrorStatus
+
+_STATUS = "status"
+_CHECK_SECONDS = 0.5
+_HEADS = ("MIRROR", "STATE", "PID", "RECORDS", "RATE/S", "LAG", "SKIPPED", "ERRORS", "REPORTED")
+_TOPIC_HEADS = ("TOPIC", "COPY", "RECORDS", "LAG", "SKIPPED", "ERROR")
+_FAILOVER_HEADS = (
+    *("GROUP", "TOPIC", "PARTITION", "COMMITTED", "NEW-OFFSET"),
+    *("REPEATS", "MAY-REPEAT", "MAY-SKIP", "NOT-COPIED"),
+)
+
+
+def mirror(args: argparse.Namespace) -> int:
+    """Run a mirror, and print what it copied; or print the status of mirrors."""
+    if args.source == _STATUS:
+        return show_status(args)
+    if args.target is None:
+        raise InvalidConfigError(
+            "A mirror needs a source and a target", todo="Or: embedlog mirror status."
+        )
+    run = embedlog.mirror(
+        args.source,
+        args.target,
+        topics=args.topics,
+        site=args.site,
+        groups=args.groups,
+        follow=args.follow,
+        merge=args.merge,
+        relay=args.relay,
+        name=args.name,
+        durability="fsync" if args.sync else None,
+    )
+    if args.follow:
+        _until_interrupted(run)
+    status = run.status
+    say_result(args, status.to_dict(), _lines([status]))
+    return FAILED if run.errors else OK
+
+
+def _until_interrupted(run: MirrorRun) -> None:
+    """Wait for SIGINT or SIGTERM, or for the mirror to end by itself."""
+    interrupted = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: interrupted.set())
+    note("Copying; stop with Ctrl-C")
+    while not interrupted.is_set() and not run.wait(_CHECK_SECONDS):
+        pass
+    run.stop()
+
+
+def show_status(args: argparse.Namespace) -> int:
+    """Print the mirrors of a log, with their topics; exit code 1 if one died or has errors."""
+    place = args if args.target is None else argparse.Namespace(root=args.target)
+    with to_read(place) as log:
+        statuses = log.mirrors()
+    if args.json:
+        say_json([status.to_dict() for status in statuses])
+    else:
+        say(*_lines(statuses))
+        sys.stdout.flush()
+    if not statuses:
+        note("No mirror has reported to this log since the last reboot")
+    failing = any(
+        status.state in ("died", "failed") or any(t.error for t in status.by_topic.values())
+        for status in statuses
+    )
+    return FAILED if failing else OK
+
+
+def _lines(statuses: list[MirrorStatus]) -> list[str]:
+    if not statuses:
+        return []
+    rows = [
+        (
+            *(status.mirror, status.state, status.pid, status.records),
+            *(round(status.records_per_second), status.lag, status.skipped, status.error_count),
+            moment(status.updated_ms).replace(" ", "T") if status.updated_ms else None,
+        )
+        for status in statuses
+    ]
+    lines = table(_HEADS, rows)
+    for status in statuses:
+        topics = [
+            (name, topic.target, topic.records, topic.lag, topic.skipped, topic.error)
+            for name, topic in sorted(status.by_topic.items())
+        ]
+        if topics:
+            lines += ["", *table(_TOPIC_HEADS, topics)]
+        lines += [f"error: {error}" for error in status.errors]
+    return lines
+
+
+def failover(args: argparse.Namespace) -> int:
+    """Print what a failover would do to each group; with --execute do it."""
+    strategy: Any = args.strategy or "offsets"
+    if args.offset:
+        if args.strategy is not None:
+            raise InvalidConfigError("Pass either --strategy or --offset")
+        strategy = dict(map(_offset, args.offset))
+    with to_write(args) if args.execute else to_read(args) as log:
+        result = log.failover(
+            args.groups,
+            strategy,
+            at=args.at,
+            topics=args.topic or None,
+            dry_run=not args.execute,
+        )
+    if args.json:
+        say_json(result.to_dict())
+    else:
+        say(result.title)
+        say(*(f"  {name}" for name in result.topics))
+        if result.partitions:
+            say(*table(_FAILOVER_HEADS, result.partitions))
+    if not args.execute:
+        note("Dry run, nothing was changed; repeat the command with --execute")
+    return OK
+
+
+def _offset(option: str) -> tuple[TopicPartition, int]:
+    place, separator, offset = option.rpartition("=")
+    if not separator or not offset.isdigit():
+        raise InvalidConfigError(f"--offset must be TOPIC:P=N, got {option!r}")
+    name, numbers = parse_topic(place)
+    if len(numbers) != 1:
+        raise InvalidConfigError(f"--offset must name one partition, got {option!r}")
+    return TopicPartition(name, numbers[0]), int(offset)

@@ -1,0 +1,263 @@
+"""A log root as the target of a mirror that merges: topics that others write to, too.
+
+Records are appended, so their offsets are others than at the source, and a header of each says
+over which sites it came (`hops`).  The position of the mirror is the last such record of the
+source.  To find it without reading the whole log, a row of `MIRROR_POSITIONS` says from time to
+time how far the mirror was when the log had an offset, after everything below that was flushed.
+Killed at any instant, the next mirror reads from that offset on, and finds the rest in the headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from time import monotonic
+from typing import Any, NamedTuple, cast
+
+from embedlog import keyspace
+from embedlog.batch import (
+    EXPLICIT_OFFSETS,
+    LOG_APPEND_TIME,
+    BatchLimits,
+    EncodedBatch,
+    PlacedBatch,
+    encode,
+)
+from embedlog.batch.add_headers import add_headers, to_batch
+from embedlog.batch.wire import HEADERS, schema
+from embedlog.config import TopicConfig
+from embedlog.errors import MirrorConflictError
+from embedlog.lazy import np, pa
+from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
+from embedlog.mirrors.hops import last_offset, site_key, with_hop
+from embedlog.mirrors.root_target import hold_lock
+from embedlog.partition import PartitionLog, flush
+from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.root.root import Root
+from embedlog.schemas.segment_schema import segment_schema
+from embedlog.schemas.statistics import text_columns_of
+from embedlog.schemas.typed_batch import TypedBatch, encode_typed
+
+_CHECKPOINT_SECONDS = 5.0
+_NO_EPOCH = -1
+
+
+class MergedPosition(NamedTuple):
+    """How far a mirror was when the log had an offset."""
+
+    offset: int
+    leader_epoch: int
+    target_offset: int
+
+
+POSITIONS = keyspace.MIRROR_POSITIONS.typed(MergedPosition)
+
+
+class MergingTarget:
+    """A log root to append to.
+
+    Args:
+        root: The open log; whoever opened it closes it.
+        durability: What a copied record survives, as in `embedlog.open`; None for that of the log.
+        relay: Whether to copy records that came to the source from other sites.
+    """
+
+    def __init__(self, root: Root, durability: str | None = None, *, relay: bool = False) -> None:
+        root.context.check_writable()
+        self.root, self.address, self.site_id = root, root.path, root.id
+        self._durability, self._relay = durability, relay
+        self._key, self._source_key, self._source_id = site_key(root.id), b"", ""
+        self._topics: dict[str, SourceTopic] = {}
+        self._positions: dict[tuple[str, int], MirrorPosition] = {}
+        self._stored_at: dict[tuple[str, int], float] = {}
+        self._locks = ExitStack()
+
+    @contextmanager
+    def exclusive(self, mirror: str) -> Iterator[None]:
+        """Hold the lock of a mirror; see `MirrorTarget.exclusive`."""
+        with hold_lock(self.root, mirror):
+            yield
+
+    # Topics
+
+    def prepare(self, topic: SourceTopic, name: str, source: MirrorSource) -> bool:
+        """Create the topic, or see that it can take the records; see `MirrorTarget.prepare`.
+
+        The settings of a topic that exists stay as they are: both sites own it.
+
+        Raises:
+            MirrorConflictError: It is a copy, or has other columns.
+            LockTimeoutError: Another mirror copies from the same source to it.
+        """
+        root = self.root
+        self._source_id, self._source_key = source.site_id, site_key(source.site_id)
+        info = root.topics().get(name)
+        if info is None:
+            config, columns = TopicConfig.parse(topic.config), None
+            if topic.schemas:
+                columns = topic.schemas[-1]
+            info = root.context.catalog.create_topic(
+                name, topic.partitions, config, root.clock(), columns
+            )
+            root.wake.advance()
+        if info.config.mirror_source or topic.path:
+            raise MirrorConflictError(
+                "A topic that is a copy cannot be merged with others",
+                topic=name,
+                todo="Merge the topics that they are copies of.",
+            )
+        if info.partitions < topic.partitions:
+            root.grow_topic(name, topic.partitions)
+        own = root.context.catalog.schema(info)
+        theirs = topic.schemas[-1] if topic.schemas else None
+        if (own is None) is not (theirs is None) or (
+            own is not None and theirs is not None and not own.has_columns_of(theirs)
+        ):
+            raise MirrorConflictError(
+                "The topic has other columns than at the source",
+                topic=name,
+                todo="Give both topics the same schema with alter_topic.",
+            )
+        if name not in self._topics:
+            self._locks.enter_context(hold_lock(root, f"{source.site_id} into {info.id}"))
+        self._topics[name] = topic
+        return True
+
+    # Records
+
+    def position(self, name: str, partition: int) -> MirrorPosition | None:
+        """Return the offset after the last record of the source that the log has."""
+        log = self._log(name, partition)
+        stored = POSITIONS.get(self.root.context.state, log.key, self._source_id)
+        start, end = log.start_offset(), log.end_offset()
+        if stored is not None and stored.target_offset > end:
+            stored = None  # The log was cut since.
+        first = start if stored is None else max(start, stored.target_offset)
+        reader, found = log.reader(first), -1
+        while batches := reader.read():
+            last = last_offset([b for b in batches if b.has_headers], self._source_key)
+            found = found if last is None else max(found, last)
+        if stored is None:
+            position = None if found < 0 else MirrorPosition(found + 1)
+        elif found < stored.offset:
+            epoch = stored.leader_epoch
+            position = MirrorPosition(stored.offset, None if epoch == _NO_EPOCH else epoch)
+        else:
+            position = MirrorPosition(found + 1)
+        if position is not None:
+            self._positions[name, partition] = position
+        return position
+
+    def append(self, name: str, partition: int, fetch: Fetch) -> int:
+        """Append the records that were at no site before, or not at this one."""
+        log = self._log(name, partition)
+        encoded = [part for placed in fetch.batches for part in self._merged(log, name, placed)]
+        if encoded:
+            log.append(encoded, durability=self._durability)
+        self._positions[name, partition] = MirrorPosition(fetch.next_offset, fetch.leader_epoch)
+        now = monotonic()
+        if now - self._stored_at.setdefault((name, partition), now) >= _CHECKPOINT_SECONDS:
+            self._store(name, partition)
+        return sum(batch.count for batch in encoded)
+
+    def _merged(self, log: PartitionLog, name: str, placed: PlacedBatch) -> Iterator[EncodedBatch]:
+        """Yield a batch as it is appended: with a header, and without what must not be sent."""
+        batch = placed.batch
+        append_time = batch.max_timestamp if batch.flags & LOG_APPEND_TIME else None
+        if isinstance(batch, TypedBatch):
+            current = self._topics[name].schemas[-1]
+            batch = batch.fitted(current, HEADERS)
+        elif not batch.has_headers:
+            batch = add_headers(batch)
+        stored = to_batch(batch)
+        columns = stored.columns(stored.layout.names, verify=False)
+        yield from self._encoded(log, columns, placed, append_time, stored.codec)
+
+    def _encoded(
+        self,
+        log: PartitionLog,
+        columns: Any,
+        placed: PlacedBatch,
+        append_time: int | None,
+        codec: str,
+    ) -> Iterator[EncodedBatch]:
+        batch, typed = placed.batch, log.schema
+        if batch.flags & EXPLICIT_OFFSETS:
+            last = columns.num_columns - 1
+            offsets = np.asarray(columns.column(last))
+            columns = columns.select(columns.schema.names[:last])
+        else:
+            offsets = np.arange(placed.offset, placed.offset + batch.count)
+        if typed is None:
+            target = schema(headers=True)
+        else:
+            tombstones = cast("TypedBatch", batch).has_tombstones
+            target = segment_schema(typed, headers=True, tombstones=tombstones)
+        if append_time is not None and typed is None:
+            times = pa.array(np.full(len(offsets), append_time), target.types[0])
+            columns = columns.set_column(0, target.field(0), times)
+        columns = with_hop(
+            columns,
+            "headers" if typed is None else "_headers",
+            offsets,
+            self._source_key,
+            self._key,
+            relay=self._relay,
+        )
+        if not columns.num_rows:
+            return iter(())
+        columns = pa.RecordBatch.from_arrays(columns.columns, schema=target)
+        limits = BatchLimits(log.config.max_message_bytes, log.config.segment_bytes)
+        if typed is None:
+            return limits.split(columns, lambda rows: encode(rows, codec))
+        text = text_columns_of(log.config)
+        return limits.split(columns, lambda rows: encode_typed(rows, typed, codec, None, text))
+
+    def move_start(self, name: str, partition: int, offset: int) -> None:
+        """Do nothing: the log has records of its own."""
+
+    def skip_to(self, name: str, partition: int, offset: int) -> None:
+        """Go on where the source begins now."""
+        self._positions[name, partition] = MirrorPosition(offset)
+        self._store(name, partition)
+
+    def _store(self, name: str, partition: int) -> None:
+        """Note the position, as of the end of the log."""
+        log, position = self._log(name, partition), self._positions[name, partition]
+        # Read before the flush: other programs append, too.
+        end = log.end_offset()
+        flush.flush_up_to(log, end)
+        epoch = _NO_EPOCH if position.leader_epoch is None else position.leader_epoch
+        row = MergedPosition(position.offset, epoch, end)
+        self.root.context.state.write(
+            lambda txn: POSITIONS.put(txn, log.key, self._source_id, value=row)
+        )
+        self._stored_at[name, partition] = monotonic()
+
+    def _log(self, name: str, partition: int) -> PartitionLog:
+        log = self.root.partition(name, partition)
+        log.refresh()
+        return log
+
+    # Groups
+
+    def translate(self, name: str, partition: int, offset: int) -> int | None:
+        """Return None: the offsets of the source mean nothing here."""
+        return None
+
+    def commit(
+        self, group: str, positions: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> dict[TopicPartition, int]:
+        """Commit nothing; see `translate`."""
+        return {}
+
+    # The end
+
+    def flush(self) -> None:
+        """Put what was written on the disk, and note all positions."""
+        for name, partition in self._stored_at:
+            self._store(name, partition)
+
+    def close(self) -> None:
+        """Release the locks."""
+        self._locks.close()

@@ -1,0 +1,69 @@
+"""Leader epochs: where each began, in `state`, and the one of new batches, in the tail.
+
+A recovery and a truncation begin an epoch in the transaction that cuts the log.  A copy of another
+log begins those of its batches: first `state` notes the epoch and its start, then the tail gets
+it, and only then are batches of it written.  If the process is killed between the first two,
+the next one to use the partition moves the tail (`finish`).
+"""
+
+from __future__ import annotations
+
+from embedlog import catalog, keyspace, kv
+from embedlog.catalog import PartitionInfo
+from embedlog.partition.state import PartitionState, sync_files
+from embedlog.partition.tail import TAILS, Tail
+
+
+def put(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:
+    """Add an epoch; those that began at or past its start never had a record (A37)."""
+    earlier = [entry for entry in catalog.epochs(txn, key) if entry[1] < offset]
+    keyspace.LEADER_EPOCHS.put(txn, key, value=[*earlier, (epoch, offset)])
+
+
+def begin(log: PartitionState, tail: Tail, epoch: int, offset: int) -> Tail:
+    """Begin a later epoch at an offset, at or above the log end; under the partition's lock."""
+
+    def step(txn: kv.Txn) -> None:
+        info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
+        catalog.PARTITIONS.put(txn, log.key, value=info._replace(leader_epoch=epoch))
+        put(txn, log.key, epoch, offset)
+
+    log.context.state.write(step)
+    return _raise(log, tail, epoch)
+
+
+def finish(log: PartitionState, tail: Tail) -> Tail:
+    """Move the tail into the epoch that a killed process had begun; under the partition's lock."""
+    info = catalog.PARTITIONS.get(log.context.state, log.key)
+    if info is None or info.leader_epoch <= tail.leader_epoch:
+        return tail
+    return _raise(log, tail, info.leader_epoch)
+
+
+def _raise(log: PartitionState, tail: Tail, epoch: int) -> Tail:
+    """Write the tail with another epoch.
+
+    Raises:
+        DurabilityError: A flush failed, now or before (P9).
+    """
+    after = tail._replace(leader_epoch=epoch)
+    if tail.high_watermark < tail.log_end_offset:
+        # Another process flushes these batches at the moment.  It does not publish what belongs to
+        # an earlier epoch, which may have been cut, so this does.
+        sync_files(log, tail, log.active_file())
+        after = after._replace(
+            high_watermark=tail.log_end_offset,
+            high_watermark_position=tail.log_end_position,
+            durable_offset=tail.log_end_offset,
+        )
+
+    def step(txn: kv.Txn) -> Tail:
+        current = TAILS.get(txn, log.key)
+        raised = after if current is None else after.with_flush(current)
+        txn.put(log.tail_key, raised.pack())
+        return raised
+
+    raised = log.context.live.write(step)
+    if raised.failed:
+        raise log.flush_failed()
+    return raised

@@ -1,0 +1,1231 @@
+"""A log over several directories against lists of acknowledged records, whatever happens to it.
+
+`ReplicasModel` loses directories, brings them back old or empty, lags, crashes, elects,
+reassigns, retains, compacts and truncates, by two handles, and knows of each record whether
+it may be lost: a record that all in-sync replicas have never, one that was appended with
+``acks=1`` only with the directory that led.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from embedlog import kv
+from embedlog.compaction import CleanOptions, try_clean
+from embedlog.config import MaintenanceConfig, TopicConfig
+from embedlog.errors import (
+    CorruptionError,
+    EmbedlogError,
+    LogTruncatedError,
+    NotALogError,
+    NotEnoughReplicasError,
+    NotLeaderOrFollowerError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
+    ReplicaNotAvailableError,
+    StorageError,
+)
+from embedlog.groups import offsets
+from embedlog.partition.producer_state import after
+from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.replication import jobs, reassign
+from embedlog.replication.compare import compare_replicas
+from embedlog.replication.isr import PartitionAssignment
+from embedlog.replication.metadata import MetadataImage
+from embedlog.replication.root import ReplicatedRoot
+from embedlog.retention.retain import delete_records
+from embedlog.root.verify import verify_root
+from support.clock import START, ManualClock
+from support.failing_disks import FailingDisks, count_commits
+from support.forks import Child, in_memory
+from support.groups import make_group
+from support.roots import Row, abandon, encoded, rows
+
+CONFIG = {
+    "segment.bytes": 2600,
+    "index.interval.bytes": 500,
+    "file.delete.delay.ms": 0,
+    "retention.ms": -1,
+}
+KILLED = (
+    *("roll", "flush", "compact", "truncate", "delete_records", "commit", "checkpoint"),
+    *("create_topic", "delete_topic", "elect_preferred", "reassign", "keep_house", "close"),
+)
+"""What a process may be killed in, besides appending."""
+LOST = (NotEnoughReplicasError, ReplicaNotAvailableError, StorageError, NotALogError)
+"""What may be raised while too few directories are left to decide anything."""
+
+
+@dataclass
+class Acknowledged:
+    """A record that was acknowledged, or seen."""
+
+    offset: int
+    key: bytes | None
+    value: bytes
+    leader: int
+    strong: bool
+    """Whether all in-sync replicas have it."""
+    losable: bool = False
+
+
+@dataclass
+class Producer:
+    """An idempotent producer of one partition."""
+
+    number: int
+    sequence: int = 0
+    last: tuple[int, list[tuple[bytes | None, bytes]], tuple[int, int] | None] | None = None
+    """What it sent last: sequence number, records, and the offsets it got, if it got any."""
+
+
+@dataclass
+class Part:
+    """One partition, as the model has it."""
+
+    topic: str
+    number: int
+    min_isr: int
+    unclean: bool
+    compacts: bool
+    records: dict[int, Acknowledged] = field(default_factory=dict)
+    start: int = 0
+    maybe_start: int = 0
+    """Where it begins, if a call that failed nevertheless did something."""
+    uncertain: set[bytes] = field(default_factory=set)
+    """Values whose appends failed, or died: each may be there, or not."""
+    losses: int = 0
+    """How often records were lost."""
+    holders: set[int] = field(default_factory=set)
+    """The directories that have all records that must not be lost."""
+    destroyed: bool = False
+    """Whether no directory has it any more."""
+    producer: Producer | None = None
+    flushed: int = 0
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.number)
+
+    @property
+    def end(self) -> int:
+        return max(self.records, default=self.start - 1) + 1
+
+
+class ReplicasModel(RuleBasedStateMachine):
+    """A log over directories, and what must be in it."""
+
+    steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = os.path.realpath(
+            tempfile.mkdtemp(prefix="embedlog-replicas-", dir=in_memory())
+        )
+        logging.getLogger("embedlog").setLevel(logging.CRITICAL)
+        jobs.PROBE_SECONDS = jobs.RETRY_SECONDS = 0.0
+        self.disks, self.clock = FailingDisks(), ManualClock()
+        self.roots: list[ReplicatedRoot] = []
+        self.parts: dict[tuple[str, int], Part] = {}
+        self.numbers = 0
+        self.away: set[int] = set()
+        """The directories whose path was renamed."""
+        self.emptied: dict[int, int] = {}
+        """Those that are empty, and the epoch in which they became so, until they are online."""
+        self.lost: set[int] = set()
+        """The directories that were lost, and are not online again."""
+        self.committed: dict[TopicPartition, set[int | None]] = {}
+        self.saved: dict[TopicPartition, set[int | None]] = {}
+        self.readers: list[tuple[ReplicatedRoot, Part, int, Any]] = []
+        self.image = MetadataImage()
+        self.boots = 0
+        self.topics_made = 0
+
+    # Opening and closing
+
+    @initialize(
+        count=st.sampled_from([2, 3, 3, 3]),
+        topics=st.lists(
+            st.tuples(
+                st.integers(1, 2), st.sampled_from([1, 2, 2, 3]), st.integers(1, 2), st.booleans(),
+                st.sampled_from([False, False, True]),
+            ),
+            min_size=1,
+            max_size=2,
+        ),
+    )
+    def begin(self, count: int, topics: list[tuple[int, int, int, bool, bool]]) -> None:
+        """A log of two or three directories, with some topics."""
+        self.paths = {number: f"{self.base}/d{number}" for number in range(1, count + 1)}
+        self.roots = [self._open()]
+        for topic in topics:
+            self._create(*topic)
+
+    @property
+    def quorum(self) -> int:
+        return 1 if len(self.paths) == 2 else len(self.paths) // 2 + 1
+
+    def _open(self) -> ReplicatedRoot:
+        return ReplicatedRoot(
+            list(self.paths.values()),
+            mode="rw",
+            durability="os",
+            visibility="append",
+            clock=self.clock,
+            lock_timeout=20.0,
+            auto_create=False,
+            unsafe_filesystem=False,
+            files=self.disks,
+        )
+
+    def _create(
+        self, partitions: int, factor: int, min_isr: int, unclean: bool, compacts: bool
+    ) -> None:
+        self.topics_made += 1
+        name, factor = f"t{self.topics_made}", min(factor, len(self.paths))
+        config = {
+            **CONFIG,
+            "min.insync.replicas": min(min_isr, factor),
+            "unclean.leader.election.enable": unclean,
+            "cleanup.policy": "compact" if compacts else "delete",
+        }
+        done, _ = self._attempt(
+            None,
+            lambda: self.roots[0].create_topic(
+                name, partitions, TopicConfig.parse(config), replication_factor=factor
+            ),
+        )
+        if done:
+            for number in range(partitions):
+                part = Part(name, number, min(min_isr, factor), unclean, compacts)
+                self.parts[name, number] = part
+            self._observe()
+
+    def root(self, handle: int) -> ReplicatedRoot:
+        return self.roots[handle % len(self.roots)]
+
+    def part(self, which: int) -> Part:
+        return list(self.parts.values())[which % len(self.parts)]
+
+    def log(self, part: Part, handle: int = 0) -> Any:
+        return self.root(handle).partition(part.topic, part.number)
+
+    # What is there
+
+    def usable(self) -> set[int]:
+        """The directories that work."""
+        return {
+            each
+            for each, path in self.paths.items()
+            if each not in self.away and path not in self.disks.broken
+        }
+
+    def alive(self) -> set[int]:
+        """Those that work and are part of the log."""
+        return self.usable() & set(self.image.online) - self.emptied.keys()
+
+    def assignment(self, part: Part) -> PartitionAssignment | None:
+        for root in self.roots:
+            info = root.topics().get(part.topic)
+            return None if info is None else self.image.assignments.get(info.key(part.number))
+        return None
+
+    def _observe(self) -> None:
+        """Take the metadata as they are now; each change must be allowed."""
+        for root in self.roots:
+            try:
+                image = root.controller.current().image
+            except EmbedlogError:
+                continue
+            before, self.image = self.image, image
+            assert image.epoch >= before.epoch, "the metadata went back"
+            self._check_elections(before, image)
+            break
+        for each in list(self.emptied):
+            info = self.image.directories[each]
+            if info.online and info.since > self.emptied[each]:
+                del self.emptied[each]
+        self.lost &= self.paths.keys() - self.alive()
+
+    def _check_elections(self, before: MetadataImage, image: MetadataImage) -> None:
+        for key, old in before.assignments.items():
+            new = image.assignments.get(key)
+            if new is None or new == old:
+                continue
+            assert new.leader_epoch >= old.leader_epoch
+            assert set(new.isr) <= set(new.replicas)
+            assert new.isr, "no in-sync replica is left"
+            if new.leader != old.leader and new.leader is not None and old.leader is not None:
+                assert new.leader_epoch > old.leader_epoch, "a leader without an epoch of its own"
+
+    def _attempt(
+        self, part: Part | None, operation: Callable[[], Any], *, strong: bool = False
+    ) -> tuple[bool, Any]:
+        """Do something that may fail if directories are missing; return whether it worked."""
+        try:
+            return True, operation()
+        except EmbedlogError as error:
+            self._observe()
+            if not self._may_fail(part, error, strong):
+                raise
+            return False, error
+
+    def _may_fail(self, part: Part | None, error: EmbedlogError, strong: bool) -> bool:
+        if len(self.alive()) < self.quorum:
+            return isinstance(error, LOST)
+        if part is None:
+            return False
+        if part.destroyed:
+            return isinstance(error, (*LOST, CorruptionError, OffsetOutOfRangeError))
+        assignment = self.assignment(part)
+        if assignment is None:
+            return False
+        isr = set(assignment.isr) & self.alive()
+        if isinstance(error, NotEnoughReplicasError) and strong:
+            return len(isr) < part.min_isr
+        if isinstance(error, ReplicaNotAvailableError):
+            return not isr
+        if isinstance(error, NotLeaderOrFollowerError):
+            return bool(self.lost)  # the call may be repeated
+        return False
+
+    # Appending
+
+    def _values(self, part: Part, count: int, size: int) -> list[tuple[bytes | None, bytes]]:
+        made = []
+        for _ in range(count):
+            self.numbers += 1
+            key = b"k%d" % (self.numbers % 4) if part.compacts else None
+            made.append((key, b"%d-" % self.numbers + b"x" * size))
+        return made
+
+    @staticmethod
+    def _encode(lines: list[tuple[bytes | None, bytes]], producer: Any = None) -> Any:
+        keys = [key for key, _ in lines]
+        return encoded(*[value for _, value in lines], keys=keys, producer=producer)
+
+    def _append(
+        self,
+        part: Part,
+        handle: int,
+        lines: list[tuple[bytes | None, bytes]],
+        acks: Any,
+        durability: str | None,
+        producer: tuple[int, int, int] | None = None,
+    ) -> Any:
+        strong = acks in ("all", -1)
+        batch = self._encode(lines, producer)
+        before, assignment = self.image, self.assignment(part)
+        done, result = self._attempt(
+            part,
+            lambda: self.log(part, handle).append([batch], acks=acks, durability=durability),
+            strong=strong,
+        )
+        if not done:
+            part.uncertain.update(value for _, value in lines)
+            if isinstance(result, NotEnoughReplicasError) and strong and before == self.image:
+                part.uncertain.difference_update(value for _, value in lines)
+            return None
+        (receipt,) = result
+        self._observe()
+        if receipt.duplicate:
+            return receipt
+        assert receipt.next_offset == receipt.base_offset + len(lines)
+        leader_before = (assignment.leader if assignment is not None else None) or 0
+        self._note(part, receipt.base_offset, lines, strong, leader_before)
+        return receipt
+
+    def _note(
+        self,
+        part: Part,
+        base: int,
+        lines: list[tuple[bytes | None, bytes]],
+        strong: bool,
+        leader_before: int = 0,
+    ) -> None:
+        assignment = self.assignment(part)
+        assert assignment is not None
+        leader = assignment.leader or 0
+        if part.destroyed:
+            return
+        replaced = [record for offset, record in part.records.items() if offset >= base]
+        assert all(record.losable for record in replaced), f"{part.tp} lost {replaced}"
+        if replaced:
+            part.losses, part.producer = part.losses + 1, None
+            for record in replaced:
+                del part.records[record.offset]
+        for offset, (key, value) in enumerate(lines, base):
+            record = Acknowledged(offset, key, value, leader, strong)
+            # Another leader may have been elected after the records were written.
+            lost = {leader, leader_before or leader} - self.usable()
+            record.losable = not strong and bool(lost)
+            part.records[offset] = record
+        if strong:
+            assert len(assignment.isr) >= part.min_isr, (
+                f"acknowledged with {assignment.isr} in sync, min.insync.replicas is {part.min_isr}"
+            )
+            self._strengthen(part, assignment)
+
+    def _strengthen(self, part: Part, assignment: PartitionAssignment) -> None:
+        part.holders = set(assignment.isr)
+        for record in part.records.values():
+            record.strong, record.losable = True, False
+
+    @rule(
+        which=st.integers(0, 3),
+        handle=st.integers(0, 1),
+        count=st.integers(1, 3),
+        size=st.sampled_from([0, 10, 700]),
+        acks=st.sampled_from(["all", "all", 1, 1, 0]),
+        durability=st.sampled_from([None, None, "fsync"]),
+    )
+    @precondition(lambda self: self.roots and self.parts)
+    def append(
+        self, which: int, handle: int, count: int, size: int, acks: Any, durability: str | None
+    ) -> None:
+        """Offsets are dense, and with acks="all" enough replicas have the records."""
+        part = self.part(which)
+        self._append(part, handle, self._values(part, count, size), acks, durability)
+
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1), size=st.sampled_from([0, 700]))
+    @precondition(lambda self: self.roots and self.parts)
+    def append_to_leader(self, which: int, handle: int, size: int) -> None:
+        """The followers lag."""
+        part = self.part(which)
+        self._append(part, handle, self._values(part, 2, size), 1, None)
+
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1), size=st.sampled_from([0, 700]))
+    @precondition(lambda self: self.roots and self.parts)
+    def append_to_all(self, which: int, handle: int, size: int) -> None:
+        """What the followers lacked is there, too."""
+        part = self.part(which)
+        self._append(part, handle, self._values(part, 2, size), "all", None)
+
+    @rule(
+        which=st.integers(0, 3),
+        handle=st.integers(0, 1),
+        count=st.integers(1, 3),
+        acks=st.sampled_from(["all", 1]),
+        repeats=st.booleans(),
+    )
+    @precondition(lambda self: self.roots and self.parts)
+    def produce(self, which: int, handle: int, count: int, acks: Any, repeats: bool) -> None:
+        """An idempotent producer repeats what failed, and nothing is there twice."""
+        part = self.part(which)
+        if part.destroyed:
+            return
+        producer = part.producer
+        if producer is None:
+            self.numbers += 1
+            producer = part.producer = Producer(1000 + self.numbers)
+        last = producer.last
+        pending = last is not None and last[2] is None
+        if last is not None and (pending or repeats):
+            sequence, lines, got = last
+        else:
+            sequence, lines, got = producer.sequence, self._values(part, count, 10), None
+        losses = part.losses
+        receipt = self._append(
+            part, handle, lines, acks, None, (producer.number, 0, sequence)
+        )
+        if receipt is None:
+            producer.last = sequence, lines, None
+            return
+        base, following = receipt.base_offset, receipt.next_offset
+        if got is not None and part.losses == losses:
+            if not receipt.duplicate:
+                # It was lost meanwhile, which is only noticed now.
+                before = part.records
+                assert not any(r.strong for o, r in before.items() if got[0] <= o < got[1])
+            else:
+                assert (base, following) == got, "a repetition got other offsets"
+        if receipt.duplicate:
+            assignment = self.assignment(part)
+            if assignment is not None and base >= part.start:
+                for offset, (key, value) in enumerate(lines, base):
+                    part.records.setdefault(
+                        offset, Acknowledged(offset, key, value, assignment.leader or 0, False)
+                    )
+        producer.last = sequence, lines, (base, following)
+        if part.producer is producer and sequence == producer.sequence:
+            producer.sequence = after(sequence, len(lines))
+
+    # Directories
+
+    def _may_lose(self, both: bool) -> bool:
+        if both and len(self.paths) == 3:
+            return len(self.usable()) > 1
+        return not self.lost and self.usable() == set(self.paths)
+
+    @rule(
+        which=st.integers(0, 2),
+        number=st.sampled_from([errno.EIO, errno.EIO, errno.EROFS, errno.ENOSPC]),
+        after=st.integers(0, 12),
+        times=st.sampled_from([1, 1 << 30, 1 << 30]),
+        databases=st.booleans(),
+        both=st.sampled_from([False, False, False, True]),
+    )
+    def break_disk(
+        self, which: int, number: int, after: int, times: int, databases: bool, both: bool
+    ) -> None:
+        """A disk begins to fail, at once or some operations later."""
+        directory = which % len(self.paths) + 1
+        if self._may_lose(both) and directory in self.usable():
+            path = self.paths[directory]
+            self.disks.break_disk(path, number, after=after, times=times, databases=databases)
+            self._lose(directory)
+
+    @rule(
+        directory=st.integers(0, 2),
+        number=st.sampled_from([errno.EIO, errno.EROFS, errno.ENOSPC]),
+        after=st.integers(0, 30),
+        times=st.sampled_from([1, 1 << 30, 1 << 30]),
+        databases=st.booleans(),
+        which=st.integers(0, 3),
+        handle=st.integers(0, 1),
+        acks=st.sampled_from(["all", "all", 1]),
+        what=st.sampled_from(
+            [
+                *("append", "append", "append", "produce", "roll", "compact", "truncate"),
+                *("delete_records", "keep_house", "elect_preferred", "commit", "flush"),
+                *("open_another", "checkpoint", "reassign"),
+            ]
+        ),
+    )
+    @precondition(lambda self: self.roots and self.parts)
+    def break_during(
+        self,
+        directory: int,
+        number: int,
+        after: int,
+        times: int,
+        databases: bool,
+        which: int,
+        handle: int,
+        acks: Any,
+        what: str,
+    ) -> None:
+        """A disk breaks in the middle of an operation."""
+        directory = directory % len(self.paths) + 1
+        if not self._may_lose(False):
+            return
+        path = self.paths[directory]
+        self.disks.break_disk(path, number, after=after, times=times, databases=databases)
+        self._lose(directory)
+        if what == "append":
+            self.append(which, handle, 2, 10, acks, None)
+        elif what == "produce":
+            self.produce(which, handle, 2, acks, False)
+        elif what in ("roll", "flush"):
+            getattr(self, what)(which, handle)
+        elif what == "compact" and any(part.compacts for part in self.parts.values()):
+            self.compact(which, handle)
+        elif what in ("truncate", "delete_records"):
+            getattr(self, what)(which, handle, 0.5)
+        elif what == "keep_house":
+            self.keep_house(handle, False)
+        elif what in ("elect_preferred", "checkpoint"):
+            getattr(self, what)(handle)
+        elif what == "commit":
+            self.commit(which, handle, after)
+        elif what == "reassign":
+            self.reassign(which, handle, after)
+        elif what == "open_another" and len(self.roots) == 1:
+            self.open_another()
+
+    @rule(which=st.integers(0, 2), both=st.sampled_from([False, False, False, True]))
+    def unmount(self, which: int, both: bool) -> None:
+        """A directory is not at its path any more; what is open stays open."""
+        directory = which % len(self.paths) + 1
+        if self._may_lose(both) and directory in self.usable():
+            os.rename(self.paths[directory], f"{self.paths[directory]}.away")
+            self.away.add(directory)
+            self._lose(directory)
+
+    def _lose(self, directory: int) -> None:
+        self.lost.add(directory)
+        for part in self.parts.values():
+            for record in part.records.values():
+                if not record.strong and record.leader == directory:
+                    record.losable = True
+            if part.unclean and not part.holders & self.alive():
+                for record in part.records.values():
+                    record.losable = True
+
+    @rule(which=st.integers(0, 2), empty=st.sampled_from([False, False, True]))
+    def bring_back(self, which: int, empty: bool) -> None:
+        """A directory works again: as it was, or as an empty one."""
+        directory = which % len(self.paths) + 1
+        path = self.paths[directory]
+        self.disks.repair(path)
+        if directory in self.away:
+            if empty:
+                os.mkdir(path, 0o700)
+                shutil.rmtree(f"{path}.away")
+                self._empty(directory)
+            else:
+                os.rename(f"{path}.away", path)
+            self.away.discard(directory)
+
+    def _empty(self, directory: int) -> None:
+        self.emptied[directory] = self.image.epoch
+        for part in self.parts.values():
+            part.holders.discard(directory)
+            assignment = self.assignment(part)
+            isr = set(assignment.isr) if assignment is not None else part.holders
+            if not part.holders or isr == {directory}:
+                part.destroyed = True
+            for record in part.records.values():
+                if record.leader == directory and not record.strong:
+                    record.losable = True
+
+    @rule(handle=st.integers(0, 1), stopped=st.sampled_from([False, False, True]))
+    @precondition(lambda self: self.roots)
+    def keep_house(self, handle: int, stopped: bool) -> None:
+        """What works is online after a round, and in sync."""
+        root = self.root(handle)
+        job = jobs.ReplicationJob(MaintenanceConfig())
+        done, _ = self._attempt(None, lambda: job.run(root, lambda: stopped))
+        self._observe()
+        if not done or len(self.alive()) < self.quorum:
+            return
+        assert self.usable() <= set(self.image.online), "a directory that works is not online"
+        for part in self.parts.values():
+            assignment = self.assignment(part)
+            if assignment is None or part.destroyed or set(assignment.isr).isdisjoint(self.alive()):
+                continue
+            assert assignment.leader is not None, "no leader was elected"
+            if not stopped:
+                missing = set(assignment.replicas) & self.alive() - set(assignment.isr)
+                assert not missing, f"{part.tp}: {missing} did not join the ISR"
+
+    @rule(handle=st.integers(0, 1))
+    @precondition(lambda self: self.roots)
+    def elect_preferred(self, handle: int) -> None:
+        """Preferred leaders lead again; nothing is lost by that."""
+        self._attempt(None, lambda: reassign.elect_preferred(self.root(handle)))
+
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1), seed=st.integers(0, 1 << 16))
+    @precondition(lambda self: self.roots and self.parts)
+    def reassign(self, which: int, handle: int, seed: int) -> None:
+        """Copies move to other directories."""
+        part = self.part(which)
+        dice = random.Random(seed)
+        target = dice.sample(sorted(self.paths), dice.randint(1, len(self.paths)))
+        if len(target) >= part.min_isr:
+            moves = {part.tp: target}
+            self._attempt(part, lambda: reassign.begin(self.root(handle), moves))
+
+    # Segments
+
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1))
+    @precondition(lambda self: self.roots and self.parts)
+    def roll(self, which: int, handle: int) -> None:
+        """No record moves by it."""
+        part = self.part(which)
+        self._attempt(part, lambda: self.log(part, handle).roll())
+
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1), share=st.floats(0, 1))
+    @precondition(lambda self: self.roots and self.parts)
+    def delete_records(self, which: int, handle: int, share: float) -> None:
+        """The start moves, and nothing else."""
+        part = self.part(which)
+        if part.destroyed:
+            return
+        offset = part.start + int((part.end - part.start) * share)
+        log = self.log(part, handle)
+        done, result = self._attempt(
+            part, lambda: delete_records(log, min(offset, log.end_offset()))
+        )
+        if done:
+            part.start = max(part.start, result)
+        part.maybe_start = max(part.maybe_start, offset)
+
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1), share=st.floats(0, 1))
+    @precondition(lambda self: self.roots and self.parts)
+    def truncate(self, which: int, handle: int, share: float) -> None:
+        """Records at and above an offset are removed everywhere."""
+        part = self.part(which)
+        if part.destroyed or part.compacts or part.end == part.start:
+            return
+        offset = part.start + int((part.end - part.start) * share)
+        done, _ = self._attempt(part, lambda: self.log(part, handle).truncate_to(offset))
+        part.producer = None
+        for record in list(part.records.values()):
+            if not done:
+                record.losable = True
+            elif record.offset >= offset:
+                del part.records[record.offset]
+        part.losses += 1
+        if done:
+            # A batch that straddles the offset is removed entirely.
+            read = self._read(part, handle)
+            if read is not None:
+                kept = {row[0] for row in read}
+                low = max(offset - 2, part.start)
+                for straddling in range(low, offset):
+                    if straddling not in kept:
+                        part.records.pop(straddling, None)
+            part.start = min(part.start, offset)
+
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1))
+    @precondition(lambda self: self.roots and any(part.compacts for part in self.parts.values()))
+    def compact(self, which: int, handle: int) -> None:
+        """The last record of each key stays."""
+        chosen = [part for part in self.parts.values() if part.compacts]
+        part = chosen[which % len(chosen)]
+
+        def work() -> None:
+            log = self.log(part, handle)
+            result = try_clean(
+                log, self.clock(), CleanOptions(settings=MaintenanceConfig()), roll=True
+            )
+            if result.error is not None:
+                raise result.error
+
+        self._attempt(part, work)
+
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1))
+    @precondition(lambda self: self.roots and self.parts)
+    def flush(self, which: int, handle: int) -> None:
+        """What is flushed survives a power cut."""
+        part = self.part(which)
+        self._attempt(part, lambda: self.log(part, handle).flush())
+
+    # Topics
+
+    @rule(
+        topic=st.tuples(
+            st.integers(1, 2), st.integers(1, 3), st.integers(1, 2), st.booleans(), st.booleans()
+        )
+    )
+    @precondition(lambda self: self.roots and len(self.parts) < 5)
+    def create_topic(self, topic: tuple[int, int, int, bool, bool]) -> None:
+        """A topic gets its copies on distinct directories."""
+        if len(self.alive()) == len(self.paths):
+            self._create(*topic)
+
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1))
+    @precondition(lambda self: self.roots and len({topic for topic, _ in self.parts}) > 1)
+    def delete_topic(self, which: int, handle: int) -> None:
+        """It is gone in all directories."""
+        name = self.part(which).topic
+        if any(part.destroyed for part in self.parts.values() if part.topic == name):
+            return
+        if len(self.alive()) < len(self.paths):
+            return
+        self.root(handle).delete_topic(name)
+        self._forget_deleted()
+        assert name not in {topic for topic, _ in self.parts}
+
+    # Groups
+
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1), offset=st.integers(0, 50))
+    @precondition(lambda self: self.roots and self.parts)
+    def commit(self, which: int, handle: int, offset: int) -> None:
+        """A group's offset is kept."""
+        tp = self.part(which).tp
+
+        def work() -> None:
+            group = make_group(self.root(handle))
+            group.commit({tp: OffsetAndMetadata(offset)})
+
+        done, _ = self._attempt(None, work)
+        before = self.committed.get(tp, {None})
+        self.committed[tp] = {offset} if done else before | {offset}
+
+    @rule(handle=st.integers(0, 1))
+    @precondition(lambda self: self.roots)
+    def checkpoint(self, handle: int) -> None:
+        """Committed offsets are saved for after a power cut."""
+        context = self.root(handle).context
+        done, _ = self._attempt(
+            None, lambda: offsets.checkpoint(context.live, context.state)
+        )
+        if done:
+            self.saved = {tp: set(values) for tp, values in self.committed.items()}
+
+    # Processes
+
+    @rule()
+    @precondition(lambda self: len(self.roots) == 1)
+    def open_another(self) -> None:
+        """A second handle, which learns of everything by itself."""
+        done, root = self._attempt(None, self._open)
+        if done:
+            self.roots.append(root)
+
+    @rule(handle=st.integers(0, 1), crash=st.booleans())
+    @precondition(lambda self: len(self.roots) == 2)
+    def end_one(self, handle: int, crash: bool) -> None:
+        """The other handle is not disturbed."""
+        self._end([self.roots.pop(handle)], crash)
+
+    @rule(crash=st.booleans())
+    @precondition(lambda self: self.roots)
+    def end_all(self, crash: bool) -> None:
+        """All processes end, or are killed."""
+        ended, self.roots = self.roots, []
+        self._end(ended, crash)
+
+    def _end(self, ended: list[ReplicatedRoot], crash: bool) -> None:
+        self.readers = [entry for entry in self.readers if entry[0] not in ended]
+        for root in ended:
+            if crash:
+                abandon(root)
+                continue
+            try:
+                root.close()
+            except EmbedlogError as error:
+                broken = self.lost or any(part.destroyed for part in self.parts.values())
+                if not broken or not isinstance(error, (*LOST, CorruptionError)):
+                    raise
+                abandon(root)
+        if not crash and not self.lost:
+            self.saved = {tp: set(values) for tp, values in self.committed.items()}
+
+    @rule()
+    @precondition(lambda self: not self.roots)
+    def open_again(self) -> None:
+        """A new process finds everything."""
+        usable = self.usable()
+        try:
+            self.roots = [self._open()]
+        except EmbedlogError as error:
+            # Those that are usable may be offline in the metadata.
+            if not self.lost or not isinstance(error, LOST):
+                raise
+            offline = self.paths.keys() - set(self.image.online)
+            missing = set(self.paths) - usable | offline | self.emptied.keys()
+            if len(self.paths) - len(missing) >= self.quorum:
+                raise
+            return
+        self._observe()
+
+    @rule(
+        which=st.integers(0, 3),
+        what=st.sampled_from(["append", "append to the leader", *KILLED]),
+        at=st.integers(1, 90),
+    )
+    @precondition(lambda self: self.roots and self.parts)
+    def kill_another(self, which: int, what: str, at: int) -> None:
+        """Another process is killed in the middle of an operation."""
+        self.kill_in(what, self.part(which), at)
+
+    def kill_in(self, what: str, part: Part, at: int | None) -> int | None:
+        """Have a child do something, and die before an operation of its files or databases.
+
+        Returns how many operations it took; None if it was killed.
+        """
+        lines, other = self._values(part, 2, 10), random.Random(at).sample(sorted(self.paths), 2)
+        middle = part.start + (part.end - part.start) // 2
+        child = Child(lambda: self._work_and_die(what, part, at, lines, middle, other))
+        end = child.end()
+        assert end.killed or end.finding() is None, end.finding()
+        operations, result = (None, None) if end.killed else end.value
+        done = not end.killed and not isinstance(result, str)
+        self._observe()
+        if what.startswith("append"):
+            if done:
+                self._note(part, result, lines, what == "append")
+            else:
+                part.uncertain.update(value for _, value in lines)
+        elif what == "commit":
+            before = self.committed.get(part.tp, {None})
+            self.committed[part.tp] = {7} if done else before | {7}
+        elif what == "delete_records":
+            part.maybe_start = max(part.maybe_start, middle)
+        elif what == "truncate" and not part.compacts:
+            part.losses, part.producer = part.losses + 1, None
+            part.start = min(part.start, middle)
+            for record in part.records.values():
+                # A batch that straddles the offset is removed entirely.
+                record.losable |= record.offset >= middle - 2
+        elif what == "create_topic":
+            self.topics_made += 1
+            name = f"t{self.topics_made}"
+            exists, topics = self._attempt(None, lambda: self.roots[0].topics())
+            if exists and name in topics:
+                self.parts[name, 0] = Part(name, 0, 1, False, False)
+        elif what == "delete_topic":
+            self._forget_deleted()
+        return operations
+
+    def _forget_deleted(self) -> None:
+        exists, topics = self._attempt(None, lambda: self.roots[0].topics())
+        if not exists:
+            return
+        self.parts = {key: part for key, part in self.parts.items() if part.topic in topics}
+        self.readers = [entry for entry in self.readers if entry[1].topic in topics]
+        for positions in (self.committed, self.saved):
+            for tp in [tp for tp in positions if tp.topic not in topics]:
+                del positions[tp]
+
+    def _work_and_die(
+        self,
+        what: str,
+        part: Part,
+        at: int | None,
+        lines: list[tuple[bytes | None, bytes]],
+        middle: int,
+        other: list[int],
+    ) -> tuple[int, Any]:
+        """Do something in a forked child; a string is an error."""
+        result: Any = None
+        try:
+            root = self.roots[0] if self.roots else None
+            log = None if root is None else root.partition(part.topic, part.number)
+            count_commits(self.disks)
+            self.disks.operations, self.disks.kill_at = 0, at
+            if root is None or log is None:
+                self._open()
+            elif what == "append":
+                result = log.append([self._encode(lines)])[0].base_offset
+            elif what == "append to the leader":
+                result = log.append([self._encode(lines)], acks=1)[0].base_offset
+            elif what == "roll":
+                log.roll()
+            elif what == "flush":
+                log.flush()
+            elif what == "compact" and part.compacts:
+                options = CleanOptions(settings=MaintenanceConfig())
+                try_clean(log, self.clock(), options, roll=True)
+            elif what == "truncate" and not part.compacts:
+                log.truncate_to(middle)
+            elif what == "delete_records":
+                delete_records(log, middle)
+            elif what == "commit":
+                make_group(root).commit({part.tp: OffsetAndMetadata(7)})
+            elif what == "checkpoint":
+                offsets.checkpoint(root.context.live, root.context.state)
+            elif what == "create_topic":
+                name = f"t{self.topics_made + 1}"
+                root.create_topic(name, 1, TopicConfig.parse(CONFIG), replication_factor=2)
+            elif what == "delete_topic" and len({topic for topic, _ in self.parts}) > 1:
+                root.delete_topic(part.topic)
+            elif what == "elect_preferred":
+                reassign.elect_preferred(root)
+            elif what == "reassign":
+                reassign.begin(root, {part.tp: other})
+                jobs.ReplicationJob(MaintenanceConfig()).run(root, lambda: False)
+            elif what == "keep_house":
+                jobs.ReplicationJob(MaintenanceConfig()).run(root, lambda: False)
+            elif what == "close":
+                root.close()
+        except EmbedlogError as error:
+            result = f"{type(error).__name__}: {error}"
+        finally:
+            self.disks.kill_at = None
+        return self.disks.operations, result
+
+    # Looking
+
+    def _read(self, part: Part, handle: int) -> list[Row] | None:
+        done, read = self._attempt(part, lambda: rows(self.log(part, handle)))
+        return read if done else None
+
+    @invariant()
+    def check(self) -> None:
+        """Each handle reads what must be there, and the copies are equal."""
+        self.steps += 1
+        for handle in range(len(self.roots)):
+            for part in list(self.parts.values()):
+                if part.destroyed:
+                    continue
+                log_start = self._attempt(part, lambda: self.log(part, handle).start_offset())
+                read = self._read(part, handle) if log_start[0] else None
+                if read is not None:
+                    self._reconcile(part, log_start[1], read)
+        self._observe()
+        if self.roots:
+            for part in list(self.parts.values()):
+                if not part.destroyed:
+                    self._check_copies(part)
+            self._check_commits()
+
+    def _reconcile(self, part: Part, start: int, read: list[Row]) -> None:
+        assert part.start <= start <= max(part.start, part.maybe_start), (
+            f"{part.tp} begins at {start}, not at {part.start}"
+        )
+        part.start = start
+        for offset in [offset for offset in part.records if offset < start]:
+            del part.records[offset]
+        values = [row[3] for row in read]
+        assert len(set(values)) == len(values), f"{part.tp}: a record is there twice"
+        found = {row[0]: row for row in read}
+        assert len(found) == len(read)
+        missing = [record for offset, record in part.records.items() if offset not in found]
+        changed = [
+            record
+            for offset, record in part.records.items()
+            if offset in found and found[offset][3] != record.value
+        ]
+        if part.compacts:
+            latest = {row[2]: row[0] for row in read}
+            missing = [r for r in missing if latest.get(r.key, -1) <= r.offset]
+        gone = sorted(missing + changed, key=lambda record: record.offset)
+        if gone:
+            wrong = [record for record in gone if not record.losable]
+            assert not wrong, f"{part.tp} lost {wrong} of {self.image}: read {sorted(found)}"
+            first = gone[0].offset
+            part.losses += 1
+            part.producer = None
+            for offset in [offset for offset in part.records if offset >= first]:
+                if offset not in found or found[offset][3] != part.records[offset].value:
+                    del part.records[offset]
+                else:
+                    raise AssertionError(f"{part.tp} lost {first}, but not {offset}")
+        elif part.compacts:
+            for offset in [offset for offset in part.records if offset not in found]:
+                del part.records[offset]
+        assignment = self.assignment(part)
+        leader = (assignment.leader if assignment is not None else None) or 0
+        for offset, row in found.items():
+            if offset not in part.records:
+                value = row[3]
+                assert value in part.uncertain, f"{part.tp}: {row} was never appended"
+                record = Acknowledged(offset, row[2], value, leader, False)
+                record.losable = leader not in self.usable()
+                part.records[offset] = record
+
+    def _segments(self, part: Part) -> Iterator[tuple[str, int, bool]]:
+        """The paths of a partition's files, up to where they are published."""
+        log = self.log(part)
+        tail = log.tail()
+        log.refresh()
+        for info in log.segments.values():
+            if info.sealed:
+                yield log.path_of(info), info.size, True
+            elif info.id == tail.segment_id:
+                yield log.path_of(info), tail.log_end_position, False
+
+    def _bytes(self, directory: int, path: str, stop: int) -> bytes:
+        place = self.paths[directory] + (".away" if directory in self.away else "")
+        file = Path(place, path)
+        return file.read_bytes()[:stop] if file.exists() else b""
+
+    def _check_copies(self, part: Part) -> None:
+        """In-sync copies are equal byte for byte; of the active segment, one may have less."""
+        done, segments = self._attempt(part, lambda: list(self._segments(part)))
+        self._observe()
+        assignment = self.assignment(part)
+        if not done or assignment is None or assignment.leader is None:
+            return
+        usable = self.usable()
+        if assignment.leader not in usable:
+            return
+        complete = True
+        for path, stop, sealed in segments:
+            leader = self._bytes(assignment.leader, path, stop)
+            for follower in assignment.in_sync_followers:
+                if follower not in usable:
+                    continue
+                copy = self._bytes(follower, path, stop)
+                if sealed:
+                    assert copy == leader, f"{part.tp}: {path} differs in {follower}"
+                else:
+                    assert leader.startswith(copy), f"{part.tp}: {path} differs in {follower}"
+                    complete &= len(copy) == len(leader)
+                    weak = any(not record.strong for record in part.records.values())
+                    assert weak or len(copy) == len(leader), f"{path} is too short in {follower}"
+        if complete and set(assignment.isr) <= usable:
+            self._strengthen(part, assignment)
+
+    def _check_commits(self) -> None:
+        for root in self.roots:
+            if self.committed:
+                done, found = self._attempt(
+                    None, lambda root=root: make_group(root).committed(list(self.committed))
+                )
+                if not done:
+                    continue
+                for tp, committed in found.items():
+                    offset = None if committed is None else committed.position.offset
+                    assert offset in self.committed[tp], f"{tp}: {offset}, {self.committed[tp]}"
+                    self.committed[tp] = {offset}
+
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1))
+    @precondition(lambda self: self.roots and self.parts and len(self.readers) < 3)
+    def begin_to_read(self, which: int, handle: int) -> None:
+        """A reader that stays open over everything that happens."""
+        part = self.part(which)
+        if part.destroyed:
+            return
+        done, reader = self._attempt(part, lambda: self.log(part, handle).reader(part.start))
+        if done:
+            self.readers.append((self.root(handle), part, part.losses, reader))
+
+    @rule(which=st.integers(0, 2))
+    @precondition(lambda self: self.readers)
+    def read_on(self, which: int) -> None:
+        """Offsets never change under a reader."""
+        root, part, losses, reader = self.readers.pop(which % len(self.readers))
+        if part.destroyed:
+            return
+        from support.roots import batch_rows
+
+        offset = reader.offset
+        try:
+            done, batches = self._attempt(part, reader.read)
+        except (LogTruncatedError, OffsetOutOfRangeError):
+            assert part.losses > losses or part.start > offset or part.maybe_start > offset
+            return
+        if done:
+            for batch in batches:
+                for row in batch_rows(batch):
+                    if row[0] >= offset and row[0] in part.records:
+                        assert row[3] == part.records[row[0]].value
+            self.readers.append((root, part, losses, reader))
+
+    @rule(handle=st.integers(0, 1))
+    @precondition(lambda self: self.roots)
+    def verify(self, handle: int) -> None:
+        """Nothing is wrong with a log whose directories work."""
+        if self.alive() == set(self.paths) and not any(p.destroyed for p in self.parts.values()):
+            if any(self._offline(part) for part in self.parts.values()):
+                return
+            findings = [str(finding) for finding in verify_root(self.root(handle))]
+            assert findings == [], findings
+
+    def _offline(self, part: Part) -> bool:
+        assignment = self.assignment(part)
+        return assignment is None or assignment.leader is None
+
+    # The end
+
+    def _heal(self) -> None:
+        for directory in sorted(self.paths):
+            self.bring_back(directory - 1, False)
+        if not self.roots:
+            self.open_again()
+        assert self.roots, "it cannot be opened although all directories work"
+        for _ in range(3):
+            self.keep_house(0, False)
+        assert set(self.image.online) == set(self.paths)
+        for part in self.parts.values():
+            assignment = self.assignment(part)
+            if not part.destroyed and assignment is not None:
+                assert set(assignment.isr) == set(assignment.replicas), f"{part.tp}: {assignment}"
+                assert not assignment.is_reassigning, "a reassignment does not end"
+
+    def _check_databases(self) -> None:
+        """Every directory has the same rows."""
+        controller = self.roots[0].controller
+        for store in (controller.state, controller.live):
+            with store.held() as directories:
+                contents = [
+                    directory.stores[store._name].read(lambda txn: list(txn.cursor()))
+                    for directory in directories
+                ]
+            assert len(contents) == len(self.paths), controller.image.directories
+            for content in contents[1:]:
+                assert content == contents[0], "the databases differ"
+
+    def _check_alone(self) -> None:
+        """Each directory can be opened alone, and has all that it must have."""
+        ended, self.roots = self.roots, []
+        if any(part.destroyed for part in self.parts.values()):
+            self._end(ended, True)
+            return
+        assignments = {
+            part.tp: ended[0].controller.assignment(ended[0].topic(part.topic).key(part.number))
+            for part in self.parts.values()
+        }
+        self._end(ended, False)
+        alone: dict[int, ReplicatedRoot] = {}
+        for directory, path in self.paths.items():
+            self.disks.hidden = set(self.paths.values()) - {path}
+            alone[directory] = ReplicatedRoot(
+                [path],
+                mode="r",
+                durability="os",
+                visibility="append",
+                clock=self.clock,
+                lock_timeout=20.0,
+                auto_create=False,
+                unsafe_filesystem=False,
+                files=self.disks,
+            )
+        self.disks.hidden = set()
+        try:
+            for part in self.parts.values():
+                assignment = assignments[part.tp]
+                assert assignment is not None
+                copies = {}
+                for directory in assignment.replicas:
+                    log = alone[directory].partition(part.topic, part.number)
+                    read = {row[0]: row[3] for row in rows(log)}
+                    assert read == {o: r.value for o, r in part.records.items()}, (
+                        f"{part.tp} alone in {directory}"
+                    )
+                    copies[str(directory)] = log
+                assert compare_replicas(copies) == []
+            for directory, root in alone.items():
+                held = {tp for tp, each in assignments.items() if each and directory in each.isr}
+                findings = [
+                    finding
+                    for finding in verify_root(root)
+                    if TopicPartition(finding.topic, finding.partition) in held
+                ]
+                assert findings == [], f"alone in {directory}: {findings}"
+        finally:
+            for root in alone.values():
+                abandon(root)
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "paths"):
+                self._heal()
+                self.check()
+                self._check_databases()
+                self.verify(0)
+                self._check_alone()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Leave everything, and delete the directories."""
+        for root in self.roots:
+            abandon(root)
+        kv.close_unused()
+        shutil.rmtree(self.base, ignore_errors=True)
+
+
+def run_some(examples: int, seed: int | None = None, steps: int = 25) -> None:
+    """Run the model on examples of its own, without shrinking."""
+    run_state_machine_as_test(
+        ReplicasModel,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+__all__ = ["ReplicasModel", "run_some"]
