@@ -1,4 +1,4 @@
-"""How many records per second does a mirror copy, beside plain reads and writes of the same bytes?"""
+"""How many records per second does a mirror copy, beside a plain copy of the same bytes?"""
 
 import os
 import random

@@ -64,9 +64,15 @@ def moment(timestamp: int) -> str:
     return time.isoformat(sep=" ", timespec="milliseconds")
 
 
-def plural(count: int, noun: str) -> str:
-    """Return a number with a noun, such as ``2 topics``."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+def plural(count: int, noun: str, nouns: str | None = None) -> str:
+    """Return a number with a noun, such as ``2 topics``.
+
+    Args:
+        count: The number.
+        noun: The noun for one.
+        nouns: That for several; by default with an s.
+    """
+    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
 
 
 def cut(text: str, width: int = 60) -> str:

@@ -227,7 +227,6 @@ class _Selection:
     since: int | None
     until: int | None
     """Numbers of windows: the first, and the one after the last; None for no limit."""
-    tiers: frozenset[str] | None = None
     rows: _Rows = field(default_factory=lambda: defaultdict(WindowCounts))
 
     def has(self, window: int) -> bool:
@@ -285,7 +284,7 @@ def audit(
     info = root.topic(topic)
     since = None if since_ms is None else since_ms // window_ms
     until = None if until_ms is None else -(-until_ms // window_ms)
-    selection = _Selection(window_ms, since, until, chosen)
+    selection = _Selection(window_ms, since, until)
     reports = audit_topic.read(root, info.id)
     by_partition: dict[int, list[Report]] = defaultdict(list)
     for report in reports:
@@ -462,8 +461,8 @@ def _compare_producers(
     deleted: dict[int, int] = {}
     for window in {*deficits, *anonymous_records}:
         if selection.has(window):
-            anonymous = anonymous_records.get(window, 0)
-            left, deleted[window] = _settle_deficits(rows, window, deficits[window], anonymous)
+            unnamed = anonymous_records.get(window, 0)
+            left, deleted[window] = _settle_deficits(rows, window, deficits[window], unnamed)
             if left:
                 row = rows[window, Counted(PRODUCER, NO_ID)]
                 row.records += left

@@ -111,13 +111,14 @@ class AuditReporter:
 
 
 def _run(reference: weakref.ref[AuditReporter], stopped: threading.Event) -> None:
-    """Report every few seconds, until the reporter is garbage."""
+    """Report every few seconds, until the log is closed or garbage."""
     while not stopped.wait(REPORT_SECONDS):
         reporter = reference()
-        if reporter is None:
+        root = None if reporter is None else reporter._root()
+        if reporter is None or root is None or root.closed:
             return
         reporter.report_all()
-        del reporter
+        del reporter, root
 
 
 _reporters: weakref.WeakKeyDictionary[Root, AuditReporter] = weakref.WeakKeyDictionary()

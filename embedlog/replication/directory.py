@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -16,7 +15,9 @@ from embedlog.errors import (
     NotALogError,
     StorageError,
 )
-from embedlog.files import Files
+from embedlog.files import Files, WakePage
+from embedlog.files.paths import exists, is_directory
+from embedlog.files.wake_page import WAKE_FILE
 from embedlog.keyspace import FORMAT_FILE
 
 EPOCH_FILE = "epoch"
@@ -80,6 +81,9 @@ class LogDirectory:
         if live:
             self.stores["live"] = kv.Store(self.files, "live", durable=False, timeout=timeout)
         writable = self.files.writable
+        if writable and not self.files.exists(WAKE_FILE):
+            # One that was never the controller's may be the only one that is left to read.
+            WakePage(self.files).close()
         if writable or self.files.exists(EPOCH_FILE):
             self._epoch_fd = self.files.open(EPOCH_FILE, write=writable, create=writable)
             if writable and self.files.size(self._epoch_fd) < _PAGE_BYTES:
@@ -216,6 +220,6 @@ def open_files(make: Callable[..., Files], path: str, *, writable: bool, unsafe:
         StorageError: It does not.
         NotALogError: It is a file.
     """
-    if not os.path.isdir(path) and os.path.exists(path):
+    if not is_directory(path) and exists(path):
         raise NotALogError("A directory of a log is a directory, and this is a file", path=path)
     return make(path, writable=writable, unsafe_filesystem=unsafe)

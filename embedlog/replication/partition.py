@@ -19,7 +19,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.partition import leader_epochs, recovery, truncate
-from embedlog.partition.partition_log import PartitionLog
+from embedlog.partition.partition_log import PartitionLog, ReplicaPlacement
 from embedlog.partition.state import Context
 from embedlog.partition.tail import TAILS, Tail
 from embedlog.record import Appended
@@ -51,6 +51,15 @@ class ReplicatedPartition(PartitionLog):
         self._owner: int | None = None
         """The thread that holds the partition's lock."""
         self._acks = threading.local()
+
+    @property
+    def placement(self) -> ReplicaPlacement:
+        """As `PartitionLog.placement`; without a leader it is offline."""
+        assignment = self.controller.assignment(self.key)
+        if assignment is None:
+            return ReplicaPlacement(None, (), ())
+        isr = tuple(each for each in assignment.isr if each in assignment.replicas)
+        return ReplicaPlacement(assignment.leader, assignment.replicas, isr)
 
     @property
     def assignment(self) -> PartitionAssignment:

@@ -12,19 +12,21 @@ next one is read: `Controller.take_offline`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from embedlog import kv
 from embedlog.errors import ClosedError, EmbedlogError, StorageError
 from embedlog.keyspace import LIVE_VERSION
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
-from embedlog.replication.metadata import METADATA_VERSION, pack_changes, unpack_changes
-
-if TYPE_CHECKING:
-    from embedlog.replication.controller import Controller
+from embedlog.replication.metadata import (
+    METADATA_VERSION,
+    MetadataImage,
+    pack_changes,
+    unpack_changes,
+)
 
 T = TypeVar("T")
 
@@ -38,6 +40,29 @@ class _UnevenError(Exception):
     """The databases do not have the same writes."""
 
 
+class OpenDirectories(Protocol):
+    """What is needed of a `Controller`."""
+
+    directories: dict[int, LogDirectory]
+    online: tuple[LogDirectory, ...]
+    directory: LogDirectory
+    image: MetadataImage
+    epoch: int
+    version_base: int
+
+    def current(self) -> Self:
+        """As `Controller.current`."""
+
+    def moved(self) -> bool:
+        """As `Controller.moved`."""
+
+    def refresh(self) -> None:
+        """As `Controller.refresh`."""
+
+    def take_offline(self, failed: Mapping[int, Exception]) -> None:
+        """As `Controller.take_offline`."""
+
+
 class ReplicatedStore:
     """`state` or `live` in all directories; has the methods of `kv.Store`.
 
@@ -48,7 +73,7 @@ class ReplicatedStore:
         name: ``"state"`` or ``"live"``.
     """
 
-    def __init__(self, controller: Controller, name: str) -> None:
+    def __init__(self, controller: OpenDirectories, name: str) -> None:
         self._controller, self._name = controller, name
         self._version_key = _VERSION_KEYS[name]
         self._even_epoch = -1

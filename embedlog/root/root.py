@@ -344,9 +344,12 @@ class Root:
             log.close()
         self._partitions.clear()
 
+    def _check_format(self, files: Files) -> None:
+        check_format(files)
+
     def _join(self, files: Files) -> Context:
         """Join the attached processes; runs the startup first if there are none."""
-        check_format(files)
+        self._check_format(files)
         if not files.writable:
             if files.exists("locks/attached"):
                 try:
@@ -518,7 +521,9 @@ def check_format(files: Files, *, replicated: bool = False) -> None:
             path=files.root,
             todo=todo,
         )
-    if "replicas" in fields and not replicated:
+    # A list is what a user wrote: the next process that may write adds these directories.
+    listed = isinstance(fields.get("replicas"), list) and not files.writable
+    if "replicas" in fields and not replicated and not listed:
         raise HasReplicasError("The log has several directories", path=files.root)
 
 

@@ -50,6 +50,7 @@ from embedlog.groups import offsets
 from embedlog.partition.producer_state import after
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import jobs, reassign
+from embedlog.replication.controller import NO_DIRECTORY
 from embedlog.replication.compare import compare_replicas
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.metadata import MetadataImage
@@ -274,7 +275,7 @@ class ReplicasModel(RuleBasedStateMachine):
             if new is None or new == old:
                 continue
             assert new.leader_epoch >= old.leader_epoch
-            assert set(new.isr) <= set(new.replicas)
+            assert set(new.isr) <= {*new.replicas, NO_DIRECTORY}
             assert new.isr, "no in-sync replica is left"
             if new.leader != old.leader and new.leader is not None and old.leader is not None:
                 assert new.leader_epoch > old.leader_epoch, "a leader without an epoch of its own"
@@ -580,7 +581,9 @@ class ReplicasModel(RuleBasedStateMachine):
         path = self.paths[directory]
         self.disks.repair(path)
         if directory in self.away:
-            if empty:
+            # Of three directories two must be left that know what was decided.
+            others = self.paths.keys() - self.emptied.keys() - {directory}
+            if empty and len(others) >= self.quorum:
                 os.mkdir(path, 0o700)
                 shutil.rmtree(f"{path}.away")
                 self._empty(directory)
