@@ -32,6 +32,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.keyspace import PARTITION_KEY
+from embedlog.partition.tail import TAILS
 from embedlog.replication.controller import Controller, offline_error
 from embedlog.replication.directory import LogDirectory
 from embedlog.segment import CHUNK_BYTES
@@ -154,9 +155,19 @@ class ReplicatedFiles(Files):
             assignment = None if path == error.path or key is None else controller.assignment(key)
             if key is None or assignment is None or not set(assignment.isr) > {directory.id}:
                 continue
-            if name is None or controller.state.read(partial(_is_named, key, name)):
+            if controller.state.read(partial(self._has_records, key, name)):
                 return directory
         return None
+
+    def _has_records(self, key: bytes, name: str | None, txn: kv.Txn) -> bool:
+        """Whether a segment file that the manifest names, or any of them, is not empty."""
+        tail = TAILS.get(self._controller.live, key)
+        return any(
+            info.sealed
+            or (tail is not None and tail.segment_id == info.id and tail.log_end_position)
+            for info in catalog.segments(txn, key)
+            if name in (None, info.file_name)
+        )
 
     def _in_all(
         self, path: str, operation: Callable[[Files], T], *, some_may_lack_it: bool = False
@@ -604,11 +615,6 @@ def _new_leader(path: str) -> NotLeaderOrFollowerError:
 
 def _open_file(files: Files, path: str, write: bool, create: bool) -> int:
     return files.open(path, write=write, create=create)
-
-
-def _is_named(key: bytes, name: str, txn: kv.Txn) -> bool:
-    """Whether the manifest names a segment file of a partition."""
-    return any(info.file_name == name for info in catalog.segments(txn, key))
 
 
 def _check_exists(path: str, files: Files) -> None:
