@@ -16,6 +16,7 @@ NONE = "-"
 
 _EXTRAS = dict.fromkeys(("avro", "fastavro"), '"embedlog[avro]"') | {
     "polars": '"embedlog[polars]"',
+    "confluent_kafka": '"embedlog[kafka]"',
 }
 """What to install for packages of which embedlog needs some version, or more than them."""
 _STYLE = """\
@@ -63,9 +64,15 @@ def moment(timestamp: int) -> str:
     return time.isoformat(sep=" ", timespec="milliseconds")
 
 
-def plural(count: int, noun: str) -> str:
-    """Return a number with a noun, such as ``2 topics``."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+def plural(count: int, noun: str, nouns: str | None = None) -> str:
+    """Return a number with a noun, such as ``2 topics``.
+
+    Args:
+        count: The number.
+        noun: The noun for one.
+        nouns: That for several; by default with an s.
+    """
+    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
 
 
 def cut(text: str, width: int = 60) -> str:

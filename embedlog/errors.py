@@ -550,6 +550,16 @@ class MirrorConflictError(EmbedlogError):
     """
 
 
+class KafkaClusterError(EmbedlogError):
+    """A Kafka cluster, which is an end of a mirror, does not answer, or refuses a request.
+
+    Nothing is lost or doubled: the mirror goes on where it was.  A retry may help; a mirror that
+    follows tries again by itself.
+    """
+
+    retriable = True
+
+
 class MirrorDivergedError(EmbedlogError):
     """The source does not have the records any more from which a copy was made.
 

@@ -22,7 +22,9 @@ from embedlog.audit.reporter import reporter_of
 from embedlog.catalog import AUDIT
 from embedlog.cli import main
 from embedlog.compaction.rebatch import rebatch
+from embedlog.config import ProducerConfig
 from embedlog.errors import InvalidConfigError, InvalidTopicError
+from embedlog.kafka.transactions import Transactions
 
 HOUR = 3_600_000
 NOON = 1_700_049_600_000 // HOUR * HOUR
@@ -756,3 +758,67 @@ def test_the_command_prints_the_table_and_the_differences(log, capsys):
     assert capsys.readouterr().out.count("\n") == 4
     assert main(["audit", "t", *root, "--window", "30s"]) == 2
     assert main(["audit", "nothing", *root]) == 3
+
+
+# Publications
+
+
+def test_a_transaction_is_counted_by_its_name(log):
+    """It is a publication, whose batches have no id of a producer."""
+    transactions = Transactions(log.root, "payments", ProducerConfig())
+    transactions.initialize()
+    for _ in range(2):
+        transactions.begin()
+        for time in TIMES:
+            transactions.send("t", b"v", None, None, 0, time)
+        transactions.commit()
+    transactions.begin()
+    transactions.send("t", b"v", None, None, 0, NOON)
+    transactions.abort()
+
+    result = log.audit("t", "1h")
+
+    assert values(result, "producer", "records", "payments") == dict.fromkeys(range(3), 200)
+    assert values(result, "producer", "unreported") == {}
+    assert result.differences == []
+
+
+def test_a_conversion_is_counted_by_its_name(log):
+    """With the timestamps of the records that it copies."""
+    log.create_topic("json", value="json")
+    with log.producer() as producer:
+        producer.send_batch("json", [{"a": 1}] * 300, timestamps=TIMES).result()
+    log.convert("json", "columns")
+    log.alter_topic("columns", {"audit": True})
+    with log.producer() as producer:
+        producer.send_batch("json", [{"a": 2}] * 300, timestamps=TIMES).result()
+    log.convert("json", "columns")
+
+    result = log.audit("columns", "1h")
+
+    assert values(result, "log") == dict.fromkeys(range(3), 200)
+    names = {row.who.name for row in result.rows if row.who.tier == "producer"}
+    assert any(name.startswith("conversion of ") for name in names)
+    unnamed = values(result, "producer", "unreported", "(no producer id)")
+    assert sum(unnamed.values()) == 300
+    assert result.differences == []
+
+
+def test_writers_without_an_id_are_compared_together(log):
+    """A loss is found; what nobody reported has no name."""
+    write(log, enable_idempotence=False, client_id="plain")
+
+    in_killed_child(
+        lambda: (
+            log.producer(enable_idempotence=False)
+            .send_batch("t", [b"v"] * 30, timestamps=TIMES[:30])
+            .result()
+        )
+    )
+    result = log.audit("t", "1h")
+    assert values(result, "producer", name="plain") == ALL
+    assert values(result, "producer", name="(no producer id)") == {0: 10, 1: 10, 2: 10}
+    assert result.differences == []
+
+    lose(log.root.partition("t", 0), set(range(1, 100)))
+    assert sum(values(log.audit("t", "1h"), "producer", "missing").values()) == 99 - 30

@@ -24,7 +24,6 @@ from support.roots import (
 from embedlog import batch, keyspace, kv
 from embedlog.compaction import (
     CleanOptions,
-    Throttle,
     clean,
     clean_round,
     cleaner,
@@ -39,6 +38,7 @@ from embedlog.compaction.rewriter import TARGET_BYTES, Rewriter
 from embedlog.compaction.scanner import SegmentScanner
 from embedlog.config import LONG_MAX, MaintenanceConfig, TopicConfig
 from embedlog.errors import FencedError, InvalidConfigError, InvalidRecordError, StorageError
+from embedlog.files.throttle import Throttle
 from embedlog.partition import flush, replace
 from embedlog.partition.log_start import move_log_start
 from embedlog.partition.producers import expire_producers

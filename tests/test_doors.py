@@ -62,11 +62,19 @@ def test_an_address_is_refused_as_a_path(tmp_path, monkeypatch, path, todo):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("path", [None, 5, ["localhost:9092"], {"bootstrap.servers": "k:9092"}])
+@pytest.mark.parametrize("path", [None, 5, [7], {"bootstrap.servers": "k:9092"}])
 def test_what_is_no_path_is_refused(path):
     """The error has what was passed, and what to pass."""
     with pytest.raises(TypeError, match="path must be a str or a Path of a directory, got "):
         embedlog.open(path)
+
+
+def test_addresses_of_brokers_are_no_directories(tmp_path, monkeypatch):
+    """Nor in a list, where several directories of a log may be."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotALogError, match="address of a broker"):
+        embedlog.open(["localhost:9092", "localhost:9093"])
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_url_of_this_machine_names_a_directory(tmp_path):

@@ -31,9 +31,9 @@ FLOORS = (
     {"groups"},
     {"group"},
     {"partition"},
-    {"publish", "replication"},
+    {"publish"},
     {"root"},
-    {"registry", "audit"},
+    {"registry", "audit", "replication"},
     {"retention", "compaction", "producer", "consumer"},
     {"maintenance", "convert"},
     {"mirrors"},
@@ -402,7 +402,11 @@ SAME_PART = {
     "__main__",
     "context",  # what the objects of a package share
     "errors",  # the errors of everybody, and of Spark
+    "files",  # of one directory, and of several
+    "jobs",  # of the housekeeping, in general and of replication
     "metrics",  # their names, and what producers, consumers and logs count
+    "recovery",  # of a partition, and of a copy of it
+    "root",  # in one directory, and in several
     "validation",  # what is refused: by a producer, by a topic
 }
 

@@ -1055,8 +1055,8 @@ def test_a_commit_may_be_repeated_and_publishes_once(client, values, monkeypatch
     producer.begin_transaction()
     producer.send("t", b"x")
 
-    def publish_and_fail(*arguments):
-        publish(*arguments)
+    def publish_and_fail(*arguments, **options):
+        publish(*arguments, **options)
         raise log_errors.DiskFullError("The disk is full")
 
     with monkeypatch.context() as patched:

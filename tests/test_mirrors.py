@@ -39,6 +39,9 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.mirrors.hops import HEADER, hops_of
+from embedlog.mirrors.root_source import RootSource
+from embedlog.mirrors.root_target import RootTarget
+from embedlog.partition import recovery
 from embedlog.publish.transaction import Publication, publish
 from embedlog.record import TopicPartition
 
@@ -303,6 +306,32 @@ def test_a_source_that_was_cut_is_not_copied_over_other_records(a, b):
     assert records(b, "t") == records(a, "t")
 
 
+def test_a_recovery_of_the_source_that_loses_nothing_is_no_cut(a, b):
+    """It begins a leader epoch, also if the mirror was killed before it copied a record of it."""
+    a.create_topic("t")
+    log = a.partition("t", 0)
+    for number in range(4):
+        log.append([encoded(b"%d" % number)])
+        if number == 1:
+            mirror(a, b)
+    recovery.discard_tail(log)
+    epoch = log.tail().leader_epoch
+    assert epoch > 0
+    target, source = RootTarget(b.root), RootSource(a.root)
+    topic = source.topics()["t"]
+    assert target.prepare(topic, "t", source)
+    # As a mirror that was killed after it noted the epoch.
+    fetch = source.fetch("t", 0, target.position("t", 0), 1 << 20)
+    assert target.append("t", 0, fetch._replace(batches=[])) == 0
+    assert RootTarget(b.root).prepare(topic, "t", source)
+    mirror(a, b)
+    assert records(b, "t") == records(a, "t")
+    recovery.discard_tail(b.partition("t", 0))
+    log.append([encoded(b"5")])
+    mirror(a, b)
+    assert records(b, "t") == records(a, "t")
+
+
 def test_a_topic_that_was_created_again_is_no_more_of_the_copy(a, b):
     """The copy of the deleted topic stays as it is."""
     a.create_topic("t")
@@ -450,6 +479,32 @@ def test_after_a_failover_the_copy_is_written_to_and_no_longer_mirrored(a, b):
     assert b.topic("t").config["mirror.source"] == ""
 
 
+def test_after_a_failover_the_mirror_can_go_into_the_other_direction(a, b):
+    """Once the topic of the old source is deleted, which has records that were never copied."""
+    a.create_topic("t")
+    send(a, "t", b"1")
+    mirror(a, b)
+    send(a, "t", b"never copied")
+    b.failover(dry_run=False)
+    send(b, "t", b"2")
+
+    with pytest.raises(MirrorConflictError):
+        mirror(b, a)
+    assert [record.value for record in a["t"]] == [b"1", b"never copied"]
+    a.delete_topic("t")
+    mirror(b, a)
+    assert records(a, "t") == records(b, "t")
+
+
+def test_a_copy_can_be_converted(a, b):
+    """The target is no copy."""
+    a.create_topic("t", value="json")
+    send(a, "t", {"x": 1})
+    mirror(a, b)
+    b.convert("t", "columns")
+    assert b.topic("columns")[0].value == {"x": 1}
+
+
 def test_a_copy_may_be_made_a_copy_again_if_nothing_was_written(a, b):
     """With its setting."""
     a.create_topic("t")
@@ -515,8 +570,9 @@ def test_a_mirror_with_a_name_runs_once_at_a_time(a, b):
     a.create_topic("t")
     with mirror(a, b, follow=True) as run:
         settled(lambda: b.mirrors())
-        with pytest.raises(LockTimeoutError):
-            mirror(a, b)
+        for follow in (False, True):
+            with pytest.raises(LockTimeoutError):
+                mirror(a, b, follow=follow)
         assert run.running
     mirror(a, b)
 
@@ -797,10 +853,15 @@ def test_three_sites_that_write_to_one_topic_have_each_record_once(sites, typed)
     """A mirror for each pair, in both directions, again and again."""
     for name, log in sites.items():
         schema = pa.schema([("v", pa.string()), ("n", pa.int64())]) if typed else None
-        log.create_topic("t", partitions=2, schema=schema)
+        log.create_topic("t", partitions=2, schema=schema, key="v" if typed else None)
         for number in range(20):
             value = {"v": f"{name}{number}", "n": number} if typed else f"{name}{number}".encode()
             send(log, "t", value, headers=[("h", b"x")] if number % 3 else [])
+
+        if typed:
+            log.partition("t", 0).roll()
+            with log.producer() as producer:
+                producer.send("t", None, key=name, partition=0)
 
     for round_ in range(3):
         for source, target in permutations("abc", 2):
@@ -810,8 +871,9 @@ def test_three_sites_that_write_to_one_topic_have_each_record_once(sites, typed)
     for source, target in permutations("abc", 2):
         mirror(sites[source], sites[target], merge=True)
     for log in sites.values():
-        assert len(counts(log, "t")) == 63
-        assert set(counts(log, "t").values()) == {1}
+        tombstones = counts(log, "t").pop(None, 0)
+        assert (len(counts(log, "t")), tombstones) == ((64, 3) if typed else (63, 0))
+        assert {n for value, n in counts(log, "t").items() if value is not None} == {1}
 
 
 def test_a_ring_of_three_sites_has_each_record_once(sites):

@@ -38,7 +38,9 @@ from embedlog.display import html_table, plural, public_names
 from embedlog.errors import (
     EmbedlogError,
     FencedError,
+    IllegalStateError,
     InvalidConfigError,
+    ReplicaNotAvailableError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
     no_attribute,
@@ -53,6 +55,7 @@ from embedlog.partition import (
     Visibility,
 )
 from embedlog.partition.leases import Lease, LeaseInfo, hold, leases
+from embedlog.partition.tail import TAILS, Tail
 from embedlog.progress import ProgressBar, format_bytes
 from embedlog.record import K, TopicPartition, V
 from embedlog.root.location import directory_of
@@ -71,6 +74,7 @@ if TYPE_CHECKING:
 
     from embedlog.api.consumer_group import ConsumerGroup
     from embedlog.api.failover import FailoverResult, Strategy
+    from embedlog.api.replicas import DirectoryList, ReassignmentResult
     from embedlog.audit.comparison import AuditResult
     from embedlog.compaction import CleanResult
     from embedlog.compaction.rebatch import RebatchResult
@@ -87,6 +91,7 @@ if TYPE_CHECKING:
     from embedlog.mirrors.status import MirrorStatus
     from embedlog.producer import Producer
     from embedlog.registry import SchemaRegistry
+    from embedlog.replication.compare import ReplicaDifference
     from embedlog.retention.retain import RetentionResult
     from embedlog.times import When
 
@@ -119,6 +124,12 @@ class PartitionSummary(TypedDict):
     bytes: int
     segments: int
     leader_epoch: int
+    leader: int | None
+    """The id of the directory that is read; None while no copy can be."""
+    replicas: list[int]
+    """The directories with a copy, the preferred leader first."""
+    isr: list[int]
+    """Those whose copy is in sync."""
 
 
 class ColumnDescription(TypedDict):
@@ -249,6 +260,7 @@ class Log:
         schema: SchemaLike | None = None,
         timestamp: str | None = None,
         replication_factor: int | None = None,
+        replicas: Sequence[Sequence[int]] | None = None,
         exist_ok: bool = False,
     ) -> Topic:
         """Create a topic and return a view of it.
@@ -269,13 +281,15 @@ class Log:
             timestamp: The column of a typed topic that has the timestamps of the records.
             replication_factor: In how many directories each partition is; by default three, or as
                 many as the log has.
+            replicas: The directories of each partition by their ids, the preferred leader first;
+                instead of ``partitions`` and ``replication_factor``.
             exist_ok: If the topic exists already, return it, unless it has another number
                 of partitions or other settings than those given here (None means the
                 default of a setting).
 
         Raises:
             InvalidTopicError, InvalidPartitionsError, InvalidConfigError, InvalidSchemaError,
-            InvalidReplicationFactorError: Nothing was created.
+            InvalidReplicationFactorError, InvalidReplicationAssignmentError: Nothing was created.
             TopicAlreadyExistsError: The topic exists; with ``exist_ok``, it differs.  Nothing
                 was changed; the error names the `differences` and the calls to apply them.
         """
@@ -294,13 +308,15 @@ class Log:
                 refuse_differences(info, partitions, settings)
                 refuse_other_schema(info, self.root.context.catalog.schema(info), columns)
                 return self.topic(name)
-            count = 1 if partitions is None else partitions
+            count = len(replicas or (0,)) if partitions is None else partitions
             try:
                 parsed = TopicConfig.parse(settings)
                 if columns is not None:
                     check_typed_config(name, parsed, columns)
                 self.root.create_topic(
-                    name, count, parsed, columns, replication_factor=replication_factor
+                    *(name, count, parsed, columns),
+                    replication_factor=replication_factor,
+                    replicas=replicas,
                 )
                 return self.topic(name)
             except TopicAlreadyExistsError:
@@ -379,7 +395,8 @@ class Log:
     def describe_topic(self, name: str) -> TopicDescription:
         """Return a topic's id, settings and columns, and offsets, bytes and segments by partition.
 
-        A topic of bytes has no ``"schema"``.
+        A topic of bytes has no ``"schema"``.  The directories of partitions are named by their
+        ids in `replicas`.
         """
         info = self.root.topic(name)
         schema = self.root.context.catalog.schema(info)
@@ -390,17 +407,7 @@ class Log:
             "created_ms": info.created_ms,
             "config": info.config.to_dict(),
             "overrides": info.config.overrides(),
-            "partitions": [
-                {
-                    "partition": log.partition,
-                    "start_offset": log.start_offset(),
-                    "end_offset": log.end_offset(),
-                    "bytes": log.size_bytes(),
-                    "segments": len(log.segments),
-                    "leader_epoch": log.tail().leader_epoch,
-                }
-                for log in logs
-            ],
+            "partitions": [_summary(log) for log in logs],
         }
         if schema is not None:
             description["schema"] = _described(schema)
@@ -677,6 +684,199 @@ class Log:
                 child.flush()
         self.root.flush()
 
+    # Directories and copies
+
+    def replicas(self) -> DirectoryList:
+        """Return the directories of the log, with their leaders, copies, sizes and lags.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as disk, open([f"{disk}/a", f"{disk}/b"]) as log:
+        ...     topic = log.create_topic("flights", partitions=4)
+        ...     [(each.id, each.online, each.leaders, each.in_sync) for each in log.replicas()]
+        [(1, True, 2, 4), (2, True, 2, 4)]
+        """
+        from embedlog.api.replicas import DirectoryList, directories_of
+
+        directories, leaderless = directories_of(self.root)
+        return DirectoryList(directories, leaderless)
+
+    def add_replica(self, path: str | os.PathLike[str], rack: str | None = None) -> int:
+        """Add a directory to the log, and return its id.
+
+        New topics get copies there; `reassign` moves some of the others, and begins to copy
+        topics that had too few directories.  A log in one directory becomes one in several: then
+        views of topics and groups must be made anew.
+
+        Args:
+            path: A new or empty directory, on a disk of its own.
+            rack: What fails together with it, such as a controller or a machine: the copies of a
+                partition are in different racks, as with Kafka's `broker.rack`.
+
+        Raises:
+            NotALogError: The directory has other files, or is a log.
+            IllegalStateError: It belongs to the log already; or this handle has producers or
+                consumers, and the log has one directory.
+            LockTimeoutError: The log has one directory, and other processes have it open.
+        """
+        directory = directory_of(path)
+        self.root.context.check_writable()
+        if not self.root.replicated:
+            return self._add_second(directory, rack)
+        from embedlog.api.replicas import several
+        from embedlog.replication.recovery import add_directory
+
+        return add_directory(several(self.root), directory, rack)
+
+    def _check_no_clients(self) -> None:
+        """Raise if this handle has producers or consumers: it is about to be opened again."""
+        with self._clients_lock:
+            if next(self._open_clients(), None) is not None:
+                raise IllegalStateError(
+                    "The log has open producers or consumers, and must be opened again",
+                    path=self.path,
+                    todo="Close them, repeat the call, and create them again.",
+                )
+
+    def _add_second(self, path: str, rack: str | None) -> int:
+        """Reopen the log in two directories."""
+        from embedlog.files.paths import real_path
+        from embedlog.replication.root import ReplicatedRoot
+
+        self._check_no_clients()
+        before, path = self.root, real_path(path)
+        with self._maintenance_lock:
+            if self._maintenance is not None:
+                self._maintenance.close()
+                self._maintenance = None
+        before.close()
+        try:
+            self.root = ReplicatedRoot([before.path, path], racks={path: rack}, **before.options())
+        except BaseException:
+            self.root = open_root(before.path, **before.options())
+            raise
+        self._start_maintenance()
+        return next(each.id for each in self.replicas() if each.path == path)
+
+    def remove_replica(
+        self,
+        *paths: str | os.PathLike[str],
+        force: bool = False,
+        throttle: float | None = None,
+        progress: Progress | bool = True,
+    ) -> None:
+        """Remove directories from the log; their copies are made in the others first.
+
+        A topic with as many copies as there were directories has one less afterwards.  The files
+        of a removed directory that can be written are deleted.
+
+        Args:
+            paths: The directories; they need not exist any more.
+            force: Give up directories that will never return, also if they have the only copy of
+                records, or if too few are left to decide.  In that case, when the log cannot be
+                opened to write, call this on one that was opened with ``mode="r"``.
+            throttle: Bytes per second to copy at most.
+            progress: Called with the bytes done, and all bytes.  By default a progress bar
+                in terminals and notebooks; False shows none.
+
+        Raises:
+            IllegalStateError: It is the last directory that works, or none of the log.
+            ReplicaNotAvailableError: It cannot be used, and has the only copy of a partition.
+            NotEnoughReplicasError: Too few directories would be left to decide; with ``force``,
+                give up more.
+        """
+        from embedlog.api.replicas import remove_directories
+
+        before = self.root
+        is_reopened = before.mode == "r" and not before.closed
+        if is_reopened:
+            self._check_no_clients()
+        try:
+            with ProgressBar("remove") as bar:
+                remove_directories(
+                    before,
+                    [directory_of(path) for path in paths],
+                    force=force,
+                    throttle=throttle,
+                    progress=bar if progress is True else progress or None,
+                )
+        finally:
+            if is_reopened and before.closed:
+                self.root = open_root(before.path, **before.options())
+
+    def elect_leaders(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        election: Literal["preferred", "unclean"] = "preferred",
+    ) -> list[TopicPartition]:
+        """Elect leaders; return the partitions that got another one.
+
+        Args:
+            partitions: By default all of them.
+            election: ``"preferred"`` elects the first replica of each partition, if it is in sync,
+                so that the leaders are even again.  ``"unclean"`` elects for partitions
+                without a leader a replica that is not in sync: records that only the others
+                have are lost.
+
+        Raises:
+            UnknownTopicOrPartitionError: There is no such partition.
+            InvalidConfigError: There is no such kind of election.
+        """
+        from embedlog.api.replicas import elect_leaders
+
+        return elect_leaders(self.root, partitions, election)
+
+    def reassign(
+        self,
+        moves: Mapping[TopicPartition, Sequence[int]] | None = None,
+        *,
+        throttle: float | None = None,
+        dry_run: bool = False,
+        progress: Progress | bool = True,
+    ) -> ReassignmentResult:
+        """Move copies to other directories, in this thread; the records stay readable meanwhile.
+
+        Also finishes moves that had begun.  If it is interrupted, the housekeeping goes on.
+
+        Args:
+            moves: The ids of the directories of each partition, the preferred leader first; more
+                or fewer than before change how many copies it has.  By default the fewest moves
+                that make the copies even over all directories.
+            throttle: Bytes per second to copy at most.
+            dry_run: Change nothing.
+            progress: Called with the bytes done, and all bytes.  By default a progress bar
+                in terminals and notebooks; False shows none.
+
+        Raises:
+            InvalidReplicationAssignmentError: There is no such directory, or one occurs twice.
+            UnknownTopicOrPartitionError: There is no such partition.
+            LockTimeoutError: Another process moves copies.
+        """
+        from embedlog.api.replicas import reassign
+
+        with ProgressBar("reassign") as bar:
+            return reassign(
+                self.root,
+                moves,
+                dry_run=dry_run,
+                throttle=throttle,
+                progress=bar if progress is True else progress or None,
+            )
+
+    def cancel_reassignment(self, partitions: Iterable[TopicPartition] | None = None) -> int:
+        """Keep the old copies of partitions that are being moved; return how many these are.
+
+        Args:
+            partitions: By default all that are being moved.
+
+        Raises:
+            IllegalStateError: Only new copies of a partition are in sync.
+            UnknownTopicOrPartitionError: There is no such partition.
+        """
+        from embedlog.api.replicas import cancel_reassignment
+
+        return cancel_reassignment(self.root, partitions)
+
     # Maintenance and retention
 
     def maintain(self) -> MaintenanceResults:
@@ -762,8 +962,29 @@ class Log:
 
     # Health
 
-    def verify(self, *, progress: Progress | None = None) -> list[Finding]:
-        """Read everything and check all checksums; ``[]`` means healthy.  Changes nothing."""
+    @overload
+    def verify(
+        self, *, replicas: Literal[False] = False, progress: Progress | None = None
+    ) -> list[Finding]: ...
+    @overload
+    def verify(
+        self, *, replicas: Literal[True], progress: Progress | None = None
+    ) -> list[ReplicaDifference]: ...
+    def verify(
+        self, *, replicas: bool = False, progress: Progress | None = None
+    ) -> list[Finding] | list[ReplicaDifference]:
+        """Read everything and check all checksums; ``[]`` means healthy.  Changes nothing.
+
+        Args:
+            replicas: Instead, compare the copies of each partition that are in sync, and return
+                the first offset at which one differs.
+            progress: Called with the bytes done, and all bytes; with ``replicas``, with the
+                number of partitions.
+        """
+        if replicas:
+            from embedlog.api.replicas import verify_replicas
+
+            return verify_replicas(self.root, progress)
         return verify_root(self.root, progress)
 
     def repair(self, *, dry_run: bool = True, progress: Progress | None = None) -> list[str]:
@@ -973,6 +1194,31 @@ class Log:
         return tables + (html_table("Consumer groups", _GROUP_HEADS, rows) if rows else "")
 
 
+_UNKNOWN = Tail(-1, -1, -1, -1, -1, -1, -1, -1, -1)
+
+
+def _summary(log: PartitionLog) -> PartitionSummary:
+    placement = log.placement
+    try:
+        tail, start, end, size = log.tail(), log.start_offset(), log.end_offset(), log.size_bytes()
+    except ReplicaNotAvailableError:
+        # What is known of it without its files.
+        tail = TAILS.get(log.context.live, log.key) or _UNKNOWN
+        start, end = tail.start_offset, tail.high_watermark
+        size = sum(segment.size for segment in log.segments.values())
+    return {
+        "partition": log.partition,
+        "start_offset": start,
+        "end_offset": end,
+        "bytes": size,
+        "segments": len(log.segments),
+        "leader_epoch": tail.leader_epoch,
+        "leader": placement.leader,
+        "replicas": list(placement.replicas),
+        "isr": list(placement.isr),
+    }
+
+
 def _described(schema: TopicSchema) -> SchemaDescription:
     columns: list[ColumnDescription] = []
     for field in schema.columns:
@@ -1052,6 +1298,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     maintenance: bool | MaintenanceOptions | Mapping[str, object] = True,
     unsafe_filesystem: bool = False,
     allow_pickle: bool = False,
+    racks: Mapping[str | os.PathLike[str], str | None] | None = None,
     files: Callable[..., Files] = Files,
 ) -> Log:
     """Open a log, or create it; any number of processes may have it open.
@@ -1074,6 +1321,9 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         unsafe_filesystem: Allow NFS, SMB, 9p and FUSE.
         allow_pickle: Read topics whose serializer is ``"pickle"``: reading one can run any code
             that its writers chose.
+        racks: The racks of directories of a log over several, by path, as Kafka's `broker.rack`:
+            what fails together has the same, and the copies of a partition are in different ones.
+            They are kept in the log.
         files: The file system; for tests.
 
     Raises:
@@ -1112,6 +1362,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         unsafe_filesystem=unsafe_filesystem,
         files=files,
         allow_pickle=allow_pickle,
+        racks=racks,
     )
     log = Log(root, config)
     if root.replicated:
@@ -1124,20 +1375,27 @@ LogPath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """One directory of a log, or several."""
 
 
-def open_root(path: LogPath, **options: Any) -> Root:
+def open_root(
+    path: LogPath,
+    *,
+    racks: Mapping[str | os.PathLike[str], str | None] | None = None,
+    **options: Any,
+) -> Root:
     """Open the root of a log in one directory, or in several."""
-    if isinstance(path, (str, bytes, os.PathLike)):
-        try:
-            return Root(directory_of(path), **options)
-        except HasReplicasError:
-            paths = [directory_of(path)]
-    else:
+    if isinstance(path, list | tuple):
         paths = [directory_of(each) for each in path]
+    else:
+        try:
+            return Root(directory_of(cast("str", path)), **options)
+        except HasReplicasError:
+            paths = [directory_of(cast("str", path))]
     # Imported here: most logs are in one directory.
-    from embedlog.replication.members import real_paths
+    from embedlog.files.paths import real_path
+    from embedlog.replication.member_file import real_paths
     from embedlog.replication.root import ReplicatedRoot
 
-    return ReplicatedRoot(real_paths(paths), **options)
+    labels = {real_path(directory_of(each)): rack for each, rack in (racks or {}).items()}
+    return ReplicatedRoot(real_paths(paths), racks=labels, **options)
 
 
 def open_logs() -> list[Log]:

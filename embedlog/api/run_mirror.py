@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 from importlib import import_module
 from typing import Any, Self
@@ -33,6 +33,7 @@ End = Log | str | os.PathLike[str]
 KAFKA = "kafka://"
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 _STOP_SECONDS = 30.0
+_CHECK_SECONDS = 0.05
 _logger = logging.getLogger("embedlog.api")
 _runs: weakref.WeakSet[MirrorRun] = weakref.WeakSet()
 
@@ -88,14 +89,16 @@ def mirror(
     with ExitStack() as stack:
         source_end, source_root = _source(stack, source)
         target_end, target_root = _target(
-            stack, target, follow=follow, merge=merge, relay=relay, durability=durability
+            stack,
+            target,
+            source_root,
+            follow=follow,
+            merge=merge,
+            relay=relay,
+            durability=durability,
         )
         root = target_root or source_root
-        if root is None:
-            raise InvalidConfigError(
-                "A mirror needs a log at one of its ends",
-                todo="To copy from Kafka to Kafka, use Kafka's MirrorMaker.",
-            )
+        assert root is not None
         if source_end.site_id == target_end.site_id:
             raise InvalidConfigError(
                 "The source and the target are the same log",
@@ -139,6 +142,7 @@ def _open_existing(path: str | os.PathLike[str]) -> Log:
 def _target(
     stack: ExitStack,
     end: End,
+    source: Root | None,
     *,
     follow: bool,
     merge: bool,
@@ -146,7 +150,13 @@ def _target(
     durability: Durability | None,
 ) -> tuple[MirrorTarget, Root | None]:
     if isinstance(end, str) and end.startswith(KAFKA):
-        kafka_target: MirrorTarget = _kafka_ends().open_target(end)
+        if source is None:
+            raise InvalidConfigError(
+                "A mirror needs a log at one of its ends",
+                todo="To copy from Kafka to Kafka, use Kafka's MirrorMaker.",
+            )
+        ends = _kafka_ends()
+        kafka_target: MirrorTarget = ends.open_target(end, source, merge=merge, relay=relay)
         stack.callback(kafka_target.close)
         return kafka_target, None
     # A standby that only its mirror has open must be kept house, too.
@@ -183,7 +193,9 @@ class MirrorRun:
     @property
     def status(self) -> MirrorStatus:
         """What was copied so far, and how far the copies are behind; a copy, as of now."""
-        return deepcopy(self._mirror.status)
+        while True:
+            with suppress(RuntimeError):  # A topic was added meanwhile.
+                return deepcopy(self._mirror.status)
 
     @property
     def running(self) -> bool:
@@ -225,6 +237,9 @@ class MirrorRun:
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._follow, name="embedlog-mirror", daemon=True)
         self._thread.start()
+        while not self._mirror.begun.wait(_CHECK_SECONDS) and self.running:
+            pass
+        self.wait(0)  # Raises if another process runs it.
 
     def _follow(self) -> None:
         try:

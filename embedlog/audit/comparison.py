@@ -114,7 +114,7 @@ class AuditResult:
         """Every difference as a sentence; none if all tiers agree with the log."""
         return [text for row in self.rows for text in _differences(row)]
 
-    def to_arrow(self) -> Any:
+    def to_arrow(self) -> pa.Table:
         """Return a `pyarrow.Table` with a row per window and tier."""
         names = [item.name for item in fields(WindowCounts)]
         who = zip(*(row.who for row in self.rows), strict=True) if self.rows else [()] * 5
@@ -227,7 +227,6 @@ class _Selection:
     since: int | None
     until: int | None
     """Numbers of windows: the first, and the one after the last; None for no limit."""
-    tiers: frozenset[str] | None = None
     rows: _Rows = field(default_factory=lambda: defaultdict(WindowCounts))
 
     def has(self, window: int) -> bool:
@@ -285,7 +284,7 @@ def audit(
     info = root.topic(topic)
     since = None if since_ms is None else since_ms // window_ms
     until = None if until_ms is None else -(-until_ms // window_ms)
-    selection = _Selection(window_ms, since, until, chosen)
+    selection = _Selection(window_ms, since, until)
     reports = audit_topic.read(root, info.id)
     by_partition: dict[int, list[Report]] = defaultdict(list)
     for report in reports:
@@ -368,11 +367,14 @@ def _compare_partition(
     for window, size in selection.selected(_sizes(counts, everything)):
         selection.rows[window, Counted(LOG)].bytes += size
     written = [report for report in reports if report.client.tier == PRODUCER]
+    deleted: dict[int, int] = {}
     if clients.any:
-        _compare_producers(selection, counts, written, clients, deleted_below)
+        deleted = _compare_producers(selection, counts, written, clients, deleted_below)
     lost: dict[int, int] = {}
     for (tier, name), of_reader in readers.items():
-        reader = ReaderComparison(selection, counts, Counted(tier, name), deleted_below)
+        reader = ReaderComparison(
+            selection, counts, Counted(tier, name), deleted_below, dict(deleted)
+        )
         reader.compare(of_reader, reached[tier, name])
         for window, records in reader.lost.items():
             lost[window] = max(lost.get(window, 0), records)
@@ -417,8 +419,11 @@ def _compare_producers(
     reports: list[Report],
     clients: _Clients,
     deleted_below: int,
-) -> None:
-    """Compare what producers reported of a partition with their batches."""
+) -> dict[int, int]:
+    """Compare what producers reported of a partition with their batches.
+
+    Returns the records by window that retention or compaction has deleted.
+    """
     reported = np.zeros(len(counts.first), bool)
     ends: dict[tuple[int, int], int] = {}
     deficits: dict[int, list[_Deficit]] = defaultdict(list)
@@ -453,27 +458,31 @@ def _compare_producers(
     _count_unreported(selection, counts, reported, clients, ends)
     everything = slice(0, len(counts.first))
     anonymous_records = counts.by_window(everything, counts.producer_id < 0)
+    deleted: dict[int, int] = {}
     for window in {*deficits, *anonymous_records}:
         if selection.has(window):
-            left = _settle_deficits(
-                rows, window, deficits[window], anonymous_records.get(window, 0)
-            )
+            unnamed = anonymous_records.get(window, 0)
+            left, deleted[window] = _settle_deficits(rows, window, deficits[window], unnamed)
             if left:
                 row = rows[window, Counted(PRODUCER, NO_ID)]
                 row.records += left
                 row.unreported += left
                 row.log_records += left
+    return deleted
 
 
 def _settle_deficits(
     rows: _Rows, window: int, deficits: list[_Deficit], anonymous_records: int
-) -> int:
-    """Explain deficits by records that have no producer id; return how many of those are left.
+) -> tuple[int, int]:
+    """Explain deficits by records that have no producer id.
 
     Batches without an id are those of writers without one, and those that housekeeping has
     gathered from the batches of several producers.  What they do not explain is missing, or
     deleted.
+
+    Returns how many records without an id are left, and how many records were deleted.
     """
+    deleted = 0
     for rank, who, records in sorted(deficits):
         explained = min(records, anonymous_records)
         anonymous_records -= explained
@@ -481,10 +490,12 @@ def _settle_deficits(
         row.log_records += explained
         if rank == 2:
             row.deleted += records - explained
-            rows[window, Counted(LOG)].deleted += records - explained
+            deleted += records - explained
         else:
             row.missing += records - explained
-    return anonymous_records
+    if deleted:
+        rows[window, Counted(LOG)].deleted += deleted
+    return anonymous_records, deleted
 
 
 def _count_unreported(
@@ -535,10 +546,15 @@ class ReaderComparison:
     """Compares what a group, a pipeline or a mirror read of a partition with the log."""
 
     def __init__(
-        self, selection: _Selection, counts: PartitionCounts, who: Counted, deleted_below: int
+        self,
+        selection: _Selection,
+        counts: PartitionCounts,
+        who: Counted,
+        deleted_below: int,
+        deleted: dict[int, int],
     ) -> None:
         self._selection, self._counts, self._who = selection, counts, who
-        self._deleted_below = deleted_below
+        self._deleted_below, self._deleted = deleted_below, deleted
         self.lost: dict[int, int] = defaultdict(int)
         """Records by window that were read, and that the log does not have any more."""
 
@@ -618,8 +634,8 @@ class ReaderComparison:
     def _divide(self, report: Report, told: dict[int, list[int]], actual: dict[int, int]) -> None:
         """Add the records that were read without a minute to the windows that the log has.
 
-        What the log does not have any more, in no window, counts in the last one that it has;
-        it is left out if retention may have deleted it, or if not all windows are selected.
+        What the log does not have any more is in the windows of which records were deleted since;
+        otherwise in the last window of the range, unless not all windows are selected.
         """
         records, size = report.minutes.get(NO_MINUTE, (0, 0))
         left, last = records, None
@@ -630,6 +646,16 @@ class ReaderComparison:
                 left -= more
                 told[window] = [before[0] + more, before[1] + size * more // records]
                 last = window
+        if report.first_offset < self._deleted_below:
+            for window, deleted in sorted(self._deleted.items()):
+                more = min(deleted, left)
+                if more:
+                    left -= more
+                    self._deleted[window] -= more
+                    count = told.setdefault(window, [0, 0])
+                    count[0] += more
+                    count[1] += size * more // records
+            return
         known = self._selection.since is None and self._selection.until is None
-        if left and last is not None and known and report.first_offset >= self._deleted_below:
+        if left and last is not None and known:
             told[last][0] += left

@@ -12,7 +12,9 @@ minute, which the audit takes from the log, by their offsets.
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -237,9 +239,10 @@ class GroupCounts:
     def __init__(self, root: Root, group: str, client_id: str) -> None:
         self._root, self._name = root, (group, client_id)
         self.restart()
+        _all.add(self)
 
     def restart(self) -> None:
-        """Begin without counts, at first or in a forked child."""
+        """Begin without counts, at first or in a forked child: the parent reports its own."""
         self._client = this_client(GROUP, *self._name)
         # Guards all counts: the reporter takes them in its own thread.
         self._lock = threading.Lock()
@@ -288,11 +291,12 @@ class GroupCounts:
 
     def end(self, counts: ReadCounts) -> None:
         """Report what is left of a partition, which is not assigned any more."""
+        where = counts.log.topic, counts.log.partition
         with self._lock:
-            self._finished += counts.close()
-            self._new.discard(counts)
-            where = counts.log.topic, counts.log.partition
+            # In a forked child, there are none of the parent's.
             if self._partitions.get(where) is counts:
+                self._finished += counts.close()
+                self._new.discard(counts)
                 del self._partitions[where]
 
     # Commits
@@ -341,6 +345,17 @@ class GroupCounts:
         if self._reporting:
             self._reporting = False
             reporter_of(self._root).remove(self)
+
+
+_all: weakref.WeakSet[GroupCounts] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for counts in list(_all):
+        counts.restart()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def report_reset(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from embedlog.audit.audit_topic import COUNT, NO_MINUTE, PRODUCER, Report
+from embedlog.audit.audit_topic import COUNT, NO_MINUTE, PRODUCER, START, Client, Report
 from embedlog.audit.producer_counts import Run
 from embedlog.audit.reporter import reporter_of, this_client
 from embedlog.batch import CONTROL, MINUTE_MS, Batch, windows_of
@@ -42,13 +42,26 @@ def report_ranges(
         counts: The counts.
         client: What else tells clients of the same name apart.
     """
-    who = this_client(tier, name, client)
+    counted = (count for count in counts if count.first_offset < count.next_offset)
+    _report(root, COUNT, this_client(tier, name, client), counted)
+
+
+def report_starts(root: Root, tier: str, name: str, counts: Iterable[RangeCount]) -> None:
+    """Report where a pipeline or mirror begins with partitions, before it does their first range.
+
+    So the first range is counted, even if the process dies before it reports it.
+    """
+    starts = (RangeCount(log, first, first, {}) for log, first, _, _ in counts)
+    _report(root, START, this_client(tier, name), starts)
+
+
+def _report(root: Root, kind: str, client: Client, counts: Iterable[RangeCount]) -> None:
     reports = []
     for log, first, stop, minutes in counts:
         log.refresh()
-        if log.config.audit and first < stop:
+        if log.config.audit:
             where = log.topic, log.topic_id, log.partition, first, stop
-            reports.append(Report(who, COUNT, *where, minutes))
+            reports.append(Report(client, kind, *where, minutes))
     if reports:
         reporter_of(root).report(reports=reports)
 

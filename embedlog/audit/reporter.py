@@ -29,7 +29,7 @@ _MAX_UNWRITTEN = 10_000
 _log = logging.getLogger("embedlog.audit")
 
 
-class Counter(Protocol):
+class AuditedClient(Protocol):
     """A client that counts."""
 
     def take_reports(self) -> list[Report]:
@@ -47,7 +47,7 @@ class AuditReporter:
         # Weak: the root is the key under which the reporter is kept.
         self._root = weakref.ref(root)
         self.generation = root.generation
-        self._counters: weakref.WeakSet[Counter] = weakref.WeakSet()
+        self._counters: weakref.WeakSet[AuditedClient] = weakref.WeakSet()
         self._unwritten: list[Report] = []
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -55,7 +55,7 @@ class AuditReporter:
         # Random bits, so that the numbers of two processes differ; they must not be negative.
         self._numbers = itertools.count(int.from_bytes(os.urandom(7)) << 7)
 
-    def add(self, counter: Counter) -> None:
+    def add(self, counter: AuditedClient) -> None:
         """Report what a client counts, from now on until it is garbage."""
         with self._lock:
             self._counters.add(counter)
@@ -68,7 +68,7 @@ class AuditReporter:
                 )
                 self._thread.start()
 
-    def remove(self, counter: Counter) -> None:
+    def remove(self, counter: AuditedClient) -> None:
         """Report what a client counted, now and for the last time."""
         self.report([counter])
         with self._lock:
@@ -80,7 +80,9 @@ class AuditReporter:
             counters = list(self._counters)
         self.report(counters)
 
-    def report(self, counters: Sequence[Counter] = (), reports: Sequence[Report] = ()) -> None:
+    def report(
+        self, counters: Sequence[AuditedClient] = (), reports: Sequence[Report] = ()
+    ) -> None:
         """Append what clients counted, and other reports, now."""
         root = self._root()
         with self._lock:
@@ -109,13 +111,14 @@ class AuditReporter:
 
 
 def _run(reference: weakref.ref[AuditReporter], stopped: threading.Event) -> None:
-    """Report every few seconds, until the reporter is garbage."""
+    """Report every few seconds, until the log is closed or garbage."""
     while not stopped.wait(REPORT_SECONDS):
         reporter = reference()
-        if reporter is None:
+        root = None if reporter is None else reporter._root()
+        if reporter is None or root is None or root.closed:
             return
         reporter.report_all()
-        del reporter
+        del reporter, root
 
 
 _reporters: weakref.WeakKeyDictionary[Root, AuditReporter] = weakref.WeakKeyDictionary()

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from embedlog.batch import decompress
 from embedlog.batch.arrays import in_ms
 from embedlog.batch.encode import EncodedBatch
-from embedlog.batch.wire import COMPRESSED, ENTRY, find_message, layout_of
+from embedlog.batch.wire import (
+    COMPRESSED,
+    ENTRY,
+    EXPLICIT_OFFSETS,
+    HEADERS,
+    TYPED,
+    BufferLayout,
+    find_message,
+    layout_of,
+    schema,
+)
 from embedlog.lazy import np, pa
 
 MINUTE_MS = 60_000
@@ -18,6 +29,7 @@ how many records are in it and in those after it."""
 
 _MAX_EMPTY = 4
 """Windows per record up to which all windows between the first and the last are counted."""
+_SAMPLE = 512
 _JOIN = 1024
 """Empty windows that may be between two runs that become one."""
 
@@ -35,12 +47,17 @@ def count_windows(times: Any, width_ms: int, low: int, high: int) -> Windows:
     if last - first > _MAX_EMPTY * len(times):
         windows, counts = np.unique(times // width_ms, return_counts=True)
         return list(zip(windows.tolist(), counts.reshape(-1, 1), strict=True))
-    if last - first < len(times) // 4 and (times[1:] >= times[:-1]).all():
-        # In order, as times usually are.
+    if last - first < len(times) // 4 and _in_order(times[::_SAMPLE]) and _in_order(times):
         ends = times.searchsorted(np.arange(first + 1, last + 2) * width_ms)
         ends[1:] -= ends[:-1].copy()
         return [(first, ends)]
-    return [(first, np.bincount(times // width_ms - first))]
+    numbers = times - first * width_ms
+    return [(first, np.bincount(np.floor_divide(numbers, width_ms, out=numbers)))]
+
+
+def _in_order(times: Any) -> bool:
+    """Return whether times go up, as they usually do."""
+    return bool((times[1:] >= times[:-1]).all())
 
 
 def as_dict(windows: Windows) -> dict[int, int]:
@@ -87,10 +104,22 @@ def windows_of(batch: EncodedBatch, append_time: int | None = None) -> int | Win
     return count_windows(_times(batch), MINUTE_MS, low, high)
 
 
+@cache
+def _layout(flags: int) -> BufferLayout:
+    """Return where the columns of batches of bytes are."""
+    return layout_of(schema(headers=bool(flags & HEADERS), offsets=bool(flags & EXPLICIT_OFFSETS)))
+
+
 def _times(batch: EncodedBatch) -> Any:
     """Return the timestamps of a batch in ms, as a numpy array."""
-    layout = layout_of(batch.stored_schema())
-    index, body = layout.time, batch.body
+    body = batch.body
+    if not batch.flags & (COMPRESSED | TYPED):
+        # The times are the first column, and a column without nulls begins with its values.
+        return np.frombuffer(body[0], np.int64, batch.count)
+    layout = _layout(batch.flags & (HEADERS | EXPLICIT_OFFSETS))
+    if batch.flags & TYPED:
+        layout = layout_of(batch.stored_schema())
+    index = layout.time
     if batch.flags & COMPRESSED:
         data = body[0] if len(body) == 1 else b"".join(body)
         buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
@@ -100,8 +129,6 @@ def _times(batch: EncodedBatch) -> Any:
         )
         column = columns[0]
     else:
-        # A column without nulls begins with its values, and that of the times has none.  If the
-        # body is in several parts, the columns of a topic of bytes, the times come first.
         begin = ENTRY.unpack_from(batch.table, ENTRY.size * (index - 1))[0] if index else 0
         data = pa.py_buffer(body[0]).slice(begin, 8 * batch.count)
         column = pa.Array.from_buffers(layout.schema.field(index).type, batch.count, [None, data])

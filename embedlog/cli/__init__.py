@@ -1,6 +1,6 @@
-"""The command line: `embedlog topics|produce|consume|tail|sql|groups|schemas|offsets|
-delete-records|du|export|import|convert|mirror|failover|activity|metrics|dump|compact|maintain|explain|verify|
-repair|doctor|completion`.
+"""The command line: `embedlog topics|produce|consume|tail|sql|groups|schemas|replicas|reassign|
+elect-leaders|offsets|delete-records|du|export|import|convert|mirror|failover|audit|activity|
+metrics|dump|compact|maintain|explain|verify|repair|doctor|completion`.
 
 Results go to stdout, everything else to stderr; an error is one line, never a traceback; the
 exit codes are in `embedlog --help`.  The module of a command is imported when it runs, so
@@ -26,6 +26,8 @@ _CODES: dict[int, tuple[type[Exception], ...]] = {
         errors.InvalidPartitionError,
         errors.InvalidPartitionsError,
         errors.InvalidQueryError,
+        errors.InvalidReplicationAssignmentError,
+        errors.InvalidReplicationFactorError,
         errors.InvalidSchemaError,
         errors.InvalidTopicError,
     ),
@@ -41,7 +43,10 @@ _CODES: dict[int, tuple[type[Exception], ...]] = {
         errors.StorageError,
         errors.LockTimeoutError,
         errors.CorruptionError,
+        errors.NotEnoughReplicasError,
         errors.ReadOnlyError,
+        errors.ReplicaNotAvailableError,
+        errors.ReplicasDivergedError,
         errors.UnsupportedFilesystemError,
         errors.UnsupportedFormatError,
         OSError,

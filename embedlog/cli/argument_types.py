@@ -29,6 +29,17 @@ def seconds(text: str) -> float:
     return number
 
 
+def rate(text: str) -> float:
+    """Parse a number of bytes per second."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"must be a positive number of bytes, got {text!r}")
+    return number
+
+
 def topic(text: str) -> tuple[str, list[int]]:
     """Parse TOPIC or TOPIC:0,1; no partitions mean all."""
     name, colon, partitions = text.partition(":")

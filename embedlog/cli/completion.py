@@ -134,6 +134,9 @@ def _values(action: argparse.Action, root: str | None) -> Iterable[Candidate]:
         if metavar == "GROUP":
             with to_read(args) as log:
                 return [(name, "") for name in log.groups()]
+        if metavar == "DIRECTORY":
+            with to_read(args) as log:
+                return [(each.path, each.reason or "online") for each in log.replicas()]
         if metavar.startswith("SUBJECT"):
             with to_read(args) as log:
                 return [(name, "") for name in log.schemas.subjects()]

@@ -32,21 +32,26 @@ def usage(args: argparse.Namespace) -> int:
     """Print the bytes of topics, partitions and other files; with --segments of each segment."""
     with to_read(args) as log:
         infos = {name: log.root.topic(name) for name in args.topics} or log.root.topics()
-        root = log.path
-        topics = [_topic(root, info) for info in infos.values()]
+        # Of several directories, all that are online.
+        roots = [directory.path for directory in log.replicas() if directory.online]
+        topics = [_topic(roots, info) for info in infos.values()]
     topics.sort(key=_by_size, reverse=True)
-    others = [] if args.topics else _others(root, {info.directory for info in infos.values()})
+    others = [] if args.topics else _others(roots, {info.directory for info in infos.values()})
     total = sum(map(_by_size, (*topics, *others)))
     document = {"bytes": total, "topics": topics, "others": others}
     say_result(args, document, _lines(document, args.segments))
     return OK
 
 
-def _topic(root: str, info: TopicInfo) -> dict[str, Any]:
+def _topic(roots: list[str], info: TopicInfo) -> dict[str, Any]:
     partitions = []
     for number in range(info.partitions):
         # A partition has no directory before its first use.
-        files = _entries(os.path.join(root, info.directory, str(number)))
+        files = [
+            entry
+            for root in roots
+            for entry in _entries(os.path.join(root, info.directory, str(number)))
+        ]
         segments = [{"file": name, "bytes": _bytes(path)} for name, path in files]
         size = sum(map(_by_size, segments))
         partitions.append({"partition": number, "bytes": size, "segments": segments})
@@ -54,15 +59,16 @@ def _topic(root: str, info: TopicInfo) -> dict[str, Any]:
     return {"topic": info.name, "bytes": sum(map(_by_size, partitions)), "partitions": partitions}
 
 
-def _others(root: str, directories: set[str]) -> list[dict[str, Any]]:
+def _others(roots: list[str], directories: set[str]) -> list[dict[str, Any]]:
     sizes = dict.fromkeys(_WHATS, 0)
-    for name, path in _entries(root):
-        if name != "topics":
-            name = name if name in _WHATS else "other files"
-            sizes[name] = sizes.get(name, 0) + _bytes(path)
-    for name, path in _entries(os.path.join(root, "topics")):
-        if f"topics/{name}" not in directories:
-            sizes["deleted topics"] += _bytes(path)
+    for root in roots:
+        for name, path in _entries(root):
+            if name != "topics":
+                name = name if name in _WHATS else "other files"
+                sizes[name] = sizes.get(name, 0) + _bytes(path)
+        for name, path in _entries(os.path.join(root, "topics")):
+            if f"topics/{name}" not in directories:
+                sizes["deleted topics"] += _bytes(path)
     others = [{"name": name, "bytes": size} for name, size in sizes.items() if size]
     return sorted(others, key=_by_size, reverse=True)
 

@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import Any
 
 from embedlog import checksum, kv
-from embedlog.cli.open_log import is_log, root_of
+from embedlog.cli.open_log import is_log, root_of, to_read
 from embedlog.cli.parser import FAILED, OK
 from embedlog.cli.printing import say_result
 from embedlog.display import plural
@@ -25,6 +25,7 @@ from embedlog.files.reserve import Reserve
 from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
 from embedlog.progress import format_bytes
 from embedlog.publish import staging
+from embedlog.replication.member_file import DirectoryMember, read_member
 from embedlog.root import startup
 from embedlog.version import __version__
 
@@ -51,6 +52,10 @@ def doctor(args: argparse.Namespace) -> int:
             report["storage"] = _storage(files)
             if is_log(root):
                 report["log"] = _log(files)
+                member = read_member(files)
+                if member is not None:
+                    report["directories"] = _directories(member)
+                    report["copies"] = _copies(args)
         finally:
             files.close_all()
     elif os.path.exists(root):
@@ -127,6 +132,50 @@ def _log(files: Files) -> Report:
     }
 
 
+def _directories(member: DirectoryMember) -> Report:
+    """Return what is at the path of each directory of the log."""
+    return {str(number): _directory(member, number) for number in sorted(member.paths)}
+
+
+def _directory(member: DirectoryMember, number: int) -> Report:
+    path = member.paths[number]
+    report: Report = {"path": path, "device": None, "free_bytes": 0, "state": "missing"}
+    if not os.path.isdir(path):
+        return report
+    try:
+        files = Files(path, writable=False)
+    except EmbedlogError as error:
+        return {**report, "state": str(error)}
+    try:
+        other = read_member(files)
+        is_it = other is not None and other[:2] == (member.cluster_id, number)
+        state = "present" if is_it else f"there, but not directory {number} of the log"
+        device = f"{os.major(files.identity()[0])}:{os.minor(files.identity()[0])}"
+        return {**report, "device": device, "free_bytes": files.free_bytes(), "state": state}
+    except EmbedlogError as error:
+        return {**report, "state": str(error)}
+    finally:
+        files.close_all()
+
+
+def _copies(args: argparse.Namespace) -> Report:
+    """Return how many partitions lack copies, by the metadata."""
+    try:
+        with to_read(args) as log:
+            directories = log.replicas()
+            infos = log.root.topics().values()
+            placements = [part.placement for part in log.root.partition_logs(infos)]
+    except EmbedlogError as error:
+        return {"error": str(error)}
+    return {
+        "online": sum(each.online for each in directories),
+        "offline": sum(not each.online for each in directories),
+        "under_replicated": sum(len(each.isr) < len(each.replicas) for each in placements),
+        "single": sum(len(each.replicas) == 1 for each in placements),
+        "leaderless": len(directories.leaderless),
+    }
+
+
 def _format(files: Files) -> int | None:
     import tomllib
 
@@ -192,6 +241,8 @@ def _findings(report: Report) -> Iterator[str]:
         yield from _storage_findings(report["storage"])
     if "log" in report:
         yield from _log_findings(report["log"])
+    if "directories" in report:
+        yield from _directory_findings(report["directories"], report["copies"])
 
 
 def _storage_findings(storage: Report) -> Iterator[str]:
@@ -232,6 +283,29 @@ def _log_findings(log: Report) -> Iterator[str]:
                 f"Process {pid} (state {process_state(pid) or 'unknown'}) has been reading {name} "
                 f"for more than {_LONG_READ_SECONDS:g} s; the file grows until the read ends"
             )
+
+
+def _directory_findings(directories: Report, copies: Report) -> Iterator[str]:
+    devices: dict[str, list[str]] = {}
+    for directory in directories.values():
+        if directory["state"] != "present":
+            yield f"{directory['path']} is {directory['state']}"
+            continue
+        devices.setdefault(directory["device"], []).append(directory["path"])
+        if directory["free_bytes"] < _LITTLE_SPACE:
+            yield f"Only {format_bytes(directory['free_bytes'])} are free in {directory['path']}"
+    for paths in devices.values():
+        if len(paths) > 1:
+            yield f"{' and '.join(paths)} are on one file system, and break together"
+    if "error" in copies:
+        yield f"The log cannot be read: {copies['error']}"
+        return
+    if copies["offline"]:
+        yield f"{plural(copies['offline'], 'directory', 'directories')} offline"
+    if copies["leaderless"]:
+        yield f"{plural(copies['leaderless'], 'partition')} without a leader"
+    if copies["under_replicated"]:
+        yield f"{plural(copies['under_replicated'], 'partition')} with copies that are not in sync"
 
 
 def _lines(report: Report, findings: list[str]) -> Iterator[str]:

@@ -74,6 +74,8 @@ def _explain(topic: Any) -> list[str]:
 
 def verify(args: argparse.Namespace) -> int:
     """Print the findings; change nothing."""
+    if args.replicas:
+        return _verify_replicas(args)
     with to_read(args) as log, ProgressBar("verify") as bar:
         findings = log.verify(progress=bar)
         topics = len(log.topics())
@@ -82,6 +84,19 @@ def verify(args: argparse.Namespace) -> int:
     if not args.json:
         note(f"findings: {len(findings)}" if findings else f"healthy; topics: {topics}")
     return FAILED if findings else OK
+
+
+def _verify_replicas(args: argparse.Namespace) -> int:
+    """Print where copies differ first."""
+    with to_read(args) as log, ProgressBar("verify", "{:,.0f} partitions".format) as bar:
+        differences = log.verify(replicas=True, progress=bar)
+        directories = len(log.replicas())
+    document = {"differences": [difference._asdict() for difference in differences]}
+    say_result(args, document, map(str, differences))
+    if not args.json:
+        healthy = f"the copies are equal; directories: {directories}"
+        note(f"differences: {len(differences)}" if differences else healthy)
+    return FAILED if differences else OK
 
 
 def repair(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from embedlog.cli.argument_types import (
     duration,
     moment,
     point,
+    rate,
     seconds,
     time,
     topic,
@@ -178,7 +179,7 @@ was interrupted goes on where it was when the command is repeated.
 
 examples:
   embedlog mirror /data/log /backup/log --follow --groups '.*'
-  embedlog mirror /site-a/log /hub/log --topics 'orders|clicks' --as a
+  embedlog mirror /site-a/log /hub/log --topics 'orders.*' --as a
   embedlog mirror /site-a/log /site-b/log --merge --follow
   embedlog mirror status --root /backup/log
 """
@@ -208,6 +209,30 @@ examples:
   embedlog topics alter flights -c audit=true
   embedlog audit flights --window 1h --since 2d
   embedlog audit flights --differences
+"""
+
+REPLICAS = """\
+A log in several directories, each on a disk of its own, has copies of its partitions: `embedlog
+topics create --replication-factor`.  Any directory leads to all.  A directory that breaks is
+offline until it works again; then it catches up by itself.
+
+examples:
+  embedlog replicas add /disk2/log --rack controller-b
+  embedlog replicas remove /disk1/log
+"""
+
+REASSIGN = """\
+Without moves, the fewest that make the copies even over all directories.  A move names the
+directories of a partition by their ids in `embedlog replicas list`, the preferred leader first;
+more or fewer than before change how many copies it has.  Without --execute nothing is changed.
+
+A file has the form of kafka-reassign-partitions:
+  {"partitions": [{"topic": "flights", "partition": 0, "replicas": [1, 2]}]}
+
+examples:
+  embedlog reassign
+  embedlog reassign --execute --throttle 50000000
+  embedlog reassign flights:0=1,2 flights:1=2,1 --execute
 """
 
 _Parser = Any  # argparse has no public type for groups of commands or of options
@@ -292,6 +317,7 @@ def parser() -> CommandParser:
     _sql(commands)
     _groups(commands)
     _schemas(commands)
+    _replicas(commands)
     _offsets(commands)
     _files(commands)
     _convert(commands)
@@ -362,6 +388,8 @@ def _topics(commands: _Parser) -> None:
     create.add_argument("topic", metavar="TOPIC")
     about = "the number of partitions, by default 1"
     _option(create, "--partitions -p", "N", about, type=int)
+    about = "how many copies each partition has, by default 3 or as many as there are directories"
+    _option(create, "--replication-factor", "N", about, type=int)
     about = "how keys are stored: bytes, str, int, float, uuid, json, avro or pickle"
     _option(create, "--key", "NAME", f"{about}; with --schema-from the key column")
     _option(create, "--value", "NAME", "how values are stored, likewise")
@@ -502,6 +530,43 @@ def _schemas(commands: _Parser) -> None:
     delete = _command(verbs, "delete", "schemas:delete", about)
     delete.add_argument("subject", metavar="SUBJECT")
     _option(delete, "--version", "N", "delete only this version", type=int)
+
+
+def _replicas(commands: _Parser) -> None:
+    verbs = _verbs(commands, "replicas", "list, add or remove the directories of a log")
+    about = "print the directories, their leaders, copies and lags; exit code 1 if one is offline"
+    _command(verbs, "list", "replicas:show", about, epilog=REPLICAS)
+    add = _command(verbs, "add", "replicas:add", "add a new or empty directory", epilog=REPLICAS)
+    add.add_argument("path", metavar="PATH")
+    _option(add, "--rack", "LABEL", "what fails together with it; copies are in different racks")
+    about = "remove directories, after their copies were made in the others"
+    remove = _command(verbs, "remove", "replicas:remove", about)
+    remove.add_argument("paths", metavar="DIRECTORY", nargs="+")
+    about = "also if it has the only copy of records, or too few others are left to decide"
+    _flag(remove, "--force", about)
+    _throttle(remove)
+    about = "print how copies should move to other directories; with --execute, move them"
+    reassign = _command(commands, "reassign", "replicas:reassign", about, epilog=REASSIGN)
+    reassign.add_argument("moves", metavar="TOPIC:N=ID,ID", nargs="*")
+    _option(reassign, "--from", "FILE", "a file with moves; - is stdin", dest="source")
+    _flag(reassign, "--execute", "move the copies")
+    _flag(reassign, "--cancel", "keep the old copies of partitions that are being moved")
+    _throttle(reassign)
+    about = "elect the preferred leaders of partitions, or leaders that are not in sync"
+    elect = _command(commands, "elect-leaders", "replicas:elect_leaders", about)
+    about = "by default all topics"
+    elect.add_argument("topics", metavar="TOPIC[:N,N]", nargs="*", type=topic, help=about)
+    elect.add_argument(
+        "--election-type",
+        choices=("preferred", "unclean"),
+        default="preferred",
+        help="unclean: for partitions without a leader, which lose what only the others have",
+    )
+
+
+def _throttle(command: _Parser) -> None:
+    about = "copy at most so many bytes per second"
+    _option(command, "--throttle", "BYTES", about, type=rate)
 
 
 def _offsets(commands: _Parser) -> None:
@@ -683,7 +748,9 @@ def _maintenance(commands: _Parser) -> None:
 
 
 def _health(commands: _Parser) -> None:
-    _command(commands, "verify", "maintenance:verify", "read everything and check all checksums")
+    about = "read everything and check all checksums"
+    verify = _command(commands, "verify", "maintenance:verify", about)
+    _flag(verify, "--replicas", "compare the copies of partitions instead")
     about = "drop damaged records; a dry run without --yes"
     repair = _command(commands, "repair", "maintenance:repair", about)
     _flag(repair, "--yes", "repair the log")

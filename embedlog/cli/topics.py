@@ -22,7 +22,12 @@ from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
 from embedlog.progress import format_bytes
 
 if TYPE_CHECKING:
-    from embedlog.api.log import ColumnDescription, SchemaDescription, TopicDescription
+    from embedlog.api.log import (
+        ColumnDescription,
+        PartitionSummary,
+        SchemaDescription,
+        TopicDescription,
+    )
 
 _INTERNAL = "__"
 """The prefix of the names of internal topics, as in `catalog`, which takes longer to load than
@@ -47,6 +52,7 @@ def create(args: argparse.Namespace) -> int:
                 value=args.value,
                 schema=schema,
                 timestamp=args.timestamp,
+                replication_factor=args.replication_factor,
                 exist_ok=args.if_not_exists,
             )
         except TopicAlreadyExistsError as error:
@@ -124,7 +130,9 @@ def _is_ordinary(root: str) -> bool:
     """Whether this is a log in the current format."""
     try:
         with open(os.path.join(root, FORMAT_FILE), encoding="utf-8", errors="replace") as file:
-            is_current = f"format = {FORMAT_VERSION}\n" in file
+            lines = list(file)
+        # Of several directories, this one may not be the one that counts.
+        is_current = f"format = {FORMAT_VERSION}\n" in lines and "[replicas]\n" not in lines
         return is_current and os.path.isdir(os.path.join(root, "state"))
     except OSError:
         return False
@@ -134,11 +142,13 @@ def describe(args: argparse.Namespace) -> int:
     """Print the settings that differ from the defaults, and the partitions."""
     with to_read(args) as log:
         topics = [log.describe_topic(name) for name in args.topics or log.topics()]
-    say_result(args, topics, chain.from_iterable(map(_describe, topics)))
+        with_copies = log.root.replicated
+    lines = (_describe(topic, with_copies=with_copies) for topic in topics)
+    say_result(args, topics, chain.from_iterable(lines))
     return OK
 
 
-def _describe(topic: TopicDescription) -> Iterator[str]:
+def _describe(topic: TopicDescription, *, with_copies: bool) -> Iterator[str]:
     parts = topic["partitions"]
     records = sum(part["end_offset"] - part["start_offset"] for part in parts)
     size = format_bytes(sum(part["bytes"] for part in parts))
@@ -149,12 +159,19 @@ def _describe(topic: TopicDescription) -> Iterator[str]:
         yield f"  {name}={value}"
     yield from _describe_schema(topic)
     for part in parts:
+        copies = _copies(part) if with_copies else ""
         yield (
             f"  partition {part['partition']}: offsets {part['start_offset']} to "
             f"{part['end_offset']}, {format_bytes(part['bytes'])} in "
             f"{plural(part['segments'], 'segment')}, "
-            f"leader epoch {part['leader_epoch']}"
+            f"leader epoch {part['leader_epoch']}{copies}"
         )
+
+
+def _copies(part: PartitionSummary) -> str:
+    leader = "none" if part["leader"] is None else part["leader"]
+    replicas, isr = (",".join(map(str, part[name])) or "none" for name in ("replicas", "isr"))
+    return f", leader {leader}, replicas {replicas}, isr {isr}"
 
 
 def _describe_schema(topic: TopicDescription) -> Iterator[str]:

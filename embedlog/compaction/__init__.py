@@ -12,20 +12,12 @@ The functions take the time and start no threads: maintenance calls `clean_round
 from __future__ import annotations
 
 from embedlog.compaction.cleanable import CleanableRange, explain, inspect, select_due
-from embedlog.compaction.cleaner import (
-    CleanOptions,
-    CleanResult,
-    Throttle,
-    clean,
-    clean_round,
-    try_clean,
-)
+from embedlog.compaction.cleaner import CleanOptions, CleanResult, clean, clean_round, try_clean
 
 __all__ = [
     "CleanOptions",
     "CleanResult",
     "CleanableRange",
-    "Throttle",
     "clean",
     "clean_round",
     "explain",

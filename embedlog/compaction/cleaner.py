@@ -12,13 +12,10 @@ next: so a tombstone is only removed once everything that it deletes was removed
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, zip_longest
-from math import inf
 from operator import itemgetter
 from typing import Any
 
@@ -33,6 +30,7 @@ from embedlog.compaction.rewriter import UNSTAMPED, BatchKind, Rewriter
 from embedlog.compaction.scanner import ScannedBatches, SegmentScanner, tombstone_rows
 from embedlog.config import LONG_MAX, MaintenanceConfig
 from embedlog.errors import ClosedError, DiskFullError, EmbedlogError, FencedError, StorageError
+from embedlog.files.throttle import Throttle
 from embedlog.partition import PartitionLog, flush, pending_deletes, replace
 from embedlog.partition.replace import Fence, Replacement, no_fence
 from embedlog.schemas.statistics import text_columns_of
@@ -44,43 +42,6 @@ Progress = Callable[[int, int], None]
 _MAX_INPUT_SEGMENTS = 8
 """Swap a group in once this many times ``segment.bytes`` were read: each swap frees disk space."""
 _MOSTLY_KEPT = 0.9
-_MAX_WAIT_SECONDS = 0.1
-"""How long to wait at most before the guard is called again."""
-
-
-class Throttle:
-    """Limits the bytes per second of all threads that share it.
-
-    Args:
-        bytes_per_second: The limit.
-        wait: Waits for this many seconds.
-        monotonic: The clock, in seconds.
-    """
-
-    def __init__(
-        self,
-        bytes_per_second: float = inf,
-        wait: Callable[[float], object] | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._bytes_per_second, self._monotonic = bytes_per_second, monotonic
-        self._wait, self._lock = wait or threading.Event().wait, threading.Lock()
-        self._free_at = monotonic()
-        """When the bytes noted so far fit into the limit."""
-
-    def spend(self, size: int, guard: Callable[[], object] = bool) -> None:
-        """Note ``size`` bytes read or written, and wait until they fit into the limit.
-
-        ``guard`` is called before each wait of at most 0.1 s; its exception ends the wait.
-        """
-        if self._bytes_per_second == inf:
-            return
-        with self._lock:
-            start = max(self._free_at, self._monotonic())
-            self._free_at = free_at = start + size / self._bytes_per_second
-        while (seconds := free_at - self._monotonic()) > 0:
-            guard()
-            self._wait(min(seconds, _MAX_WAIT_SECONDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

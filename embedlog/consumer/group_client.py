@@ -353,8 +353,6 @@ class GroupClient:
         self._member = self._heartbeat = None
         self._root_generation = self._root.generation
         self._assignment.clear()
-        if self._assignment.audit is not None:
-            self._assignment.audit.restart()
 
     def _current_member(self) -> GroupMember | None:
         """Return the member; None before it joins, also in a forked child."""

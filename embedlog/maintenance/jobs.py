@@ -12,6 +12,7 @@ from embedlog import keyspace, kv
 from embedlog.catalog import TopicInfo
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import DiskFullError, EmbedlogError, FencedError
+from embedlog.files.throttle import Throttle
 from embedlog.group import Group, group_ids
 from embedlog.groups import offsets
 from embedlog.maintenance import activity
@@ -23,7 +24,7 @@ from embedlog.retention.retain import collected
 from embedlog.root.root import Root
 
 if TYPE_CHECKING:
-    from embedlog.compaction import CleanResult, Throttle
+    from embedlog.compaction import CleanResult
     from embedlog.compaction.rebatch import RebatchResult
 
 CHECKPOINT_SECONDS = 5.0
@@ -233,7 +234,7 @@ class CompactionJob:
         if not logs:
             return []
         # Imported here: it loads numpy, which programs without compacted topics may not need.
-        from embedlog.compaction import CleanOptions, Throttle, clean_round
+        from embedlog.compaction import CleanOptions, clean_round
 
         self._throttle = self._throttle or Throttle(
             self._config.log_cleaner_io_max_bytes_per_second

@@ -25,6 +25,7 @@ from embedlog.errors import (
     LogTruncatedError,
     MirrorDivergedError,
     OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
 )
 from embedlog.maintenance.activity import Event, report
 from embedlog.mirrors.ends import MirrorPosition, MirrorSource, MirrorTarget, SourceTopic
@@ -35,6 +36,8 @@ from embedlog.root.root import Root
 _logger = logging.getLogger("embedlog.mirrors")
 _REPORT_SECONDS = 1.0
 """How often the status is written."""
+_IDLE_REPORT_SECONDS = 5.0
+"""How often while nothing is copied."""
 _GROUPS_SECONDS = 5.0
 """How often the offsets of groups are copied while records are."""
 _ACTIVITY_SECONDS = 60.0
@@ -45,8 +48,9 @@ _RETRY_SECONDS = 5.0
 """How long a partition, or a topic, is left alone after an error."""
 _WHOLE = -1
 """Stands for the number of a partition: all of the topic."""
-_GROUPS = ("", _WHOLE)
-"""Stands for the topic and the partition of errors with groups."""
+_GROUPS, _SOURCE = ("", _WHOLE), ("", _WHOLE - 1)
+"""Stand for the topic and the partition of errors with groups, and with the source as a whole."""
+_NOWHERE = (*_GROUPS, *_SOURCE)
 FETCH_BYTES = 8 << 20
 
 Progress = Callable[[int, int], None]
@@ -148,6 +152,8 @@ class Mirror:
             started_ms=root.clock(),
         )
         self._stop = Flag()
+        self.begun = Flag()
+        """Set once `run` holds the lock of the mirror."""
         self._began_at = self._reported_at = self._activity_at = monotonic()
         self._groups_at = self._reported_at - _GROUPS_SECONDS
         self._reported = (0, 0)
@@ -169,6 +175,7 @@ class Mirror:
         with self._target.exclusive(status.mirror):
             try:
                 self._begin()
+                self.begun.set()
                 self._round(progress)
                 while follow and not self._stop.is_set():
                     self._source.wait(_WAIT_SECONDS)
@@ -237,7 +244,12 @@ class Mirror:
 
     def _goals(self) -> Iterator[tuple[tuple[str, int], int]]:
         """Prepare the topics, and yield each partition with the end of it at the source."""
-        topics = self._source.topics()
+        topics: dict[str, SourceTopic] | None = None
+        with self._collected(*_SOURCE):
+            topics = self._source.topics()
+        if topics is None:
+            return
+        self._failing.pop(_SOURCE, None)
         for name in self.status.by_topic.keys() - topics.keys():
             del self.status.by_topic[name]  # It was deleted at the source; the copy stays.
             self._forget(name)
@@ -273,7 +285,6 @@ class Mirror:
                 self._failing.pop(key, None)
                 status = self.status.by_topic.setdefault(topic.name, TopicStatus(name))
                 status.lags += [0] * (topic.partitions - len(status.lags))
-                status.error = None
                 return True
         return False
 
@@ -308,6 +319,8 @@ class Mirror:
 
     def _copies_more(self, key: tuple[str, int], goal: int) -> bool:
         """Copy the next batches of a partition; return whether more follow up to a goal."""
+        if key[0] not in self._prepared:
+            return False  # After an error in another partition the topic is prepared again first.
         with self._collected(*key):
             position = self._position(*key)
             if position.offset >= goal:
@@ -315,10 +328,6 @@ class Mirror:
             self._copy(key, position)
             self._failing.pop(key, None)
             return position.offset < self._positions[key].offset < goal
-        # What is known of it may be wrong: ask the target again.
-        self._positions.pop(key, None)
-        self._unsure.add(key[0])
-        self._retry_at[key] = monotonic() + _RETRY_SECONDS
         return False
 
     def _copy(self, key: tuple[str, int], position: MirrorPosition) -> None:
@@ -339,9 +348,7 @@ class Mirror:
         self._positions[key] = MirrorPosition(fetch.next_offset, fetch.leader_epoch)
         self._note_lag(key, fetch.end_offset - fetch.next_offset)
         read = fetch.records
-        part = status.by_topic[topic]
-        part.records += written
-        part.error = None
+        status.by_topic[topic].records += written
         status.records += written
         status.dropped += read - written
         status.bytes += fetch.bytes
@@ -416,16 +423,21 @@ class Mirror:
 
     def note_error(self, topic: str, partition: int, error: EmbedlogError) -> None:
         """Count an error, log and report it, unless there was the same before."""
+        is_gone = isinstance(error, UnknownTopicOrPartitionError)
+        if is_gone and topic and topic not in self._source.topics():
+            return  # It was deleted at the source meanwhile.
         self._failing[topic, partition] = MirrorError(topic, partition, error)
+        self._retry_at[topic, partition] = monotonic() + _RETRY_SECONDS
+        # What is known of it may be wrong: ask the target again.
+        self._positions.pop((topic, partition), None)
+        self._unsure.add(topic)
         text, status = str(error), self.status
         is_new = text not in status.errors
         status.add_error(text)
-        if topic in status.by_topic:
-            status.by_topic[topic].error = text
         if is_new:
             _logger.error("Mirror %s: %s", status.mirror, text)
             where = {"topic": topic, "partition": partition}
-            facts = {name: value for name, value in where.items() if value not in ("", _WHOLE)}
+            facts = {name: value for name, value in where.items() if value not in _NOWHERE}
             self._event("failed", {"job": "mirror", **facts, "error": text})
 
     def _event(self, kind: str, facts: Mapping[str, object]) -> None:
@@ -433,8 +445,9 @@ class Mirror:
         report(self._root, [Event(kind, name, {"mirror": name, **facts})])
 
     def _report_if_due(self) -> None:
-        now = monotonic()
-        if now - self._reported_at >= _REPORT_SECONDS:
+        seconds, status = monotonic() - self._reported_at, self.status
+        is_idle = (status.records, status.bytes) == self._reported
+        if seconds >= (_IDLE_REPORT_SECONDS if is_idle else _REPORT_SECONDS):
             self._report()
         if self._group_pattern is not None and self._groups_are_due():
             self._copy_groups()
@@ -451,8 +464,17 @@ class Mirror:
             status.records_per_second = round((status.records - records) / seconds, 1)
             status.bytes_per_second = round((status.bytes - size) / seconds, 1)
         self._reported_at, self._reported = now, (status.records, status.bytes)
+        for topic, part in status.by_topic.items():
+            errors = (str(error.error) for error in self.errors if error.topic == topic)
+            part.error = next(errors, None)
         status.updated_ms = self._root.clock()
-        put_status(self._root, status)
+        try:
+            put_status(self._root, status)
+        except ClosedError:
+            raise
+        except EmbedlogError as error:
+            # As on a full disk: the copies are more important.
+            _logger.warning("Mirror %s: cannot report its status: %s", status.mirror, error)
 
     def _report_activity(self, *, always: bool = False) -> None:
         """Report in ``__activity`` what was copied since the last time."""

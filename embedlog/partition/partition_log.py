@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from embedlog.batch import EncodedBatch
 from embedlog.partition import append, append_at, extents, flush, lookup, recovery, roll, truncate
@@ -12,6 +13,20 @@ from embedlog.partition.record_counts import RecordCounts
 from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import Tail
 from embedlog.record import Appended, OffsetAndTimestamp
+
+ONLY_DIRECTORY = 1
+"""The id of the directory of a log in one directory, which it keeps if it gets others."""
+
+
+class ReplicaPlacement(NamedTuple):
+    """Where the copies of a partition are, by the ids of directories."""
+
+    leader: int | None
+    """The one that is read; None while no copy can be."""
+    replicas: tuple[int, ...]
+    """The preferred leader first."""
+    isr: tuple[int, ...]
+    """Those that are in sync."""
 
 
 class PartitionLog(PartitionState):
@@ -27,6 +42,11 @@ class PartitionLog(PartitionState):
     def record_counts(self) -> RecordCounts:
         """Counts the records between two offsets."""
         return RecordCounts(self)
+
+    @property
+    def placement(self) -> ReplicaPlacement:
+        """The directories of its copies; a log in one directory has only this one."""
+        return ReplicaPlacement(ONLY_DIRECTORY, (ONLY_DIRECTORY,), (ONLY_DIRECTORY,))
 
     def __repr__(self) -> str:
         return f"<PartitionLog {self.topic}-{self.partition}>"

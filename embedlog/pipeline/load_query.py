@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from embedlog.audit.audit_topic import PIPELINE
-from embedlog.audit.range_counts import RangeCount, report_ranges
+from embedlog.audit.range_counts import RangeCount, report_ranges, report_starts
 from embedlog.errors import EmbedlogError, InvalidConfigError
 from embedlog.pipeline.parquet_audit import AuditReport, audit
 from embedlog.pipeline.parquet_output import HIDDEN, ParquetOutput, count_rows
@@ -310,9 +310,12 @@ class LoadQuery:
                     end = planned_end(self._options.checkpoint_location, batch_id)
                     ends = self._output.published.ends
                     counts = self._count(stage, ends, end.offsets)
+                    root, name = self._log.root, self._options.into
+                    new = [c for c in counts if (c.log.topic, c.log.partition) not in ends]
+                    report_starts(root, PIPELINE, name, new)
                     self._output.publish(stage, end)
                     # If this process dies before, the audit counts up to where the next begins.
-                    report_ranges(self._log.root, PIPELINE, self._options.into, counts)
+                    report_ranges(root, PIPELINE, name, counts)
         except BaseException as error:
             if isinstance(error, EmbedlogError | OSError):
                 self._failure = error

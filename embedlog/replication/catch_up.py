@@ -15,16 +15,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic, sleep
 from typing import NamedTuple
 
 from embedlog import catalog, kv
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import StorageError
+from embedlog.files.throttle import Throttle
 from embedlog.partition import recovery
 from embedlog.partition.tail import Tail
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.files import copy_range, make_parents
+from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.segment import CHUNK_BYTES
 
@@ -40,24 +41,8 @@ class CatchUpResult(NamedTuple):
     removed_files: int
 
 
-class Throttle:
-    """Limits bytes per second, over all that use it.
-
-    Args:
-        bytes_per_second: None is no limit.
-    """
-
-    def __init__(self, bytes_per_second: float | None = None) -> None:
-        self._rate, self._free_at = bytes_per_second, monotonic()
-
-    def take(self, count: int) -> None:
-        """Wait until ``count`` more bytes may be copied."""
-        if self._rate is None:
-            return
-        now = monotonic()
-        self._free_at = max(self._free_at, now) + count / self._rate
-        if self._free_at > now:
-            sleep(self._free_at - now)
+class _StoppedError(Exception):
+    """The copying was told to stop while it waited."""
 
 
 class ReplicaCopy:
@@ -69,6 +54,7 @@ class ReplicaCopy:
         trusted_offset: Below it the segments of the directory are known to be the leader's.
         throttle: Limits the copying.
         stopped: Whether to give up.
+        progress: Called with the number of bytes after each chunk that was copied.
     """
 
     def __init__(
@@ -79,10 +65,11 @@ class ReplicaCopy:
         trusted_offset: int = 0,
         throttle: Throttle | None = None,
         stopped: Callable[[], bool] = lambda: False,
+        progress: Callable[[int], object] = bool,
     ) -> None:
         self.log, self.directory = log, directory
         self._trusted_offset, self._throttle = trusted_offset, throttle or Throttle()
-        self._stopped = stopped
+        self._stopped, self._progress = stopped, progress
         self._done: dict[int, int] = {}
         """How many bytes of each segment, by its id, are known to be equal, and flushed."""
         self.copied_bytes = self.compared_bytes = self.removed_files = 0
@@ -91,7 +78,9 @@ class ReplicaCopy:
         """Copy all that is missing, without the lock; return False if it was told to stop."""
         for _ in range(_MOST_PASSES):
             before = self.copied_bytes + self.compared_bytes
-            if not self._pass(self.log.tail()):
+            try:
+                self._pass(self.log.tail())
+            except _StoppedError:
                 return False
             if self.copied_bytes + self.compared_bytes - before < CHUNK_BYTES:
                 break
@@ -101,33 +90,40 @@ class ReplicaCopy:
         """Copy the rest under the partition's lock, and have the copy join the ISR."""
         log = self.log
         with log.locked():
+            leader = self._leader()
             tail = recovery.tail_locked(log)
-            self._throttle = Throttle()  # appends wait
+            self._throttle, self._stopped = Throttle(), bool  # appends wait
             self._pass(tail)
             self._remove_others()
             if log.context.durability == "fsync" or self.copied_bytes or self.removed_files:
                 for path in (*reversed(log.directories),):
                     self.directory.files.sync_directory(path)
-            log.controller.change_assignment(
-                log.key, lambda assignment: assignment.expand([self.directory.id])
-            )
+
+            def expand(assignment: PartitionAssignment) -> PartitionAssignment:
+                # With another leader, or none, the next attempt begins again.
+                same = assignment.leader == leader
+                return assignment.expand([self.directory.id]) if same else assignment
+
+            log.controller.change_assignment(log.key, expand)
 
     @property
     def result(self) -> CatchUpResult:
         """What it took so far."""
         return CatchUpResult(self.copied_bytes, self.compared_bytes, self.removed_files)
 
-    def _pass(self, tail: Tail) -> bool:
+    def _check_stopped(self) -> None:
+        if self._stopped():
+            raise _StoppedError
+
+    def _pass(self, tail: Tail) -> None:
         segments = self.log.context.state.read(lambda txn: catalog.segments(txn, self.log.key))
         for info in segments:
-            if self._stopped():
-                return False
+            self._check_stopped()
             stop = info.size if info.sealed else tail.log_end_position
             if not info.sealed and info.id != tail.segment_id:
                 continue  # a roll is under way; its file has nothing yet
             if self._done.get(info.id) != stop:
                 self._copy(info, stop)
-        return True
 
     def _copy(self, info: SegmentInfo, stop: int) -> None:
         """Make one file equal to the leader's up to a position."""
@@ -150,10 +146,11 @@ class ReplicaCopy:
                     files.truncate(target, same)
                 for start in range(same, stop, CHUNK_BYTES):
                     end = min(start + CHUNK_BYTES, stop)
-                    self._throttle.take(end - start)
+                    self._throttle.spend(end - start, self._check_stopped)
                     self.copied_bytes += copy_range(
                         (leader, source), (self.directory, target), start, end
                     )
+                    self._progress(end - start)
                 files.sync(target)
             finally:
                 files.close(target)
@@ -186,13 +183,16 @@ class ReplicaCopy:
         return position
 
     def _remove_others(self) -> None:
-        """Remove the segment files that the manifest does not name."""
+        """Remove the segment files that the manifest does not name.
+
+        Also the uncommitted ones: they are unlinked where copies are in sync, and this one may
+        join too late for that.  A file that is still being written is written here again.
+        """
         log, files = self.log, self.directory.files
         directory = f"{log.directory}/{log.partition}"
 
         def named(txn: kv.Txn) -> set[str]:
-            segments = [*catalog.segments(txn, log.key), *catalog.uncommitted_files(txn, log.key)]
-            return {info.file_name for info in segments}
+            return {info.file_name for info in catalog.segments(txn, log.key)}
 
         names = log.context.state.read(named)
         for name in files.list(directory):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 from embedlog import kv
 from embedlog.errors import (
@@ -16,10 +15,14 @@ from embedlog.errors import (
     NotALogError,
     StorageError,
 )
-from embedlog.files import Files
+from embedlog.files import Files, WakePage
+from embedlog.files.paths import exists, is_directory
+from embedlog.files.wake_page import WAKE_FILE
+from embedlog.keyspace import FORMAT_FILE
 
 EPOCH_FILE = "epoch"
 _PAGE_BYTES = 4096
+_ENTRIES = (FORMAT_FILE, EPOCH_FILE, "locks", "topics")
 _PROBE_FILE = "probe"
 _BROKEN = frozenset(
     {
@@ -78,12 +81,24 @@ class LogDirectory:
         if live:
             self.stores["live"] = kv.Store(self.files, "live", durable=False, timeout=timeout)
         writable = self.files.writable
+        if writable and not self.files.exists(WAKE_FILE):
+            # One that was never the controller's may be the only one that is left to read.
+            WakePage(self.files).close()
         if writable or self.files.exists(EPOCH_FILE):
             self._epoch_fd = self.files.open(EPOCH_FILE, write=writable, create=writable)
             if writable and self.files.size(self._epoch_fd) < _PAGE_BYTES:
                 self.files.allocate(self._epoch_fd, _PAGE_BYTES)
             page = self.files.map(self._epoch_fd, _PAGE_BYTES)
             self.epoch_page = memoryview(page)[:8].cast("Q")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the locks of writes of its databases."""
+        with ExitStack() as held:
+            for store in (self.state, self.live):
+                store.acquire()
+                held.callback(store.release)
+            yield
 
     # The lock of attached processes
 
@@ -130,6 +145,28 @@ class LogDirectory:
             self.files.write(fd, [b"embedlog"], 0)
             self.files.sync(fd)
 
+    def works(self) -> bool:
+        """Whether it can be written, for an error that a broken disk is not the only reason of."""
+        try:
+            self.probe()
+        except StorageError:
+            return False
+        return True
+
+    def is_whole(self) -> bool:
+        """Whether it is in place, and has what every directory has: it is not being deleted."""
+        try:
+            return self.files.is_in_place() and all(map(self.files.exists, _ENTRIES))
+        except StorageError:
+            return False
+
+    def is_in_place(self) -> bool:
+        """Whether the path leads to this directory, as far as a broken disk lets that be seen."""
+        try:
+            return self.files.is_in_place()
+        except StorageError:
+            return True
+
     def check_in_place(self) -> None:
         """Raise if the path does not lead to this directory any more.
 
@@ -150,9 +187,9 @@ class LogDirectory:
             return True
         if not isinstance(error, StorageError):
             return False
-        return error.errno in _BROKEN or (
-            error.errno in _ELSEWHERE and not self.files.is_in_place()
-        )
+        if error.errno == errno.ENOMEM:
+            return not self.works()
+        return error.errno in _BROKEN or (error.errno in _ELSEWHERE and not self.is_whole())
 
     def close(self) -> None:
         """Close the databases and all files."""
@@ -183,6 +220,6 @@ def open_files(make: Callable[..., Files], path: str, *, writable: bool, unsafe:
         StorageError: It does not.
         NotALogError: It is a file.
     """
-    if not os.path.isdir(path) and os.path.exists(path):
+    if not is_directory(path) and exists(path):
         raise NotALogError("A directory of a log is a directory, and this is a file", path=path)
     return make(path, writable=writable, unsafe_filesystem=unsafe)

@@ -81,7 +81,7 @@ class PartitionAssignment:
             InvalidReplicationAssignmentError: ``replicas`` is empty, or one occurs twice.
             IllegalStateError: None of them is alive.
         """
-        _check(replicas)
+        check_replicas(replicas)
         isr = tuple(each for each in replicas if alive is None or each in alive)
         if not isr:
             raise IllegalStateError(
@@ -266,7 +266,7 @@ class PartitionAssignment:
         Raises:
             InvalidReplicationAssignmentError: ``target`` is empty, or a replica occurs twice.
         """
-        _check(target)
+        check_replicas(target)
         removing = tuple(sorted(set(self.replicas) - set(target)))
         adding = tuple(sorted(set(target) - set(self.replicas)))
         begun = self._next(
@@ -310,6 +310,43 @@ class PartitionAssignment:
             return replace(self, isr=original[:1])._replaced(original, self.adding_replicas, alive)
         return self._replaced(original, self.adding_replicas, alive)
 
+    def without(
+        self, directories: Collection[int], alive: Collection[int], spare: int | None = None
+    ) -> PartitionAssignment:
+        """Return the state after directories were given up, with what only they had.
+
+        If they had all in-sync replicas, another replica leads, as after an unclean election;
+        if they had all replicas, the partition begins again, empty, in the directory ``spare``.
+
+        Args:
+            directories: The directories that are given up.
+            alive: The others that work.
+            spare: A directory for a partition that would have no replica any more.
+
+        Raises:
+            IllegalStateError: There is no replica left, and no ``spare``.
+        """
+        if not set(directories) & {*self.replicas, *self.isr}:
+            return self
+        replicas = _without(self.replicas, directories) or ((spare,) if spare is not None else ())
+        if not replicas:
+            raise IllegalStateError("No replica would be left", todo="Move the replicas first.")
+        isr = tuple(each for each in self.isr if each in replicas)
+        lost = () if isr else tuple(each for each in replicas if each in alive)[:1] or replicas
+        state = replace(
+            self,
+            replicas=replicas,
+            isr=isr or lost,
+            leader=self.leader if self.leader in isr else None,
+            adding_replicas=_without(self.adding_replicas, directories),
+            removing_replicas=_without(self.removing_replicas, directories),
+        ).elect(alive)
+        return replace(
+            state,
+            leader_epoch=self.leader_epoch + (state.leader != self.leader),
+            partition_epoch=self.partition_epoch + 1,
+        )
+
     def _replaced(
         self, replicas: tuple[int, ...], leaving: Collection[int], alive: Collection[int]
     ) -> PartitionAssignment:
@@ -339,7 +376,12 @@ def _without(replicas: Sequence[int], leaving: Collection[int]) -> tuple[int, ..
     return tuple(each for each in replicas if each not in leaving)
 
 
-def _check(replicas: Sequence[int]) -> None:
+def check_replicas(replicas: Sequence[int]) -> None:
+    """Raise unless a partition may have these replicas.
+
+    Raises:
+        InvalidReplicationAssignmentError: There are none, or one occurs twice.
+    """
     if not replicas or len(set(replicas)) < len(replicas):
         raise InvalidReplicationAssignmentError(
             f"A partition must have distinct replicas, got {list(replicas)}"

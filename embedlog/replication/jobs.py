@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from math import isinf
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import EmbedlogError, ReplicaNotAvailableError, StorageError
+from embedlog.files.throttle import Throttle
 from embedlog.partition.tail import Tail
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery
-from embedlog.replication.catch_up import Throttle
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.election import imbalanced_leaders
 from embedlog.replication.files import BrokenDirectoryError, copy_range
@@ -55,7 +54,7 @@ class ReplicationJob:
     def __init__(self, config: MaintenanceConfig) -> None:
         self._config = config
         rate = config.follower_replication_throttled_rate
-        self.throttle = Throttle(None if isinf(rate) else rate)
+        self.throttle = Throttle(rate)
         self._probed = self._retried = self._balanced = monotonic()
         self._trusted: dict[int, dict[bytes, int]] = {}
         self._followers: dict[tuple[bytes, int], FollowerProgress] = {}
@@ -109,8 +108,14 @@ class ReplicationJob:
         if not waiting:
             self._trusted.clear()
             return 0
-        joined = recovery.replicate(root, self._trusted, throttle=self.throttle, stopped=stopped)
-        reassign.finish(root)
+        joined = recovery.replicate(
+            *(root, self._trusted), throttle=self.throttle, stopped=stopped, with_new=False
+        )
+        if any(assignment.is_reassigning for assignment in waiting):
+            with reassign.lock(root) as free:
+                if free:
+                    joined += recovery.replicate(root, throttle=self.throttle, stopped=stopped)
+                    reassign.finish(root)
         return joined
 
     def _copy_to_followers(self, root: ReplicatedRoot, stopped: Callable[[], bool]) -> int:
@@ -176,7 +181,7 @@ class ReplicationJob:
                 size = follower.files.size(target)
                 if size >= tail.log_end_position:
                     return 0
-                self.throttle.take(tail.log_end_position - size)
+                self.throttle.spend(tail.log_end_position - size)
                 with leader.files.opened(path) as source:
                     return copy_range(
                         (leader, source), (follower, target), size, tail.log_end_position
@@ -187,10 +192,10 @@ class ReplicationJob:
         except StorageError as error:
             if error.missing:
                 return 0  # rolled, or deleted, meanwhile
-            broken = log.controller.find_broken(error)
-            if broken is None:
+            directory = log.controller.find_broken(error)
+            if directory is None:
                 raise
-            log.controller.take_offline({broken.id: error})
+            log.controller.take_offline({directory.id: error})
             return 0
 
     def _lead_all(self, root: ReplicatedRoot) -> None:

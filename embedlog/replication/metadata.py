@@ -9,7 +9,7 @@ a commit shows a higher one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -148,6 +148,12 @@ def check_quorum(image: MetadataImage, online: Collection[int]) -> None:
         )
 
 
+def without(image: MetadataImage, directories: Collection[int]) -> MetadataImage:
+    """Return an image without some of its directories."""
+    left = {each: info for each, info in image.directories.items() if each not in directories}
+    return replace(image, directories=left)
+
+
 def newest(images: Mapping[int, MetadataImage], versions: Mapping[int, int]) -> int:
     """Return the directory whose metadata counts, of those that can be read.
 
@@ -161,7 +167,9 @@ def newest(images: Mapping[int, MetadataImage], versions: Mapping[int, int]) -> 
 
 
 def check_agreement(images: Mapping[int, MetadataImage]) -> None:
-    """Raise if two directories have taken each other offline.
+    """Raise if two directories have taken each other offline, and went on alone.
+
+    Of more than two, a majority decided each time: the newest metadata is that of all.
 
     Raises:
         ReplicasDivergedError: Each may have records and commits that the other lacks.
@@ -169,11 +177,15 @@ def check_agreement(images: Mapping[int, MetadataImage]) -> None:
     for directory, image in images.items():
         for other, theirs in images.items():
             mine, yours = image.directories.get(other), theirs.directories.get(directory)
-            if other <= directory or mine is None or yours is None:
+            if mine is None or (other <= directory and yours is not None):
                 continue
-            if not mine.online and not yours.online and _is_own(image, directory, theirs, other):
+            if len(image.directories) > 2 and len(theirs.directories) > 2:
+                continue
+            # One that was given up by the other, and has gone on without it, has parted too.
+            parted = not mine.online and (yours is None or not yours.online)
+            if parted and _is_own(image, directory, theirs, other):
                 raise ReplicasDivergedError(
-                    f"{image.directories[directory].path} and {theirs.directories[other].path} "
+                    f"{image.directories[directory].path} and {mine.path} "
                     "were each written to while the other one was missing",
                     todo="Open the one that counts, alone, and give up the other one with "
                     "`embedlog replicas remove`; then add it again.",
@@ -182,7 +194,8 @@ def check_agreement(images: Mapping[int, MetadataImage]) -> None:
 
 def _is_own(image: MetadataImage, directory: int, theirs: MetadataImage, other: int) -> bool:
     """Whether both directories are online in their own metadata."""
-    return image.directories[directory].online and theirs.directories[other].online
+    mine, yours = image.directories.get(directory), theirs.directories.get(other)
+    return mine is not None and mine.online and yours is not None and yours.online
 
 
 def pack_changes(changes: Mapping[bytes, bytes | None]) -> bytes:

@@ -1,73 +1,146 @@
-"""Moving the copies of partitions to other directories."""
+"""Moving the copies of partitions to other directories.
+
+A reassignment is in the metadata from its beginning to its end, so any process can finish it.
+`run` copies in the process of the caller, at the caller's pace; meanwhile it holds a lock, by
+which the housekeeping leaves the new copies alone.  If the process is killed, the lock is free,
+and the housekeeping goes on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from operator import methodcaller
-from typing import TYPE_CHECKING
 
 from embedlog import kv
+from embedlog.catalog import TopicInfo
 from embedlog.errors import (
     InvalidReplicationAssignmentError,
+    LockTimeoutError,
+    ReplicaNotAvailableError,
     StorageError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
 from embedlog.replication.controller import raised_epoch
 from embedlog.replication.directory import LogDirectory
+from embedlog.replication.isr import PartitionAssignment, check_replicas
 from embedlog.replication.metadata import ASSIGNMENTS, MetadataImage
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.replication.reassignment import reassign
+from embedlog.replication.recovery import HasDirectories, copy_partition
 
-if TYPE_CHECKING:
-    from embedlog.replication.root import ReplicatedRoot
+Moves = Mapping[TopicPartition, Sequence[int]]
+"""The new replicas of partitions, the preferred leader first."""
+Progress = Callable[[int, int], object]
+
+_LOCK = "locks/reassignment"
+_RETRY_SECONDS = 0.1
+
+
+def assignments(root: HasDirectories) -> Iterator[tuple[TopicInfo, int, PartitionAssignment]]:
+    """Yield all partitions with their assignments."""
+    for info in root.topics().values():
+        for partition in range(info.partitions):
+            assignment = root.controller.assignment(info.key(partition))
+            if assignment is not None:
+                yield info, partition, assignment
 
 
 def plan(
-    root: ReplicatedRoot, without: Sequence[int] = ()
+    root: HasDirectories, without: Collection[int] = ()
 ) -> dict[TopicPartition, tuple[int, ...]]:
     """Return the fewest moves that make the copies even over the directories.
 
     Args:
         root: The log.
-        without: Directories that must not have copies any more.
+        without: Directories that must not have copies any more.  If too few others are online
+            for a partition, it gets fewer copies; one that had all its copies there, and can
+            get none, keeps them.
     """
     image = root.controller.current().image
-    current = {}
-    for info in root.topics().values():
-        for partition in range(info.partitions):
-            assignment = root.controller.assignment(info.key(partition))
-            if assignment is not None:
-                current[TopicPartition(info.name, partition)] = assignment.target_replicas
     racks = {each: rack for each, rack in image.racks.items() if each not in without}
-    return reassign(current, racks)
+    current, smaller = {}, {}
+    for info, number, assignment in assignments(root):
+        partition, replicas = TopicPartition(info.name, number), assignment.target_replicas
+        left = tuple(each for each in replicas if each not in without)
+        # A directory that is offline, and may come back, keeps its copies.
+        offline = [each for each in left if each not in racks]
+        if offline or len(replicas) > len(racks):
+            if left and left != replicas:
+                smaller[partition] = _completed(left, racks, len(replicas))
+            continue
+        current[partition] = replicas
+    return {**smaller, **reassign(current, racks)}
 
 
-def begin(root: ReplicatedRoot, moves: Mapping[TopicPartition, Sequence[int]]) -> int:
-    """Begin to move copies; the housekeeping copies them, and ends it.  Returns how many move.
+def _completed(
+    replicas: tuple[int, ...], racks: Mapping[int, str | None], count: int
+) -> tuple[int, ...]:
+    """Return replicas with more of them, in other directories, as far as there are any."""
+    others = [each for each in racks if each not in replicas]
+    return (*replicas, *others[: count - len(replicas)])
+
+
+def begin(root: HasDirectories, moves: Moves) -> int:
+    """Begin to move copies; `run`, or the housekeeping, ends it.  Returns how many change.
 
     Raises:
         InvalidReplicationAssignmentError: There is no such directory, or one occurs twice.
         UnknownTopicOrPartitionError: There is no such partition.  Nothing was changed.
     """
-    keys = {}
+    keys = check(root, moves)
+    return _change(root, keys, lambda before, replicas, _: before.begin_reassignment(replicas))
+
+
+def check(root: HasDirectories, moves: Moves) -> dict[bytes, tuple[int, ...]]:
+    """Return the new replicas by the key of the partition.
+
+    Raises:
+        InvalidReplicationAssignmentError, UnknownTopicOrPartitionError: As `begin`.
+    """
     image = root.controller.current().image
+    keys = {}
     for partition, replicas in moves.items():
-        info = root.topic(partition.topic)
-        if not 0 <= partition.partition < info.partitions:
-            raise UnknownTopicOrPartitionError(
-                "There is no such partition", topic=info.name, partition=partition.partition
-            )
+        key = key_of(root, partition)
         unknown = [each for each in replicas if each not in image.directories]
         if unknown:
             raise InvalidReplicationAssignmentError(
                 f"The log has no directory {unknown[0]}",
-                topic=info.name,
+                topic=partition.topic,
                 partition=partition.partition,
                 todo="`embedlog replicas list` shows the directories.",
             )
-        keys[info.key(partition.partition)] = tuple(replicas)
+        check_replicas(replicas)
+        keys[key] = tuple(replicas)
+    return keys
+
+
+def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
+    """Keep the old copies of partitions that move, and give up the new ones; return how many.
+
+    Raises:
+        IllegalStateError: Only new copies are in sync.
+        UnknownTopicOrPartitionError: There is no such partition.  Nothing was changed.
+    """
+    keys = {key_of(root, partition): () for partition in partitions}
+    before = {key: root.controller.assignment(key) for key in keys}
+    count = _change(root, keys, lambda moving, _, online: moving.cancel_reassignment(online))
+    for partition in partitions:
+        moving = before[key_of(root, partition)]
+        if moving is not None:
+            _remove_copies(root, partition, moving.adding_replicas)
+    return count
+
+
+def _change(
+    root: HasDirectories,
+    keys: Mapping[bytes, tuple[int, ...]],
+    change: Callable[[PartitionAssignment, tuple[int, ...], Collection[int]], PartitionAssignment],
+) -> int:
+    """Change assignments in one write; return how many changed."""
     changed: list[bytes] = []
 
     def step(txn: kv.Txn, image: MetadataImage) -> bool:
@@ -76,7 +149,7 @@ def begin(root: ReplicatedRoot, moves: Mapping[TopicPartition, Sequence[int]]) -
             before = ASSIGNMENTS.get(txn, key)
             if before is None:
                 continue
-            after = raised_epoch(txn, key, before, before.begin_reassignment(replicas))
+            after = raised_epoch(txn, key, before, change(before, replicas, image.online))
             if after != before:
                 ASSIGNMENTS.put(txn, key, value=after)
                 changed.append(key)
@@ -86,42 +159,171 @@ def begin(root: ReplicatedRoot, moves: Mapping[TopicPartition, Sequence[int]]) -
     return len(changed)
 
 
-def finish(root: ReplicatedRoot) -> int:
+def key_of(root: HasDirectories, partition: TopicPartition) -> bytes:
+    """Return the key of a partition.
+
+    Raises:
+        UnknownTopicOrPartitionError: There is no such partition.
+    """
+    info = root.topic(partition.topic)
+    if not 0 <= partition.partition < info.partitions:
+        raise UnknownTopicOrPartitionError(
+            "There is no such partition", topic=info.name, partition=partition.partition
+        )
+    return info.key(partition.partition)
+
+
+def run(
+    root: HasDirectories,
+    moves: Moves,
+    *,
+    throttle: Throttle | None = None,
+    progress: Progress | None = None,
+) -> dict[TopicPartition, PartitionAssignment]:
+    """Move copies, and those whose move had begun, in this process.
+
+    Returns the partitions that could not be moved, because a directory is offline: the
+    housekeeping moves them when it comes back.
+
+    Args:
+        root: The log.
+        moves: The new replicas.
+        throttle: Limits the copying.
+        progress: Called with the bytes that are copied, and all bytes.
+
+    Raises:
+        InvalidReplicationAssignmentError, UnknownTopicOrPartitionError: As `begin`.
+        LockTimeoutError: Another process runs a reassignment.
+    """
+    with lock(root, root.lock_timeout):
+        begin(root, moves)
+        reassigning = [
+            TopicPartition(info.name, number)
+            for info, number, assignment in assignments(root)
+            if assignment.is_reassigning
+        ]
+        total = sum(_bytes_to_copy(root, partition) for partition in reassigning)
+        copied = 0
+
+        def count(size: int) -> None:
+            nonlocal copied
+            copied += size
+            if progress is not None:
+                progress(copied, max(total, copied))
+
+        pending = {}
+        for partition in reassigning:
+            left = _move(root, partition, throttle, count)
+            if left is not None:
+                pending[partition] = left
+        return pending
+
+
+@contextmanager
+def lock(root: HasDirectories, timeout: float | None = None) -> Iterator[bool]:
+    """Hold the lock of the process that makes new copies.
+
+    Yields whether it was free; with a timeout, waits for that.
+
+    Raises:
+        LockTimeoutError: It was not free in time.
+    """
+    files = root.context.files
+    with files.opened(_LOCK, write=True, create=True) as fd:
+        if timeout is None:
+            yield files.try_lock(fd)
+            return
+        try:
+            files.lock(fd, timeout)
+        except LockTimeoutError as error:
+            raise LockTimeoutError(
+                "Another process moves copies", todo="Wait until it is done, or stop it."
+            ) from error
+        yield True
+
+
+def _bytes_to_copy(root: HasDirectories, partition: TopicPartition) -> int:
+    assignment = root.controller.assignment(key_of(root, partition))
+    if assignment is None:
+        return 0
+    with suppress(ReplicaNotAvailableError):
+        missing = set(assignment.adding_replicas) - set(assignment.isr)
+        return root.partition(*partition).size_bytes() * len(missing)
+    return 0
+
+
+def _move(
+    root: HasDirectories,
+    partition: TopicPartition,
+    throttle: Throttle | None,
+    count: Callable[[int], object],
+) -> PartitionAssignment | None:
+    """Finish the reassignment of one partition; returns its state if that is not possible."""
+    try:
+        log = root.partition(*partition)
+    except UnknownTopicOrPartitionError:
+        return None  # it was deleted
+    assert isinstance(log, ReplicatedPartition)
+    pause = threading.Event()
+    while True:
+        assignment = root.controller.assignment(log.key)
+        if assignment is None or not assignment.is_reassigning:
+            return None
+        missing = [each for each in assignment.target_replicas if each not in assignment.isr]
+        directories = [root.controller.directories.get(each) for each in missing]
+        if assignment.leader is None or None in directories:
+            return assignment
+        joined = 0
+        for directory in directories:
+            assert directory is not None
+            joined += copy_partition(log, directory, throttle=throttle, progress=count)
+        if joined or not missing:
+            finish(root, [partition])
+        else:
+            pause.wait(_RETRY_SECONDS)  # a copy that another process had begun to make
+
+
+def finish(root: HasDirectories, partitions: Collection[TopicPartition] | None = None) -> int:
     """End the reassignments whose new copies are in sync; delete the old copies.
 
     Returns how many ended.
     """
     controller, finished = root.controller, 0
-    for info in root.topics().values():
-        for partition in range(info.partitions):
-            key = info.key(partition)
-            before = controller.assignment(key)
-            if before is None or not before.is_reassigning or before.leader is None:
-                continue
-            if not set(before.target_replicas) <= set(before.isr):
-                continue
-            online = controller.image.online
-            log = root.partition(info.name, partition)
-            assert isinstance(log, ReplicatedPartition)
-            with log.locked():
-                log.complete_followers()
-                changed = controller.change_assignment(
-                    key, methodcaller("finish_reassignment", online)
-                )
-            after = controller.assignment(key)
+    for info, number, before in list(assignments(root)):
+        partition = TopicPartition(info.name, number)
+        if not before.is_reassigning or (partitions is not None and partition not in partitions):
+            continue
+        if before.leader is None or not set(before.target_replicas) <= set(before.isr):
+            continue
+        online = controller.image.online
+        log = root.partition(*partition)
+        assert isinstance(log, ReplicatedPartition)
+        with suppress(ReplicaNotAvailableError), log.locked():
+            log.complete_followers()
+            changed = controller.change_assignment(
+                info.key(number), methodcaller("finish_reassignment", online)
+            )
+            after = controller.assignment(info.key(number))
             if not changed or after is None or after.is_reassigning:
                 continue
             finished += 1
-            for each in set(before.replicas) - set(after.replicas):
-                directory = controller.directories.get(each)
-                if directory is not None:
-                    with suppress(StorageError):
-                        remove_copy(directory, f"{info.directory}/{partition}")
+            _remove_copies(root, partition, set(before.replicas) - set(after.replicas))
     return finished
 
 
+def _remove_copies(
+    root: HasDirectories, partition: TopicPartition, directories: Collection[int]
+) -> None:
+    path = f"{root.topic(partition.topic).directory}/{partition.partition}"
+    for each in directories:
+        directory = root.controller.directories.get(each)
+        if directory is not None:
+            with suppress(StorageError):
+                remove_copy(directory, path)
+
+
 def elect_preferred(
-    root: ReplicatedRoot, partitions: Collection[TopicPartition] | None = None
+    root: HasDirectories, partitions: Collection[TopicPartition] | None = None
 ) -> list[TopicPartition]:
     """Elect the preferred leaders of partitions, by default of all; return which changed.
 

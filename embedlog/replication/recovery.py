@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import NamedTuple, Protocol, TypeVar
 
 from embedlog import catalog, kv
+from embedlog.catalog import TopicInfo
 from embedlog.errors import (
     EmbedlogError,
     IllegalStateError,
@@ -18,26 +18,60 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
+from embedlog.files.paths import is_directory, real_path
+from embedlog.files.throttle import Throttle
 from embedlog.keyspace import FORMAT_FILE
-from embedlog.replication.catch_up import ReplicaCopy, Throttle
+from embedlog.partition import PartitionLog
+from embedlog.partition.state import Context
+from embedlog.replication.catch_up import ReplicaCopy
+from embedlog.replication.controller import Controller
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
 from embedlog.replication.epochs import truncation_point
 from embedlog.replication.files import BrokenDirectoryError
-from embedlog.replication.members import Member, read_member, write_member
+from embedlog.replication.member_file import DirectoryMember, read_member, write_member
 from embedlog.replication.metadata import (
     DIRECTORIES,
     METADATA_VERSION,
     DirectoryInfo,
     MetadataImage,
+    paths_of,
 )
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.root import startup
 from embedlog.root.root import check_format
 
-if TYPE_CHECKING:
-    from embedlog.replication.root import ReplicatedRoot
+T = TypeVar("T")
 
 _logger = logging.getLogger("embedlog.replication")
+
+
+class HasDirectories(Protocol):
+    """What is needed of a `ReplicatedRoot`."""
+
+    controller: Controller
+    cluster_id: str
+    files: Callable[..., Files]
+    lock_timeout: float
+    unsafe_filesystem: bool
+
+    @property
+    def context(self) -> Context:
+        """As `Root.context`."""
+
+    def topics(self) -> Mapping[str, TopicInfo]:
+        """As `Root.topics`."""
+
+    def topic(self, name: str) -> TopicInfo:
+        """As `Root.topic`."""
+
+    def partition(self, topic: str, number: int) -> PartitionLog:
+        """As `Root.partition`."""
+
+    def partition_logs(self, topics: Iterable[TopicInfo]) -> Iterator[PartitionLog]:
+        """As `Root.partition_logs`."""
+
+    def write_members(self) -> None:
+        """As `ReplicatedRoot.write_members`."""
 
 
 class History(NamedTuple):
@@ -48,7 +82,7 @@ class History(NamedTuple):
     """What is below was flushed."""
 
 
-def add_directory(root: ReplicatedRoot, path: str, rack: str | None = None) -> int:
+def add_directory(root: HasDirectories, path: str, rack: str | None = None) -> int:
     """Add a new or empty directory to a log; return its id.
 
     It has no copies yet: new topics get some there, and `reassign` moves others to it.
@@ -57,13 +91,22 @@ def add_directory(root: ReplicatedRoot, path: str, rack: str | None = None) -> i
         NotALogError: The directory holds other files, or belongs to another log.
         IllegalStateError: It belongs to this log already.
     """
-    path = os.path.realpath(path)
+    path = real_path(path)
     controller = root.controller
-    if path in {info.path for info in controller.current().image.directories.values()}:
+    image = controller.current().image
+    if path in paths_of(image.directories.values()):
         raise IllegalStateError("The directory belongs to the log already", path=path)
     Files.create_root(path)
     files = root.files(path, writable=True, unsafe_filesystem=root.unsafe_filesystem)
     try:
+        member = read_member(files)
+        if member is not None and member.cluster_id == root.cluster_id:
+            raise NotALogError(
+                "The directory was removed from the log, and has what it had then",
+                path=path,
+                todo=f"The log is in {', '.join(paths_of(image.directories.values()))}; delete the "
+                "files of the directory to add it again.",
+            )
         if files.exists(FORMAT_FILE):
             raise NotALogError(
                 "The directory is a log of its own",
@@ -90,8 +133,12 @@ def add_directory(root: ReplicatedRoot, path: str, rack: str | None = None) -> i
     return added[0]
 
 
-def bring_back(root: ReplicatedRoot, directory_id: int) -> dict[bytes, int]:
+def bring_back(
+    root: HasDirectories, directory_id: int, failed: Mapping[int, Exception] | None = None
+) -> dict[bytes, int]:
     """Bring a directory online that is not: it gets all metadata, and every write from now on.
+
+    With ``failed`` it takes the place of directories that do not work.
 
     Returns the offsets, by the key of the partition, below which its segments are those of the
     leader; `ReplicaCopy` makes the rest equal.
@@ -108,7 +155,12 @@ def bring_back(root: ReplicatedRoot, directory_id: int) -> dict[bytes, int]:
         _prepare(root, directory)
         histories = directory.state.read(_histories)
         directory.probe()
-        controller.bring_online(directory, lost=_is_older(root, directory))
+        lost = _is_older(root, directory, failed or {})
+        was_offline = controller.bring_online(directory, lost=lost, failed=failed)
+        if not was_offline:
+            directory.close()
+            controller.refresh()
+            return {}
     except BaseException:
         if controller.directories.get(directory_id) is not directory:
             directory.close()
@@ -116,18 +168,18 @@ def bring_back(root: ReplicatedRoot, directory_id: int) -> dict[bytes, int]:
     controller.elect()  # partitions of which it has the only copy
     root.write_members()
     _sweep(directory)
-    _logger.warning("Directory %s is online again", path)
+    _logger.warning("Directory %s is online", path)
     return _trusted_offsets(root, histories)
 
 
-def _prepare(root: ReplicatedRoot, directory: LogDirectory) -> None:
+def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
     """Check a directory that no process uses, or make an empty one a directory of the log."""
     files, controller = directory.files, root.controller
     check_format(files, replicated=True)
     paths = {each: info.path for each, info in controller.image.directories.items()}
     member = read_member(files)
     if member is None:
-        write_member(files, Member(root.cluster_id, directory.id, paths))
+        write_member(files, DirectoryMember(root.cluster_id, directory.id, paths))
     elif (member.cluster_id, member.directory_id) != (root.cluster_id, directory.id):
         raise NotALogError(f"This is not directory {directory.id} of the log", path=directory.path)
     for name in ("locks", "topics"):
@@ -153,11 +205,19 @@ def _prepare(root: ReplicatedRoot, directory: LogDirectory) -> None:
     directory.open_stores(root.lock_timeout)
 
 
-def _is_older(root: ReplicatedRoot, directory: LogDirectory) -> bool:
+def _is_older(
+    root: HasDirectories, directory: LogDirectory, failed: Mapping[int, Exception]
+) -> bool:
     """Whether a directory lacks what it had when it went offline: it is new, or an old copy."""
     own = METADATA_VERSION.get(directory.state)
     info = root.controller.image.directories[directory.id]
-    return own is None or own.version < info.version - 1
+    last = info.version
+    if info.online:
+        # It counts as online since too few others are left to change that.
+        for other in root.controller.online:
+            if other.id not in failed and (version := METADATA_VERSION.get(other.state)):
+                last = max(last, version.version)
+    return own is None or own.version < last - 1
 
 
 def _histories(txn: kv.Txn) -> dict[bytes, History]:
@@ -172,7 +232,7 @@ def _histories(txn: kv.Txn) -> dict[bytes, History]:
     return histories
 
 
-def _trusted_offsets(root: ReplicatedRoot, histories: dict[bytes, History]) -> dict[bytes, int]:
+def _trusted_offsets(root: HasDirectories, histories: dict[bytes, History]) -> dict[bytes, int]:
     """Return up to where the histories are those of the leaders, and were flushed."""
 
     def read(txn: kv.Txn) -> dict[bytes, int]:
@@ -205,7 +265,9 @@ def compare_copies(log: ReplicatedPartition) -> None:
     for each in log.assignment.in_sync_followers:
         directory = log.controller.directories.get(each)
         if directory is not None:
-            copy_partition(log, directory, trusted_offset=trusted)
+            copy = ReplicaCopy(log, directory, trusted_offset=trusted)
+            # All of it under the partition's lock: others may append to an in-sync copy.
+            _guarded(log, copy.join)
 
 
 def copy_partition(
@@ -215,37 +277,70 @@ def copy_partition(
     trusted_offset: int = 0,
     throttle: Throttle | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    progress: Callable[[int], object] = bool,
 ) -> bool:
-    """Make one copy equal to the leader's, and have it join the ISR; False if it was stopped.
+    """Make one copy equal to the leader's, and have it join the ISR.
 
-    If its directory, or that of the leader, turns out to be broken, it goes offline.
+    Returns False if it was stopped, or if another process makes this copy.  If the directory,
+    or that of the leader, turns out to be broken, it goes offline.
     """
-    copy = ReplicaCopy(
-        log, directory, trusted_offset=trusted_offset, throttle=throttle, stopped=stopped
-    )
+
+    def make() -> bool:
+        with _lock_copy(log, directory) as free:
+            # Another process may have finished it before the lock was taken; what is in sync
+            # already must not be cut without the partition's lock.
+            assignment = log.assignment
+            if (
+                not free
+                or directory.id in assignment.isr
+                or directory.id not in assignment.replicas
+            ):
+                return False
+            copy = ReplicaCopy(
+                *(log, directory),
+                trusted_offset=trusted_offset,
+                throttle=throttle,
+                stopped=stopped,
+                progress=progress,
+            )
+            if not copy.catch_up():
+                return False
+            copy.join()
+            return True
+
+    return _guarded(log, make) or False
+
+
+def _guarded(log: ReplicatedPartition, step: Callable[[], T]) -> T | None:
+    """Run a step; if a directory turns out to be broken, take it offline and return None."""
     try:
-        if not copy.catch_up():
-            return False
-        copy.join()
+        return step()
     except BrokenDirectoryError as broken:
         log.controller.take_offline({broken.directory.id: broken.error})
-        return False
+        return None
     except (NotLeaderOrFollowerError, ReplicaNotAvailableError):
-        return False  # its leader broke meanwhile
+        return None  # its leader broke meanwhile
     except StorageError as error:
         found = log.controller.find_broken(error)
         if found is None:
             raise
         log.controller.take_offline({found.id: error})
-        return False
-    return True
+        return None
 
 
-def try_bring_back(root: ReplicatedRoot) -> dict[int, dict[bytes, int]]:
+@contextmanager
+def _lock_copy(log: ReplicatedPartition, directory: LogDirectory) -> Iterator[bool]:
+    """Hold the lock of who makes a copy; yields False if another process or thread has it."""
+    path = f"locks/{log.topic_id}-{log.partition}.copy"
+    with directory.files.opened(path, write=True, create=True) as lock:
+        yield directory.files.try_lock(lock)
+
+
+def try_bring_back(root: HasDirectories) -> dict[int, dict[bytes, int]]:
     """Bring back the directories that work again; return what `bring_back` returns, by id."""
     results = {}
     for each, info in root.controller.current().image.directories.items():
-        if info.online or not os.path.isdir(info.path):
+        if info.online or not is_directory(info.path):
             continue
         try:
             results[each] = bring_back(root, each)
@@ -254,14 +349,44 @@ def try_bring_back(root: ReplicatedRoot) -> dict[int, dict[bytes, int]]:
     return results
 
 
+def regain_quorum(root: HasDirectories, failed: Mapping[int, Exception]) -> bool:
+    """Bring a directory back while too few others work; return whether one came back.
+
+    Also one that still counts as online, if another disk is at its path now.
+    """
+    controller = root.controller
+    for each, info in controller.image.directories.items():
+        opened = controller.directories.get(each)
+        if info.online and (each not in failed or opened is None or opened.is_in_place()):
+            continue
+        if not is_directory(info.path):
+            continue
+        try:
+            bring_back(root, each, failed)
+        except (EmbedlogError, OSError) as error:
+            _logger.debug("Directory %s stays offline: %s", info.path, describe(error))
+        else:
+            return True
+    return False
+
+
 def replicate(
-    root: ReplicatedRoot,
+    root: HasDirectories,
     trusted: dict[int, dict[bytes, int]] | None = None,
     *,
     throttle: Throttle | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    with_new: bool = True,
 ) -> int:
-    """Have all replicas that are online and not in sync catch up; return how many did."""
+    """Have all replicas that are online and not in sync catch up; return how many did.
+
+    Args:
+        root: The log.
+        trusted: By directory, what `bring_back` returned.
+        throttle: Limits the copying.
+        stopped: Whether to end early.
+        with_new: Also make the new copies of reassignments.
+    """
     joined = 0
     for log in root.partition_logs(root.topics().values()):
         assert isinstance(log, ReplicatedPartition)
@@ -271,7 +396,8 @@ def replicate(
             continue
         for each in assignment.replicas:
             directory = log.controller.directories.get(each)
-            if each in assignment.isr or directory is None or stopped():
+            is_left_out = each in assignment.adding_replicas and not with_new
+            if each in assignment.isr or directory is None or is_left_out or stopped():
                 continue
             offsets = (trusted or {}).get(each, {})
             joined += copy_partition(

@@ -8,22 +8,26 @@ broken or behind is taken offline, and the housekeeping brings it back (`recover
 from __future__ import annotations
 
 import logging
-import os
 import random
-from collections.abc import Collection, Iterable, Sequence
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from embedlog import catalog, kv
 from embedlog.catalog import Catalog, NewPartitions, TopicInfo
 from embedlog.errors import (
     DiskFullError,
+    InvalidReplicationAssignmentError,
+    LockTimeoutError,
     NotALogError,
     ReplicaNotAvailableError,
     StorageError,
 )
 from embedlog.files import Files
+from embedlog.files.paths import exists, is_directory
 from embedlog.files.reserve import Reserve
 from embedlog.keyspace import FORMAT_FILE, LIVE_VERSION
 from embedlog.partition.open_files import OpenFiles, limit_for
@@ -33,10 +37,12 @@ from embedlog.replication.controller import Controller
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
 from embedlog.replication.files import ReplicatedFiles
 from embedlog.replication.isr import PartitionAssignment
-from embedlog.replication.members import (
-    Member,
+from embedlog.replication.member_file import (
+    DirectoryMember,
     find_members,
     new_cluster_id,
+    paths_to_add,
+    read_listed,
     read_member,
     write_member,
 )
@@ -58,8 +64,17 @@ from embedlog.root.root import Root, check_format
 
 _logger = logging.getLogger("embedlog.replication")
 
+REGAIN_SECONDS = 0.1
+"""How often a process that has too few directories looks whether one came back."""
 DEFAULT_REPLICATION_FACTOR = 3
 """A topic has this many copies, or as many as there are directories."""
+
+
+class _FirstRoot(Root):
+    """A log in one directory that is about to get more."""
+
+    def _check_format(self, files: Files) -> None:
+        check_format(files, replicated=True)
 
 
 class ReplicatedRoot(Root):
@@ -67,19 +82,33 @@ class ReplicatedRoot(Root):
 
     Args:
         paths: The directories; those that the log has besides are opened, too.
-        racks: The racks of directories that are new, by path.
+        racks: The racks of directories, by path, as Kafka's `broker.rack`: one that differs from
+            that in the metadata replaces it.
+        given_up: Directories that will never come back; they are removed.
         options: As those of `Root`.
     """
 
     replicated = True
 
     def __init__(
-        self, paths: Sequence[str], *, racks: dict[str, str] | None = None, **options: Any
+        self,
+        paths: Sequence[str],
+        *,
+        racks: Mapping[str, str | None] | None = None,
+        given_up: Collection[int] = (),
+        **options: Any,
     ) -> None:
         self.paths, self._racks = tuple(paths), dict(racks or {})
+        self._given_up = frozenset(given_up)
         self.controller: Controller
         self.cluster_id = ""
+        self._regaining, self._regain_at = threading.Lock(), 0.0
         super().__init__(self.paths[0], **options)
+
+    def after_fork(self) -> None:
+        """As `Root.after_fork`."""
+        super().after_fork()
+        self._regaining = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(ReplicatedRoot, self.paths, **self.options()), ()
@@ -89,16 +118,23 @@ class ReplicatedRoot(Root):
     def _new_partition(self, context: Context, info: TopicInfo, number: int) -> ReplicatedPartition:
         return ReplicatedPartition(context, info, number, self.controller)
 
-    def _assign_replicas(self, replication_factor: int | None) -> NewPartitions:
+    def _assign_replicas(
+        self, replication_factor: int | None, replicas: Sequence[Sequence[int]] | None = None
+    ) -> NewPartitions:
         def assign(txn: kv.Txn, topic: TopicInfo, first: int) -> None:
             image = MetadataImage.load(txn)
+            if replicas is not None:
+                _check_replicas(topic, replicas, image)
+                put(txn, topic, dict(enumerate(replicas)), image)
+                return
             factor = replication_factor
             if factor is None and first:
                 # As the partitions that the topic has.
                 before = ASSIGNMENTS.get(txn, topic.key(0))
                 factor = None if before is None else len(before.target_replicas)
             if factor is None:
-                factor = min(DEFAULT_REPLICATION_FACTOR, len(image.online))
+                # One that is offline gets its copy when it comes back.
+                factor = min(DEFAULT_REPLICATION_FACTOR, len(image.directories))
             racks = {each: info.rack for each, info in image.directories.items()}
             offline = racks.keys() - set(image.online)
             assigned = assign_replicas(
@@ -110,8 +146,16 @@ class ReplicatedRoot(Root):
                 rng=random.Random(topic.id),
                 offline=offline,
             )
-            for partition, replicas in assigned.items():
-                assignment = PartitionAssignment.create(replicas, image.online)
+            put(txn, topic, assigned, image)
+
+        def put(
+            txn: kv.Txn,
+            topic: TopicInfo,
+            assigned: Mapping[int, Sequence[int]],
+            image: MetadataImage,
+        ) -> None:
+            for partition, chosen in assigned.items():
+                assignment = PartitionAssignment.create(chosen, image.online)
                 ASSIGNMENTS.put(txn, topic.key(partition), value=assignment)
             put_epoch(txn, image.epoch + 1, image.controller_id)
 
@@ -135,6 +179,9 @@ class ReplicatedRoot(Root):
                 undo.callback(files.close_all)
             cluster, paths = find_members(self.paths, opened)
             if cluster is None:
+                listed = [path for files in opened.values() for path in read_listed(files)]
+                self.paths = (*self.paths, *(path for path in listed if path not in self.paths))
+                opened |= self._open_each([each for each in listed if each not in opened], writable)
                 self._require_log(opened, writable)
                 self._begin(self._first_path())
                 undo.close()
@@ -145,11 +192,16 @@ class ReplicatedRoot(Root):
                 opened[path] = files
                 undo.callback(files.close_all)
             cluster, paths = find_members([*self.paths, *opened], opened)
-            directories = self._check_each(paths, opened, writable)
+            self._to_add = paths_to_add(opened.values())
+            directories = self._check_each(paths, opened, writable, undo)
             if not directories:
                 raise NotALogError("None of the directories can be opened", path=self.path)
             self._unprepared = paths.keys() - directories.keys()
-            self.controller = Controller(directories, self._open_directory)
+            self.controller = Controller(
+                directories, self._open_directory, self._regain_quorum, self._given_up
+            )
+            undo.callback(self.controller.close)
+            self.controller.refresh()
             self._unprepared = frozenset()
             if writable:
                 # Directories that a killed process left one write behind, or that broke
@@ -160,10 +212,12 @@ class ReplicatedRoot(Root):
                 self._update_members(paths)
             undo.pop_all()
             for directory_id, directory in directories.items():
-                if directory_id not in self.controller.directories:
+                if self.controller.directories.get(directory_id) is not directory:
                     directory.close()
             return ReplicatedFiles(self.controller)
 
+    _to_add: Sequence[str] = ()
+    """Directories that a process which was killed had begun to add."""
     _is_new_live = False
     """Whether this process found `live` of an earlier boot, so that the copies may differ."""
 
@@ -175,7 +229,7 @@ class ReplicatedRoot(Root):
         """Open the directories that are there."""
         opened = {}
         for path in paths:
-            if path not in opened and os.path.isdir(path):
+            if path not in opened and is_directory(path):
                 try:
                     opened[path] = self.files(
                         path, writable=writable, unsafe_filesystem=self.unsafe_filesystem
@@ -198,16 +252,23 @@ class ReplicatedRoot(Root):
 
     def _first_path(self) -> str:
         """Return the directory that is a log already; by default the first one."""
-        logs = [path for path in self.paths if os.path.exists(f"{path}/{FORMAT_FILE}")]
+        logs = [path for path in self.paths if exists(f"{path}/{FORMAT_FILE}")]
         return (logs or self.paths)[0]
 
     def _begin(self, path: str) -> None:
         """Make a log in one directory the first of several."""
-        Root(path, **self.options()).close()  # creates it, and finishes what was left
+        _FirstRoot(path, **self.options()).close()  # creates it, and finishes what was left
         files = self.files(path, writable=True, unsafe_filesystem=self.unsafe_filesystem)
         try:
             attached = files.open("locks/attached", write=True, create=True)
-            files.lock(attached, self.lock_timeout)
+            try:
+                files.lock(attached, self.lock_timeout)
+            except LockTimeoutError as error:
+                raise LockTimeoutError(
+                    "Other processes have the log open, and would write to one directory only",
+                    path=path,
+                    todo="Close them; then add the directories.",
+                ) from error
             # Otherwise the next open would take the new rows for damage.
             startup.remove_clean_mark(files)
             rack = self._racks.get(path)
@@ -216,12 +277,13 @@ class ReplicatedRoot(Root):
             ) as state:
                 state.write(partial(_put_first_directory, path, rack))
             # Last: without it this is a log in one directory, whose other rows do no harm.
-            write_member(files, Member(new_cluster_id(), 1, {1: path}))
+            to_add = tuple(each for each in self.paths if each != path)
+            write_member(files, DirectoryMember(new_cluster_id(), 1, {1: path}, to_add))
         finally:
             files.close_all()
 
     def _check_each(
-        self, paths: dict[int, str], opened: dict[str, Files], writable: bool
+        self, paths: dict[int, str], opened: dict[str, Files], writable: bool, undo: ExitStack
     ) -> dict[int, LogDirectory]:
         """Check the directories, as the first process to attach does, and open their databases."""
         directories: dict[int, LogDirectory] = {}
@@ -241,7 +303,10 @@ class ReplicatedRoot(Root):
                 _logger.warning("Directory %s cannot be used: %s", path, error)
         if writable:
             self._lock_each(directories)
+        else:
+            self._share_each(directories)
         for directory in list(directories.values()):
+            undo.callback(directory.close)
             try:
                 directory.open_stores(
                     self.lock_timeout, live=writable or startup.live_is_valid(directory.files)
@@ -249,12 +314,23 @@ class ReplicatedRoot(Root):
             except DATABASE_ERRORS as error:
                 _logger.warning("Directory %s cannot be used: %s", directory.path, error)
                 del directories[directory.id]
+                directory.close()
         images = {
             each: directory.state.read(MetadataImage.load)
             for each, directory in directories.items()
         }
         check_agreement(images)
+        for each, directory in directories.items():
+            directory.opened_epoch = images[each].epoch
         return {each: directory for each, directory in directories.items() if images[each].epoch}
+
+    def _share_each(self, directories: dict[int, LogDirectory]) -> None:
+        """Hold the locks of attached processes, so that none prepares a directory meanwhile."""
+        for directory in directories.values():
+            with suppress(StorageError):
+                if directory.files.exists("locks/attached"):
+                    directory.attached = directory.files.open("locks/attached")
+                    directory.share_attached(self.lock_timeout)
 
     def _lock_each(self, directories: dict[int, LogDirectory]) -> None:
         """Attach to the directories; the first process prepares them."""
@@ -288,6 +364,20 @@ class ReplicatedRoot(Root):
             for directory, lock in held:
                 directory.files.unlock(lock)
                 directory.files.close(lock)
+
+    def _regain_quorum(self, failed: Mapping[int, Exception]) -> bool:
+        """Look whether a directory came back, for a process that has too few of them."""
+        # One thread at a time, and not while it is bringing one back.
+        if not self._regaining.acquire(blocking=False):
+            return False
+        try:
+            now = monotonic()
+            if now < self._regain_at:
+                return False
+            self._regain_at = now + REGAIN_SECONDS
+            return recovery.regain_quorum(self, failed)
+        finally:
+            self._regaining.release()
 
     def _open_directory(self, directory_id: int, path: str) -> LogDirectory:
         """Open a directory that another process has brought online."""
@@ -343,19 +433,41 @@ class ReplicatedRoot(Root):
     def write_members(self) -> None:
         """Have each directory that is online know where all of them are."""
         paths = {each: info.path for each, info in self.controller.image.directories.items()}
+        to_add = tuple(path for path in self._to_add if path not in paths.values())
         for directory in self.controller.online:
             with suppress(StorageError):
-                write_member(directory.files, Member(self.cluster_id, directory.id, paths))
+                member = DirectoryMember(self.cluster_id, directory.id, paths, to_add)
+                write_member(directory.files, member)
 
     def _join(self, files: Files) -> Context:
         assert isinstance(files, ReplicatedFiles)
         context = self._context_of(files)
         known = {info.path for info in self.controller.image.directories.values()}
         if files.writable:
-            for path in self.paths:
+            for path in dict.fromkeys([*self.paths, *self._to_add]):
                 if path not in known:
                     recovery.add_directory(self, path, self._racks.get(path))
+            self._set_racks()
         return context
+
+    def _set_racks(self) -> None:
+        """Give the directories the racks that were passed."""
+
+        def step(txn: kv.Txn, image: MetadataImage) -> bool:
+            changed = False
+            for each, info in image.directories.items():
+                rack = self._racks.get(info.path, info.rack)
+                if rack != info.rack:
+                    DIRECTORIES.put(txn, each, value=info._replace(rack=rack))
+                    changed = True
+            return changed
+
+        image = self.controller.image
+        if any(
+            self._racks.get(each.path, each.rack) != each.rack
+            for each in image.directories.values()
+        ):
+            self.controller.change(step)
 
     def _context_of(self, files: ReplicatedFiles) -> Context:
         controller = self.controller
@@ -409,6 +521,24 @@ class ReplicatedRoot(Root):
 
 
 _LIVE_VERSION_KEY = LIVE_VERSION.key()
+
+
+def _check_replicas(
+    topic: TopicInfo, replicas: Sequence[Sequence[int]], image: MetadataImage
+) -> None:
+    """Raise unless these are replicas for all partitions of a topic.
+
+    Raises:
+        InvalidReplicationAssignmentError: They are not.
+    """
+    unknown = {each for chosen in replicas for each in chosen} - image.directories.keys()
+    if unknown or len(replicas) != topic.partitions:
+        raise InvalidReplicationAssignmentError(
+            f"The log has no directory {min(unknown)}"
+            if unknown
+            else f"There are replicas for {len(replicas)} of {topic.partitions} partitions",
+            topic=topic.name,
+        )
 
 
 def _nothing(txn: kv.Txn) -> None:

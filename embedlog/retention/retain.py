@@ -13,6 +13,7 @@ from embedlog.errors import (
     DiskFullError,
     EmbedlogError,
     FencedError,
+    ReplicaNotAvailableError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.groups.offsets import CHECKPOINTS, COMMITTED, CommittedOffset, in_partition
@@ -121,14 +122,14 @@ def retain(
 def collected(failures: list[EmbedlogError], warning: str = "") -> Iterator[None]:
     """Add an error to a list, so that the next partition is done, unless the round must end.
 
-    If the topic was deleted meanwhile, that is no error.  With ``warning`` the error is
-    logged, too.
+    If the topic was deleted meanwhile, or the partition is offline, that is no error.  With
+    ``warning`` the error is logged, too.
     """
     try:
         yield
     except (ClosedError, FencedError):
         raise
-    except UnknownTopicOrPartitionError:
+    except (UnknownTopicOrPartitionError, ReplicaNotAvailableError):
         pass
     except EmbedlogError as error:
         failures.append(error)

@@ -39,7 +39,7 @@ def test_after_a_power_cut_the_copy_is_a_prefix(directory, durability):
     """At every cut; with fsync it has all that was acknowledged, gaps or not."""
     limit = choose(test=60, all=1500)
     recording = FAULTS.record(directory, durability)
-    assert FAULTS.check_power_cuts(recording, limit, directory, durability) >= limit / 4
+    assert FAULTS.check_power_cuts(recording, limit, directory, durability) >= limit / 6
 
 
 APPEND_AT, APPEND = "embedlog.partition.append_at", "embedlog.partition.append"

@@ -66,7 +66,7 @@ class Workload:
     ) -> None:
         self._path, self._recorder, self._synced = path, recorder, synced
         self._uniform = uniform
-        self._rng = random.Random(seed)
+        self._rng, self._gaps = random.Random(seed), random.Random(seed)
         self._seed, self._count, self._names = seed, 0, 0
         self._sequences: dict[tuple[str, int], int] = {}
         self._clock = ManualClock()
@@ -136,16 +136,16 @@ class Workload:
         synced = self._rng.random() < self._synced
         tail = log.tail()
         base, batches = tail.log_end_offset, []
-        copied = not self._uniform and self._rng.random() < 0.3
+        copied = not self._uniform and self._gaps.random() < 0.3
         for _ in range(self._rng.choice((1, 1, 1, 2))):
-            base += self._rng.choice((0, 1, 70_000)) if copied else 0
+            base += self._gaps.choice((0, 1, 70_000)) if copied else 0
             batches.append(self._batch(base, topic, number))
             base = batches[-1].next
         self._note("append", topic, number, batches)
         durability = "fsync" if synced else "os"
         encoded = [batch.encode() for batch in batches]
         if copied:
-            encoded[-1].leader_epoch = tail.leader_epoch + self._rng.choice((0, 0, 1))
+            encoded[-1].leader_epoch = tail.leader_epoch + self._gaps.choice((0, 0, 1))
             placed = [(sent.base, batch) for sent, batch in zip(batches, encoded, strict=True)]
             receipts = log.append_at(placed, durability=durability, identical=True)
         else:

@@ -8,28 +8,66 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import tomllib
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from embedlog.errors import EmbedlogError, NotALogError, StorageError
 from embedlog.files import Files
+from embedlog.files.paths import real_path
 from embedlog.keyspace import FORMAT_FILE
 
 _logger = logging.getLogger("embedlog.replication")
 
 
-class Member(NamedTuple):
+class DirectoryMember(NamedTuple):
     """What one directory says about itself and the others."""
 
     cluster_id: str
     directory_id: int
     paths: dict[int, str]
     """The directories, also those that were added or moved since it was last online."""
+    to_add: tuple[str, ...] = ()
+    """Directories that are being added."""
 
 
-def read_member(files: Files) -> Member | None:
+_LISTED = re.compile(
+    r"""(?m)^[ \t]*replicas[ \t]*=[ \t]*\[([^]"'#]|"(\\.|[^"\\])*"|'[^']*'|#.*$)*\][^\n]*\n?"""
+)
+"""The directories that a user has written into the file of a log in one directory."""
+
+
+def read_listed(files: Files) -> list[str]:
+    """Return the directories that a user has written into the file of a log, as ``replicas``.
+
+    Relative paths are relative to the directory of the file.
+
+    Raises:
+        NotALogError: They are no texts.
+    """
+    if not files.exists(FORMAT_FILE):
+        return []
+    try:
+        listed = tomllib.loads(files.read_file(FORMAT_FILE).decode()).get("replicas")
+    except ValueError as error:
+        raise NotALogError(
+            f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE)
+        ) from error
+    if not isinstance(listed, list):
+        return []
+    if not all(isinstance(path, str) and path.strip() for path in listed):
+        raise NotALogError(
+            f"replicas in {FORMAT_FILE} must be a list of directories, got {listed!r}",
+            path=files.path(FORMAT_FILE),
+            todo='Write replicas = ["/disk1/log", "/disk2/log"].',
+        )
+    return real_paths(os.path.join(files.root, path) for path in listed) if listed else []
+
+
+def read_member(files: Files) -> DirectoryMember | None:
     """Return what a directory says; None if it is no log, or one in a single directory.
 
     Raises:
@@ -39,20 +77,21 @@ def read_member(files: Files) -> Member | None:
         return None
     try:
         section = tomllib.loads(files.read_file(FORMAT_FILE).decode()).get("replicas")
-        if section is None:
+        if section is None or isinstance(section, list):
             return None
         paths = {int(number): str(path) for number, path in section["paths"].items()}
-        return Member(str(section["cluster"]), int(section["directory"]), paths)
+        to_add = tuple(map(str, section.get("add", ())))
+        return DirectoryMember(str(section["cluster"]), int(section["directory"]), paths, to_add)
     except (ValueError, KeyError, AttributeError) as error:
         raise NotALogError(
             f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE)
         ) from error
 
 
-def write_member(files: Files, member: Member) -> None:
+def write_member(files: Files, member: DirectoryMember) -> None:
     """Note the directories in the file of one; keeps what else it says."""
     text = files.read_file(FORMAT_FILE).decode()
-    head = text.partition("\n[replicas]")[0].rstrip()
+    head = _LISTED.sub("", text.partition("\n[replicas]")[0]).rstrip()
     lines = [
         head,
         "",
@@ -60,6 +99,7 @@ def write_member(files: Files, member: Member) -> None:
         "# The directories of the log; `embedlog replicas` changes them.",
         f'cluster = "{member.cluster_id}"',
         f"directory = {member.directory_id}",
+        *([f"add = [{', '.join(map(_quoted, member.to_add))}]"] if member.to_add else ()),
         "",
         "[replicas.paths]",
         *(f"{number} = {_quoted(path)}" for number, path in sorted(member.paths.items())),
@@ -90,7 +130,8 @@ def find_members(
 
     Args:
         paths: The directories that the caller named; each is read.
-        open_files: Their files, by path, of those that could be opened.
+        open_files: Their files, by path, of those that could be opened.  One that cannot be
+            read after all is left out.
 
     Raises:
         NotALogError: They belong to different logs.
@@ -123,13 +164,23 @@ def find_members(
     return cluster, found
 
 
+def paths_to_add(directories: Iterable[Files]) -> list[str]:
+    """Return the paths that a process had begun to add, as the files of directories have it."""
+    paths: list[str] = []
+    for files in directories:
+        with suppress(StorageError):  # `find_members` has reported it
+            member = read_member(files)
+            paths += () if member is None else member.to_add
+    return paths
+
+
 def real_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Return absolute paths, each once.
 
     Raises:
         EmbedlogError: There is none.
     """
-    real = list(dict.fromkeys(os.path.realpath(os.fspath(path)) for path in paths))
+    real = list(dict.fromkeys(real_path(path) for path in paths))
     if not real:
         raise EmbedlogError("A log has at least one directory, got none")
     return real

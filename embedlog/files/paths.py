@@ -1,0 +1,20 @@
+"""Paths outside of any root: where the directories of a log are."""
+
+from __future__ import annotations
+
+import os
+
+
+def real_path(path: str | os.PathLike[str]) -> str:
+    """Return an absolute path without links."""
+    return os.path.realpath(os.fspath(path))
+
+
+def is_directory(path: str) -> bool:
+    """Whether there is a directory."""
+    return os.path.isdir(path)
+
+
+def exists(path: str) -> bool:
+    """Whether there is anything at a path."""
+    return os.path.exists(path)

@@ -1,0 +1,121 @@
+"""What the directories of a log, and the copies in them, are like at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from embedlog.errors import EmbedlogError
+from embedlog.files import Files
+from embedlog.partition.partition_log import ONLY_DIRECTORY, PartitionLog
+from embedlog.record import TopicPartition
+from embedlog.replication import reassign
+from embedlog.replication.recovery import HasDirectories
+
+
+class DirectoryDescription(NamedTuple):
+    """A directory of a log, and how many copies it has."""
+
+    id: int
+    path: str
+    rack: str | None
+    online: bool
+    reason: str | None
+    """Why it is offline."""
+    is_controller: bool
+    """Whether its databases are the ones that are read."""
+    leaders: int
+    """How many partitions are read there, and written first."""
+    replicas: int
+    """How many partitions have a copy there."""
+    in_sync: int
+    """How many of these copies have all that was acknowledged."""
+    bytes: int | None
+    """The size of the segment files; None if it is offline."""
+    lag_bytes: int | None
+    """How much the copies lack of those of the leaders; None if it is offline."""
+
+
+def describe_directories(root: HasDirectories) -> list[DirectoryDescription]:
+    """Return the directories of a log, in the order of their ids."""
+    image = root.controller.current().image
+    counts = {each: [0, 0, 0] for each in image.directories}
+    sizes: dict[int, int | None] = dict.fromkeys(image.directories)
+    lags: dict[int, int | None] = dict.fromkeys(image.directories)
+    opened = root.controller.directories
+    for each in image.online:
+        sizes[each] = lags[each] = 0
+    for info, number, assignment in reassign.assignments(root):
+        path = f"{info.directory}/{number}"
+        found = {
+            each: segment_sizes(opened[each].files, path)
+            for each in assignment.replicas
+            if each in opened and each in image.online
+        }
+        leaders = found.get(assignment.leader) if assignment.leader is not None else None
+        for each in assignment.replicas:
+            if each not in counts:
+                continue
+            counts[each][0] += each == assignment.leader
+            counts[each][1] += 1
+            counts[each][2] += each in assignment.isr
+            if each in found:
+                sizes[each] = (sizes[each] or 0) + sum(found[each].values())
+            if each in found and leaders is not None:
+                missing = (
+                    max(size - found[each].get(name, 0), 0) for name, size in leaders.items()
+                )
+                lags[each] = (lags[each] or 0) + sum(missing)
+    return [
+        DirectoryDescription(
+            id=each,
+            path=info.path,
+            rack=info.rack,
+            online=info.online,
+            reason=info.reason or None,
+            is_controller=each == image.controller_id,
+            leaders=counts[each][0],
+            replicas=counts[each][1],
+            in_sync=counts[each][2],
+            bytes=sizes[each],
+            lag_bytes=lags[each],
+        )
+        for each, info in image.directories.items()
+    ]
+
+
+def leaderless(root: HasDirectories) -> list[TopicPartition]:
+    """Return the partitions that have no leader."""
+    return [
+        TopicPartition(info.name, number)
+        for info, number, assignment in reassign.assignments(root)
+        if assignment.leader is None
+    ]
+
+
+def only_directory(path: str, logs: Sequence[PartitionLog]) -> DirectoryDescription:
+    """Return the directory of a log that has only one."""
+    return DirectoryDescription(
+        id=ONLY_DIRECTORY,
+        path=path,
+        rack=None,
+        online=True,
+        reason=None,
+        is_controller=True,
+        leaders=len(logs),
+        replicas=len(logs),
+        in_sync=len(logs),
+        bytes=sum(log.size_bytes() for log in logs),
+        lag_bytes=0,
+    )
+
+
+def segment_sizes(files: Files, path: str) -> dict[str, int]:
+    """Return the sizes of the files in the directory of a partition, by name."""
+    sizes = {}
+    with suppress(EmbedlogError):
+        for name in files.list(path):
+            with suppress(EmbedlogError), files.opened(f"{path}/{name}") as fd:  # or deleted
+                sizes[name] = files.size(fd)
+    return sizes

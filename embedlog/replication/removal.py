@@ -1,0 +1,147 @@
+"""Removing a directory from a log.
+
+Order: its copies are made in other directories; one write of the metadata removes it, in all
+directories that are online; the files of the others stop naming it; then its own files are
+deleted, `embedlog.toml` last.  Killed before the write, the copies have moved, and nothing else
+has changed; after it, the directory does not belong to the log any more, and what it still has
+is garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+
+from embedlog.display import plural
+from embedlog.errors import (
+    EmbedlogError,
+    IllegalStateError,
+    NotEnoughReplicasError,
+    ReplicaNotAvailableError,
+    StorageError,
+)
+from embedlog.files.reserve import RESERVE_FILE
+from embedlog.files.throttle import Throttle
+from embedlog.keyspace import FORMAT_FILE
+from embedlog.record import TopicPartition
+from embedlog.replication import reassign
+from embedlog.replication.directory import EPOCH_FILE, LogDirectory
+from embedlog.replication.metadata import MetadataImage, check_quorum, without
+from embedlog.replication.recovery import HasDirectories
+from embedlog.root import startup
+
+_FOLDERS = ("state", "live", "state.copy", "locks")
+
+
+def remove_directories(
+    root: HasDirectories,
+    directories: Collection[int],
+    *,
+    force: bool = False,
+    throttle: Throttle | None = None,
+    progress: reassign.Progress | None = None,
+) -> None:
+    """Remove directories; their copies are made in the others first.
+
+    Args:
+        root: The log.
+        directories: Their ids.
+        force: Also remove those that cannot be used and have the only copy of a partition, and
+            those without which too few would be left to decide: what only they have is lost.
+        throttle: Limits the copying.
+        progress: Called with the bytes that are copied, and all bytes.
+
+    Raises:
+        IllegalStateError: No other directory is online.
+        NotEnoughReplicasError: Too few others are online, also with ``force``.
+        ReplicaNotAvailableError: They have the only copy of a partition.
+    """
+    controller, gone = root.controller, set(directories)
+    image = controller.current().image
+    check_left(image, gone)
+    broken = {each for each in gone if not _is_usable(controller.directories.get(each))}
+    only = _only_copies(root, broken)
+    if only and not force:
+        raise ReplicaNotAvailableError(
+            f"Without {_paths(root, broken)}, {plural(len(only), 'partition')} would have no copy: "
+            + ", ".join(f"{name}-{number}" for name, number in only[:5])
+            + (", …" if len(only) > 5 else ""),
+            replicas=tuple(image.directories[each].path for each in broken),
+            todo="Bring the directory back; or lose these records with "
+            "remove_replica(path, force=True).",
+        )
+    moves = reassign.plan(root, gone)
+    opened = {each: controller.directories.get(each) for each in gone}
+    if force and broken:
+        controller.give_up(broken)
+        gone -= broken
+    else:
+        check_quorum(without(image, gone), set(image.online) - gone)
+    while True:
+        pending = reassign.run(root, moves, throttle=throttle, progress=progress)
+        stuck = [name for name, each in pending.items() if gone & set(each.replicas)]
+        if stuck:
+            raise NotEnoughReplicasError(
+                f"{plural(len(stuck), 'partition')} could not be moved, such as "
+                f"{stuck[0].topic}-{stuck[0].partition}: a directory is offline",
+                todo="Repeat the call when it has come back.",
+            )
+        if not gone or controller.remove(gone):
+            break
+        moves = reassign.plan(root, gone)  # a topic was created meanwhile
+    root.write_members()
+    for directory in opened.values():
+        if directory is not None and directory.id not in broken:
+            with suppress(EmbedlogError):
+                _clear(directory)
+
+
+def check_left(image: MetadataImage, directories: Collection[int]) -> None:
+    """Raise if no directory that is online would be left.
+
+    Raises:
+        IllegalStateError: That is so.
+    """
+    if set(image.online) <= set(directories):
+        raise IllegalStateError(
+            "No directory that is online would be left", todo="Bring another one online first."
+        )
+
+
+def _is_usable(directory: LogDirectory | None) -> bool:
+    """Whether a directory is online and works."""
+    if directory is None:
+        return False
+    try:
+        directory.probe()
+    except StorageError:
+        return False
+    return True
+
+
+def _only_copies(root: HasDirectories, broken: Collection[int]) -> list[TopicPartition]:
+    """Return the partitions whose in-sync replicas are all in some directories."""
+    return [
+        TopicPartition(info.name, number)
+        for info, number, assignment in reassign.assignments(root)
+        if set(assignment.isr) <= set(broken)
+    ]
+
+
+def _paths(root: HasDirectories, directories: Collection[int]) -> str:
+    infos = root.controller.image.directories
+    return ", ".join(infos[each].path for each in directories)
+
+
+def _clear(directory: LogDirectory) -> None:
+    """Delete what a directory has of a log that it does not belong to any more."""
+    files = directory.files
+    for topic in files.list("topics"):
+        startup.remove_tree(files, f"topics/{topic}")
+    for folder in ("topics", *_FOLDERS):
+        if files.exists(folder):
+            for name in files.list(folder):
+                files.unlink(f"{folder}/{name}", missing_ok=True)
+            files.remove_directory(folder)
+    for name in ("probe", "wake", RESERVE_FILE, EPOCH_FILE, startup.CLEAN_FILE, FORMAT_FILE):
+        files.unlink(name, missing_ok=True)

@@ -1,0 +1,651 @@
+"""The administration of a log over several directories, in Python."""
+
+import os
+import shutil
+import time
+
+import pytest
+
+import embedlog
+from embedlog import TopicPartition
+from embedlog.errors import (
+    IllegalStateError,
+    InvalidConfigError,
+    InvalidReplicationAssignmentError,
+    LockTimeoutError,
+    NotALogError,
+    NotEnoughReplicasError,
+    ReadOnlyError,
+    ReplicaNotAvailableError,
+    ReplicasDivergedError,
+    UnknownTopicOrPartitionError,
+)
+from embedlog.keyspace import FORMAT_FILE
+from embedlog.replication import reassign
+from embedlog.replication.metadata import MetadataImage
+
+
+def disks(tmp_path, count=3):
+    return [str(tmp_path / f"disk{number}") for number in range(1, count + 1)]
+
+
+def open_log(paths, **options):
+    """Open a log without housekeeping, so that nothing moves by itself."""
+    return embedlog.open(paths, **{"maintenance": False, **options})
+
+
+def fill(log, topic="flights", count=100, first=0, **options):
+    with log.producer(**options) as producer:
+        for number in range(first, first + count):
+            producer.send(topic, value=b"%d" % number, partition=number % log[topic].partitions)
+
+
+def values(log, topic="flights"):
+    return sorted(int(record.value) for record in log[topic])
+
+
+def unplug(path):
+    shutil.move(path, f"{path}.unplugged")
+
+
+def plug_in(path):
+    shutil.move(f"{path}.unplugged", path)
+
+
+def bring_back(log):
+    """Run the housekeeping until directories that work are online and have caught up."""
+    log.maintain()
+    time.sleep(1.1)  # A directory is tried again after a second.
+    log.maintain()
+
+
+def placements(log, topic="flights"):
+    return {part["partition"]: part["replicas"] for part in log.describe_topic(topic)["partitions"]}
+
+
+def all_at(*replicas, topic="flights", partitions=3):
+    return {TopicPartition(topic, number): replicas for number in range(partitions)}
+
+
+def healthy(log):
+    return log.verify() == [] and log.verify(replicas=True) == []
+
+
+# Listing
+
+
+def test_directories_are_listed_with_leaders_copies_sizes_and_lags(tmp_path):
+    """Counts are those of the assignments, and a lag is what a copy lacks of the leader's."""
+    with open_log(disks(tmp_path), racks={tmp_path / "disk2": "b"}) as log:
+        log.create_topic("flights", 3, replication_factor=2)
+        fill(log)
+        directories = log.replicas()
+        assert [each.id for each in directories] == [1, 2, 3]
+        assert [each.rack for each in directories] == [None, "b", None]
+        everywhere = [number for part in placements(log).values() for number in part]
+        assert [each.leaders for each in directories] == [1, 1, 1]
+        assert [each.replicas for each in directories] == [*map(everywhere.count, (1, 2, 3))]
+        assert [each.in_sync for each in directories] == [each.replicas for each in directories]
+        assert [each.is_controller for each in directories] == [True, False, False]
+        assert all(each.bytes > 1000 and each.lag_bytes == 0 for each in directories)
+        fill(log, acks=1)
+        assert sum(each.lag_bytes for each in log.replicas()) > 1000
+        text = repr(log.replicas())
+        assert "3 of 3 directories online" in text
+        assert disks(tmp_path)[2] in text
+        assert "<th>in sync</th>" in log.replicas()._repr_html_()
+
+
+def test_a_log_in_one_directory_is_listed_as_its_only_one(tmp_path):
+    """Programs need not ask whether a log has replicas."""
+    with open_log(tmp_path / "log") as log:
+        log.create_topic("flights", 2)
+        (directory,) = log.replicas()
+        assert (directory.id, directory.leaders, directory.in_sync) == (1, 2, 2)
+        assert placements(log) == {0: [1], 1: [1]}
+        assert log.verify(replicas=True) == []
+        assert log.elect_leaders() == []
+        with pytest.raises(IllegalStateError, match="has one directory"):
+            log.reassign()
+
+
+def test_an_offline_directory_is_listed_with_its_reason_and_what_has_no_leader(tmp_path):
+    """A surviving directory that is opened alone says what it lacks."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", 3)
+        log.create_topic("lonely", 3, replication_factor=1)
+        fill(log)
+        fill(log, "lonely")
+    unplug(paths[1])
+    unplug(paths[2])
+    with open_log(paths[0], mode="r") as log:
+        directories = log.replicas()
+        assert [each.online for each in directories] == [True, False, False]
+        assert "There is no such directory" in directories[1].reason
+        assert directories[1].bytes is None
+        assert len(directories.leaderless) == 2
+        assert "without a leader: lonely-" in repr(directories)
+        assert values(log) == list(range(100))
+        offline = [p for p in log.describe_topic("lonely")["partitions"] if p["leader"] is None]
+        assert {p["partition"] for p in offline} == {p.partition for p in directories.leaderless}
+        assert all(p["end_offset"] >= 33 for p in offline)
+        with pytest.raises(ReplicaNotAvailableError, match="disk"):
+            values(log, "lonely")
+    with pytest.raises(NotEnoughReplicasError, match="1 of 3 directories"):
+        open_log(paths[0])
+
+
+# Adding
+
+
+def test_a_log_in_one_directory_gets_a_second_one_while_it_is_open(tmp_path):
+    """The handle goes on with both; what was written stays, and moves when it is told to."""
+    first, second = disks(tmp_path, 2)
+    with open_log(first) as log:
+        log.create_topic("flights", 3)
+        fill(log)
+        assert log.add_replica(second, rack="b") == 2
+        assert [each.rack for each in log.replicas()] == [None, "b"]
+        assert values(log) == list(range(100))
+        assert placements(log) == {0: [1], 1: [1], 2: [1]}
+        log.reassign(all_at(1, 2))
+        assert placements(log) == {0: [1, 2], 1: [1, 2], 2: [1, 2]}
+        assert healthy(log)
+    unplug(first)
+    with open_log(second) as log:
+        assert values(log) == list(range(100))
+
+
+def test_a_second_directory_is_refused_while_others_know_only_the_first(tmp_path):
+    """They would write to one directory, which the others take for damage."""
+    first, second = disks(tmp_path, 2)
+    with open_log(first, lock_timeout=0.2) as log, open_log(first) as other:
+        log.create_topic("flights")
+        with pytest.raises(LockTimeoutError, match="Other processes have the log open"):
+            log.add_replica(second)
+        assert not log.root.replicated
+        fill(other, count=10)
+        assert values(log) == list(range(10))
+    with open_log(first) as log:
+        producer = log.producer()
+        with pytest.raises(IllegalStateError, match="producers or consumers"):
+            log.add_replica(second)
+        producer.close()
+        assert log.add_replica(second) == 2
+
+
+def test_a_directory_with_other_contents_is_not_added(tmp_path):
+    """Neither one of the log, nor another log, nor somebody's files; nothing is changed."""
+    paths = disks(tmp_path, 2)
+    other, files = tmp_path / "other", tmp_path / "files"
+    open_log(other).close()
+    files.mkdir()
+    (files / "thesis.tex").write_text("mine")
+    with open_log(paths) as log:
+        for path, error in (
+            (paths[1], IllegalStateError),
+            (other, NotALogError),
+            (files, NotALogError),
+        ):
+            with pytest.raises(error):
+                log.add_replica(path)
+        assert [each.path for each in log.replicas()] == paths
+        assert os.listdir(files) == ["thesis.tex"]
+        with open_log(paths[0], mode="r") as reader, pytest.raises(ReadOnlyError):
+            reader.add_replica(tmp_path / "more")
+
+
+def test_directories_can_be_written_into_the_file_of_a_log(tmp_path):
+    """`replicas = [...]` in embedlog.toml: the next open for writing adds them."""
+    first, second, third = disks(tmp_path)
+    with open_log(first) as log:
+        log.create_topic("flights", 2)
+        fill(log)
+    with open(f"{first}/{FORMAT_FILE}", "a", encoding="utf-8") as file:
+        file.write(f'replicas = [\n  "{first}",  # this one\n  "../disk2", \'{third}\',\n]\n')
+    with open_log(first, mode="r") as log:
+        assert values(log) == list(range(100))
+        assert not log.root.replicated
+    with open_log(first) as log:
+        assert [each.path for each in log.replicas()] == [first, second, third]
+        assert values(log) == list(range(100))
+    with open_log(third) as log:
+        assert len(log.replicas()) == 3
+
+
+def test_a_list_of_directories_that_is_no_list_of_texts_is_refused(tmp_path):
+    """The error shows what to write."""
+    first = tmp_path / "log"
+    open_log(first).close()
+    with open(first / FORMAT_FILE, "a", encoding="utf-8") as file:
+        file.write("replicas = [1, 2]\n")
+    with pytest.raises(NotALogError, match=r"must be a list of directories, got \[1, 2\]"):
+        open_log(first)
+
+
+def test_directories_that_were_to_be_added_are_added_by_the_next_process(tmp_path, monkeypatch):
+    """A process that is killed between two of them does not lose the rest of the list."""
+    from embedlog.replication import recovery
+
+    first, second, third = disks(tmp_path)
+    add_directory, calls = recovery.add_directory, []
+
+    def killed(root, path, rack=None):
+        calls.append(path)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return add_directory(root, path, rack)
+
+    monkeypatch.setattr(recovery, "add_directory", killed)
+    with pytest.raises(KeyboardInterrupt):
+        open_log([first, second, third])
+    monkeypatch.undo()
+    with open_log(first) as log:
+        assert [each.path for each in log.replicas()] == [first, second, third]
+
+
+def test_racks_are_those_of_the_last_open_that_named_them(tmp_path):
+    """As Kafka's broker.rack, which a broker brings along when it starts."""
+    paths = disks(tmp_path, 2)
+    with open_log(paths, racks={paths[0]: "a", paths[1]: "b"}) as log:
+        assert [each.rack for each in log.replicas()] == ["a", "b"]
+    with open_log(paths[0]) as log:
+        assert [each.rack for each in log.replicas()] == ["a", "b"]
+    with open_log(paths[0], racks={paths[1]: "c"}) as log:
+        assert [each.rack for each in log.replicas()] == ["a", "c"]
+
+
+# Reassignments
+
+
+def test_a_plan_makes_copies_even_and_changes_nothing_yet(tmp_path):
+    """The plan is shown first; executing it moves just that."""
+    paths = disks(tmp_path, 2)
+    with open_log(paths) as log:
+        log.create_topic("flights", 4, replication_factor=1)
+        log.reassign(all_at(1, partitions=4))
+        fill(log)
+        plan = log.reassign(dry_run=True)
+        assert plan.dry_run
+        assert [move.after for move in plan.values()] == [(2,), (2,)]
+        assert placements(log) == {number: [1] for number in range(4)}
+        assert "dry run" in repr(plan)
+        done = log.reassign()
+        assert dict(done) == dict(plan)
+        assert [each.replicas for each in log.replicas()] == [2, 2]
+        assert log.reassign() == {}
+        assert repr(log.reassign()) == "Reassignment: nothing to move"
+        assert healthy(log)
+        assert values(log) == list(range(100))
+
+
+def test_moved_copies_are_deleted_where_they_were(tmp_path):
+    """A move frees the space of the directory that it leaves."""
+    paths = disks(tmp_path, 2)
+    with open_log(paths) as log:
+        log.create_topic("flights", 1, replication_factor=1)
+        log.reassign(all_at(1, partitions=1))
+        fill(log)
+        log.reassign(all_at(2, partitions=1))
+        sizes = [each.bytes for each in log.replicas()]
+        assert sizes[0] == 0
+        assert sizes[1] > 1000
+
+
+def test_a_reassignment_reports_its_progress_and_keeps_to_its_throttle(tmp_path):
+    """Bytes are counted up to the total, and take as long as the limit says."""
+    paths = disks(tmp_path, 2)
+    with open_log(paths) as log:
+        log.create_topic("flights", 1, replication_factor=1)
+        log.reassign(all_at(1, partitions=1))
+        with log.producer() as producer:
+            for _ in range(20):
+                producer.send("flights", value=os.urandom(100_000))
+        seen = []
+        began = time.monotonic()
+        log.reassign(
+            all_at(1, 2, partitions=1), throttle=4e6, progress=lambda *args: seen.append(args)
+        )
+        assert time.monotonic() - began > 0.3  # Never faster than the limit.
+        done, total = seen[-1]
+        assert done == total
+        assert total > 2_000_000
+        for throttle in (0, -1):
+            with pytest.raises(InvalidConfigError, match="throttle must be more than 0"):
+                log.reassign(throttle=throttle)
+
+
+def test_bad_moves_are_refused_before_anything_moves(tmp_path):
+    """An unknown directory, one that occurs twice, none at all, an unknown partition."""
+    with open_log(disks(tmp_path)) as log:
+        log.create_topic("flights", 3, replication_factor=1)
+        before = placements(log)
+        for replicas in ((1, 9), (1, 1), ()):
+            with pytest.raises(InvalidReplicationAssignmentError):
+                log.reassign({**all_at(1), TopicPartition("flights", 2): replicas})
+        with pytest.raises(UnknownTopicOrPartitionError):
+            log.reassign({TopicPartition("flights", 3): (1,)})
+        with pytest.raises(UnknownTopicOrPartitionError):
+            log.reassign({TopicPartition("fleet", 0): (1,)})
+        assert placements(log) == before
+
+
+def test_a_move_to_a_directory_that_is_offline_waits_and_can_be_cancelled(tmp_path):
+    """It is pending; cancelling keeps the old copies; otherwise it ends when the disk is back."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", 1, replication_factor=1)
+        log.reassign(all_at(1, partitions=1))
+        fill(log)
+        unplug(paths[2])
+        log.root.controller.take_offline({3: OSError("unplugged")})
+        result = log.reassign(all_at(3, partitions=1))
+        assert result.pending == (TopicPartition("flights", 0),)
+        assert "wait for a directory" in repr(result)
+        assert log.cancel_reassignment() == 1
+        assert placements(log) == {0: [1]}
+        assert log.reassign(all_at(3, partitions=1)).pending
+        plug_in(paths[2])
+    with open_log(paths) as log:
+        bring_back(log)
+        assert placements(log) == {0: [3]}
+        assert values(log) == list(range(100))
+        assert healthy(log)
+
+
+def test_housekeeping_finishes_a_reassignment_whose_process_was_killed(tmp_path):
+    """What is in the metadata needs no particular process."""
+    with open_log(disks(tmp_path, 2)) as log:
+        log.create_topic("flights", 2, replication_factor=1)
+        fill(log)
+        moves = {TopicPartition("flights", number): (1, 2) for number in range(2)}
+        assert reassign.begin(log.root, moves) == 2
+        log.maintain()
+        assert all(set(replicas) == {1, 2} for replicas in placements(log).values())
+        assert healthy(log)
+
+
+def test_housekeeping_leaves_new_copies_to_the_process_that_runs_a_reassignment(tmp_path):
+    """Otherwise the throttle of the reassignment would mean nothing."""
+    with open_log(disks(tmp_path, 2)) as log, open_log(disks(tmp_path, 2)) as other:
+        log.create_topic("flights", 1, replication_factor=1)
+        log.reassign(all_at(1, partitions=1))
+        fill(log)
+        with reassign.lock(other.root) as free:
+            assert free
+            reassign.begin(log.root, all_at(1, 2, partitions=1))
+            log.maintain()
+            assert log.describe_topic("flights")["partitions"][0]["isr"] == [1]
+        log.maintain()
+        assert log.describe_topic("flights")["partitions"][0]["isr"] == [1, 2]
+
+
+# Elections
+
+
+def test_preferred_leaders_are_elected_by_hand(tmp_path):
+    """Only the partitions that have another leader change."""
+
+    def leaders(log):
+        return [part["leader"] for part in log.describe_topic("flights")["partitions"]]
+
+    with open_log(disks(tmp_path, 2)) as log:
+        log.create_topic("flights", 4, replication_factor=2)
+        before = leaders(log)
+        assert sorted(before) == [1, 1, 2, 2]
+        log.root.controller.take_offline({2: OSError("unplugged")})
+        assert leaders(log) == [1, 1, 1, 1]
+        bring_back(log)
+        assert [part["isr"] for part in log.describe_topic("flights")["partitions"]] == [
+            [leader, 3 - leader] for leader in before
+        ]
+        assert leaders(log) == [1, 1, 1, 1]
+        moved = [TopicPartition("flights", n) for n, leader in enumerate(before) if leader == 2]
+        assert log.elect_leaders(moved[:1]) == moved[:1]
+        assert log.elect_leaders() == moved[1:]
+        assert leaders(log) == before
+        assert log.elect_leaders() == []
+        with pytest.raises(UnknownTopicOrPartitionError):
+            log.elect_leaders([TopicPartition("flights", 4)])
+        with pytest.raises(InvalidConfigError, match="preferred or unclean"):
+            log.elect_leaders(election="best")
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 30, 2_000])
+def test_an_unclean_election_goes_on_with_what_the_survivor_has(tmp_path, segment_bytes):
+    """Records that only the others have are lost, also whole segments; the rest is healthy."""
+    paths = disks(tmp_path, 5)
+    with open_log(paths) as log:
+        log.create_topic("flights", 1, {"segment.bytes": segment_bytes})
+        log.reassign(all_at(1, 3, partitions=1))
+        fill(log, count=50)
+        log.root.controller.take_offline({3: OSError("unplugged")})
+        for first in range(50, 1000, 50):
+            fill(log, count=50, first=first)
+    unplug(paths[0])
+    with open_log(paths[1]) as log:
+        bring_back(log)
+        assert log.replicas().leaderless == (TopicPartition("flights", 0),)
+        with pytest.raises(ReplicaNotAvailableError):
+            values(log)
+        assert log.elect_leaders() == []
+        assert log.elect_leaders(election="unclean") == [TopicPartition("flights", 0)]
+        assert values(log) == list(range(50))
+        fill(log, count=10, first=50)
+        assert values(log) == list(range(60))
+        assert healthy(log)
+        plug_in(paths[0])
+        bring_back(log)
+        assert log.describe_topic("flights")["partitions"][0]["isr"] == [1, 3]
+        assert healthy(log)
+
+
+# Removing
+
+
+def test_a_directory_is_removed_after_its_copies_have_moved(tmp_path):
+    """No record is lost, the factor stays if it can, and the directory is empty then."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", 3, replication_factor=2)
+        fill(log)
+        log.remove_replica(paths[0])
+        assert [each.id for each in log.replicas()] == [2, 3]
+        assert all(len(replicas) == 2 for replicas in placements(log).values())
+        assert os.listdir(paths[0]) == []
+        assert values(log) == list(range(100))
+        fill(log, first=100)
+        assert healthy(log)
+    with open_log(paths[2]) as log:
+        assert values(log) == list(range(200))
+        assert log.add_replica(paths[0]) == 4
+
+
+def test_a_topic_with_a_copy_everywhere_has_one_less_after_a_removal(tmp_path):
+    """There is nowhere else for its copy."""
+    paths = disks(tmp_path, 2)
+    with open_log(paths) as log:
+        log.create_topic("flights", 2, replication_factor=2)
+        fill(log)
+        log.remove_replica(paths[0])
+        assert placements(log) == {0: [2], 1: [2]}
+        assert values(log) == list(range(100))
+        with pytest.raises(IllegalStateError, match="No directory that is online would be left"):
+            log.remove_replica(paths[1], force=True)
+        with pytest.raises(IllegalStateError, match="no such directory"):
+            log.remove_replica(tmp_path / "elsewhere")
+
+
+def test_other_handles_go_on_after_a_removal(tmp_path):
+    """Also if the directory was the one that they read, and led their partition."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log, open_log(paths) as other:
+        log.create_topic("flights", 3)
+        with other.producer() as producer:
+            producer.send("flights", value=b"0", partition=0).result()
+            log.remove_replica(paths[0])
+            for number in range(1, 30):
+                producer.send("flights", value=b"%d" % number, partition=number % 3).result()
+        assert values(other) == list(range(30))
+        assert [each.id for each in other.replicas()] == [2, 3]
+        assert healthy(other)
+
+
+def test_a_broken_disk_is_replaced_by_a_new_one(tmp_path):
+    """Add the new one, remove the old one: the copies are made from those that live."""
+    paths = disks(tmp_path, 4)
+    with open_log(paths[:3]) as log:
+        log.create_topic("flights", 3, replication_factor=2)
+        fill(log)
+    shutil.rmtree(paths[1])
+    with open_log(paths[0]) as log:
+        assert [each.online for each in log.replicas()] == [True, False, True]
+        log.add_replica(paths[3])
+        log.remove_replica(paths[1])
+        assert [each.online for each in log.replicas()] == [True, True, True]
+        assert [each.id for each in log.replicas()] == [1, 3, 4]
+        assert all(len(replicas) == 2 for replicas in placements(log).values())
+        assert values(log) == list(range(100))
+        assert healthy(log)
+
+
+def test_the_only_copy_is_not_given_up_without_force(tmp_path):
+    """With it, these partitions begin again, empty; the others lose nothing."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", 3)
+        log.create_topic("lonely", 3, replication_factor=1)
+        fill(log)
+        fill(log, "lonely")
+    shutil.rmtree(paths[2])
+    with open_log(paths[0]) as log:
+        (lost,) = log.replicas().leaderless
+        with pytest.raises(ReplicaNotAvailableError, match=f"no copy: lonely-{lost.partition}"):
+            log.remove_replica(paths[2])
+        assert len(log.replicas()) == 3
+        log.remove_replica(paths[2], force=True)
+        assert log.replicas().leaderless == ()
+        assert values(log) == list(range(100))
+        kept = values(log, "lonely")
+        assert kept == [n for n in range(100) if n % 3 != lost.partition]
+        fill(log, "lonely", first=100)
+        assert values(log, "lonely") == [*kept, *range(100, 200)]
+        assert healthy(log)
+
+
+def test_one_survivor_of_three_decides_alone_once_the_others_are_given_up(tmp_path):
+    """The quorum is then one of the directories that are left."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", 3)
+        fill(log)
+    unplug(paths[1])
+    unplug(paths[2])
+    with pytest.raises(NotEnoughReplicasError):
+        open_log(paths[0])
+    with open_log(paths[0], mode="r") as log:
+        with pytest.raises(ReadOnlyError):
+            log.remove_replica(paths[1])
+        log.remove_replica(paths[1], force=True)
+        assert [each.path for each in log.replicas()] == [paths[0], paths[2]]
+    with open_log(paths[0]) as log:
+        fill(log, first=100)
+        assert values(log) == list(range(200))
+    plug_in(paths[2])
+    with open_log(paths[0]) as log:
+        bring_back(log)
+        assert all(
+            set(part["isr"]) == {1, 3} for part in log.describe_topic("flights")["partitions"]
+        )
+        assert healthy(log)
+    plug_in(paths[1])
+    for named in (paths, paths[1]):
+        with pytest.raises(
+            NotALogError, match=f"was removed.*The log is in {paths[0]}, {paths[2]}"
+        ):
+            open_log(named)
+
+
+def test_directories_that_went_on_without_each_other_are_found_after_a_removal(tmp_path):
+    """Also if one has given the other up: each may have what the other lacks."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", 3)
+        fill(log)
+    unplug(paths[0])
+    with open_log(paths[1]) as log:
+        fill(log, first=100)
+    unplug(paths[1])
+    unplug(paths[2])
+    plug_in(paths[0])
+    with open_log(paths[0], mode="r") as log:
+        log.remove_replica(paths[1], paths[2], force=True)
+    with open_log(paths[0]) as log:
+        fill(log, first=200)
+    plug_in(paths[1])
+    for named in (paths, paths[1]):
+        with pytest.raises(ReplicasDivergedError):
+            open_log(named)
+    with open_log(paths[0]) as log:  # The one that counts, opened alone.
+        assert values(log) == [*range(100), *range(200, 300)]
+
+
+def test_a_running_program_goes_on_after_the_others_were_given_up(tmp_path):
+    """It need not be restarted when the quorum is back."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", 1)
+        fill(log)
+        unplug(paths[1])
+        unplug(paths[2])
+        with pytest.raises(NotEnoughReplicasError):
+            log.root.controller.take_offline({2: OSError("gone"), 3: OSError("gone")})
+        log.remove_replica(paths[1], paths[2], force=True)
+        fill(log, first=100)
+        assert values(log) == list(range(200))
+
+
+# Comparing copies
+
+
+def test_a_byte_that_differs_in_a_copy_is_found_at_its_offset(tmp_path):
+    """verify reads the leader; verify(replicas=True) reads the others as well."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", 1)
+        for first in (0, 10, 20):
+            fill(log, count=10, first=first)
+        leader = log.describe_topic("flights")["partitions"][0]["leader"]
+        follower = next(each for each in log.replicas() if each.id != leader)
+        assert log.verify(replicas=True) == []
+        directory = next((tmp_path / os.path.basename(follower.path) / "topics").iterdir()) / "0"
+        (segment,) = directory.glob("*.arrows")
+        data = bytearray(segment.read_bytes())
+        data[-9] ^= 1  # in the last batch
+        segment.write_bytes(data)
+        assert log.verify() == []
+        (difference,) = log.verify(replicas=True)
+        assert (difference.topic, difference.partition) == ("flights", 0)
+        assert difference.copy == follower.path
+        assert difference.offset == 20
+
+
+def test_what_a_follower_does_not_have_yet_is_no_difference(tmp_path):
+    """After appends with acks=1 it lags until the housekeeping copies them."""
+    with open_log(disks(tmp_path)) as log:
+        log.create_topic("flights", 2)
+        fill(log)
+        fill(log, acks=1)
+        assert sum(each.lag_bytes for each in log.replicas()) > 0
+        assert log.verify(replicas=True) == []
+        log.maintain()
+        assert sum(each.lag_bytes for each in log.replicas()) == 0
+
+
+# The metadata
+
+
+def test_an_image_without_directories_is_of_no_log():
+    """So a directory whose rows are gone is never taken for one that removed all others."""
+    assert MetadataImage().online == ()
