@@ -337,6 +337,34 @@ def test_a_member_that_was_killed_after_a_commit_is_counted_from_the_commit(log)
     assert result.differences == []
 
 
+def test_a_forked_child_reports_what_it_does_itself(log):
+    """What the parent wrote and read before the fork is reported by the parent."""
+    with log.producer(client_id="p") as producer, group(log) as consumer:
+        producer.send_batch("t", [b"v"] * 300, timestamps=TIMES).result()
+        take(consumer, 150)
+
+        def work():
+            producer.send_batch("t", [b"v"] * 30, timestamps=TIMES[:30]).result()
+            producer.close()
+            consumer.close()
+            return os.getpid()
+
+        child = forks.run(work).result()
+        consumer.commit()
+
+    result = log.audit("t", "1h")
+
+    by_process = {}
+    for row in result.rows:
+        if row.who.tier == "producer":
+            sums = by_process.setdefault(row.who.process, [0, 0])
+            sums[0] += row.counts.records
+            sums[1] += row.counts.unreported
+    assert by_process == {os.getpid(): [300, 0], child: [30, 0]}
+    assert sum(values(result, "group").values()) == 150
+    assert result.differences == []
+
+
 # Groups
 
 
