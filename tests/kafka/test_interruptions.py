@@ -8,7 +8,7 @@ from time import sleep
 
 import pytest
 from support.clock import START
-from support.forks import Child
+from support.forks import Child, tell
 from support.kafka_topics import random_rows, rows_of
 from support.patience import patient
 
@@ -49,8 +49,7 @@ def killed_again_and_again(mirror, write, dice):
         child = Child(mirror)
         write()
         sleep(dice.random() * patient(1.5))
-        child.kill()
-        child.end(patient(10))
+        assert child.kill().killed
 
 
 def test_a_mirror_from_kafka_that_is_killed_at_any_moment_goes_on(kafka, tmp_path):
@@ -151,7 +150,7 @@ def test_a_million_records_come_back_as_they_were(kafka, tmp_path):
     with source, embedlog.open(tmp_path / "target", maintenance=False) as target:
         there = embedlog.mirror(source, kafka.address, topics=topic, progress=False).status
         back = embedlog.mirror(kafka.address, target, topics=topic, progress=False).status
-        print(f"{there.records_per_second:,.0f} and {back.records_per_second:,.0f} records/s")
+        tell(f"{there.records_per_second:,.0f} and {back.records_per_second:,.0f} records/s")
 
         assert there.records == back.records == MILLION
         for number in range(4):
