@@ -56,6 +56,7 @@ KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
     "topic": {
         "index_interval_bytes": "`4096`",
         "key_serializer": OWN,
+        "mirror_source": OWN,
         "message_timestamp_after_max_ms": "`3600000` (1 h)",
         "producer_id_expiration_ms": "the same (of the broker)",
         "rebatch_min_rows": OWN,
@@ -139,6 +140,7 @@ VALUES = {
     ("topic", "compression_type"): "`producer`, `none`, `lz4` or `zstd`",
     ("topic", "key_serializer"): "the name of a [serializer](../values.md#serializers)",
     ("topic", "message_timestamp_type"): "`CreateTime` or `LogAppendTime`",
+    ("topic", "mirror_source"): "`SITE/TOPIC`, or empty",
     ("topic", "retention_clock"): "`append` or `record`",
     ("topic", "retention_min_consumed"): "names of groups, separated by commas, or `all`",
     ("topic", "statistics_columns"): "names of columns, separated by commas, or `none`",
@@ -318,6 +320,15 @@ ERRORS: dict[str, dict[str, str]] = {
         "RestartedApplicationError": "Use another name, or allow the restart "
         '(`.option("allowRestart", "true")` in Spark).',
     },
+    "Mirrors": {
+        "MirroredTopicError": "Write to the source; if that is lost, make the copy writable with "
+        "`log.failover`.",
+        "MirrorConflictError": "Mirror as a site, or delete the topic that is in the way; after a "
+        "failover, mirror into the other direction.",
+        "KafkaClusterError": "Look at the cluster; the mirror goes on once it answers.",
+        "MirrorDivergedError": "Truncate the copy at `next_offset`, or delete it, and start the "
+        "mirror again.",
+    },
     "Storage": {
         "StorageError": "Look up `errno`; the log is as it was before the call.",
         "DiskFullError": "Make room: delete records, or lower the retention. Appends continue by "
@@ -477,6 +488,7 @@ API = {
     "producer": ("Producer", ["embedlog.Producer"]),
     "consumer": ("Consumer", ["embedlog.Consumer", "embedlog.ConsumerRebalanceListener"]),
     "groups": ("Groups", ["embedlog.ConsumerGroup", "embedlog.run_group", "embedlog.GroupRun"]),
+    "mirrors": ("Mirrors", ["embedlog.mirror", "embedlog.MirrorRun"]),
     "records": (
         "Records",
         [

@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 from importlib import import_module
 from typing import Any, Self
@@ -33,6 +33,7 @@ End = Log | str | os.PathLike[str]
 KAFKA = "kafka://"
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 _STOP_SECONDS = 30.0
+_CHECK_SECONDS = 0.05
 _logger = logging.getLogger("embedlog.api")
 _runs: weakref.WeakSet[MirrorRun] = weakref.WeakSet()
 
@@ -77,7 +78,7 @@ def mirror(
 
     Raises:
         InvalidConfigError: An argument is not valid.
-        NotALogError: The source is no log.
+        NotALogError, StorageError: The source is no log, or an end cannot be opened.
         LockTimeoutError: Another process runs a mirror of this name.
         MirrorConflictError, MirrorDivergedError: A topic cannot be copied; all others were.
         EmbedlogError: A partition could not be copied; all others were.
@@ -192,7 +193,9 @@ class MirrorRun:
     @property
     def status(self) -> MirrorStatus:
         """What was copied so far, and how far the copies are behind; a copy, as of now."""
-        return deepcopy(self._mirror.status)
+        while True:
+            with suppress(RuntimeError):  # A topic was added meanwhile.
+                return deepcopy(self._mirror.status)
 
     @property
     def running(self) -> bool:
@@ -234,6 +237,9 @@ class MirrorRun:
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._follow, name="embedlog-mirror", daemon=True)
         self._thread.start()
+        while not self._mirror.begun.wait(_CHECK_SECONDS) and self.running:
+            pass
+        self.wait(0)  # Raises if another process runs it.
 
     def _follow(self) -> None:
         try:

@@ -178,7 +178,7 @@ was interrupted goes on where it was when the command is repeated.
 
 examples:
   embedlog mirror /data/log /backup/log --follow --groups '.*'
-  embedlog mirror /site-a/log /hub/log --topics 'orders|clicks' --as a
+  embedlog mirror /site-a/log /hub/log --topics 'orders.*' --as a
   embedlog mirror /site-a/log /site-b/log --merge --follow
   embedlog mirror status --root /backup/log
 """

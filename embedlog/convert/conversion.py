@@ -402,8 +402,9 @@ class Conversion:
         settings = {
             name: value
             for name, value in self._source.config.overrides().items()
-            # Records keep their timestamps.
-            if not name.endswith(".serializer") and name != "message.timestamp.type"
+            # Records keep their timestamps, and the target is no copy of a mirror.
+            if not name.endswith(".serializer")
+            and name not in ("message.timestamp.type", "mirror.source")
         }
         config = TopicConfig.parse(settings | serializers)
         if schema is not None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from time import monotonic
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from embedlog import keyspace
 from embedlog.batch import (
@@ -23,8 +24,8 @@ from embedlog.batch import (
     PlacedBatch,
     encode,
 )
-from embedlog.batch.add_headers import add_headers, to_batch
-from embedlog.batch.wire import HEADERS, schema
+from embedlog.batch.add_headers import to_batch
+from embedlog.batch.wire import headers_type, schema, timestamp_type
 from embedlog.config import TopicConfig
 from embedlog.errors import MirrorConflictError
 from embedlog.lazy import np, pa
@@ -34,6 +35,7 @@ from embedlog.mirrors.root_target import hold_lock
 from embedlog.partition import PartitionLog, flush
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
+from embedlog.schemas.evolution import convert
 from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.statistics import text_columns_of
 from embedlog.schemas.typed_batch import TypedBatch, encode_typed
@@ -42,7 +44,7 @@ _CHECKPOINT_SECONDS = 5.0
 _NO_EPOCH = -1
 
 
-class StoredPosition(NamedTuple):
+class MergedPosition(NamedTuple):
     """How far a mirror was when the log had an offset."""
 
     offset: int
@@ -50,7 +52,17 @@ class StoredPosition(NamedTuple):
     target_offset: int
 
 
-POSITIONS = keyspace.MIRROR_POSITIONS.typed(StoredPosition)
+POSITIONS = keyspace.MIRROR_POSITIONS.typed(MergedPosition)
+
+
+class DecodedRows(NamedTuple):
+    """The rows of a batch of the source."""
+
+    columns: Any
+    offsets: Any
+    """Those at the source."""
+    codec: str
+    schema: Any
 
 
 class MergingTarget:
@@ -151,7 +163,7 @@ class MergingTarget:
     def append(self, name: str, partition: int, fetch: Fetch) -> int:
         """Append the records that were at no site before, or not at this one."""
         log = self._log(name, partition)
-        encoded = [part for placed in fetch.batches for part in self._merged(log, name, placed)]
+        encoded = list(self._merged(log, name, fetch))
         if encoded:
             log.append(encoded, durability=self._durability)
         self._positions[name, partition] = MirrorPosition(fetch.next_offset, fetch.leader_epoch)
@@ -160,58 +172,70 @@ class MergingTarget:
             self._store(name, partition)
         return sum(batch.count for batch in encoded)
 
-    def _merged(self, log: PartitionLog, name: str, placed: PlacedBatch) -> Iterator[EncodedBatch]:
-        """Yield a batch as it is appended: with a header, and without what must not be sent."""
-        batch = placed.batch
-        append_time = batch.max_timestamp if batch.flags & LOG_APPEND_TIME else None
-        if isinstance(batch, TypedBatch):
-            current = self._topics[name].schemas[-1]
-            batch = batch.fitted(current, HEADERS)
-        elif not batch.has_headers:
-            batch = add_headers(batch)
+    def _merged(self, log: PartitionLog, name: str, fetch: Fetch) -> Iterator[EncodedBatch]:
+        """Yield what is appended: with a header, and without what must not be sent.
+
+        Small batches become large ones, since the offsets are others anyway.
+        """
+        decoded = (self._decoded(name, placed) for placed in fetch.batches)
+        for (codec, target), run in groupby(decoded, key=lambda rows: (rows.codec, rows.schema)):
+            parts = list(run)
+            rows = pa.Table.from_batches([part.columns for part in parts], target).combine_chunks()
+            if not rows.num_rows:
+                continue
+            rows = with_hop(
+                rows.to_batches()[0],
+                "headers" if log.schema is None else "_headers",
+                np.concatenate([part.offsets for part in parts]),
+                self._source_key,
+                self._key,
+                relay=self._relay,
+            )
+            if rows.num_rows:
+                rows = pa.RecordBatch.from_arrays(rows.columns, schema=target)
+                yield from self._encoded(log, rows, codec)
+
+    def _decoded(self, name: str, placed: PlacedBatch) -> DecodedRows:
+        """Return the rows of a batch as they are stored here, with a column of headers."""
+        batch, schemas = placed.batch, self._topics[name].schemas
         stored = to_batch(batch)
         columns = stored.columns(stored.layout.names, verify=False)
-        yield from self._encoded(log, columns, placed, append_time, stored.codec)
-
-    def _encoded(
-        self,
-        log: PartitionLog,
-        columns: Any,
-        placed: PlacedBatch,
-        append_time: int | None,
-        codec: str,
-    ) -> Iterator[EncodedBatch]:
-        batch, typed = placed.batch, log.schema
+        offsets = np.arange(placed.offset, placed.offset + batch.count)
         if batch.flags & EXPLICIT_OFFSETS:
             last = columns.num_columns - 1
             offsets = np.asarray(columns.column(last))
             columns = columns.select(columns.schema.names[:last])
-        else:
-            offsets = np.arange(placed.offset, placed.offset + batch.count)
-        if typed is None:
-            target = schema(headers=True)
-        else:
-            tombstones = cast("TypedBatch", batch).has_tombstones
-            target = segment_schema(typed, headers=True, tombstones=tombstones)
-        if append_time is not None and typed is None:
-            times = pa.array(np.full(len(offsets), append_time), target.types[0])
-            columns = columns.set_column(0, target.field(0), times)
-        columns = with_hop(
-            columns,
-            "headers" if typed is None else "_headers",
-            offsets,
-            self._source_key,
-            self._key,
-            relay=self._relay,
+        if isinstance(batch, TypedBatch):
+            assert batch.schema is not None
+            current = schemas[-1]
+            target = segment_schema(current, headers=True, tombstones=batch.has_tombstones)
+            columns = convert(columns, batch.schema, current, target)
+            return DecodedRows(columns, offsets, stored.codec, target)
+        arrays = columns.columns
+        if not batch.has_headers:
+            arrays.append(pa.nulls(batch.count, headers_type()))
+        if batch.flags & LOG_APPEND_TIME:
+            arrays[0] = pa.array(np.full(batch.count, batch.max_timestamp), timestamp_type())
+        target = schema(headers=True)
+        columns = pa.RecordBatch.from_arrays(arrays, schema=target)
+        return DecodedRows(columns, offsets, stored.codec, target)
+
+    def _encoded(self, log: PartitionLog, rows: Any, codec: str) -> Iterator[EncodedBatch]:
+        limits, own = (
+            BatchLimits(log.config.max_message_bytes, log.config.segment_bytes),
+            log.schema,
         )
-        if not columns.num_rows:
-            return iter(())
-        columns = pa.RecordBatch.from_arrays(columns.columns, schema=target)
-        limits = BatchLimits(log.config.max_message_bytes, log.config.segment_bytes)
-        if typed is None:
-            return limits.split(columns, lambda rows: encode(rows, codec))
-        text = text_columns_of(log.config)
-        return limits.split(columns, lambda rows: encode_typed(rows, typed, codec, None, text))
+        text = None if own is None else text_columns_of(log.config)
+
+        def encoded(part: Any) -> EncodedBatch:
+            return (
+                encode(part, codec) if own is None else encode_typed(part, own, codec, None, text)
+            )
+
+        # Half of what a batch may have: the size in Kafka's format is another one.
+        step = max(rows.num_rows * min(limits) // (2 * max(rows.nbytes, 1)), 1)
+        for first in range(0, rows.num_rows, step):
+            yield from limits.split(rows.slice(first, step), encoded)
 
     def move_start(self, name: str, partition: int, offset: int) -> None:
         """Do nothing: the log has records of its own."""
@@ -228,7 +252,7 @@ class MergingTarget:
         end = log.end_offset()
         flush.flush_up_to(log, end)
         epoch = _NO_EPOCH if position.leader_epoch is None else position.leader_epoch
-        row = StoredPosition(position.offset, epoch, end)
+        row = MergedPosition(position.offset, epoch, end)
         self.root.context.state.write(
             lambda txn: POSITIONS.put(txn, log.key, self._source_id, value=row)
         )

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event as Flag
 from time import monotonic
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from embedlog.errors import (
     LogTruncatedError,
     MirrorDivergedError,
     OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
 )
 from embedlog.maintenance.activity import Event, report
 from embedlog.mirrors.ends import MirrorPosition, MirrorSource, MirrorTarget, SourceTopic
@@ -35,6 +36,8 @@ from embedlog.root.root import Root
 _logger = logging.getLogger("embedlog.mirrors")
 _REPORT_SECONDS = 1.0
 """How often the status is written."""
+_IDLE_REPORT_SECONDS = 5.0
+"""How often while nothing is copied."""
 _GROUPS_SECONDS = 5.0
 """How often the offsets of groups are copied while records are."""
 _ACTIVITY_SECONDS = 60.0
@@ -45,6 +48,9 @@ _RETRY_SECONDS = 5.0
 """How long a partition, or a topic, is left alone after an error."""
 _WHOLE = -1
 """Stands for the number of a partition: all of the topic."""
+_GROUPS, _SOURCE = ("", _WHOLE), ("", _WHOLE - 1)
+"""Stand for the topic and the partition of errors with groups, and with the source as a whole."""
+_NOWHERE = (*_GROUPS, *_SOURCE)
 FETCH_BYTES = 8 << 20
 
 Progress = Callable[[int, int], None]
@@ -65,7 +71,7 @@ class MirrorOptions:
     """Whether the target has records of its own in the same topics."""
     name: str | None = None
     """The name of the mirror in its status; by default it is made of the rest."""
-    fetch_bytes: int = FETCH_BYTES
+    fetch_bytes: int = field(default_factory=lambda: FETCH_BYTES)
     """About how much is read and written at once."""
 
     def __post_init__(self) -> None:
@@ -80,6 +86,11 @@ class MirrorOptions:
                 "A mirror that merges keeps the names of topics, so it has no site",
                 todo="Leave out one of the two.",
             )
+        if self.groups is not None and self.merge:
+            raise InvalidConfigError(
+                "Offsets of groups are not copied by a mirror that merges, which has other offsets",
+                todo="Use a time: `embedlog groups reset --by-duration`.",
+            )
 
 
 def _compiled(option: str, pattern: str) -> re.Pattern[str]:
@@ -92,10 +103,10 @@ def _compiled(option: str, pattern: str) -> re.Pattern[str]:
 
 
 class MirrorError(NamedTuple):
-    """What went wrong in a topic, or in one of its partitions."""
+    """What went wrong in a partition, or, if its number is -1, in a topic."""
 
     topic: str
-    partition: int | None
+    partition: int
     error: EmbedlogError
 
 
@@ -121,11 +132,13 @@ class Mirror:
         self._group_pattern = None if not options.groups else _compiled("groups", options.groups)
         self._positions: dict[tuple[str, int], MirrorPosition] = {}
         self._prepared: dict[str, SourceTopic] = {}
+        self._unsure: set[str] = set()
+        """The topics of which a partition failed, so that they are prepared again."""
         self._starts: dict[tuple[str, int], int] = {}
         """The log start offsets of the source that the target follows already."""
         self._retry_at: dict[tuple[str, int], float] = {}
-        self.errors: list[MirrorError] = []
-        """Those of the current round, or of the last one."""
+        self._failing: dict[tuple[str, int], MirrorError] = {}
+        """By topic and partition: what is not copied at present."""
         name = options.name or _name_of(source.address, options)
         self.status = MirrorStatus(
             name,
@@ -139,6 +152,8 @@ class Mirror:
             started_ms=root.clock(),
         )
         self._stop = Flag()
+        self.begun = Flag()
+        """Set once `run` holds the lock of the mirror."""
         self._began_at = self._reported_at = self._activity_at = monotonic()
         self._groups_at = self._reported_at - _GROUPS_SECONDS
         self._reported = (0, 0)
@@ -160,6 +175,7 @@ class Mirror:
         with self._target.exclusive(status.mirror):
             try:
                 self._begin()
+                self.begun.set()
                 self._round(progress)
                 while follow and not self._stop.is_set():
                     self._source.wait(_WAIT_SECONDS)
@@ -169,7 +185,7 @@ class Mirror:
                     self._copy_groups()
                 self._target.flush()
                 status.state = "stopped" if self._stop.is_set() else "finished"
-                if self.errors and not follow:
+                if self._failing and not follow:
                     status.state = "failed"
             except BaseException as error:
                 status.state = "failed"
@@ -178,9 +194,14 @@ class Mirror:
                 raise
             finally:
                 self._end()
-        if self.errors and not follow:
+        if self._failing and not follow:
             raise self.errors[0].error
         return status
+
+    @property
+    def errors(self) -> list[MirrorError]:
+        """What keeps topics, partitions and groups from being copied at present."""
+        return list(self._failing.values())
 
     def stop(self) -> None:
         """End `run` after the batch that is being copied; any thread may call it."""
@@ -203,7 +224,6 @@ class Mirror:
     def _round(self, progress: Progress | None) -> None:
         """Copy every partition up to where it ends now, then the offsets of groups."""
         status = self.status
-        self.errors = []
         goals = dict(self._goals())
         left = {key: max(goal - self._positions[key].offset, 0) for key, goal in goals.items()}
         whole, behind = sum(left.values()), [key for key, count in left.items() if count]
@@ -211,11 +231,10 @@ class Mirror:
             for key in list(behind):
                 if self._stop.is_set():
                     break
-                if self._copies_more(key, goals[key]):
-                    left[key] = goals[key] - self._positions[key].offset
-                else:
+                if not self._copies_more(key, goals[key]):
                     behind.remove(key)
-                    left[key] = 0
+                if key in self._positions:
+                    left[key] = max(goals[key] - self._positions[key].offset, 0)
                 if progress is not None:
                     progress(whole - sum(left.values()), whole)
                 self._report_if_due()
@@ -225,9 +244,15 @@ class Mirror:
 
     def _goals(self) -> Iterator[tuple[tuple[str, int], int]]:
         """Prepare the topics, and yield each partition with the end of it at the source."""
-        topics = self._source.topics()
+        topics: dict[str, SourceTopic] | None = None
+        with self._collected(*_SOURCE):
+            topics = self._source.topics()
+        if topics is None:
+            return
+        self._failing.pop(_SOURCE, None)
         for name in self.status.by_topic.keys() - topics.keys():
             del self.status.by_topic[name]  # It was deleted at the source; the copy stays.
+            self._forget(name)
         for topic in topics.values():
             if not self._topic_pattern.fullmatch(topic.name) or not self._prepare(topic):
                 continue
@@ -238,27 +263,36 @@ class Mirror:
                 with self._collected(*key):
                     bounds = self._source.bounds(*key)
                     self._follow_start(key, bounds.start_offset)
-                    self._position(*key)
-                    self._note_lag(key, bounds.end_offset - self._positions[key].offset)
-                    yield key, bounds.end_offset
+                    offset = self._position(*key).offset
+                    self._note_lag(key, bounds.end_offset - offset)
+                    # If the source ends before the position, a read says where it was cut.
+                    is_cut = bounds.end_offset < offset
+                    yield key, offset + 1 if is_cut else bounds.end_offset
 
     def _prepare(self, topic: SourceTopic) -> bool:
         """Make the copy of a topic like the source; return whether to copy records."""
-        if self._prepared.get(topic.name) == topic:
+        if self._prepared.get(topic.name) == topic and topic.name not in self._unsure:
             return True
         name, key = self.target_name(topic.name), (topic.name, _WHOLE)
         if self._retry_at.get(key, 0) > monotonic():
             return False
         self._retry_at[key] = monotonic() + _RETRY_SECONDS
-        with self._collected(topic.name, None):
+        with self._collected(*key):
             if self._target.prepare(topic, name, self._source):
                 self._prepared[topic.name] = topic
+                self._unsure.discard(topic.name)
                 del self._retry_at[key]
+                self._failing.pop(key, None)
                 status = self.status.by_topic.setdefault(topic.name, TopicStatus(name))
                 status.lags += [0] * (topic.partitions - len(status.lags))
-                status.error = None
                 return True
         return False
+
+    def _forget(self, topic: str) -> None:
+        self._prepared.pop(topic, None)
+        for by_key in (self._positions, self._starts, self._retry_at, self._failing):
+            for key in [key for key in by_key if key[0] == topic]:
+                del by_key[key]
 
     def target_name(self, topic: str) -> str:
         """Return the name of the copy of a topic."""
@@ -292,11 +326,8 @@ class Mirror:
             if position.offset >= goal:
                 return False
             self._copy(key, position)
-            return self._positions[key].offset < goal
-        # What is known of it may be wrong: ask the target again.
-        self._positions.pop(key, None)
-        self._prepared.pop(key[0], None)
-        self._retry_at[key] = monotonic() + _RETRY_SECONDS
+            self._failing.pop(key, None)
+            return position.offset < self._positions[key].offset < goal
         return False
 
     def _copy(self, key: tuple[str, int], position: MirrorPosition) -> None:
@@ -317,9 +348,7 @@ class Mirror:
         self._positions[key] = MirrorPosition(fetch.next_offset, fetch.leader_epoch)
         self._note_lag(key, fetch.end_offset - fetch.next_offset)
         read = fetch.records
-        part = status.by_topic[topic]
-        part.records += written
-        part.error = None
+        status.by_topic[topic].records += written
         status.records += written
         status.dropped += read - written
         status.bytes += fetch.bytes
@@ -366,7 +395,8 @@ class Mirror:
         """Commit at the target what groups have committed at the source."""
         assert self._group_pattern is not None
         self._groups_at = monotonic()
-        with self._collected("", None):
+        self._failing.pop(_GROUPS, None)
+        with self._collected(*_GROUPS):
             for group in self._source.groups():
                 if self._group_pattern.fullmatch(group):
                     self._copy_group(group)
@@ -388,29 +418,36 @@ class Mirror:
 
     # Errors and reports
 
-    def _collected(self, topic: str, partition: int | None) -> _Collected:
+    def _collected(self, topic: str, partition: int) -> _Collected:
         return _Collected(self, topic, partition)
 
-    def note_error(self, topic: str, partition: int | None, error: EmbedlogError) -> None:
-        """Count an error, log and report it, unless the last round had the same."""
-        self.errors.append(MirrorError(topic, partition, error))
+    def note_error(self, topic: str, partition: int, error: EmbedlogError) -> None:
+        """Count an error, log and report it, unless there was the same before."""
+        is_gone = isinstance(error, UnknownTopicOrPartitionError)
+        if is_gone and topic and topic not in self._source.topics():
+            return  # It was deleted at the source meanwhile.
+        self._failing[topic, partition] = MirrorError(topic, partition, error)
+        self._retry_at[topic, partition] = monotonic() + _RETRY_SECONDS
+        # What is known of it may be wrong: ask the target again.
+        self._positions.pop((topic, partition), None)
+        self._unsure.add(topic)
         text, status = str(error), self.status
         is_new = text not in status.errors
         status.add_error(text)
-        if topic in status.by_topic:
-            status.by_topic[topic].error = text
         if is_new:
             _logger.error("Mirror %s: %s", status.mirror, text)
-            facts = {"job": "mirror", "topic": topic, "partition": partition, "error": text}
-            self._event("failed", facts)
+            where = {"topic": topic, "partition": partition}
+            facts = {name: value for name, value in where.items() if value not in _NOWHERE}
+            self._event("failed", {"job": "mirror", **facts, "error": text})
 
     def _event(self, kind: str, facts: Mapping[str, object]) -> None:
         name = self.status.mirror
         report(self._root, [Event(kind, name, {"mirror": name, **facts})])
 
     def _report_if_due(self) -> None:
-        now = monotonic()
-        if now - self._reported_at >= _REPORT_SECONDS:
+        seconds, status = monotonic() - self._reported_at, self.status
+        is_idle = (status.records, status.bytes) == self._reported
+        if seconds >= (_IDLE_REPORT_SECONDS if is_idle else _REPORT_SECONDS):
             self._report()
         if self._group_pattern is not None and self._groups_are_due():
             self._copy_groups()
@@ -427,8 +464,17 @@ class Mirror:
             status.records_per_second = round((status.records - records) / seconds, 1)
             status.bytes_per_second = round((status.bytes - size) / seconds, 1)
         self._reported_at, self._reported = now, (status.records, status.bytes)
+        for topic, part in status.by_topic.items():
+            errors = (str(error.error) for error in self.errors if error.topic == topic)
+            part.error = next(errors, None)
         status.updated_ms = self._root.clock()
-        put_status(self._root, status)
+        try:
+            put_status(self._root, status)
+        except ClosedError:
+            raise
+        except EmbedlogError as error:
+            # As on a full disk: the copies are more important.
+            _logger.warning("Mirror %s: cannot report its status: %s", status.mirror, error)
 
     def _report_activity(self, *, always: bool = False) -> None:
         """Report in ``__activity`` what was copied since the last time."""
@@ -458,7 +504,7 @@ class Mirror:
 class _Collected:
     """Adds an error of a topic to those of the round, so that the rest is copied."""
 
-    def __init__(self, mirror: Mirror, topic: str, partition: int | None) -> None:
+    def __init__(self, mirror: Mirror, topic: str, partition: int) -> None:
         self._mirror, self._where = mirror, (topic, partition)
 
     def __enter__(self) -> None:

@@ -8,6 +8,7 @@ from embedlog.errors import GroupIdNotFoundError
 from embedlog.group import group_ids
 from embedlog.mirrors.ends import Bounds, Fetch, MirrorPosition, SourceTopic
 from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
+from embedlog.partition import PartitionLog
 from embedlog.partition.reader import PartitionReader
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
@@ -25,7 +26,7 @@ class RootSource:
 
     def __init__(self, root: Root) -> None:
         self.root, self.address, self.site_id = root, root.path, root.id
-        self._readers: dict[tuple[str, int], PartitionReader] = {}
+        self._readers: dict[tuple[str, int], tuple[PartitionLog, PartitionReader]] = {}
         self._topics: dict[str, SourceTopic] = {}
         self._version = -1
         root.wake.join()
@@ -47,7 +48,8 @@ class RootSource:
     def _described(self, info: TopicInfo) -> SourceTopic:
         catalog, state = self.root.context.catalog, self.root.context.state
         config = info.config.overrides()
-        copied = MIRRORED_TOPICS.get(state, info.id)
+        # Since a failover it has records of its own, which were nowhere before.
+        copied = MIRRORED_TOPICS.get(state, info.id) if info.config.mirror_source else None
         return SourceTopic(
             info.name,
             str(info.id),
@@ -72,11 +74,12 @@ class RootSource:
             CorruptBatchError: A batch does not have its checksums.
         """
         log = self.root.partition(topic, partition)
-        reader = self._readers.pop((topic, partition), None)
-        if reader is None or reader._log is not log or reader.offset != position.offset:
+        # Taken out: after an error the next call begins with a new one.
+        known, reader = self._readers.pop((topic, partition), (None, None))
+        if reader is None or known is not log or reader.offset != position.offset:
             reader = log.reader(position.offset, position.leader_epoch)
         batches = reader.read_encoded(max_bytes)
-        self._readers[topic, partition] = reader
+        self._readers[topic, partition] = log, reader
         for _, batch in batches:
             # The copy numbers its producers and its epochs itself: those of the source would be
             # mixed up with them.
