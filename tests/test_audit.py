@@ -850,3 +850,31 @@ def test_writers_without_an_id_are_compared_together(log):
 
     lose(log.root.partition("t", 0), set(range(1, 100)))
     assert sum(values(log.audit("t", "1h"), "producer", "missing").values()) == 99 - 30
+
+
+# Mirrors
+
+
+def test_a_mirror_reports_to_its_source(log, tmp_path):
+    """By its name: what it copied is compared with the log, in each run from where it went on."""
+    for _ in range(2):
+        write(log)
+        embedlog.mirror(log, tmp_path / "copy", topics="t", name="north", progress=False)
+
+    result = log.audit("t", "1h")
+
+    twice = {hour: 2 * count for hour, count in ALL.items()}
+    assert values(result, "log") == values(result, "mirror", name="north") == twice
+    assert result.differences == []
+
+
+def test_what_a_mirror_has_not_copied_yet_is_no_loss(log, tmp_path):
+    """It is compared up to where it is."""
+    write(log)
+    embedlog.mirror(log, tmp_path / "copy", topics="t", name="north", progress=False)
+    write(log)
+
+    result = log.audit("t", "1h", tiers=["mirror"])
+
+    assert values(result, "mirror", name="north") == ALL
+    assert result.differences == []
