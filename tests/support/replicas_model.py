@@ -15,6 +15,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import (
     CorruptionError,
     EmbedlogError,
+    FencedError,
     LogTruncatedError,
     NotALogError,
     NotEnoughReplicasError,
@@ -261,6 +263,7 @@ class ReplicasModel(RuleBasedStateMachine):
                 continue
             before, self.image = self.image, image
             assert image.epoch >= before.epoch, "the metadata went back"
+            assert len(image.online) >= self.quorum, "a minority decided something"
             self._check_elections(before, image)
             break
         for each in list(self.emptied):
@@ -277,8 +280,19 @@ class ReplicasModel(RuleBasedStateMachine):
             assert new.leader_epoch >= old.leader_epoch
             assert set(new.isr) <= {*new.replicas, NO_DIRECTORY}
             assert new.isr, "no in-sync replica is left"
+            if new.partition_epoch == old.partition_epoch + 1 and new.leader not in (None, *old.isr):
+                assert key in self._unclean_keys(), "a leader was elected that was not in sync"
             if new.leader != old.leader and new.leader is not None and old.leader is not None:
                 assert new.leader_epoch > old.leader_epoch, "a leader without an epoch of its own"
+
+    def _unclean_keys(self) -> set[bytes]:
+        """The partitions in which any replica may lead."""
+        topics = self.roots[0].topics()
+        return {
+            topics[part.topic].key(part.number)
+            for part in self.parts.values()
+            if part.unclean and part.topic in topics
+        }
 
     def _attempt(
         self, part: Part | None, operation: Callable[[], Any], *, strong: bool = False
@@ -307,7 +321,7 @@ class ReplicasModel(RuleBasedStateMachine):
             return len(isr) < part.min_isr
         if isinstance(error, ReplicaNotAvailableError):
             return not isr
-        if isinstance(error, NotLeaderOrFollowerError):
+        if isinstance(error, (NotLeaderOrFollowerError, FencedError)):
             return bool(self.lost)  # the call may be repeated
         return False
 
@@ -564,6 +578,35 @@ class ReplicasModel(RuleBasedStateMachine):
             self.away.add(directory)
             self._lose(directory)
 
+    @rule(
+        which=st.integers(0, 3),
+        handle=st.integers(0, 1),
+        lagging=st.integers(0, 2),
+        size=st.sampled_from([0, 10, 700]),
+        rolls=st.booleans(),
+        returns=st.booleans(),
+    )
+    @precondition(lambda self: self.roots and self.parts)
+    def diverge(
+        self, which: int, handle: int, lagging: int, size: int, rolls: bool, returns: bool
+    ) -> None:
+        """A leader is lost with records that only it has; another one goes on with others."""
+        part = self.part(which)
+        assignment = self.assignment(part)
+        if assignment is None or assignment.leader is None or not self._may_lose(False):
+            return
+        for _ in range(lagging):
+            self._append(part, handle, self._values(part, 2, 700), 1, None)
+        leader = assignment.leader
+        self.unmount(leader - 1, False)
+        self.keep_house(handle, False)
+        self._append(part, handle, self._values(part, 2, size), "all", None)
+        if rolls:
+            self.roll(which, handle)
+        if returns:
+            self.bring_back(leader - 1, False)
+            self.keep_house(handle, not rolls)
+
     def _lose(self, directory: int) -> None:
         self.lost.add(directory)
         for part in self.parts.values():
@@ -582,7 +625,7 @@ class ReplicasModel(RuleBasedStateMachine):
         self.disks.repair(path)
         if directory in self.away:
             # Of three directories two must be left that know what was decided.
-            others = self.paths.keys() - self.emptied.keys() - {directory}
+            others = set(self.image.online) - self.emptied.keys() - {directory}
             if empty and len(others) >= self.quorum:
                 os.mkdir(path, 0o700)
                 shutil.rmtree(f"{path}.away")
@@ -603,13 +646,38 @@ class ReplicasModel(RuleBasedStateMachine):
                 if record.leader == directory and not record.strong:
                     record.losable = True
 
-    @rule(handle=st.integers(0, 1), stopped=st.sampled_from([False, False, True]))
+    def _append_meanwhile(self, handle: int, at: int) -> Callable[[], bool]:
+        """Return a function that the job calls, and that appends when it is called so often."""
+        calls = iter(range(1, 1 << 30))
+
+        def is_stopped() -> bool:
+            if next(calls) == at:
+                for part in list(self.parts.values()):
+                    lines = self._values(part, 1, 10)
+                    part.uncertain.update(value for _, value in lines)
+                    # The job may hold the partition's lock.
+                    with suppress(EmbedlogError):
+                        log = self.log(part, handle)
+                        log.append([self._encode(lines)], timeout=0)
+            return False
+
+        return is_stopped
+
+    @rule(
+        handle=st.integers(0, 1),
+        stopped=st.sampled_from([False, False, True]),
+        meanwhile=st.integers(0, 4),
+    )
     @precondition(lambda self: self.roots)
-    def keep_house(self, handle: int, stopped: bool) -> None:
+    def keep_house(self, handle: int, stopped: bool, meanwhile: int = 0) -> None:
         """What works is online after a round, and in sync."""
         root = self.root(handle)
         job = jobs.ReplicationJob(MaintenanceConfig())
-        done, _ = self._attempt(None, lambda: job.run(root, lambda: stopped))
+        if meanwhile and self.parts and not stopped:
+            is_stopped = self._append_meanwhile(handle + 1, meanwhile)
+        else:
+            is_stopped = lambda: stopped  # noqa: E731
+        done, _ = self._attempt(None, lambda: job.run(root, is_stopped))
         self._observe()
         if not done or len(self.alive()) < self.quorum:
             return
