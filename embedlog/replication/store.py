@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 from embedlog import kv
-from embedlog.errors import ClosedError, EmbedlogError, StorageError
+from embedlog.errors import ClosedError, EmbedlogError, NotEnoughReplicasError, StorageError
 from embedlog.keyspace import LIVE_VERSION
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
 from embedlog.replication.metadata import (
@@ -174,10 +174,25 @@ class ReplicatedStore:
                     store.release()
             if failed:
                 self._controller.take_offline(failed)
+                if result:
+                    self._check_kept([each for each in directories if each.id not in failed])
             if self._written_epoch > self._controller.epoch:
                 self._controller.refresh()
             if result:
                 return result[0]
+
+    def _check_kept(self, committed: Sequence[LogDirectory]) -> None:
+        """Raise if none of the directories that have a write is online any more.
+
+        Another process may have replaced them, by one that came back, before it knew of the
+        write.
+        """
+        online = self._controller.current().online
+        if not any(each in online for each in committed):
+            raise NotEnoughReplicasError(
+                "The directories failed that had the change, one after the other",
+                todo="Repeat the call: it may not be known whether the change was made.",
+            )
 
     @contextmanager
     def held(self, without: Collection[int] = ()) -> Iterator[tuple[LogDirectory, ...]]:

@@ -14,10 +14,9 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ from embedlog.errors import (
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     OffsetOutOfRangeError,
-    OutOfOrderSequenceError,
     ReplicaNotAvailableError,
     StorageError,
 )
@@ -52,14 +50,14 @@ from embedlog.groups import offsets
 from embedlog.partition.producer_state import after
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import jobs, reassign
-from embedlog.replication.controller import NO_DIRECTORY
 from embedlog.replication.compare import compare_replicas
+from embedlog.replication.controller import NO_DIRECTORY
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.metadata import MetadataImage
 from embedlog.replication.root import ReplicatedRoot
 from embedlog.retention.retain import delete_records
 from embedlog.root.verify import verify_root
-from support.clock import START, ManualClock
+from support.clock import ManualClock
 from support.failing_disks import FailingDisks, count_commits
 from support.forks import Child, in_memory
 from support.groups import make_group
