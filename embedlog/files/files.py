@@ -320,6 +320,12 @@ class Files:
         with self._errors("sync", fd, DurabilityError):
             os.fdatasync(fd)
 
+    def complete(self, fd: int, position: int) -> None:
+        """Have all copies of a file end at a position, durably; there is only one.
+
+        For a file that was written without the lock of its partition, by the holder of the lock.
+        """
+
     def drop_cache(self, fd: int) -> None:
         """Drop the cached pages that are on the disk, so that later reads come from the disk."""
         with self._errors("drop the cache", fd):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from time import monotonic, sleep
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -18,6 +19,8 @@ SCHEME = "kafka://"
 REQUEST_SECONDS = 30.0
 GROUP_PREFIX = "embedlog.mirror."
 """Begins the names of the groups, transactional ids and topics that mirrors use themselves."""
+_NO_LEADER = (5, 6)
+"""Codes of errors: the partition has no leader yet, or another one."""
 _EXACTLY_ONCE = "exactly.once"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _SWITCH = {"true": True, "false": False}
@@ -65,7 +68,7 @@ class KafkaCluster:
             raise InvalidConfigError(f"{_EXACTLY_ONCE} must be true or false, got {exactly_once!r}")
         self.exactly_once = _SWITCH[exactly_once]
         """Whether a target writes with transactions."""
-        self._settings = {"bootstrap.servers": servers, "log_level": "3", **settings}
+        self._settings = {"bootstrap.servers": servers, "log_level": "0", **settings}
         self.admin = self._client(admin_library().AdminClient, {})
         with self.errors("The cluster does not answer"):
             described = self.admin.describe_cluster(request_timeout=REQUEST_SECONDS)
@@ -83,7 +86,7 @@ class KafkaCluster:
     def _client(self, kind: Any, settings: Mapping[str, object]) -> Any:
         own = {name.replace("_", "."): value for name, value in settings.items()}
         try:
-            return kind({**self._settings, **own}, logger=_SILENT)
+            return kind({**self._settings, **own})
         except client_library().KafkaException as error:
             raise InvalidConfigError(
                 f"A setting in the address of {self.address} is not valid: {error.args[0].str()}"
@@ -140,21 +143,34 @@ class KafkaCluster:
         self, partitions: Iterable[TopicPartition], *, latest: bool
     ) -> dict[TopicPartition, int]:
         """Return where partitions begin, or where their last stable offsets are."""
-        library, spec = client_library(), admin_library().OffsetSpec
-        wanted = {
-            library.TopicPartition(*part): spec.latest() if latest else spec.earliest()
-            for part in partitions
-        }
+        library, deadline = client_library(), monotonic() + REQUEST_SECONDS
+        keys = list(partitions)
         with self.errors("The ends of partitions cannot be read"):
-            answers = self.admin.list_offsets(
-                wanted,
-                isolation_level=library.IsolationLevel.READ_COMMITTED,
-                request_timeout=REQUEST_SECONDS,
-            )
-            return {
-                TopicPartition(part.topic, part.partition): answer.result(REQUEST_SECONDS).offset
-                for part, answer in answers.items()
-            }
+            while True:
+                try:
+                    return self._list_offsets(keys, latest)
+                except library.KafkaException as error:
+                    # The leader of a new partition takes a moment to begin, or it moves.
+                    if error.args[0].code() not in _NO_LEADER or monotonic() >= deadline:
+                        raise
+                    sleep(0.1)
+
+    def _list_offsets(
+        self, partitions: Sequence[TopicPartition], latest: bool
+    ) -> dict[TopicPartition, int]:
+        library, spec = client_library(), admin_library().OffsetSpec
+        answers = self.admin.list_offsets(
+            {
+                library.TopicPartition(*part): spec.latest() if latest else spec.earliest()
+                for part in partitions
+            },
+            isolation_level=library.IsolationLevel.READ_COMMITTED,
+            request_timeout=REQUEST_SECONDS,
+        )
+        return {
+            TopicPartition(part.topic, part.partition): answer.result(REQUEST_SECONDS).offset
+            for part, answer in answers.items()
+        }
 
 
 def _variable(match: re.Match[str]) -> str:
@@ -167,13 +183,3 @@ def _variable(match: re.Match[str]) -> str:
     if value is None:
         raise InvalidConfigError(f"The environment has no variable {match[1]!r}")
     return value
-
-
-class _Silent:
-    """Takes the log lines of librdkafka, which are of connections that it makes again."""
-
-    def log(self, level: int, *message: object) -> None:
-        """Drop a line."""
-
-
-_SILENT = _Silent()

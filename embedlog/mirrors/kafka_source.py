@@ -40,7 +40,7 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 
 _TOPICS_SECONDS = 5.0
 """How long the topics and their settings are taken to be the same."""
-_FETCH_SECONDS = 10.0
+_FETCH_SECONDS = 30.0
 """How long to wait for records that Kafka says it has."""
 _MESSAGES = 10_000
 """How many messages to take from the client at once."""
@@ -213,6 +213,7 @@ class KafkaSource:
             messages = self._consumer.consume(_MESSAGES, 0)
             if not messages:
                 messages = self._consumer.consume(1, seconds)
+                messages += self._consumer.consume(_MESSAGES, 0) if messages else []
         for message in messages:
             buffer = self._buffers.get(TopicPartition(message.topic(), message.partition()))
             error = message.error()

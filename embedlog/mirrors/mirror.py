@@ -319,6 +319,8 @@ class Mirror:
 
     def _copies_more(self, key: tuple[str, int], goal: int) -> bool:
         """Copy the next batches of a partition; return whether more follow up to a goal."""
+        if key[0] not in self._prepared:
+            return False  # After an error in another partition the topic is prepared again first.
         with self._collected(*key):
             position = self._position(*key)
             if position.offset >= goal:

@@ -8,7 +8,8 @@ indexes.  Killed before that, the log is the old one; after it, the new one.  In
    it for garbage, and after a crash the next process knows what to remove.
 2. Write it, flush it, flush the directory.
 3. Under the partition's lock: call the fence, check that the segments are still those
-   that were read, and commit.  The old files are uncommitted from here on.
+   that were read, complete the new file in copies that are in sync since, and commit.
+   The old files are uncommitted from here on.
 4. Add the old files to the pending deletes in `live`, then delete their rows in `state`.
    Readers finish with the files they have open, and a reader that has looked up a name
    has time to open it.
@@ -182,6 +183,8 @@ class Replacement:
             lease = leases.held_from(log)
             if lease is not None and lease.offset < end:
                 raise _fenced(log, f"lease {lease.name!r} holds it")
+            assert self._file.fd is not None
+            log.context.files.complete(self._file.fd, self.info.size)
             log.context.state.write(lambda txn: self._swap(txn, old, cleaned))
         self._uncommitted = False
         # The swap is done; what fails here is left to the next sweep.

@@ -25,6 +25,7 @@ from embedlog.partition import recovery
 from embedlog.partition.tail import Tail
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.files import copy_range, make_parents
+from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.segment import CHUNK_BYTES
 
@@ -89,6 +90,7 @@ class ReplicaCopy:
         """Copy the rest under the partition's lock, and have the copy join the ISR."""
         log = self.log
         with log.locked():
+            leader = self._leader()
             tail = recovery.tail_locked(log)
             self._throttle, self._stopped = Throttle(), bool  # appends wait
             self._pass(tail)
@@ -96,9 +98,13 @@ class ReplicaCopy:
             if log.context.durability == "fsync" or self.copied_bytes or self.removed_files:
                 for path in (*reversed(log.directories),):
                     self.directory.files.sync_directory(path)
-            log.controller.change_assignment(
-                log.key, lambda assignment: assignment.expand([self.directory.id])
-            )
+
+            def expand(assignment: PartitionAssignment) -> PartitionAssignment:
+                # With another leader, or none, the next attempt begins again.
+                same = assignment.leader == leader
+                return assignment.expand([self.directory.id]) if same else assignment
+
+            log.controller.change_assignment(log.key, expand)
 
     @property
     def result(self) -> CatchUpResult:
@@ -177,13 +183,16 @@ class ReplicaCopy:
         return position
 
     def _remove_others(self) -> None:
-        """Remove the segment files that the manifest does not name."""
+        """Remove the segment files that the manifest does not name.
+
+        Also the uncommitted ones: they are unlinked where copies are in sync, and this one may
+        join too late for that.  A file that is still being written is written here again.
+        """
         log, files = self.log, self.directory.files
         directory = f"{log.directory}/{log.partition}"
 
         def named(txn: kv.Txn) -> set[str]:
-            segments = [*catalog.segments(txn, log.key), *catalog.uncommitted_files(txn, log.key)]
-            return {info.file_name for info in segments}
+            return {info.file_name for info in catalog.segments(txn, log.key)}
 
         names = log.context.state.read(named)
         for name in files.list(directory):

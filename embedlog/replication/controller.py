@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -59,6 +59,8 @@ class Controller:
     Args:
         directories: Those that could be opened, by their ids; with open databases.
         open_directory: Opens another one, which has come back or was added.
+        regain_quorum: Gets the directories that do not work, of which too few would be left;
+            returns whether another one came back.  Called without locks of this object.
         given_up: Directories that will never come back: they do not count for the quorum.
     """
 
@@ -66,10 +68,11 @@ class Controller:
         self,
         directories: Mapping[int, LogDirectory],
         open_directory: Callable[[int, str], LogDirectory],
+        regain_quorum: Callable[[Mapping[int, Exception]], bool],
         given_up: Collection[int] = (),
     ) -> None:
         self.directories = dict(directories)
-        self._open_directory = open_directory
+        self._open_directory, self._regain_quorum = open_directory, regain_quorum
         self._lock = threading.RLock()
         self._excluded: frozenset[int] = frozenset()
         """Directories that this process is taking offline."""
@@ -85,11 +88,6 @@ class Controller:
         """The controller's directory, which is read."""
         self.state = ReplicatedStore(self, "state")
         self.live = ReplicatedStore(self, "live")
-        try:
-            self.refresh()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def writable(self) -> bool:
@@ -231,6 +229,8 @@ class Controller:
     def take_offline(self, failed: Mapping[int, Exception]) -> None:
         """Give up directories that do not work; others take over what they led.
 
+        If too few would be left, one that has come back may take their place.
+
         Raises:
             NotEnoughReplicasError: Too few directories would be left.
             EmbedlogError: The error of the directory, if no other one is online.
@@ -243,20 +243,22 @@ class Controller:
             error = next(iter(failed.values()))
             if not left:
                 raise error
-            try:
-                if self.writable:
-                    check_quorum(without(self.image, self._given_up), left)
-            except NotEnoughReplicasError as refused:
-                raise refused from error
-            for each, reason in failed.items():
-                path = self.image.directories[each].path
-                _logger.error("Directory %s is offline: %s", path, describe(reason))
-            self._excluded |= failed.keys()
-            if not self.writable:
-                # It cannot change the metadata, but it can read on.
-                self._adopt(_without(self.image, left, failed))
-                return
-            self._adopt(self.image)
+            epoch = self.epoch
+            refused = self._refuses(left)
+            if refused is None:
+                for each, reason in failed.items():
+                    path = self.image.directories[each].path
+                    _logger.error("Directory %s is offline: %s", path, describe(reason))
+                self._excluded |= failed.keys()
+                if not self.writable:
+                    # It cannot change the metadata, but it can read on.
+                    self._adopt(_without(self.image, left, failed))
+                    return
+                self._adopt(self.image)
+        if refused is not None:
+            if self.current().epoch != epoch or self._regain_quorum(failed):
+                return  # the caller tries again, with the directories that there are now
+            raise refused from error
         reasons = {each: describe(error) for each, error in failed.items()}
         self.state.write(lambda txn: self._offline(txn, reasons))
         self.refresh()
@@ -269,17 +271,31 @@ class Controller:
                 return directory
         return None
 
+    def _refuses(self, online: Collection[int]) -> NotEnoughReplicasError | None:
+        """Return the error of a change of the metadata by these directories alone, if any."""
+        try:
+            if self.writable:
+                check_quorum(without(self.image, self._given_up), online)
+        except NotEnoughReplicasError as error:
+            return error
+        return None
+
     def _offline(self, txn: kv.Txn, reasons: Mapping[int, str]) -> None:
         image = MetadataImage.load(txn)
-        epoch = image.epoch + 1
-        gone = {each for each in reasons if each in image.online}
+        gone = {each: reason for each, reason in reasons.items() if each in image.online}
         if not gone:
             return  # another process was faster
-        check_quorum(without(image, self._given_up), set(image.online) - gone)
-        version = METADATA_VERSION.get(txn)
+        check_quorum(without(image, self._given_up), set(image.online) - gone.keys())
+        self._put_offline(txn, image, gone)
+
+    def _put_offline(self, txn: kv.Txn, image: MetadataImage, gone: Mapping[int, str]) -> None:
+        """Write that directories are offline, why, and who leads instead, in a new epoch."""
+        epoch, version = image.epoch + 1, METADATA_VERSION.get(txn)
         assert version is not None
-        for each in gone - self._given_up:
-            info = image.directories[each]._replace(online=False, reason=reasons[each], since=epoch)
+        for each in gone.keys() - self._given_up:
+            info = image.directories[each]._replace(
+                online=False, reason=gone[each], since=epoch, version=version.version
+            )
             DIRECTORIES.put(txn, each, value=info)
         online = [each for each in image.online if each not in gone]
         given_up = self._given_up - set(online)
@@ -360,7 +376,9 @@ class Controller:
 
         return self.change(step)
 
-    def bring_online(self, directory: LogDirectory, *, lost: bool) -> bool:
+    def bring_online(
+        self, directory: LogDirectory, *, lost: bool, failed: Mapping[int, Exception] | None = None
+    ) -> bool:
         """Give a directory all rows of the databases, and every write from now on.
 
         Returns False, and does nothing, if another process or thread has done so, or has removed
@@ -368,44 +386,71 @@ class Controller:
         sync.  Killed in the middle, it is still offline, and the next attempt starts from the
         beginning.
 
+        With ``failed`` it takes the place of directories that do not work, and that go offline
+        in the same write.  Those that are left have every write, since each goes to all that are
+        online; and nobody goes on without them, since the others are no majority: not even
+        together with this directory, whose lock is held, and whose epoch is still lower.
+
         Args:
-            directory: The directory, with open databases.
+            directory: The directory, with open databases; also one of ``failed``, opened again.
             lost: Whether it lost what it had, such as a new disk: then it is in sync with
                 nothing.
+            failed: The directories that do not work.
 
         Raises:
             StorageError, CorruptionError: The directory cannot be written.
+            NotEnoughReplicasError: Too few directories are online, also with this one.
         """
+        reasons = {each: describe(error) for each, error in (failed or {}).items()}
+        epoch_before = self.epoch
 
         def online(txn: kv.Txn) -> None:
             image = MetadataImage.load(txn)
-            info = image.directories[directory.id]
-            changed = info._replace(
-                path=directory.path, online=True, reason="", since=image.epoch + 1
+            gone = {each: reason for each, reason in reasons.items() if each in image.online}
+            check_quorum(image, set(image.online) - gone.keys() | {directory.id})
+            if gone:
+                self._put_offline(txn, image, gone)
+            epoch, after = image.epoch + 1, MetadataImage.load(txn)
+            changed = after.directories[directory.id]._replace(
+                path=directory.path, online=True, reason="", since=epoch
             )
             DIRECTORIES.put(txn, directory.id, value=changed)
-            for key, assignment in image.assignments.items() if lost else ():
+            for key, assignment in after.assignments.items() if lost else ():
                 if directory.id in assignment.isr:
                     ASSIGNMENTS.put(txn, key, value=_without_copy(assignment, directory.id))
-            put_epoch(txn, image.epoch + 1, image.controller_id)
+            put_epoch(txn, epoch, after.controller_id)
 
         # `state` before `live`, as in a checkpoint.
-        with self.state.held() as directories, self.live.held():
-            image = self.directory.state.read(MetadataImage.load)
-            if directory.id in image.online or directory.id not in image.directories:
+        with (
+            self.state.held(reasons) as directories,
+            self.live.held(reasons),
+            ExitStack() as held,
+        ):
+            image = directories[0].state.read(MetadataImage.load)
+            if directory.id in {each.id for each in directories}:
+                return False
+            if directory.id not in image.directories or (reasons and image.epoch != epoch_before):
+                return False
+            held.enter_context(directory.held())
+            own = METADATA_VERSION.get(directory.state)
+            if own is not None and own.epoch > image.epoch:
                 return False
             for name, store in directory.stores.items():
-                source = self.directory.stores[name]
+                source = directories[0].stores[name]
                 rows = source.read(lambda txn: list(txn.cursor()))
-                store.write(partial(_replace_rows, rows))
-            failed: dict[int, Exception] = {}
+                store.transact_locked(partial(_replace_rows, rows))
+            errors: dict[int, Exception] = {}
             everyone = sorted([*directories, directory], key=lambda each: each.id)
-            if not self.state.write_held(everyone, online, failed) or failed:
-                raise next(iter(failed.values()))
+            if not self.state.write_held(everyone, online, errors) or errors:
+                raise next(iter(errors.values()))
             directory.opened_epoch = self.epoch + 1
+            before = self.directories.get(directory.id)
             self.directories[directory.id] = directory
             for each in everyone:
                 each.note_epoch(self.epoch + 1)
+        if before is not None:
+            for store in before.stores.values():
+                store.close()
         self.refresh()
         return True
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 from embedlog import kv
 from embedlog.errors import (
@@ -18,9 +18,11 @@ from embedlog.errors import (
 from embedlog.files import Files, WakePage
 from embedlog.files.paths import exists, is_directory
 from embedlog.files.wake_page import WAKE_FILE
+from embedlog.keyspace import FORMAT_FILE
 
 EPOCH_FILE = "epoch"
 _PAGE_BYTES = 4096
+_ENTRIES = (FORMAT_FILE, EPOCH_FILE, "locks", "topics")
 _PROBE_FILE = "probe"
 _BROKEN = frozenset(
     {
@@ -89,6 +91,15 @@ class LogDirectory:
             page = self.files.map(self._epoch_fd, _PAGE_BYTES)
             self.epoch_page = memoryview(page)[:8].cast("Q")
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the locks of writes of its databases."""
+        with ExitStack() as held:
+            for store in (self.state, self.live):
+                store.acquire()
+                held.callback(store.release)
+            yield
+
     # The lock of attached processes
 
     def share_attached(self, timeout: float) -> None:
@@ -134,6 +145,28 @@ class LogDirectory:
             self.files.write(fd, [b"embedlog"], 0)
             self.files.sync(fd)
 
+    def works(self) -> bool:
+        """Whether it can be written, for an error that a broken disk is not the only reason of."""
+        try:
+            self.probe()
+        except StorageError:
+            return False
+        return True
+
+    def is_whole(self) -> bool:
+        """Whether it is in place, and has what every directory has: it is not being deleted."""
+        try:
+            return self.files.is_in_place() and all(map(self.files.exists, _ENTRIES))
+        except StorageError:
+            return False
+
+    def is_in_place(self) -> bool:
+        """Whether the path leads to this directory, as far as a broken disk lets that be seen."""
+        try:
+            return self.files.is_in_place()
+        except StorageError:
+            return True
+
     def check_in_place(self) -> None:
         """Raise if the path does not lead to this directory any more.
 
@@ -154,9 +187,9 @@ class LogDirectory:
             return True
         if not isinstance(error, StorageError):
             return False
-        return error.errno in _BROKEN or (
-            error.errno in _ELSEWHERE and not self.files.is_in_place()
-        )
+        if error.errno == errno.ENOMEM:
+            return not self.works()
+        return error.errno in _BROKEN or (error.errno in _ELSEWHERE and not self.is_whole())
 
     def close(self) -> None:
         """Close the databases and all files."""

@@ -23,6 +23,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar
 
+from embedlog import catalog, kv
 from embedlog.errors import (
     EmbedlogError,
     LockTimeoutError,
@@ -31,6 +32,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.keyspace import PARTITION_KEY
+from embedlog.partition.tail import TAILS
 from embedlog.replication.controller import Controller, offline_error
 from embedlog.replication.directory import LogDirectory
 from embedlog.segment import CHUNK_BYTES
@@ -134,6 +136,38 @@ class ReplicatedFiles(Files):
                 return operation()
             except BrokenDirectoryError as broken:
                 self._controller.take_offline({broken.directory.id: broken.error})
+            except StorageError as error:
+                directory = self._lost_copy(error) if error.missing else None
+                if directory is None:
+                    raise
+                self._controller.take_offline({directory.id: error})
+
+    def _lost_copy(self, error: StorageError) -> LogDirectory | None:
+        """Return the directory of which someone deleted a segment file that others have.
+
+        Another process may have unlinked it as well, but then the manifest does not name it.
+        """
+        controller = self._controller
+        for directory in controller.online:
+            path = (error.path or "").removeprefix(f"{directory.path}/")
+            name = path.split("/", 3)[3] if path.count("/") > 2 else None
+            key = partition_of(f"{path}/" if name is None else path)
+            assignment = None if path == error.path or key is None else controller.assignment(key)
+            if key is None or assignment is None or not set(assignment.isr) > {directory.id}:
+                continue
+            if controller.state.read(partial(self._has_records, key, name)):
+                return directory
+        return None
+
+    def _has_records(self, key: bytes, name: str | None, txn: kv.Txn) -> bool:
+        """Whether a segment file that the manifest names, or any of them, is not empty."""
+        tail = TAILS.get(self._controller.live, key)
+        return any(
+            info.sealed
+            or (tail is not None and tail.segment_id == info.id and tail.log_end_position)
+            for info in catalog.segments(txn, key)
+            if name in (None, info.file_name)
+        )
 
     def _in_all(
         self, path: str, operation: Callable[[Files], T], *, some_may_lack_it: bool = False
@@ -277,22 +311,29 @@ class ReplicatedFiles(Files):
 
     def _catch_up(
         self, leader: tuple[LogDirectory, int], follower: tuple[LogDirectory, int], position: int
-    ) -> None:
-        """Make a follower's file equal to the leader's up to a position, and end there."""
+    ) -> bool:
+        """Make a follower's file equal to the leader's up to a position, and end there.
+
+        Returns whether it was not.
+        """
         directory, fd = follower
         size = _attempt(directory, lambda files: files.size(fd))
         if size > position:
             _attempt(directory, lambda files: files.truncate(fd, position))
         elif size < position:
             copy_range(leader, follower, size, position)
+        return size != position
 
     def complete(self, fd: int, position: int) -> None:
-        """Have all in-sync copies of a file end at a position; under the partition's lock."""
+        """As `Files.complete`: also of a copy that joined the ISR since the file was written."""
 
         def once() -> None:
             copies = self._copies(fd)
-            for copy in copies[1:]:
-                self._catch_up(copies[0], copy, position)
+            for directory, copy in reversed(copies[1:]):
+                if self._catch_up(copies[0], (directory, copy), position):
+                    _attempt(directory, methodcaller("sync", copy))
+                    parent = self._handles[fd].path.rpartition("/")[0]
+                    _attempt(directory, methodcaller("sync_directory", parent))
 
         self._repeat(once)
 

@@ -12,6 +12,7 @@ import re
 import tomllib
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from embedlog.errors import EmbedlogError, NotALogError, StorageError
@@ -129,7 +130,8 @@ def find_members(
 
     Args:
         paths: The directories that the caller named; each is read.
-        open_files: Their files, by path, of those that could be opened.
+        open_files: Their files, by path, of those that could be opened.  One that cannot be
+            read after all is left out.
 
     Raises:
         NotALogError: They belong to different logs.
@@ -164,8 +166,12 @@ def find_members(
 
 def paths_to_add(directories: Iterable[Files]) -> list[str]:
     """Return the paths that a process had begun to add, as the files of directories have it."""
-    members = map(read_member, directories)
-    return [path for member in members if member is not None for path in member.to_add]
+    paths: list[str] = []
+    for files in directories:
+        with suppress(StorageError):  # `find_members` has reported it
+            member = read_member(files)
+            paths += () if member is None else member.to_add
+    return paths
 
 
 def real_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:

@@ -167,7 +167,9 @@ def newest(images: Mapping[int, MetadataImage], versions: Mapping[int, int]) -> 
 
 
 def check_agreement(images: Mapping[int, MetadataImage]) -> None:
-    """Raise if two directories have taken each other offline.
+    """Raise if two directories have taken each other offline, and went on alone.
+
+    Of more than two, a majority decided each time: the newest metadata is that of all.
 
     Raises:
         ReplicasDivergedError: Each may have records and commits that the other lacks.
@@ -176,6 +178,8 @@ def check_agreement(images: Mapping[int, MetadataImage]) -> None:
         for other, theirs in images.items():
             mine, yours = image.directories.get(other), theirs.directories.get(directory)
             if mine is None or (other <= directory and yours is not None):
+                continue
+            if len(image.directories) > 2 and len(theirs.directories) > 2:
                 continue
             # One that was given up by the other, and has gone on without it, has parted too.
             parted = not mine.online and (yours is None or not yours.online)

@@ -108,12 +108,17 @@ class ReplicatedPartition(PartitionLog):
             while True:
                 if not self._acks.leader:
                     self.check_replicas()
+                epoch = self.controller.current().epoch
                 try:
                     receipts = super().append(encoded, durability=durability, timeout=timeout)
                     if not self._acks.leader and "fsync" in (durability, self.context.durability):
                         # A copy may have failed in the flush, after the publication.
                         self.check_replicas()
                     return receipts
+                except CorruptionError:
+                    # A leader that was elected meanwhile lacks what was written with acks=1.
+                    if self.controller.current().epoch == epoch:
+                        raise
                 except NotLeaderOrFollowerError:
                     # The next attempt goes to the new leader; each directory leads once at most.
                     if not self.assignment.isr:
@@ -212,11 +217,13 @@ class ReplicatedPartition(PartitionLog):
     def read_tail(self) -> Tail | None:
         """As `PartitionState.read_tail`, of the present leader."""
         tail = super().read_tail()
-        if self._led_epoch != self.controller.current().epoch and tail is not None:
+        epoch = self.controller.current().epoch
+        if self._led_epoch != epoch and tail is not None:
             if not self.context.files.writable:
                 _ = self.assignment
             elif tail.leader_epoch >= self.assignment.leader_epoch:
-                self._led_epoch = self.controller.epoch
+                # The epoch of before: there may be another leader by now.
+                self._led_epoch = epoch
             elif self._owner == threading.get_ident():
                 self._lead()
                 return super().read_tail()
@@ -233,12 +240,17 @@ class ReplicatedPartition(PartitionLog):
         assignment = self.assignment
         tail = TAILS.get(self.context.live, self.key)
         if tail is not None and tail.leader_epoch < assignment.leader_epoch:
-            self._take_over(tail, assignment)
+            self._led_epoch = epoch  # or else `read_tail` would come here again
+            try:
+                self._take_over(tail, assignment)
+            except BaseException:
+                # Half of it may be done: the next to use the partition begins again.
+                self._led_epoch = -1
+                raise
         # Without a tail recovery finds what the leader has.
         self._led_epoch = epoch
 
     def _take_over(self, tail: Tail, assignment: PartitionAssignment) -> None:
-        self._led_epoch = self.controller.epoch  # or else `read_tail` would come here again
         self.cached_tail = self.open_segment_file = None
         self.snapshot_version = -1
         self.refresh()

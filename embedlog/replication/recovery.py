@@ -133,8 +133,12 @@ def add_directory(root: HasDirectories, path: str, rack: str | None = None) -> i
     return added[0]
 
 
-def bring_back(root: HasDirectories, directory_id: int) -> dict[bytes, int]:
+def bring_back(
+    root: HasDirectories, directory_id: int, failed: Mapping[int, Exception] | None = None
+) -> dict[bytes, int]:
     """Bring a directory online that is not: it gets all metadata, and every write from now on.
+
+    With ``failed`` it takes the place of directories that do not work.
 
     Returns the offsets, by the key of the partition, below which its segments are those of the
     leader; `ReplicaCopy` makes the rest equal.
@@ -151,7 +155,8 @@ def bring_back(root: HasDirectories, directory_id: int) -> dict[bytes, int]:
         _prepare(root, directory)
         histories = directory.state.read(_histories)
         directory.probe()
-        was_offline = controller.bring_online(directory, lost=_is_older(root, directory))
+        lost = _is_older(root, directory, failed or {})
+        was_offline = controller.bring_online(directory, lost=lost, failed=failed)
         if not was_offline:
             directory.close()
             controller.refresh()
@@ -200,11 +205,19 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
     directory.open_stores(root.lock_timeout)
 
 
-def _is_older(root: HasDirectories, directory: LogDirectory) -> bool:
+def _is_older(
+    root: HasDirectories, directory: LogDirectory, failed: Mapping[int, Exception]
+) -> bool:
     """Whether a directory lacks what it had when it went offline: it is new, or an old copy."""
     own = METADATA_VERSION.get(directory.state)
     info = root.controller.image.directories[directory.id]
-    return own is None or own.version < info.version - 1
+    last = info.version
+    if info.online:
+        # It counts as online since too few others are left to change that.
+        for other in root.controller.online:
+            if other.id not in failed and (version := METADATA_VERSION.get(other.state)):
+                last = max(last, version.version)
+    return own is None or own.version < last - 1
 
 
 def _histories(txn: kv.Txn) -> dict[bytes, History]:
@@ -334,6 +347,27 @@ def try_bring_back(root: HasDirectories) -> dict[int, dict[bytes, int]]:
         except (EmbedlogError, OSError) as error:
             _logger.debug("Directory %s stays offline: %s", info.path, describe(error))
     return results
+
+
+def regain_quorum(root: HasDirectories, failed: Mapping[int, Exception]) -> bool:
+    """Bring a directory back while too few others work; return whether one came back.
+
+    Also one that still counts as online, if another disk is at its path now.
+    """
+    controller = root.controller
+    for each, info in controller.image.directories.items():
+        opened = controller.directories.get(each)
+        if info.online and (each not in failed or opened is None or opened.is_in_place()):
+            continue
+        if not is_directory(info.path):
+            continue
+        try:
+            bring_back(root, each, failed)
+        except (EmbedlogError, OSError) as error:
+            _logger.debug("Directory %s stays offline: %s", info.path, describe(error))
+        else:
+            return True
+    return False
 
 
 def replicate(

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from embedlog import catalog, kv
@@ -62,6 +64,8 @@ from embedlog.root.root import Root, check_format
 
 _logger = logging.getLogger("embedlog.replication")
 
+REGAIN_SECONDS = 0.1
+"""How often a process that has too few directories looks whether one came back."""
 DEFAULT_REPLICATION_FACTOR = 3
 """A topic has this many copies, or as many as there are directories."""
 
@@ -98,7 +102,13 @@ class ReplicatedRoot(Root):
         self._given_up = frozenset(given_up)
         self.controller: Controller
         self.cluster_id = ""
+        self._regaining, self._regain_at = threading.Lock(), 0.0
         super().__init__(self.paths[0], **options)
+
+    def after_fork(self) -> None:
+        """As `Root.after_fork`."""
+        super().after_fork()
+        self._regaining = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(ReplicatedRoot, self.paths, **self.options()), ()
@@ -187,7 +197,11 @@ class ReplicatedRoot(Root):
             if not directories:
                 raise NotALogError("None of the directories can be opened", path=self.path)
             self._unprepared = paths.keys() - directories.keys()
-            self.controller = Controller(directories, self._open_directory, self._given_up)
+            self.controller = Controller(
+                directories, self._open_directory, self._regain_quorum, self._given_up
+            )
+            undo.callback(self.controller.close)
+            self.controller.refresh()
             self._unprepared = frozenset()
             if writable:
                 # Directories that a killed process left one write behind, or that broke
@@ -198,7 +212,7 @@ class ReplicatedRoot(Root):
                 self._update_members(paths)
             undo.pop_all()
             for directory_id, directory in directories.items():
-                if directory_id not in self.controller.directories:
+                if self.controller.directories.get(directory_id) is not directory:
                     directory.close()
             return ReplicatedFiles(self.controller)
 
@@ -300,6 +314,7 @@ class ReplicatedRoot(Root):
             except DATABASE_ERRORS as error:
                 _logger.warning("Directory %s cannot be used: %s", directory.path, error)
                 del directories[directory.id]
+                directory.close()
         images = {
             each: directory.state.read(MetadataImage.load)
             for each, directory in directories.items()
@@ -350,18 +365,32 @@ class ReplicatedRoot(Root):
                 directory.files.unlock(lock)
                 directory.files.close(lock)
 
+    def _regain_quorum(self, failed: Mapping[int, Exception]) -> bool:
+        """Look whether a directory came back, for a process that has too few of them."""
+        # One thread at a time, and not while it is bringing one back.
+        if not self._regaining.acquire(blocking=False):
+            return False
+        try:
+            now = monotonic()
+            if now < self._regain_at:
+                return False
+            self._regain_at = now + REGAIN_SECONDS
+            return recovery.regain_quorum(self, failed)
+        finally:
+            self._regaining.release()
+
     def _open_directory(self, directory_id: int, path: str) -> LogDirectory:
         """Open a directory that another process has brought online."""
-        if directory_id in self._unprepared:
-            raise StorageError(
-                "The directory could not be used when the log was opened",
-                path=path,
-                operation="open",
-            )
         files = self.files(
             path, writable=self.mode == "rw", unsafe_filesystem=self.unsafe_filesystem
         )
         try:
+            if directory_id in self._unprepared:
+                raise StorageError(
+                    "The directory could not be used when the log was opened",
+                    path=path,
+                    operation="open",
+                )
             member = read_member(files)
             if member is None or (member.cluster_id, member.directory_id) != (
                 self.cluster_id,

@@ -12,7 +12,7 @@ next one is read: `Controller.take_offline`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar
@@ -180,22 +180,27 @@ class ReplicatedStore:
                 return result[0]
 
     @contextmanager
-    def held(self) -> Iterator[tuple[LogDirectory, ...]]:
+    def held(self, without: Collection[int] = ()) -> Iterator[tuple[LogDirectory, ...]]:
         """Hold the locks of writes; yields the directories, whose databases are equal.
+
+        Args:
+            without: Directories that do not work.
 
         Raises:
             NotEnoughReplicasError: Too few directories are online.
+            StorageError, CorruptionError: With ``without``, another one does not work either.
         """
         while True:
             failed: dict[int, Exception] = {}
-            directories = self._controller.current().online
+            online = self._controller.current().online
+            directories = tuple(each for each in online if each.id not in without)
             stores = [directory.stores[self._name] for directory in directories]
             held = self._acquire(directories, stores, None, failed)
             try:
                 if (
                     len(held) == len(stores)
                     and not self._controller.moved()
-                    and directories is self._controller.online
+                    and online is self._controller.online
                 ):
                     self._make_even(directories, stores, failed)
                     if not failed:
@@ -204,6 +209,8 @@ class ReplicatedStore:
             finally:
                 for store in reversed(held):
                     store.release()
+            if failed and without:
+                raise next(iter(failed.values()))
             if failed:
                 self._controller.take_offline(failed)
 
@@ -250,7 +257,9 @@ class ReplicatedStore:
     ) -> list[T]:
         """Return the result in a list, which is empty if the write must be tried again."""
         image = self._controller.image
-        first = directories.index(self._controller.directory)
+        controller = self._controller.directory
+        # It is missing while another one takes its place.
+        first = directories.index(controller) if controller in directories else 0
         base, key = self._controller.version_base, self._version_key
 
         def run(txns: Sequence[kv.Txn]) -> T:

@@ -1,0 +1,870 @@
+"""A log over three disks that fail, while many processes use it and are killed and stopped.
+
+Every process notes what was acknowledged in a journal that is on none of the disks.  Whoever
+writes repeats what was refused with one of the errors that say so (`REFUSALS`), with the same
+sequence numbers; any other error, and any death that the test did not cause, is a finding.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import random
+import struct
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import embedlog
+from embedlog import batch, catalog
+from embedlog.config import MaintenanceConfig
+from embedlog.errors import (
+    CommitFailedError,
+    EmbedlogError,
+    FencedError,
+    LockTimeoutError,
+    NotEnoughReplicasError,
+    NotLeaderOrFollowerError,
+    OutOfOrderSequenceError,
+    ReplicaNotAvailableError,
+    StorageError,
+    UnknownMemberIdError,
+)
+from embedlog.maintenance import Maintenance, owner
+from embedlog.maintenance.jobs import jobs_of
+from embedlog.record import TopicPartition
+from embedlog.replication import jobs as replication_jobs
+from support import forks
+from support.forks import tell
+from support.loop_disks import FAULTS, LoopDisk, loop_disks
+from support.patience import patient
+from support.staged_files import publish, stage
+
+REFUSALS = (NotEnoughReplicasError, ReplicaNotAvailableError, LockTimeoutError)
+"""What a writer may get while disks are broken or processes are stopped."""
+EXCUSES = (*REFUSALS, FencedError)
+"""What the housekeeping may get besides: another process took over."""
+TOPICS: dict[str, tuple[int, dict[str, object]]] = {
+    "all": (3, {"min.insync.replicas": 2}),
+    "one": (2, {}),
+    "keys": (1, {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.01}),
+    "short": (1, {"retention.bytes": 200_000, "min.insync.replicas": 2}),
+    "published": (2, {"min.insync.replicas": 2}),
+}
+"""The topics: partitions and settings.  To `one`, some write with ``acks=1``."""
+_SMALL = {
+    "segment.bytes": 60_000,
+    "index.interval.bytes": 4096,
+    "retention.ms": -1,
+    "file.delete.delay.ms": 100,
+}
+_KEYS = 30
+_PRODUCER = 9_000_000
+_LIVES = 10_000
+_ENTRY = struct.Struct("<cBBBIQQQ")
+"""Kind, topic, partition, records, life, first record, offset or sequence number, time."""
+_VALUE = struct.Struct("<IQ")
+_STATUS = struct.Struct("<QQ")
+
+Counts = Counter[str]
+
+
+class DiskRun(NamedTuple):
+    """The parameters of a run."""
+
+    faults: int = 8
+    """Disks that fail, one after another, or two of them at once."""
+    kinds: tuple[str, ...] = FAULTS
+    kill_pause: float = 0.4
+    """Seconds from one kill or stop to the next."""
+    both: float = 0.2
+    """How often a second disk fails before the first is repaired."""
+    patience: float = 40.0
+    """Seconds until all copies must be in sync again after a repair."""
+    seed: int = 1
+
+
+class Entry(NamedTuple):
+    """A line of a journal."""
+
+    kind: bytes
+    """``s`` what is sent, ``a`` what was acknowledged, ``c`` a commit, ``r`` a refusal."""
+    topic: int
+    partition: int
+    count: int
+    life: int
+    first: int
+    number: int
+    """The offset of what was acknowledged, the sequence number of what is sent."""
+    time_ns: int
+
+
+class Journal:
+    """What one process has done, kept when it is killed."""
+
+    def __init__(self, directory: Path, life: int) -> None:
+        self._fd = os.open(directory / f"journal-{life}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._life = life
+
+    def note(
+        self,
+        kind: bytes,
+        topic: str,
+        partition: int,
+        count: int = 0,
+        first: int = 0,
+        number: int = 0,
+        life: int | None = None,
+    ) -> None:
+        """Add a line."""
+        which = self._life if life is None else life
+        fields = (kind, list(TOPICS).index(topic), partition, count, which, first, number)
+        os.write(self._fd, _ENTRY.pack(*fields, time.monotonic_ns()))
+
+
+def journal_of(directory: Path, life: int) -> list[Entry]:
+    """Return what a process has noted; the last line may be cut."""
+    path = directory / f"journal-{life}"
+    data = path.read_bytes() if path.exists() else b""
+    whole = data[: len(data) // _ENTRY.size * _ENTRY.size]
+    return [Entry(*fields) for fields in _ENTRY.iter_unpack(whole)]
+
+
+class Setting(NamedTuple):
+    """What all processes know."""
+
+    directory: Path
+    paths: list[str]
+    status: mmap.mmap
+    """From the observer: how often it looked, and when all copies were last in sync."""
+
+    @property
+    def stopped(self) -> bool:
+        return (self.directory / "stop").exists()
+
+    def open(self) -> Any:
+        """Open the log; wait if too few disks work for that."""
+        while True:
+            try:
+                log = embedlog.open(self.paths, maintenance=False)
+                log.topics()
+                return log
+            except REFUSALS:
+                time.sleep(0.02)
+
+
+# The processes
+
+
+def _until_done(journal: Journal, topic: str, partition: int, work: Callable[[], Any]) -> Any:
+    """Repeat what is refused."""
+    while True:
+        try:
+            return work()
+        except REFUSALS:
+            journal.note(b"r", topic, partition)
+            time.sleep(0.02)
+
+
+def _values(life: int, first: int, count: int, dice: random.Random) -> list[bytes]:
+    size = dice.choice((12, 40, 200))
+    return [_VALUE.pack(life, first + row).ljust(size, b".") for row in range(count)]
+
+
+def _encode(
+    life: int, first: int, count: int, sequence: int, keys: list[bytes | None] | None = None
+) -> Any:
+    values = _values(life, first, count, random.Random(first))
+    encoded = batch.encode_lists(values, keys, 1_700_000_000_000, None)
+    encoded.set_producer(_PRODUCER + life, 0, sequence)
+    return encoded
+
+
+def write_all(
+    setting: Setting, life: int, topics: tuple[str, ...] = ("all", "one", "short")
+) -> None:
+    """Append with ``acks=all``; what the process before left unacknowledged, again."""
+    journal, log, dice = Journal(setting.directory, life), setting.open(), random.Random(life)
+
+    acked: dict[Any, Any] = {}
+
+    def send(topic: str, partition: int, count: int, of: int, first: int, sequence: int) -> None:
+        journal.note(b"s", topic, partition, count, first, sequence, of)
+        encoded = _encode(of, first, count, sequence)
+        part = log.partition(topic, partition)
+        try:
+            appended = _until_done(journal, topic, partition, lambda: part.append([encoded]))
+        except OutOfOrderSequenceError as error:
+            raise AssertionError(
+                f"{topic}-{partition}: {acked.get((topic, partition))}, {error}"
+            ) from error
+        acked[topic, partition] = appended[0], first, part.end_offset()
+        journal.note(b"a", topic, partition, count, first, appended[0].base_offset, of)
+
+    last = journal_of(setting.directory, life - 1)[-1:]
+    before = [each for each in journal_of(setting.directory, life - 1) if each.kind in b"sa"][-1:]
+    for entry in before if last else []:
+        if entry.kind == b"s":
+            name = list(TOPICS)[entry.topic]
+            send(name, entry.partition, entry.count, entry.life, entry.first, entry.number)
+    sequences, first = Counter[tuple[str, int]](), 0
+    while not setting.stopped:
+        topic = dice.choice(topics)
+        partition, count = dice.randrange(TOPICS[topic][0]), dice.randint(1, 5)
+        send(topic, partition, count, life, first, sequences[topic, partition])
+        first += count
+        sequences[topic, partition] += count
+        time.sleep(0.002)
+    log.close()
+
+
+def write_steadily(setting: Setting, life: int) -> None:
+    """As `write_all`; this one is not killed, and shows how long appends pause."""
+    write_all(setting, life, ("all",))
+
+
+def produce_all(setting: Setting, life: int) -> None:
+    """Send with a producer, and ``acks=all``."""
+    _produce(setting, life, "all", "all")
+
+
+def produce_one(setting: Setting, life: int) -> None:
+    """Send with a producer, and ``acks=1``."""
+    _produce(setting, life, 1, "one")
+
+
+def _produce(setting: Setting, life: int, acks: Any, topic: str) -> None:
+    journal, log, dice = Journal(setting.directory, life), setting.open(), random.Random(life)
+    producer = log.producer(acks=acks, linger_ms=1)
+    first = 0
+    while not setting.stopped:
+        partition, count = dice.randrange(TOPICS[topic][0]), dice.randint(1, 20)
+        journal.note(b"s", topic, partition, count, first)
+        futures = [
+            producer.send(topic, value, partition=partition)
+            for value in _values(life, first, count, dice)
+        ]
+        for row, future in enumerate(futures):
+            try:
+                metadata = future.result(patient(60))
+            except EmbedlogError:
+                if acks == "all":
+                    raise
+                # Of what only a broken disk had, the rest cannot be told from a repetition.
+                journal.note(b"r", topic, partition)
+                break
+            journal.note(b"a", topic, partition, 1, first + row, metadata.offset)
+        first += count
+        time.sleep(0.004)
+    producer.close()
+    log.close()
+
+
+def write_one(setting: Setting, life: int) -> None:
+    """Append with ``acks=1`` and sequence numbers."""
+    journal, log, dice = Journal(setting.directory, life), setting.open(), random.Random(life)
+    sequences, first, identities = Counter[int](), 0, 0
+    while not setting.stopped:
+        partition, count = dice.randrange(TOPICS["one"][0]), dice.randint(1, 5)
+        part = log.partition("one", partition)
+        journal.note(b"s", "one", partition, count, first)
+        encoded = _encode(life, first, count, sequences[partition])
+        encoded.set_producer(_PRODUCER * (2 + identities) + life, 0, sequences[partition])
+        try:
+            appended = _until_done(
+                journal,
+                "one",
+                partition,
+                lambda: part.append([encoded], acks=1),  # noqa: B023
+            )
+            journal.note(b"a", "one", partition, count, first, appended[0].base_offset)
+            sequences[partition] += count
+        except OutOfOrderSequenceError:
+            # What came before was lost with its disk, as it may be with acks=1.
+            identities += 1
+            sequences.clear()
+        first += count
+        time.sleep(0.003)
+    log.close()
+
+
+def write_keys(setting: Setting, life: int) -> None:
+    """Write the same keys again and again; only the last record of each must stay."""
+    journal, log, number = Journal(setting.directory, life), setting.open(), 0
+    part = log.partition("keys", 0)
+    while not setting.stopped:
+        keys: list[bytes | None] = [b"%d" % (number % _KEYS)]
+        encoded = _encode(life, number, 1, number, keys)
+        journal.note(b"s", "keys", 0, 1, number)
+        offset = _until_done(journal, "keys", 0, lambda: part.append([encoded]))[0].base_offset  # noqa: B023
+        journal.note(b"a", "keys", 0, 1, number, offset)
+        number += 1
+        time.sleep(0.003)
+    log.close()
+
+
+def publish_both(setting: Setting, life: int) -> None:
+    """Publish records in both partitions at once, in versions that the processes share."""
+    journal, log = Journal(setting.directory, life), setting.open()
+    before = [each for each in journal_of(setting.directory, life - 1) if each.kind in b"sa"][-1:]
+    version = life % _LIVES * 1_000_000
+    for entry in before:
+        # The version that was not acknowledged is published again.
+        version = entry.first - (entry.kind == b"s")
+    while not setting.stopped:
+        version += 1
+        journal.note(b"s", "published", 0, 1, version)
+        number = version
+
+        def once() -> None:
+            value = _VALUE.pack(0, number)  # noqa: B023
+            staged = stage(log.root, published_0=[value], published_1=[value])
+            publish(log.root, [staged], number)  # noqa: B023
+
+        while True:
+            try:
+                _until_done(journal, "published", 0, once)
+                break
+            except NotLeaderOrFollowerError:
+                journal.note(b"r", "published", 0)
+            except StorageError as error:
+                # Staged files are on one disk only.
+                if "/staging/" not in (error.path or ""):
+                    raise
+                journal.note(b"r", "published", 0)
+        journal.note(b"a", "published", 0, 1, version)
+        time.sleep(0.02)
+    log.close()
+
+
+def consume(setting: Setting, life: int) -> None:
+    """Read as a member of a group, and commit."""
+    journal, log = Journal(setting.directory, life), setting.open()
+    consumer = log.consumer(
+        "all",
+        group_id="g",
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        session_timeout_ms=2000,
+        heartbeat_interval_ms=300,
+        value_deserializer="bytes",
+    )
+    while not setting.stopped:
+        try:
+            polled = consumer.poll(100, max_records=500)
+            for partition, records in polled.items():
+                for record in records:
+                    of, first = _VALUE.unpack_from(record.value)
+                    fields = (partition.partition, 1, first, record.offset, of)
+                    journal.note(b"g", "all", *fields)
+            if not polled:
+                continue
+            positions = {each: records[-1].offset + 1 for each, records in polled.items()}
+            consumer.commit(positions)
+        except (*REFUSALS, CommitFailedError, FencedError, UnknownMemberIdError):
+            journal.note(b"r", "all", 0)
+            time.sleep(0.02)
+            continue
+        for partition, offset in positions.items():
+            journal.note(b"c", "all", partition.partition, number=offset)
+    consumer.close()
+    log.close()
+
+
+def keep_house(setting: Setting, life: int) -> None:
+    """Run all jobs of the housekeeping at short intervals."""
+    owner.HEARTBEAT_SECONDS, owner._FIRST_SECONDS = 0.1, 0.02
+    replication_jobs.PROBE_SECONDS, replication_jobs.RETRY_SECONDS = 0.5, 0.1
+    log = setting.open()
+    config = MaintenanceConfig.parse({})
+    jobs = [
+        job._replace(every_seconds=min(job.every_seconds, 0.2))
+        for job in jobs_of(config, replicated=True)
+    ]
+    maintenance = Maintenance(log.root, jobs, session_ms=1500)
+    maintenance.start()
+    while not setting.stopped:
+        time.sleep(0.05)
+        failures = list(maintenance.failures.values())
+        for failure in failures:
+            if not isinstance(failure, EXCUSES):
+                raise failure
+    maintenance.close()
+    log.close()
+
+
+def observe(setting: Setting, life: int) -> None:
+    """Show whether all directories are online and all copies in sync."""
+    log, looks = setting.open(), 0
+    controller = log.root.controller
+    while not setting.stopped:
+        image = controller.current().image
+        in_sync = len(image.online) == len(setting.paths) and all(
+            set(each.isr) == set(each.replicas) for each in image.assignments.values()
+        )
+        looks += 1
+        when = time.monotonic_ns() if in_sync else _STATUS.unpack_from(setting.status)[1]
+        _STATUS.pack_into(setting.status, 0, looks, when)
+        time.sleep(0.01)
+    log.close()
+
+
+PROCESSES: tuple[Callable[[Setting, int], None], ...] = (
+    *(write_steadily, observe),
+    *(write_all, write_one, produce_all, produce_one, write_keys, publish_both),
+    *(consume, consume, keep_house, keep_house),
+)
+UNHARMED = 2
+"""The first ones are not killed or stopped."""
+WRITERS = (write_steadily, write_all, produce_all)
+
+
+class _Process:
+    """A sequence of processes, each of which replaces a killed one."""
+
+    def __init__(self, setting: Setting, number: int) -> None:
+        self._setting, self.number, self._life = setting, number, 0
+        self.work = PROCESSES[number]
+        self._running = self._stopped = False
+        self._child: forks.Child
+        self.start()
+
+    def start(self) -> None:
+        self._life += 1
+        life = self.number * _LIVES + self._life
+        self._child = forks.Child(lambda: self.work(self._setting, life))
+        self._running = True
+
+    def check(self) -> None:
+        """Fail if it has ended by itself."""
+        if self._child.ends_within(0):
+            self._running = False
+            end = self._child.end()
+            raise AssertionError(f"{self.work.__name__} ended: {end.finding()}")
+
+    def kill(self) -> None:
+        self.check()
+        self._running = self._stopped = False
+        end = self._child.kill()
+        assert end.killed, f"{self.work.__name__}, before it was killed: {end.finding()}"
+
+    def stop(self) -> None:
+        self._child.stop()
+        self._stopped = True
+
+    def go_on(self) -> None:
+        self._child.go_on()
+        self._stopped = False
+
+    def end(self) -> None:
+        self._running = False
+        self._child.end(patience=60).result(self.work.__name__)
+
+    def remove(self) -> None:
+        """Kill it if something went wrong before its end."""
+        if self._running:
+            self._running = False
+            self._child.kill()
+
+
+# The run
+
+
+def check_replica_disks(case: DiskRun, directory: Path) -> Counts:
+    """Let disks fail; then compare the log with all journals, and its copies with each other.
+
+    Raises:
+        OSError: Disks cannot be mounted here.
+    """
+    with loop_disks(directory, 3) as disks:
+        paths = [os.fspath(disk.log) for disk in disks]
+        forks.call(lambda: _create(paths))
+        setting = Setting(directory, paths, mmap.mmap(-1, _STATUS.size))
+        processes: list[_Process] = []
+        try:
+            for number in range(len(PROCESSES)):
+                processes.append(_Process(setting, number))
+            faults = _Faults(case, setting, disks, processes)
+            done = faults.run()
+            (directory / "stop").touch()
+            for process in processes:
+                process.end()
+        finally:
+            for process in processes:
+                process.remove()
+        done += forks.call(lambda: _compare(setting), patience=600)
+        done.update(_report_pauses(directory, faults))
+        return done
+
+
+def _create(paths: list[str]) -> None:
+    with embedlog.open(paths, maintenance=False) as log:
+        for name, (partitions, config) in TOPICS.items():
+            log.create_topic(name, partitions, _SMALL | config)
+
+
+class _Faults:
+    """Breaks disks in random order, and processes at random instants meanwhile."""
+
+    def __init__(
+        self, case: DiskRun, setting: Setting, disks: list[LoopDisk], processes: list[_Process]
+    ) -> None:
+        self._case, self._setting, self._disks = case, setting, disks
+        self._processes = processes
+        self._dice = random.Random(case.seed)
+        self._done = Counts()
+        self._due = 0.0
+        self._paused: list[tuple[float, _Process]] = []
+        self.faults: list[tuple[str, int]] = []
+        """What was broken, and when."""
+        self.stops: list[tuple[int, int]] = []
+        """When a process was stopped."""
+
+    def run(self) -> Counts:
+        self._wait(self._in_sync_since(time.monotonic_ns()), "the start")
+        for _ in range(self._case.faults):
+            if self._dice.random() < self._case.both:
+                self._break_two()
+            else:
+                self._break_one()
+        self._go_on(float("inf"))
+        return self._done
+
+    def _break_one(self) -> None:
+        kind, disk = self._dice.choice(self._case.kinds), self._dice.choice(self._disks)
+        self._break(kind, disk)
+        self._pass(self._dice.uniform(0.2, 1.5))
+        self._repair(kind, disk)
+        self._wait(self._in_sync_since(time.monotonic_ns()), f"{disk.path.name} {kind}")
+        self._pass(self._dice.uniform(0.0, 0.5))
+
+    def _break_two(self) -> None:
+        """Break two of three: then nothing can be written, until one of them is back."""
+        first, second = self._dice.sample(self._disks, 2)
+        kinds = self._dice.choice(self._case.kinds), self._dice.choice(self._case.kinds)
+        self._break(kinds[0], first)
+        self._pass(0.3)
+        self._break(kinds[1], second)
+        if kinds[1] in ("dies", "read-only", "full", "deleted"):
+            # What was only unmounted or renamed takes what is written to open files.
+            self._wait(self._refused_since(time.monotonic_ns()), f"refusals, {kinds}")
+        self._pass(self._dice.uniform(0.0, 0.5))
+        self._done["both"] += 1
+        back = [(kinds[0], first), (kinds[1], second)]
+        self._dice.shuffle(back)
+        self._repair(*back[0])
+        names = [(disk.path.name, kind) for kind, disk in back]
+        self._wait(self._acknowledged_since(time.monotonic_ns()), f"one is back of {names}")
+        self._repair(*back[1])
+        self._wait(self._in_sync_since(time.monotonic_ns()), f"both are back of {names}")
+
+    def _break(self, kind: str, disk: LoopDisk) -> None:
+        self.faults.append((kind, time.monotonic_ns()))
+        disk.break_by(kind)
+        self._done[kind] += 1
+        _note(f"{disk.path.name} {kind}")
+
+    def _repair(self, kind: str, disk: LoopDisk) -> None:
+        disk.repair_after(kind)
+        _note(f"{disk.path.name} is repaired after {kind}")
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + patient(self._case.patience)
+        while not condition():
+            assert time.monotonic() < deadline, f"it did not happen in time: {what}"
+            self._pass(0.05)
+
+    def _in_sync_since(self, when: int) -> Callable[[], bool]:
+        # What was in sync a moment ago may be broken without anyone having noticed.
+        later = when + 700_000_000
+        return lambda: _STATUS.unpack_from(self._setting.status)[1] > later
+
+    def _noted_since(self, when: int, kind: bytes) -> Callable[[], bool]:
+        def noted() -> bool:
+            entries = journal_of(self._setting.directory, 1)[-5:]
+            return any(each.kind == kind and each.time_ns > when for each in entries)
+
+        return noted
+
+    def _refused_since(self, when: int) -> Callable[[], bool]:
+        return self._noted_since(when, b"r")
+
+    def _acknowledged_since(self, when: int) -> Callable[[], bool]:
+        return self._noted_since(when, b"a")
+
+    def _pass(self, seconds: float) -> None:
+        """Let time pass, and kill and stop processes meanwhile."""
+        until = time.monotonic() + seconds
+        while (now := time.monotonic()) < until:
+            self._go_on(now)
+            for process in self._processes:
+                if process not in [each for _, each in self._paused]:
+                    process.check()
+            if now >= self._due:
+                self._due = now + self._case.kill_pause * self._dice.uniform(0.5, 1.5)
+                self._hit(now)
+            time.sleep(0.01)
+
+    def _hit(self, now: float) -> None:
+        idle = [
+            process
+            for process in self._processes[UNHARMED:]
+            if process not in [each for _, each in self._paused]
+        ]
+        victim = self._dice.choice(idle)
+        if self._dice.random() < 0.6:
+            victim.kill()
+            victim.start()
+            self._done["kills"] += 1
+        else:
+            victim.stop()
+            seconds = self._dice.choice((0.01, 0.1, 0.3))
+            self._paused.append((now + seconds, victim))
+            begun = time.monotonic_ns()
+            self.stops.append((begun, begun + int(seconds * 1e9)))
+            self._done["stops"] += 1
+
+    def _go_on(self, now: float) -> None:
+        for when, process in self._paused:
+            if now >= when:
+                process.go_on()
+        self._paused = [(when, process) for when, process in self._paused if now < when]
+
+
+def _note(text: str) -> None:
+    if os.environ.get("REPLICA_DISKS_VERBOSE"):
+        tell(f"{time.monotonic():.2f} {text}")
+
+
+# What must be true at the end
+
+
+def _lives(directory: Path) -> Iterator[tuple[Callable[..., None], int, list[Entry]]]:
+    """Yield what each process did, by its work and its life."""
+    for path in sorted(directory.glob("journal-*")):
+        life = int(path.name.partition("-")[2])
+        yield PROCESSES[life // _LIVES], life, journal_of(directory, life)
+
+
+def _compare(setting: Setting) -> Counts:
+    log = setting.open()
+    replication_jobs.RETRY_SECONDS = 0.1
+    forks.until(lambda: _settle(log), 20)
+    assert log.verify() == [], log.verify()
+    done = Counts()
+    journals = list(_lives(setting.directory))
+    records = {name: _read_topic(log, name) for name in TOPICS}
+    done += _compare_records(log, journals, records)
+    done += _compare_keys(journals, records["keys"][0])
+    done += _compare_publications(journals, records["published"])
+    done += _compare_commits(log, journals)
+    done += _compare_copies(log)
+    log.close()
+    with setting.open() as again:
+        assert again.root.startup_report == [], again.root.startup_report
+        assert again.verify() == []
+    return done
+
+
+def _settle(log: Any) -> bool:
+    """Have the followers copy what was appended with ``acks=1``; whether nothing was left."""
+    job = replication_jobs.ReplicationJob(MaintenanceConfig.parse({}))
+    time.sleep(0.1)
+    result = job.run(log.root, lambda: False)
+    controller = log.root.controller
+    return (
+        not result.copied_bytes
+        and not result.joined
+        and len(controller.online) == len(controller.image.directories)
+    )
+
+
+def _read_topic(log: Any, name: str) -> list[dict[int, tuple[int, int]]]:
+    """Return the records of each partition by their offsets."""
+    partitions = []
+    for number in range(TOPICS[name][0]):
+        part = log.partition(name, number)
+        reader, records = part.reader(part.start_offset()), dict[int, tuple[int, int]]()
+        while batches := reader.read():
+            for decoded in batches:
+                decoded.verify()
+                rows = zip(decoded.offsets().to_pylist(), decoded.lists()[2], strict=True)
+                for offset, value in rows:
+                    assert offset not in records
+                    records[offset] = _VALUE.unpack_from(value)
+        if name != "keys":
+            expected = list(range(part.start_offset(), part.end_offset()))
+            assert list(records) == expected, f"{name}-{number} has a hole"
+        partitions.append(records)
+    return partitions
+
+
+def _compare_records(
+    log: Any, journals: list[Any], records: dict[str, list[dict[int, tuple[int, int]]]]
+) -> Counts:
+    """Compare the records that writers sent and readers read with those in the log."""
+    done = Counts()
+    sent: dict[int, int] = defaultdict(int)
+    for _, _, entries in journals:
+        for entry in entries:
+            if entry.kind == b"s":
+                sent[entry.life] = max(sent[entry.life], entry.first + entry.count)
+    for name in ("all", "one", "short"):
+        for number, partition in enumerate(records[name]):
+            values = list(partition.values())
+            # Without idempotence a producer may repeat what was written.
+            doubled = [
+                value
+                for value, count in Counter(values).items()
+                if count > 1 and PROCESSES[value[0] // _LIVES] is not produce_one
+            ]
+            assert not doubled, (
+                f"{name}-{number}: {len(doubled)} records are doubled: {doubled[:9]}"
+            )
+            never = [value for value in values if value[1] >= sent[value[0]]]
+            assert not never, f"{name}-{number}: never sent: {never[:9]}"
+            done["records"] += len(values)
+    starts = {
+        (name, number): log.partition(name, number).start_offset()
+        for name in ("all", "one", "short")
+        for number in range(TOPICS[name][0])
+    }
+    lost: list[str] = []
+    for work, _, entries in journals:
+        for entry in entries:
+            if entry.kind not in (b"a", b"g"):
+                continue
+            name = list(TOPICS)[entry.topic]
+            if name not in ("all", "one", "short"):
+                continue
+            for row in range(entry.count):
+                offset = entry.number + row
+                if offset < starts[name, entry.partition]:
+                    done["records deleted"] += 1
+                    continue
+                found = records[name][entry.partition].get(offset)
+                if found == (entry.life, entry.first + row):
+                    done["acknowledged" if entry.kind == b"a" else "consumed"] += 1
+                elif work in (produce_one, write_one):
+                    done["lost with acks=1"] += 1
+                else:
+                    what = f"{work.__name__}: {entry}, row {row}: offset {offset} has {found}"
+                    lost.append(what)
+    assert not lost, f"{len(lost)} acknowledged records are lost:\n" + "\n".join(lost[:9])
+    return done
+
+
+def _compare_keys(journals: list[Any], records: dict[int, tuple[int, int]]) -> Counts:
+    """The last record of each key is the last that was acknowledged, or one sent since."""
+    last: dict[int, tuple[int, int]] = {}
+    for value in records.values():
+        key = value[1] % _KEYS
+        assert last.get(key, (-1, -1)) < value, f"{key}: {value} after {last[key]}"
+        last[key] = value
+    for work, life, entries in journals:
+        if work is write_keys:
+            for entry in entries:
+                if entry.kind == b"a":
+                    key = entry.first % _KEYS
+                    assert last[key] >= (life, entry.first), f"{key}: {last[key]}, not {entry}"
+    return Counts(keys=len(last), compacted=len(records))
+
+
+def _compare_publications(journals: list[Any], records: list[dict[int, tuple[int, int]]]) -> Counts:
+    """Each version is in both partitions, once, or in none."""
+    first, second = ([number for _, number in each.values()] for each in records)
+    assert sorted(first) == sorted(second), set(first) ^ set(second)
+    assert len(set(first)) == len(first), Counter(first).most_common(3)
+    published = {
+        entry.first
+        for work, _, entries in journals
+        for entry in entries
+        if work is publish_both and entry.kind == b"a"
+    }
+    assert published <= set(first), sorted(published - set(first))[:9]
+    return Counts(publications=len(published))
+
+
+def _compare_commits(log: Any, journals: list[Any]) -> Counts:
+    """A group is at, or past, everything that it was told was committed."""
+    with log.consumer(group_id="g") as consumer:
+        committed = {
+            number: consumer.committed(TopicPartition("all", number)) or 0
+            for number in range(TOPICS["all"][0])
+        }
+    done = Counts()
+    for _, _, entries in journals:
+        for entry in entries:
+            if entry.kind == b"c":
+                done["commits"] += 1
+                assert committed[entry.partition] >= entry.number, (committed, entry)
+    return done
+
+
+def _compare_copies(log: Any) -> Counts:
+    """The files of all copies are equal byte for byte, and so are the rows of the databases."""
+    done, controller = Counts(), log.root.controller
+    assert len(controller.online) == len(controller.image.directories)
+    for name, (partitions, _) in TOPICS.items():
+        for number in range(partitions):
+            part = log.partition(name, number)
+            tail = part.tail()
+            assignment = controller.assignment(part.key)
+            assert set(assignment.isr) == set(assignment.replicas), (name, number, assignment)
+            infos = log.root.context.state.read(
+                lambda txn, key=part.key: catalog.segments(txn, key)
+            )
+            for info in infos:
+                size = info.size if info.sealed else tail.log_end_position
+                copies = {
+                    each: controller.directories[each].files.read_file(part.path_of(info))[:size]
+                    for each in assignment.isr
+                }
+                assert {len(copy) for copy in copies.values()} == {size}, (part.path_of(info), size)
+                assert len(set(copies.values())) == 1, f"{part.path_of(info)} differs"
+                done["compared files"] += len(copies)
+    for store in ("state", "live"):
+        rows = [
+            each.stores[store].read(lambda txn: list(txn.cursor())) for each in controller.online
+        ]
+        assert all(each == rows[0] for each in rows), f"rows of {store} differ"
+        done["compared rows"] += len(rows[0])
+    return done
+
+
+def _report_pauses(directory: Path, faults: _Faults) -> Counts:
+    """Print how long appends with ``acks=all`` paused after each fault of one disk."""
+    times = sorted(entry.time_ns for entry in journal_of(directory, 1) if entry.kind == b"a")
+    clean, all_pauses = [], []
+    for kind, when in faults.faults:
+        window = [at for at in times if when - 200_000_000 < at < when + 1_500_000_000]
+        gaps = [(later - earlier) / 1e6 for earlier, later in pairwise(window) if later > when]
+        if not gaps:
+            continue
+        all_pauses.append((max(gaps), kind))
+        if not any(begin < when + 1_500_000_000 and end > when for begin, end in faults.stops):
+            clean.append((max(gaps), kind))
+    for name, pauses in (("all", all_pauses), ("without stopped processes", clean)):
+        if pauses:
+            ordered = sorted(pauses)
+            middle, worst = ordered[len(ordered) // 2], ordered[-1]
+            tell(
+                f"longest pauses of appends after a fault ({name}): {len(pauses)}, "
+                f"median {middle[0]:.0f} ms, worst {worst[0]:.0f} ms ({worst[1]})"
+            )
+    return Counts(pauses=len(all_pauses))
+
+
+def quiet() -> None:
+    """Leave the warnings of replication out of the output of the test."""
+    logging.getLogger("embedlog").setLevel(logging.CRITICAL)
+
+
+def as_text(done: Counts) -> str:
+    """Return counts for the output of a test."""
+    return json.dumps(dict(sorted(done.items())))
