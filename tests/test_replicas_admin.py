@@ -23,7 +23,8 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.keyspace import FORMAT_FILE
-from embedlog.replication import reassign
+from embedlog.replication import reassign, removal
+from embedlog.replication.controller import Controller
 from embedlog.replication.metadata import MetadataImage
 
 
@@ -125,6 +126,7 @@ def test_an_offline_directory_is_listed_with_its_reason_and_what_has_no_leader(t
         directories = log.replicas()
         assert [each.online for each in directories] == [True, False, False]
         assert "directory" in directories[1].reason
+        assert "1 of 3 directories online" in repr(log)
         assert directories[1].bytes is None
         assert len(directories.leaderless) == 2
         assert "without a leader: lonely-" in repr(directories)
@@ -606,6 +608,70 @@ def test_a_running_program_goes_on_after_the_others_were_given_up(tmp_path):
         log.remove_replica(paths[1], paths[2], force=True)
         fill(log, first=100)
         assert values(log) == list(range(200))
+
+
+@pytest.mark.parametrize("step", ["before", "after", "members", "files"])
+def test_a_removal_that_was_interrupted_is_done_or_can_be_repeated(tmp_path, monkeypatch, step):
+    """Between any two of its steps the log is whole, whichever directory opens it."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", 3, replication_factor=2)
+        fill(log)
+
+    def interrupt(*_arguments, **_named):
+        raise KeyboardInterrupt
+
+    def remove_and_interrupt(self, *arguments, **named):
+        remove(self, *arguments, **named)
+        raise KeyboardInterrupt
+
+    remove = Controller.remove
+    with monkeypatch.context() as patched, open_log(paths) as log:
+        if step == "before":
+            patched.setattr(Controller, "remove", interrupt)
+        elif step == "after":
+            patched.setattr(Controller, "remove", remove_and_interrupt)
+        elif step == "members":
+            patched.setattr(removal, "_clear", interrupt)
+        else:
+            patched.setattr(removal.startup, "remove_tree", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            log.remove_replica(paths[0])
+        patched.undo()
+    for path in paths[1:]:
+        with open_log(path) as log:
+            ids = [each.id for each in log.replicas()]
+            assert ids == ([1, 2, 3] if step == "before" else [2, 3])
+            assert values(log) == list(range(100))
+            assert healthy(log)
+    with open_log(paths[1]) as log:
+        if step == "before":
+            log.remove_replica(paths[0])
+        fill(log, first=100)
+        assert values(log) == list(range(200))
+        assert [each.id for each in log.replicas()] == [2, 3]
+
+
+def test_a_topic_that_is_created_during_a_removal_keeps_no_copy_there(tmp_path, monkeypatch):
+    """The removal looks again, in the write that removes the directory."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log, open_log(paths) as other:
+        log.create_topic("flights", 3)
+        fill(log)
+        run = reassign.run
+
+        def run_and_create(*arguments, **named):
+            pending = run(*arguments, **named)
+            if "fleet" not in other.topics():
+                other.create_topic("fleet", replicas=[(1,)])
+                fill(other, "fleet")
+            return pending
+
+        monkeypatch.setattr(reassign, "run", run_and_create)
+        log.remove_replica(paths[0])
+        assert 1 not in placements(log, "fleet")[0]
+        assert values(log, "fleet") == list(range(100))
+        assert healthy(log)
 
 
 # Comparing copies
