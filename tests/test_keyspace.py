@@ -256,4 +256,10 @@ def test_what_a_deleted_topic_leaves_is_dropped_by_others():
         and not table.dropped_with_topic
     }
     # In the order of the page: `topic_deletion`, `app_versions.expire`, `activity`, `ownership`.
-    assert remaining == {"deleted topics", "app versions", "reported topics", "owners"}
+    assert remaining == {
+        "deleted topics",
+        "app versions",
+        "reported topics",
+        "reported replicas",
+        "owners",
+    }

@@ -1180,7 +1180,7 @@ class Log:
         shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
         topics = f"{plural(len(names), 'topic')}: {shown}" if names else "no topics"
         mode = f"durability={self.durability!r}, mode={self.root.mode!r}"
-        return f"<Log {self.path}: {topics}; {mode}>"
+        return f"<Log {self.path}: {topics}; {mode}{_online(self.root)}>"
 
     def _repr_html_(self) -> str:
         """For notebooks: the topics, and the consumer groups if there are any."""
@@ -1217,6 +1217,16 @@ def _summary(log: PartitionLog) -> PartitionSummary:
         "replicas": list(placement.replicas),
         "isr": list(placement.isr),
     }
+
+
+def _online(root: Root) -> str:
+    """Return how many directories of several are online."""
+    if not root.replicated:
+        return ""
+    from embedlog.api.replicas import several
+
+    image = several(root).controller.current().image
+    return f", {len(image.online)} of {len(image.directories)} directories online"
 
 
 def _described(schema: TopicSchema) -> SchemaDescription:

@@ -141,9 +141,7 @@ class ReplicasModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.base = os.path.realpath(
-            tempfile.mkdtemp(prefix="embedlog-replicas-", dir=in_memory())
-        )
+        self.base = os.path.realpath(tempfile.mkdtemp(prefix="embedlog-replicas-", dir=in_memory()))
         logging.getLogger("embedlog").setLevel(logging.CRITICAL)
         jobs.PROBE_SECONDS = jobs.RETRY_SECONDS = 0.0
         self.disks, self.clock = FailingDisks(), ManualClock()
@@ -169,7 +167,10 @@ class ReplicasModel(RuleBasedStateMachine):
         count=st.sampled_from([2, 3, 3, 3]),
         topics=st.lists(
             st.tuples(
-                st.integers(1, 2), st.sampled_from([1, 2, 2, 3]), st.integers(1, 2), st.booleans(),
+                st.integers(1, 2),
+                st.sampled_from([1, 2, 2, 3]),
+                st.integers(1, 2),
+                st.booleans(),
                 st.sampled_from([False, False, True]),
             ),
             min_size=1,
@@ -459,9 +460,7 @@ class ReplicasModel(RuleBasedStateMachine):
         else:
             sequence, lines, got = producer.sequence, self._values(part, count, 10), None
         losses = part.losses
-        receipt = self._append(
-            part, handle, lines, acks, None, (producer.number, 0, sequence)
-        )
+        receipt = self._append(part, handle, lines, acks, None, (producer.number, 0, sequence))
         if receipt is None:
             producer.last = sequence, lines, None
             return
@@ -829,9 +828,7 @@ class ReplicasModel(RuleBasedStateMachine):
     def checkpoint(self, handle: int) -> None:
         """Committed offsets are saved for after a power cut."""
         context = self.root(handle).context
-        done, _ = self._attempt(
-            None, lambda: offsets.checkpoint(context.live, context.state)
-        )
+        done, _ = self._attempt(None, lambda: offsets.checkpoint(context.live, context.state))
         if done:
             self.saved = {tp: set(values) for tp, values in self.committed.items()}
 
