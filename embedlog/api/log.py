@@ -991,13 +991,21 @@ class Log:
         """Repair what `verify` finds; return in words what is dropped, or would be.
 
         Damaged records are dropped; the records around them keep their offsets.  The damaged
-        files are moved to ``quarantine/``.
+        files are moved to ``quarantine/``.  In a log over several directories, a copy that is
+        damaged, or differs, is first made again from a good one, and nothing of it is dropped.
 
         Args:
             dry_run: Change nothing.
             progress: Called with the bytes done, and all bytes.
         """
-        return repair_root(self.root, dry_run, progress)
+        copied: dict[TopicPartition, list[str]] = {}
+        if self.root.replicated:
+            from embedlog.api.replicas import several
+            from embedlog.replication.repair_copies import repair_copies
+
+            copied = repair_copies(several(self.root), dry_run)
+        messages = [message for of_partition in copied.values() for message in of_partition]
+        return messages + repair_root(self.root, dry_run, progress, without=copied)
 
     def rebuild_index(self, topic: str | None = None) -> int:
         """Rebuild the sparse index from the segments; return the number of its entries."""
