@@ -223,7 +223,7 @@ def test_a_deleted_topic_leaves_no_row(root):
         (keyspace.CLEANED_OFFSETS, 1),
         (keyspace.UNCOMMITTED_FILES, None),
         (keyspace.SEGMENT_STATISTICS, b"of a typed topic"),
-        (keyspace.MIRROR_POSITIONS, (1, 2, 3)),
+        (keyspace.MIRROR_POSITIONS, (1, 2, 3, 4)),
     ]
     for table, value in rows_by_hand:
         key = rows_of(table.key_layout, 0)[1:]
