@@ -340,7 +340,8 @@ ERRORS: dict[str, dict[str, str]] = {
         "`log.failover`.",
         "MirrorConflictError": "Mirror as a site, or delete the topic that is in the way; after a "
         "failover, mirror into the other direction.",
-        "KafkaClusterError": "Look at the cluster; the mirror goes on once it answers.",
+        "KafkaClusterError": "Check that the brokers run and can be reached; run the mirror again, "
+        "or let one that follows try again by itself.",
         "MirrorDivergedError": "Truncate the copy at `next_offset`, or delete it, and start the "
         "mirror again.",
     },

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 SCHEME = "kafka://"
 REQUEST_SECONDS = 30.0
+_PAUSE_SECONDS = 0.1
 GROUP_PREFIX = "embedlog.mirror."
 """Begins the names of the groups, transactional ids and topics that mirrors use themselves."""
 _NOT_READY = (5, 6, 14, 15, 16, 88)
@@ -137,7 +138,11 @@ class KafkaCluster:
                 except client_library().KafkaException as error:
                     if error.args[0].code() not in _NOT_READY or monotonic() >= deadline:
                         raise
-                    sleep(0.1)
+                    self.pause()
+
+    def pause(self) -> None:
+        """Wait a moment before a request is repeated."""
+        self.admin.poll(_PAUSE_SECONDS)
 
     # Offsets
 

@@ -10,7 +10,6 @@ import pytest
 from support.clock import START
 from support.forks import Child, tell
 from support.kafka_topics import random_rows, rows_of
-from support.patience import patient
 
 import embedlog
 from embedlog import batch
@@ -48,7 +47,7 @@ def killed_again_and_again(mirror, write, dice):
     for _ in range(KILLS):
         child = Child(mirror)
         write()
-        sleep(dice.random() * patient(1.5))
+        sleep(dice.random() * 1.5)
         assert child.kill().killed
 
 
