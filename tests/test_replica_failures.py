@@ -137,6 +137,7 @@ def test_a_directory_with_an_old_copy_leads_nothing(directories):
 
     with pytest.raises(errors.ReplicaNotAvailableError, match="lost"):
         send(log, "t", [b"c"], delivery_timeout_ms=300, request_timeout_ms=100)
+    log.delete_topic("t")
     log.close()
 
 

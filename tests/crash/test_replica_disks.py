@@ -39,7 +39,7 @@ def run(case: DiskRun, directory: Path) -> Counter[str]:
 def test_disks_fail_one_after_another_and_no_acknowledged_record_is_lost(
     scratch: Path, seed: int
 ) -> None:
-    """H2, H3: nor doubled; commits stay, all copies are equal, and nobody dies of SIGBUS."""
+    """Nor doubled; commits stay, all copies are equal, and nobody dies of SIGBUS."""
     run(DiskRun(faults=choose(test=3, all=12), both=0.0, seed=seed), scratch)
 
 
@@ -47,7 +47,7 @@ def test_disks_fail_one_after_another_and_no_acknowledged_record_is_lost(
 def test_without_two_of_three_disks_writes_are_refused_until_one_is_back(
     scratch: Path, seed: int
 ) -> None:
-    """H4: whichever it is, with what it had or empty; running programs then go on."""
+    """Whichever it is, with what it had or empty; running programs then go on."""
     done = run(DiskRun(faults=choose(test=1, all=6), both=1.0, seed=seed), scratch)
     assert done["both"] > 0
 
