@@ -715,9 +715,10 @@ def transact_all(
     """Run ``step`` in one write transaction of each store, and commit them in order.
 
     By the holder of all their locks.  ``step`` may run more than once, until the first commit.
+    No store is ahead of the first one, which is the one to read: if its commit fails, nothing is
+    changed.
 
-    Returns the result, and the errors of the stores that did not commit, by index: at least
-    one other did.
+    Returns the result, and the errors of the other stores that did not commit, by index.
 
     Raises:
         StoreError: A store failed before any had committed, so nothing was changed.
@@ -761,26 +762,24 @@ def transact_all(
 
 
 def _commit_all(stores: Sequence[Store], txns: Sequence[Any]) -> dict[int, EmbedlogError]:
-    """Commit the transactions; return the errors of those that failed after another succeeded."""
+    """Commit the transactions; return the errors of those that failed after the first one."""
     failed: dict[int, EmbedlogError] = {}
-    committed = False
     for index, (store, txn) in enumerate(zip(stores, txns, strict=True)):
         number = int(txn.id())
         try:
             txn.commit()
         except lmdb.Error as error:
-            if isinstance(error, lmdb.MapFullError) and not committed and not failed:
+            if not index and isinstance(error, lmdb.MapFullError):
                 raise _TxnError(index, error) from error
             failed[index] = store._failure(error, "commit")
+            if not index:
+                raise StoreError(index, failed[index]) from error
             continue
-        committed = True
         pages = store._pages
         if pages is not None and number == pages[VERSION_WORDS[number & 1]]:
             store._confirmed = number
             if pages[LAST_PAGE_WORDS[number & 1]] != store._last_page:
                 store._note_growth(pages[LAST_PAGE_WORDS[number & 1]])
-    if not committed:
-        raise StoreError(0, failed[0])
     return failed
 
 

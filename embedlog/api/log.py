@@ -991,13 +991,21 @@ class Log:
         """Repair what `verify` finds; return in words what is dropped, or would be.
 
         Damaged records are dropped; the records around them keep their offsets.  The damaged
-        files are moved to ``quarantine/``.
+        files are moved to ``quarantine/``.  In a log over several directories, a copy that is
+        damaged, or differs, is first made again from a good one, and nothing of it is dropped.
 
         Args:
             dry_run: Change nothing.
             progress: Called with the bytes done, and all bytes.
         """
-        return repair_root(self.root, dry_run, progress)
+        copied: dict[TopicPartition, list[str]] = {}
+        if self.root.replicated:
+            from embedlog.api.replicas import several
+            from embedlog.replication.repair_copies import repair_copies
+
+            copied = repair_copies(several(self.root), dry_run)
+        messages = [message for of_partition in copied.values() for message in of_partition]
+        return messages + repair_root(self.root, dry_run, progress, without=copied)
 
     def rebuild_index(self, topic: str | None = None) -> int:
         """Rebuild the sparse index from the segments; return the number of its entries."""
@@ -1180,7 +1188,7 @@ class Log:
         shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
         topics = f"{plural(len(names), 'topic')}: {shown}" if names else "no topics"
         mode = f"durability={self.durability!r}, mode={self.root.mode!r}"
-        return f"<Log {self.path}: {topics}; {mode}>"
+        return f"<Log {self.path}: {topics}; {mode}{_online(self.root)}>"
 
     def _repr_html_(self) -> str:
         """For notebooks: the topics, and the consumer groups if there are any."""
@@ -1217,6 +1225,16 @@ def _summary(log: PartitionLog) -> PartitionSummary:
         "replicas": list(placement.replicas),
         "isr": list(placement.isr),
     }
+
+
+def _online(root: Root) -> str:
+    """Return how many directories of several are online."""
+    if not root.replicated:
+        return ""
+    from embedlog.api.replicas import several
+
+    image = several(root).controller.current().image
+    return f", {len(image.online)} of {len(image.directories)} directories online"
 
 
 def _described(schema: TopicSchema) -> SchemaDescription:

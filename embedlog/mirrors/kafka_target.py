@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, NamedTuple
 
 from embedlog.batch import CONTROL, EXPLICIT_OFFSETS, EncodedBatch, PlacedBatch
@@ -264,7 +264,7 @@ class KafkaTarget:
         while (topic := self._described(name)) is None:
             if monotonic() >= deadline:
                 raise self._cluster.error("The topic is not there", "in time", topic=name)
-            sleep(0.05)
+            self._cluster.pause()
         return topic
 
     def _update(self, name: str, topic: SourceTopic, existing: Any) -> None:

@@ -303,7 +303,8 @@ class PendingAppend:
                 current, before = TAILS.unpack(row), TAILS.unpack(self._row)
                 if current.failed:
                     raise log.flush_failed()
-                assert current[:4] == before[:4], "only the holder of the lock moves the end"
+                if current[:4] != before[:4]:
+                    raise log.end_moved()
                 self.tail = self.tail.with_flush(current)
         packed = self.tail.pack()
         txn.put(log.tail_key, packed)

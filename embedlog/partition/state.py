@@ -544,6 +544,10 @@ class PartitionState:
         self.context.live.write(step)
         return self.flush_failed(error.errno)
 
+    def end_moved(self) -> Exception:
+        """Return the error of an append whose partition ends elsewhere than it was told."""
+        return AssertionError("only the holder of the lock moves the end")
+
     def flush_failed(self, errno: int | None = None) -> DurabilityError:
         """Return the error of a partition that a failed flush made read-only."""
         return DurabilityError(

@@ -243,7 +243,7 @@ class Controller:
             error = next(iter(failed.values()))
             if not left:
                 raise error
-            epoch = self.epoch
+            epoch, opened = self.epoch, {each: self.directories.get(each) for each in failed}
             refused = self._refuses(left)
             if refused is None:
                 for each, reason in failed.items():
@@ -256,9 +256,14 @@ class Controller:
                     return
                 self._adopt(self.image)
         if refused is not None:
-            if self.current().epoch != epoch or self._regain_quorum(failed):
-                return  # the caller tries again, with the directories that there are now
-            raise refused from error
+            if self.current().epoch != epoch:
+                # Another process changed which ones are online: these may not be any more.
+                self.take_offline(
+                    {each: failed[each] for each in failed if opened[each] in self.online}
+                )
+            elif not self._regain_quorum(failed):
+                raise refused from error
+            return
         reasons = {each: describe(error) for each, error in failed.items()}
         try:
             self.state.write(lambda txn: self._offline(txn, reasons))

@@ -24,6 +24,7 @@ from operator import methodcaller
 from typing import Any, TypeVar
 
 from embedlog import catalog, kv
+from embedlog.catalog import SegmentInfo
 from embedlog.errors import (
     EmbedlogError,
     LockTimeoutError,
@@ -32,7 +33,6 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.keyspace import PARTITION_KEY
-from embedlog.partition.tail import TAILS
 from embedlog.replication.controller import Controller, offline_error
 from embedlog.replication.directory import LogDirectory
 from embedlog.segment import CHUNK_BYTES
@@ -143,7 +143,7 @@ class ReplicatedFiles(Files):
                 self._controller.take_offline({directory.id: error})
 
     def _lost_copy(self, error: StorageError) -> LogDirectory | None:
-        """Return the directory of which someone deleted a segment file that others have.
+        """Return the directory of which someone deleted a segment file that others in sync have.
 
         Another process may have unlinked it as well, but then the manifest does not name it.
         """
@@ -153,21 +153,18 @@ class ReplicatedFiles(Files):
             name = path.split("/", 3)[3] if path.count("/") > 2 else None
             key = partition_of(f"{path}/" if name is None else path)
             assignment = None if path == error.path or key is None else controller.assignment(key)
-            if key is None or assignment is None or not set(assignment.isr) > {directory.id}:
+            if key is None or assignment is None or directory.id not in assignment.isr:
                 continue
-            if controller.state.read(partial(self._has_records, key, name)):
-                return directory
+            segments = controller.state.read(partial(_segments, key))
+            names = [info.file_name for info in segments if name in (None, info.file_name)]
+            folder = path if name is None else path.rpartition("/")[0]
+            others = [each for each in controller.online if each.id in assignment.isr]
+            for other in others:
+                if other is not directory and any(
+                    _has(other, f"{folder}/{each}") for each in names
+                ):
+                    return directory
         return None
-
-    def _has_records(self, key: bytes, name: str | None, txn: kv.Txn) -> bool:
-        """Whether a segment file that the manifest names, or any of them, is not empty."""
-        tail = TAILS.get(self._controller.live, key)
-        return any(
-            info.sealed
-            or (tail is not None and tail.segment_id == info.id and tail.log_end_position)
-            for info in catalog.segments(txn, key)
-            if name in (None, info.file_name)
-        )
 
     def _in_all(
         self, path: str, operation: Callable[[Files], T], *, some_may_lack_it: bool = False
@@ -615,6 +612,17 @@ def _new_leader(path: str) -> NotLeaderOrFollowerError:
 
 def _open_file(files: Files, path: str, write: bool, create: bool) -> int:
     return files.open(path, write=write, create=create)
+
+
+def _segments(key: bytes, txn: kv.Txn) -> list[SegmentInfo]:
+    return catalog.segments(txn, key)
+
+
+def _has(directory: LogDirectory, path: str) -> bool:
+    """Whether a directory has a file that is not empty."""
+    with suppress(StorageError), directory.files.opened(path) as fd:
+        return directory.files.size(fd) > 0
+    return False
 
 
 def _check_exists(path: str, files: Files) -> None:

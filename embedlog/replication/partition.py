@@ -197,6 +197,14 @@ class ReplicatedPartition(PartitionLog):
             self._check_min_isr(assignment)
         return publish(txn)
 
+    def end_moved(self) -> Exception:
+        """As `PartitionState.end_moved`: the controller failed that had a write of before alone."""
+        return NotLeaderOrFollowerError(
+            "Another directory is read now, and lacks a write that was not acknowledged",
+            todo="Repeat the call.",
+            **self.where,
+        )
+
     # Leadership
 
     def acquire(self, timeout: float | None = None) -> None:

@@ -380,16 +380,16 @@ class ReplicatedRoot(Root):
 
     def _open_directory(self, directory_id: int, path: str) -> LogDirectory:
         """Open a directory that another process has brought online."""
-        if directory_id in self._unprepared:
-            raise StorageError(
-                "The directory could not be used when the log was opened",
-                path=path,
-                operation="open",
-            )
         files = self.files(
             path, writable=self.mode == "rw", unsafe_filesystem=self.unsafe_filesystem
         )
         try:
+            if directory_id in self._unprepared:
+                raise StorageError(
+                    "The directory could not be used when the log was opened",
+                    path=path,
+                    operation="open",
+                )
             member = read_member(files)
             if member is None or (member.cluster_id, member.directory_id) != (
                 self.cluster_id,

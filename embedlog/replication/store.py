@@ -2,9 +2,9 @@
 
 A write takes the lock of the database in every directory that is online, in the order of
 their ids, runs in the database of the controller, and repeats the rows that it changed in the
-others.  No transaction is committed before all of them are ready, so a process that is killed
-in between leaves some databases one write behind the others; the next writer makes up for
-that, from the changes that each write leaves in its version row.
+others.  No transaction is committed before all of them are ready, and the controller's is the
+first.  So a process that is killed in between leaves some databases one write behind that one;
+the next writer makes up for that, from the changes that each write leaves in its version row.
 
 Reads go to the database of the controller.  If it breaks, its directory goes offline, and the
 next one is read: `Controller.take_offline`.
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 from embedlog import kv
-from embedlog.errors import ClosedError, EmbedlogError, StorageError
+from embedlog.errors import ClosedError, EmbedlogError, NotEnoughReplicasError, StorageError
 from embedlog.keyspace import LIVE_VERSION
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
 from embedlog.replication.metadata import (
@@ -168,16 +168,31 @@ class ReplicatedStore:
                     and not self._controller.moved()
                     and directories is self._controller.online
                 ):
-                    result = self._commit(directories, stores, step, failed)
+                    result = self._commit(directories, step, failed)
             finally:
                 for store in reversed(held):
                     store.release()
             if failed:
                 self._controller.take_offline(failed)
+                if result:
+                    self._check_kept([each for each in directories if each.id not in failed])
             if self._written_epoch > self._controller.epoch:
                 self._controller.refresh()
             if result:
                 return result[0]
+
+    def _check_kept(self, committed: Sequence[LogDirectory]) -> None:
+        """Raise if none of the directories that have a write is online any more.
+
+        Another process may have replaced them, by one that came back, before it knew of the
+        write.
+        """
+        online = self._controller.current().online
+        if not any(each in online for each in committed):
+            raise NotEnoughReplicasError(
+                "The directories failed that had the change, one after the other",
+                todo="Repeat the call: it may not be known whether the change was made.",
+            )
 
     @contextmanager
     def held(self, without: Collection[int] = ()) -> Iterator[tuple[LogDirectory, ...]]:
@@ -218,9 +233,8 @@ class ReplicatedStore:
         self, directories: Sequence[LogDirectory], step: kv.Step[T], failed: dict[int, Exception]
     ) -> list[T]:
         """As `write`, in directories whose locks are held; the result in a list, or none."""
-        stores = [directory.stores[self._name] for directory in directories]
         self._even_epoch = self._controller.image.epoch
-        return self._commit(directories, stores, step, failed)
+        return self._commit(directories, step, failed)
 
     def _acquire(
         self,
@@ -251,28 +265,29 @@ class ReplicatedStore:
     def _commit(
         self,
         directories: Sequence[LogDirectory],
-        stores: Sequence[kv.Store],
         step: kv.Step[T],
         failed: dict[int, Exception],
     ) -> list[T]:
         """Return the result in a list, which is empty if the write must be tried again."""
         image = self._controller.image
         controller = self._controller.directory
-        # It is missing while another one takes its place.
-        first = directories.index(controller) if controller in directories else 0
+        # The controller, which is read, commits first: none may be ahead of what the holder of a
+        # partition's lock reads, or else it would write over what it does not see.  (It is
+        # missing while another one takes its place.)
+        directories = sorted(directories, key=lambda directory: directory is not controller)
+        stores = [directory.stores[self._name] for directory in directories]
         base, key = self._controller.version_base, self._version_key
 
         def run(txns: Sequence[kv.Txn]) -> T:
             rows = [txn.get(key) for txn in txns]
-            if any(row != rows[first] for row in rows):
+            if any(row != rows[0] for row in rows):
                 raise _UnevenError
-            recording = kv.RecordingTxn(txns[first], base)
+            recording = kv.RecordingTxn(txns[0], base)
             result = step(recording)
             if recording.changes:
-                self._put_version(recording, rows[first])
-                for number, txn in enumerate(txns):
-                    if number != first:
-                        kv.apply_changes(txn, recording.changes)
+                self._put_version(recording, rows[0])
+                for txn in txns[1:]:
+                    kv.apply_changes(txn, recording.changes)
             return result
 
         try:

@@ -115,7 +115,9 @@ def test_each_offset_is_translated_exactly(kafka, log):
             rows = [row for row in rows_of(log, topic) if row[0] == number]
             of_copy = [row for row in copied if row[0] == number]
             # What was compacted since then is in the copy all the same.
-            assert set(without_offsets(rows)) <= set(without_offsets(of_copy))
+            assert not Counter(map(repr, without_offsets(rows))) - Counter(
+                map(repr, without_offsets(of_copy))
+            )
             end = log.partition(topic, number).end_offset()
             for offset in range(end + 1):
                 translated = target.translate(topic, number, offset)
@@ -250,7 +252,8 @@ def kill_a_mirror(kafka, path, step, when, number, address):
 def test_a_kill_neither_loses_nor_doubles_a_record(kafka, tmp_path, step, when):
     """At each step of a transaction, and again in the transactions after it."""
     topic, dice, path = kafka.name(), random.Random(9), tmp_path / "killed"
-    for number in (1, 2):
+    # The first two positions are committed before any record.
+    for number in (1, 3):
         with embedlog.open(path, maintenance=False) as log:
             log.create_topic(topic, 2, exist_ok=True)
             fill(log, topic, dice, 200)
@@ -267,7 +270,7 @@ def test_without_transactions_a_kill_doubles_and_loses_nothing(kafka, tmp_path):
     with embedlog.open(path, maintenance=False) as log:
         log.create_topic(topic, 2)
         fill(log, topic, random.Random(10), 200)
-    assert kill_a_mirror(kafka, path, "_commit_position", "before", 1, address)
+    assert kill_a_mirror(kafka, path, "_commit_position", "before", 3, address)
     with embedlog.open(path, maintenance=False) as log:
         mirror(kafka, log, address=address)
         sent, copied = (

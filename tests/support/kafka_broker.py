@@ -83,6 +83,9 @@ class KafkaBroker:
 
     def __init__(self, directory: Path, seconds: float) -> None:
         self._java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", f"{_jars()}/*"]
+        if shutil.which("setpriv"):
+            # It must not outlive the tests, however they end.
+            self._java = ["setpriv", "--pdeathsig", "KILL", *self._java]
         self._directory, self._seconds = directory, seconds
         self._port, controller = _free_ports(2)
         self.address = f"127.0.0.1:{self._port}"

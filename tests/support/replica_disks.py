@@ -7,6 +7,7 @@ sequence numbers; any other error, and any death that the test did not cause, is
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import mmap
@@ -155,6 +156,7 @@ class Setting(NamedTuple):
                 log.topics()
                 return log
             except REFUSALS:
+                gc.collect()  # which is switched off in children
                 time.sleep(0.02)
 
 
@@ -191,19 +193,11 @@ def write_all(
     """Append with ``acks=all``; what the process before left unacknowledged, again."""
     journal, log, dice = Journal(setting.directory, life), setting.open(), random.Random(life)
 
-    acked: dict[Any, Any] = {}
-
     def send(topic: str, partition: int, count: int, of: int, first: int, sequence: int) -> None:
         journal.note(b"s", topic, partition, count, first, sequence, of)
         encoded = _encode(of, first, count, sequence)
         part = log.partition(topic, partition)
-        try:
-            appended = _until_done(journal, topic, partition, lambda: part.append([encoded]))
-        except OutOfOrderSequenceError as error:
-            raise AssertionError(
-                f"{topic}-{partition}: {acked.get((topic, partition))}, {error}"
-            ) from error
-        acked[topic, partition] = appended[0], first, part.end_offset()
+        appended = _until_done(journal, topic, partition, lambda: part.append([encoded]))
         journal.note(b"a", topic, partition, count, first, appended[0].base_offset, of)
 
     last = journal_of(setting.directory, life - 1)[-1:]
@@ -392,7 +386,8 @@ def keep_house(setting: Setting, life: int) -> None:
         time.sleep(0.05)
         failures = list(maintenance.failures.values())
         for failure in failures:
-            if not isinstance(failure, EXCUSES):
+            # A file of the controller's directory may be missing in that of the next controller.
+            if not isinstance(failure, EXCUSES) and not getattr(failure, "missing", False):
                 raise failure
     maintenance.close()
     log.close()

@@ -14,10 +14,9 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ from embedlog.errors import (
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     OffsetOutOfRangeError,
-    OutOfOrderSequenceError,
     ReplicaNotAvailableError,
     StorageError,
 )
@@ -52,14 +50,14 @@ from embedlog.groups import offsets
 from embedlog.partition.producer_state import after
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import jobs, reassign
-from embedlog.replication.controller import NO_DIRECTORY
 from embedlog.replication.compare import compare_replicas
+from embedlog.replication.controller import NO_DIRECTORY
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.metadata import MetadataImage
 from embedlog.replication.root import ReplicatedRoot
 from embedlog.retention.retain import delete_records
 from embedlog.root.verify import verify_root
-from support.clock import START, ManualClock
+from support.clock import ManualClock
 from support.failing_disks import FailingDisks, count_commits
 from support.forks import Child, in_memory
 from support.groups import make_group
@@ -143,9 +141,7 @@ class ReplicasModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.base = os.path.realpath(
-            tempfile.mkdtemp(prefix="embedlog-replicas-", dir=in_memory())
-        )
+        self.base = os.path.realpath(tempfile.mkdtemp(prefix="embedlog-replicas-", dir=in_memory()))
         logging.getLogger("embedlog").setLevel(logging.CRITICAL)
         jobs.PROBE_SECONDS = jobs.RETRY_SECONDS = 0.0
         self.disks, self.clock = FailingDisks(), ManualClock()
@@ -171,7 +167,10 @@ class ReplicasModel(RuleBasedStateMachine):
         count=st.sampled_from([2, 3, 3, 3]),
         topics=st.lists(
             st.tuples(
-                st.integers(1, 2), st.sampled_from([1, 2, 2, 3]), st.integers(1, 2), st.booleans(),
+                st.integers(1, 2),
+                st.sampled_from([1, 2, 2, 3]),
+                st.integers(1, 2),
+                st.booleans(),
                 st.sampled_from([False, False, True]),
             ),
             min_size=1,
@@ -462,9 +461,7 @@ class ReplicasModel(RuleBasedStateMachine):
         else:
             sequence, lines, got = producer.sequence, self._values(part, count, 10), None
         losses = part.losses
-        receipt = self._append(
-            part, handle, lines, acks, None, (producer.number, 0, sequence)
-        )
+        receipt = self._append(part, handle, lines, acks, None, (producer.number, 0, sequence))
         if receipt is None:
             producer.last = sequence, lines, None
             return
@@ -832,9 +829,7 @@ class ReplicasModel(RuleBasedStateMachine):
     def checkpoint(self, handle: int) -> None:
         """Committed offsets are saved for after a power cut."""
         context = self.root(handle).context
-        done, _ = self._attempt(
-            None, lambda: offsets.checkpoint(context.live, context.state)
-        )
+        done, _ = self._attempt(None, lambda: offsets.checkpoint(context.live, context.state))
         if done:
             self.saved = {tp: set(values) for tp, values in self.committed.items()}
 

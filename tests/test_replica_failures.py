@@ -1,0 +1,225 @@
+"""Directories of a log that fail one after the other, or at the wrong moment."""
+
+import gc
+import os
+import shutil
+
+import pytest
+from support.replicas import Directories, assignment, bring_back, notice, values
+
+from embedlog import catalog, errors
+from embedlog.partition import leader_epochs, uncommitted_files
+from embedlog.partition.replace import Replacement
+from embedlog.replication import root
+
+
+@pytest.fixture
+def directories(tmp_path, monkeypatch):
+    monkeypatch.setattr(root, "REGAIN_SECONDS", 0)
+    return Directories(tmp_path)
+
+
+@pytest.fixture
+def log(directories):
+    """A log over three directories; healthy after every test."""
+    log = directories.open()
+    yield log
+    assert log.verify() == []
+    log.close()
+
+
+def send(log, topic, sent, **config):
+    with log.producer(**config) as producer:
+        return [producer.send(topic, value).result() for value in sent]
+
+
+def check_equal(directories, log, topic):
+    first, *others = directories.copies(topic).values()
+    assert first
+    assert all(other == first for other in others)
+    assert set(assignment(log, topic).isr) == {1, 2, 3}
+
+
+# Too few directories
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_directory_that_comes_back_takes_the_place_of_one_that_fails(directories, log, empty):
+    """Neither alone is a majority; running programs go on with the next call."""
+    log.create_topic("t")
+    send(log, "t", [b"a"])
+    directories.lose(log, 1)
+    send(log, "t", [b"b"])
+    directories.take(3)
+    with pytest.raises(errors.NotEnoughReplicasError):
+        notice(log)
+
+    directories.put_back(1)
+    if empty:
+        shutil.rmtree(directories.path(1))
+        directories.path(1).mkdir()
+    notice(log)
+
+    assert log.root.controller.image.online == (1, 2)
+    assert assignment(log, "t").isr == (2,)
+    send(log, "t", [b"c"])
+    directories.put_back(3)
+    assert bring_back(log) == [3]
+    assert values(log, "t") == [b"a", b"b", b"c"]
+    check_equal(directories, log, "t")
+
+
+def test_a_directory_that_was_replaced_before_that_was_noticed_is_used_again(directories, log):
+    """Too few others worked to note that it was gone; now it is empty."""
+    log.create_topic("t")
+    send(log, "t", [b"a"])
+    directories.lose(log, 1)
+    directories.take(2)
+    with pytest.raises(errors.NotEnoughReplicasError):
+        notice(log)
+
+    directories.replace(2)
+    notice(log)
+
+    assert log.root.controller.image.online == (2, 3)
+    bring_back(log)
+    send(log, "t", [b"b"])
+    directories.put_back(1)
+    assert bring_back(log) == [1]
+    assert values(log, "t") == [b"a", b"b"]
+    check_equal(directories, log, "t")
+
+
+def test_a_program_that_starts_without_a_quorum_waits_for_a_directory_only(directories):
+    """It can open the log as soon as one is back, and what it tried before leaks nothing."""
+    with directories.open() as log:
+        log.create_topic("t")
+        send(log, "t", [b"a"])
+        directories.lose(log, 1)
+        send(log, "t", [b"b"])
+    directories.take(2)
+    counts = []
+    for _ in range(4):
+        with pytest.raises(errors.NotEnoughReplicasError):
+            directories.open()
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert max(counts[1:]) <= counts[0]
+
+    directories.put_back(1)
+    with directories.open() as log:
+        assert log.root.controller.image.online == (1, 3)
+        directories.put_back(2)
+        bring_back(log)
+        send(log, "t", [b"c"])
+        assert values(log, "t") == [b"a", b"b", b"c"]
+        check_equal(directories, log, "t")
+
+
+def test_a_directory_with_an_old_copy_leads_nothing(directories):
+    """It went offline with more than it has now."""
+    log = directories.open()
+    log.create_topic("t", replication_factor=1)
+    leader = assignment(log, "t").leader
+    send(log, "t", [b"a"])
+    log.flush()
+    aside = directories.path(leader).with_name("backup")
+    shutil.copytree(directories.path(leader), aside)
+    for name in ("u", "v", "w"):
+        log.create_topic(name)
+    send(log, "t", [b"b"])
+    directories.lose(log, leader)
+    directories.replace(leader)
+    shutil.rmtree(directories.path(leader))
+    aside.rename(directories.path(leader))
+
+    bring_back(log)
+
+    with pytest.raises(errors.ReplicaNotAvailableError, match="lost"):
+        send(log, "t", [b"c"], delivery_timeout_ms=300, request_timeout_ms=100)
+    log.delete_topic("t")
+    log.close()
+
+
+# The wrong moment
+
+
+def test_a_takeover_that_was_refused_is_done_by_the_next_call(directories, log, monkeypatch):
+    """Otherwise the log would be appended to in the epoch of the leader before."""
+    log.create_topic("t")
+    send(log, "t", [b"a"])
+    begin, calls = leader_epochs.begin, []
+
+    def refuse_once(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise errors.NotEnoughReplicasError("Another directory failed")
+        begin(*arguments)
+
+    monkeypatch.setattr(leader_epochs, "begin", refuse_once)
+    directories.lose(log, assignment(log, "t").leader)
+    part = log.partition("t", 0)
+    with pytest.raises(errors.NotEnoughReplicasError):
+        part.acquire()
+
+    send(log, "t", [b"b"])
+    assert part.tail().leader_epoch >= assignment(log, "t").leader_epoch
+    assert values(log, "t") == [b"a", b"b"]
+
+
+def test_a_compacted_segment_is_in_a_copy_that_joined_while_it_was_written(
+    directories, log, monkeypatch
+):
+    """It was written to the copies that were in sync at that time."""
+    settings = {"cleanup.policy": "compact", "segment.bytes": 2000, "min.cleanable.dirty.ratio": 0}
+    log.create_topic("t", config=settings)
+    with log.producer() as producer:
+        for number in range(200):
+            producer.send("t", b"%d" % number, key=b"%d" % (number % 5)).result()
+    follower = assignment(log, "t").isr[-1]
+    directories.lose(log, follower)
+    directories.put_back(follower)
+    seal, joined = Replacement._seal, []
+
+    def join_after(self, *arguments):
+        seal(self, *arguments)
+        joined.extend(bring_back(log))
+
+    monkeypatch.setattr(Replacement, "_seal", join_after)
+    log.compact("t", force=True)
+
+    assert joined == [follower]
+    check_equal(directories, log, "t")
+
+
+def test_a_copy_that_joins_has_no_files_that_are_removed_at_that_moment(directories, log):
+    """They are unlinked where copies are in sync, and its own would stay."""
+    log.create_topic("t")
+    send(log, "t", [b"a"])
+    part = log.partition("t", 0)
+    part.refresh()
+    info = uncommitted_files.new_file(part, part.active_segment)
+    (directories.path(3) / part.path_of(info)).write_bytes(b"x")
+    directories.lose(log, 3)
+    directories.put_back(3)
+
+    bring_back(log)
+
+    assert not (directories.path(3) / part.path_of(info)).exists()
+    uncommitted_files.discard(part, [info])
+    assert not log.root.context.state.read(lambda txn: catalog.uncommitted_files(txn, part.key))
+
+
+def test_a_copy_whose_files_were_deleted_is_made_again(directories, log):
+    """The directory is there, and works; what it lost is copied when it comes back."""
+    log.create_topic("t")
+    send(log, "t", [b"a"])
+    leader = assignment(log, "t").leader
+    shutil.rmtree(directories.path(leader) / "topics" / f"t-{log.root.topic('t').id}")
+
+    with directories.open() as another:
+        assert values(another, "t") == [b"a"]
+        send(another, "t", [b"b"])
+        bring_back(another)
+        assert values(another, "t") == [b"a", b"b"]
+        check_equal(directories, another, "t")
