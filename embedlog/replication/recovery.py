@@ -21,9 +21,8 @@ from embedlog.files import Files
 from embedlog.files.paths import is_directory, real_path
 from embedlog.files.throttle import Throttle
 from embedlog.keyspace import FORMAT_FILE
-from embedlog.partition import PartitionLog
+from embedlog.partition import PartitionLog, pending_deletes
 from embedlog.partition.state import Context
-from embedlog.partition import pending_deletes
 from embedlog.replication.catch_up import ReplicaCopy
 from embedlog.replication.controller import Controller
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe

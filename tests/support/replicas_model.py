@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +280,10 @@ class ReplicasModel(RuleBasedStateMachine):
             assert new.leader_epoch >= old.leader_epoch
             assert set(new.isr) <= {*new.replicas, NO_DIRECTORY}
             assert new.isr, "no in-sync replica is left"
-            if new.partition_epoch == old.partition_epoch + 1 and new.leader not in (None, *old.isr):
+            if new.partition_epoch == old.partition_epoch + 1 and new.leader not in (
+                None,
+                *old.isr,
+            ):
                 assert key in self._unclean_keys(), "a leader was elected that was not in sync"
             if new.leader != old.leader and new.leader is not None and old.leader is not None:
                 assert new.leader_epoch > old.leader_epoch, "a leader without an epoch of its own"
@@ -1020,10 +1024,11 @@ class ReplicasModel(RuleBasedStateMachine):
             for part in list(self.parts.values()):
                 if part.destroyed:
                     continue
-                log_start = self._attempt(part, lambda: self.log(part, handle).start_offset())
-                read = self._read(part, handle) if log_start[0] else None
+                log = partial(self.log, part, handle)
+                done, start = self._attempt(part, lambda log=log: log().start_offset())
+                read = self._read(part, handle) if done else None
                 if read is not None:
-                    self._reconcile(part, log_start[1], read)
+                    self._reconcile(part, start, read)
         self._observe()
         if self.roots:
             for part in list(self.parts.values()):
@@ -1032,6 +1037,9 @@ class ReplicasModel(RuleBasedStateMachine):
             self._check_commits()
 
     def _reconcile(self, part: Part, start: int, read: list[Row]) -> None:
+        if start < part.start and all(record.losable for record in part.records.values()):
+            # What was deleted was lost, too; its offsets are given to other records.
+            part.start, part.losses = start, part.losses + 1
         assert part.start <= start <= max(part.start, part.maybe_start), (
             f"{part.tp} begins at {start}, not at {part.start}"
         )
