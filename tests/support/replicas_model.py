@@ -1107,7 +1107,7 @@ class ReplicasModel(RuleBasedStateMachine):
         assignment = self.assignment(part)
         if not done or assignment is None or assignment.leader is None:
             return
-        usable = self.usable()
+        usable = self.usable() - self.emptied.keys()
         if assignment.leader not in usable:
             return
         complete = True
