@@ -21,7 +21,7 @@ from embedlog.files import Files
 from embedlog.files.paths import is_directory, real_path
 from embedlog.files.throttle import Throttle
 from embedlog.keyspace import FORMAT_FILE
-from embedlog.partition import PartitionLog
+from embedlog.partition import PartitionLog, pending_deletes
 from embedlog.partition.state import Context
 from embedlog.replication.catch_up import ReplicaCopy
 from embedlog.replication.controller import Controller
@@ -250,11 +250,11 @@ def _trusted_offsets(root: HasDirectories, histories: dict[bytes, History]) -> d
 
 
 def _sweep(directory: LogDirectory) -> None:
-    """Remove what the directory has of topics that were deleted meanwhile."""
+    """Remove the files of what was deleted, or replaced, while the directory was offline."""
     with suppress(StorageError):
-        for path in startup.strays(directory.files, directory.state):
-            if path.count("/") == 1:
-                startup.remove_stray(directory.files, path)
+        pending = pending_deletes.paths(directory.live)
+        for path in startup.strays(directory.files, directory.state, pending):
+            startup.remove_stray(directory.files, path)
 
 
 def compare_copies(log: ReplicatedPartition) -> None:

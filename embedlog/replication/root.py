@@ -301,6 +301,7 @@ class ReplicatedRoot(Root):
                 directories[directory_id] = LogDirectory(directory_id, path, files)
             except (*DATABASE_ERRORS, NotALogError) as error:
                 _logger.warning("Directory %s cannot be used: %s", path, error)
+                files.close_all()
         if writable:
             self._lock_each(directories)
         else:
@@ -312,8 +313,7 @@ class ReplicatedRoot(Root):
                     self.lock_timeout, live=writable or startup.live_is_valid(directory.files)
                 )
             except DATABASE_ERRORS as error:
-                _logger.warning("Directory %s cannot be used: %s", directory.path, error)
-                del directories[directory.id]
+                _give_up(directories, directory, error)
                 directory.close()
         images = {
             each: directory.state.read(MetadataImage.load)
@@ -348,8 +348,7 @@ class ReplicatedRoot(Root):
                     directory.attached = files.open("locks/attached", write=True, create=True)
                     first &= files.try_lock(directory.attached)
                 except StorageError as error:
-                    _logger.warning("Directory %s cannot be used: %s", directory.path, error)
-                    del directories[directory.id]
+                    _give_up(directories, directory, error)
             for directory in list(directories.values()):
                 try:
                     if first:
@@ -358,12 +357,12 @@ class ReplicatedRoot(Root):
                         self.startup_report += [f"{directory.path}: {line}" for line in report]
                     directory.share_attached(self.lock_timeout)
                 except DATABASE_ERRORS as error:
-                    _logger.warning("Directory %s cannot be used: %s", directory.path, error)
-                    del directories[directory.id]
+                    _give_up(directories, directory, error)
         finally:
             for directory, lock in held:
-                directory.files.unlock(lock)
-                directory.files.close(lock)
+                if directory.id in directories:  # the files of the others are closed
+                    directory.files.unlock(lock)
+                    directory.files.close(lock)
 
     def _regain_quorum(self, failed: Mapping[int, Exception]) -> bool:
         """Look whether a directory came back, for a process that has too few of them."""
@@ -539,6 +538,15 @@ def _check_replicas(
             else f"There are replicas for {len(replicas)} of {topic.partitions} partitions",
             topic=topic.name,
         )
+
+
+def _give_up(
+    directories: dict[int, LogDirectory], directory: LogDirectory, error: Exception
+) -> None:
+    """Go on without a directory; frees its locks, so that it can be brought back."""
+    _logger.warning("Directory %s cannot be used: %s", directory.path, error)
+    del directories[directory.id]
+    directory.close()
 
 
 def _nothing(txn: kv.Txn) -> None:

@@ -82,13 +82,21 @@ MUTANTS = [
         "what a killed process committed in some databases is not repeated",
         by_kills,
         f"{REPLICATION}.store:ReplicatedStore._make_even",
-        {"store.transact_locked(partial(self._repeat, row))": "store.transact_locked(lambda txn: txn.put(self._version_key, row))"},
+        {
+            "store.transact_locked(partial(self._repeat, row))": "store.transact_locked(lambda txn: txn.put(self._version_key, row))"
+        },
     ),
     Mutant(
         "the version of a write is not written",
         by_kills,
         f"{REPLICATION}.store:ReplicatedStore._commit",
-        {"self._put_version(recording, rows[first])": "..."},
+        {"self._put_version(recording, rows[0])": "..."},
+    ),
+    Mutant(
+        "the version of a write does not say what changed",
+        by_kills,
+        f"{REPLICATION}.store:ReplicatedStore._put_version",
+        {"pack_changes(txn.changes)": 'b""'},
     ),
     Mutant(
         "a minority decides",
