@@ -48,8 +48,8 @@ from support.staged_files import publish, stage
 
 REFUSALS = (NotEnoughReplicasError, ReplicaNotAvailableError, LockTimeoutError)
 """What a writer may get while disks are broken or processes are stopped."""
-EXCUSES = (*REFUSALS, FencedError)
-"""What the housekeeping may get besides: another process took over."""
+EXCUSES = (*REFUSALS, FencedError, NotLeaderOrFollowerError)
+"""What the housekeeping may get besides: another process, or another directory, took over."""
 TOPICS: dict[str, tuple[int, dict[str, object]]] = {
     "all": (3, {"min.insync.replicas": 2}),
     "one": (2, {}),
