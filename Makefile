@@ -6,7 +6,7 @@ PYTEST ?= .venv/bin/python -m pytest
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
-.PHONY: quick test test-all nightly kafka-python-tests check lint wheel jar spark-versions bench demo docs docs-tables option-types clean
+.PHONY: quick test test-all nightly test-kafka kafka-python-tests check lint wheel jar spark-versions bench demo docs docs-tables option-types clean
 
 # Four tiers, each with all of the one before: tests/support/tiers.py says how.
 quick: .venv/.dev jar
@@ -20,6 +20,10 @@ test-all: .venv/.dev jar spark-versions
 
 nightly: .venv/.dev jar spark-versions
 	$(PYTEST) $(SPREAD) --tier=nightly $(ARGS)
+
+# Mirrors from and to a Kafka broker, which is fetched from Maven Central; needs Java and Maven.
+test-kafka: .venv/.dev
+	$(PYTEST) --kafka tests/kafka $(ARGS)
 
 # kafka-python's own integration tests, fetched from PyPI and run on a log.
 kafka-python-tests: .venv/.dev

@@ -5,8 +5,8 @@
 
 Each workload runs on two topics that differ only in the setting, in turns, so that a slow second
 of the machine affects both; which one is first alternates.  Times are CPU times of the process,
-and a ratio is that of two neighbouring turns; the table has the median of the ratios, and the
-middle half of them.  The last column adds what the reports cost, which come every ten seconds.
+and a ratio is that of two neighbouring turns; the table has the median of the ratios and the
+middle half of them.  The last column is what the reports cost, which come every ten seconds.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ WORKLOADS = (
 )
 
 
-def turns(works: dict[str, Work], calls: int, rounds: int) -> Iterator[float]:
-    """Yield the ratio of the CPU times of each two turns."""
+def turns(works: dict[str, Work], calls: int, rounds: int) -> Iterator[dict[str, float]]:
+    """Yield the CPU times of each two turns."""
     for number in range(rounds):
         seconds = {}
         for topic in sorted(works, reverse=bool(number % 2)):
@@ -164,11 +164,11 @@ def turns(works: dict[str, Work], calls: int, rounds: int) -> Iterator[float]:
             for _ in range(calls):
                 work()
             seconds[topic] = time.process_time() - began
-        yield seconds[AUDITED] / seconds[PLAIN]
+        yield seconds
 
 
-def measure(workload: Workload, rounds: int) -> tuple[list[float], float]:
-    """Return the ratios of a workload, and the CPU time of a report."""
+def measure(workload: Workload, rounds: int) -> tuple[list[dict[str, float]], float]:
+    """Return the CPU times of each two turns, and that of a report."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-audit-") as directory,
         embedlog.open(directory, maintenance=False) as log,
@@ -178,10 +178,10 @@ def measure(workload: Workload, rounds: int) -> tuple[list[float], float]:
         works = {topic: workload.start(log, topic) for topic in (PLAIN, AUDITED)}
         list(turns(works, workload.calls, 2))
         reporter.reporter_of(log.root).report_all()
-        ratios = list(turns(works, workload.calls, rounds))
+        times = list(turns(works, workload.calls, rounds))
         began = time.process_time()
         reporter.reporter_of(log.root).report_all()
-        return ratios, time.process_time() - began
+        return times, time.process_time() - began
 
 
 def main() -> None:
@@ -189,17 +189,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few rounds")
     parser.add_argument("--only", default="", help="only workloads whose name has this text")
+    parser.add_argument("--rounds", type=int, default=60, metavar="N", help="pairs of turns")
     args = parser.parse_args()
     # Reports are measured by themselves, not in one of two turns.
     interval, reporter.REPORT_SECONDS = reporter.REPORT_SECONDS, 1e6
-    print(f"{'work':<38}{'CPU':>8}{'middle half':>18}{'with reports':>15}")
+    heads = f"{'work':<38}{'median':>8}{'middle half':>18}{'reports':>10}"
+    print(heads)
     for workload in WORKLOADS:
         if args.only in workload.name:
-            ratios, report = measure(workload, 4 if args.quick else 60)
+            times, report = measure(workload, 4 if args.quick else args.rounds)
+            ratios = [pair[AUDITED] / pair[PLAIN] for pair in times]
             low, middle, high = ((r - 1) * 100 for r in statistics.quantiles(ratios, n=4))
-            total = middle + report / interval * 100
             half = f"{low:+.1f} to {high:+.1f} %"
-            print(f"{workload.name:<38}{middle:>+6.1f} %{half:>18}{total:>+13.1f} %")
+            rest = f"{half:>18}{report / interval * 100:>+8.2f} %"
+            print(f"{workload.name:<38}{middle:>+6.1f} %{rest}", flush=True)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
         "index_interval_bytes": "`4096`",
         "key_serializer": OWN,
         "mirror_source": OWN,
+        "replica_lag_time_max_ms": "the same (of the broker)",
         "message_timestamp_after_max_ms": "`3600000` (1 h)",
         "producer_id_expiration_ms": "the same (of the broker)",
         "audit": OWN,
@@ -129,6 +130,8 @@ KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
                 *("log_cleaner_io_buffer_load_factor", "log_cleaner_io_max_bytes_per_second"),
                 *("log_cleaner_threads", "offsets_retention_check_interval_ms"),
                 *("offsets_retention_minutes", "producer_id_expiration_check_interval_ms"),
+                *("auto_leader_rebalance_enable", "leader_imbalance_per_broker_percentage"),
+                *("leader_imbalance_check_interval_seconds", "follower_replication_throttled_rate"),
             ],
             SAME,
         ),
@@ -326,13 +329,19 @@ ERRORS: dict[str, dict[str, str]] = {
         "InvalidReplicationAssignmentError": "Name each directory once; `embedlog replicas list` "
         "prints their ids.",
         "NotEnoughReplicasError": "Bring the other directories back, or send with `acks=1`.",
+        "NotLeaderOrFollowerError": "Repeat the call.",
+        "ReplicaNotAvailableError": "Bring one of its `replicas` back, or elect a leader that is "
+        "not in sync.",
+        "ReplicasDivergedError": "Open the directory that counts alone, remove the other one, and "
+        "add it again, empty.",
     },
     "Mirrors": {
         "MirroredTopicError": "Write to the source; if that is lost, make the copy writable with "
         "`log.failover`.",
         "MirrorConflictError": "Mirror as a site, or delete the topic that is in the way; after a "
         "failover, mirror into the other direction.",
-        "KafkaClusterError": "Look at the cluster; the mirror goes on once it answers.",
+        "KafkaClusterError": "Check that the brokers run and can be reached; run the mirror again, "
+        "or let one that follows try again by itself.",
         "MirrorDivergedError": "Truncate the copy at `next_offset`, or delete it, and start the "
         "mirror again.",
     },

@@ -560,7 +560,7 @@ MIRRORED_TOPICS = Table[Any](
 MIRROR_POSITIONS = Table[Any](
     "O",
     "partition: partition key, site: text",
-    "offset: i64, leader_epoch: i32, target_offset: i64",
+    "offset: i64, leader_epoch: i32, target_offset: i64, target_epoch: i64",
     "Where a mirror that merges the records of a site goes on, as of an offset of the partition",
     optional=True,
 )
@@ -671,6 +671,14 @@ MIRRORS = Table[Any](
     "`embedlog/mirrors/status.py`",
 )
 REPORTED_LIVE = Table[None]("b", "", "", "`__activity` has events from this `live`")
+REPORTED_REPLICAS = Table[dict[str, Any]](
+    "r",
+    "topic_id: u64",
+    "fields: JSON",
+    "What `__activity` has of the leaders and in-sync replicas of a topic; for 0, of the "
+    "directories, and how many changes there were",
+    optional=True,
+)
 
 LIVE_VERSION = Table[Any](
     "e",

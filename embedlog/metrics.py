@@ -91,6 +91,10 @@ GROUP_TOPIC = "consumergroup.{consumergroup}.{topic}"
 GROUP_PARTITION = "consumergroup.{consumergroup}.{topic}-{partition}"
 MAINTENANCE = "maintenance"
 MAINTENANCE_JOB = "maintenance.{job}"
+REPLICA_MANAGER = "kafka.server.ReplicaManager"
+CONTROLLER = "kafka.controller.KafkaController"
+LOG_MANAGER = "kafka.log.LogManager"
+LOG_DIRECTORY = "kafka.log.LogManager.{logDirectory}"
 MIRROR = "mirror.{mirror}"
 MIRROR_TOPIC = "mirror.{mirror}.{topic}"
 
@@ -298,6 +302,75 @@ GROUPS = (
                 *("record-skipped-total", "counter"),
                 "Offsets of it that retention deleted at the source before they were copied",
             ),
+        ),
+    ),
+    MetricGroup(
+        REPLICA_MANAGER,
+        "kafka_server_replicamanager",
+        (
+            Metric("PartitionCount", "gauge", "Copies of partitions, in all directories"),
+            Metric("LeaderCount", "gauge", "Partitions that have a leader"),
+            Metric(
+                *("UnderReplicatedPartitions", "gauge"),
+                "Partitions with copies out of sync",
+            ),
+            Metric(
+                *("UnderMinIsrPartitionCount", "gauge"),
+                "Partitions that refuse `acks=all`: fewer are in sync than `min.insync.replicas`",
+            ),
+            Metric(
+                *("AtMinIsrPartitionCount", "gauge"),
+                "Partitions that would do so with one copy less",
+            ),
+            Metric("OfflineReplicaCount", "gauge", "Copies in directories that are offline"),
+            Metric("ReassigningPartitions", "gauge", "Partitions that are being moved"),
+            Metric(
+                *("isr-shrinks-total", "counter", "Copies that left an ISR since the boot"),
+                "kafka_server_replicamanager_isrshrinks_total",
+            ),
+            Metric(
+                *("isr-expands-total", "counter", "Copies that joined an ISR since the boot"),
+                "kafka_server_replicamanager_isrexpands_total",
+            ),
+        ),
+    ),
+    MetricGroup(
+        CONTROLLER,
+        "kafka_controller_kafkacontroller",
+        (
+            Metric("ActiveBrokerCount", "gauge", "Directories that are online"),
+            Metric("FencedBrokerCount", "gauge", "Directories that are offline"),
+            Metric(
+                *("OfflinePartitionsCount", "gauge"),
+                "Partitions without a leader, which can neither be read nor written",
+            ),
+            Metric(
+                *("PreferredReplicaImbalanceCount", "gauge"),
+                "Partitions that are not led by their first replica",
+            ),
+            Metric(
+                *("leader-elections-total", "counter", "Changes of leaders since the boot"),
+                "kafka_controller_controllerstats_leaderelections_total",
+            ),
+            Metric(
+                *("unclean-leader-elections-total", "counter"),
+                "Those of them with a leader that was not in sync, so that records are lost",
+                "kafka_controller_controllerstats_uncleanleaderelections_total",
+            ),
+        ),
+    ),
+    MetricGroup(
+        LOG_MANAGER,
+        "kafka_log_logmanager",
+        (Metric("OfflineLogDirectoryCount", "gauge", "Directories that are offline"),),
+    ),
+    MetricGroup(
+        LOG_DIRECTORY,
+        "kafka_log_logmanager",
+        (
+            Metric("LogDirectoryOffline", "gauge", "1 if the directory is offline, else 0"),
+            Metric("LeaderCount", "gauge", "Partitions that are read from it (embedlog only)"),
+            Metric("PartitionCount", "gauge", "Copies of partitions in it (embedlog only)"),
         ),
     ),
 )

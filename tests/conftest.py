@@ -52,6 +52,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="test",
         help="how much to run: see tests/support/tiers.py (default: test)",
     )
+    parser.addoption(
+        "--kafka",
+        action="store_true",
+        help="also run tests/kafka, which start a broker from Maven Central",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,9 +71,11 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or config.getoption("tier"))
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not import what a tier runs nothing of: Spark alone takes seconds."""
     runs = tiers.runs(tiers.FOLDERS.get(collection_path.name, "quick"))
+    if collection_path.name == "kafka" and collection_path.is_dir():
+        runs = config.getoption("--kafka")
     return None if runs else True
 
 

@@ -337,6 +337,34 @@ def test_a_member_that_was_killed_after_a_commit_is_counted_from_the_commit(log)
     assert result.differences == []
 
 
+def test_a_forked_child_reports_what_it_does_itself(log):
+    """What the parent wrote and read before the fork is reported by the parent."""
+    with log.producer(client_id="p") as producer, group(log) as consumer:
+        producer.send_batch("t", [b"v"] * 300, timestamps=TIMES).result()
+        take(consumer, 150)
+
+        def work():
+            producer.send_batch("t", [b"v"] * 30, timestamps=TIMES[:30]).result()
+            producer.close()
+            consumer.close()
+            return os.getpid()
+
+        child = forks.run(work).result()
+        consumer.commit()
+
+    result = log.audit("t", "1h")
+
+    by_process = {}
+    for row in result.rows:
+        if row.who.tier == "producer":
+            sums = by_process.setdefault(row.who.process, [0, 0])
+            sums[0] += row.counts.records
+            sums[1] += row.counts.unreported
+    assert by_process == {os.getpid(): [300, 0], child: [30, 0]}
+    assert sum(values(result, "group").values()) == 150
+    assert result.differences == []
+
+
 # Groups
 
 
@@ -822,3 +850,31 @@ def test_writers_without_an_id_are_compared_together(log):
 
     lose(log.root.partition("t", 0), set(range(1, 100)))
     assert sum(values(log.audit("t", "1h"), "producer", "missing").values()) == 99 - 30
+
+
+# Mirrors
+
+
+def test_a_mirror_reports_to_its_source(log, tmp_path):
+    """By its name: what it copied is compared with the log, in each run from where it went on."""
+    for _ in range(2):
+        write(log)
+        embedlog.mirror(log, tmp_path / "copy", topics="t", name="north", progress=False)
+
+    result = log.audit("t", "1h")
+
+    twice = {hour: 2 * count for hour, count in ALL.items()}
+    assert values(result, "log") == values(result, "mirror", name="north") == twice
+    assert result.differences == []
+
+
+def test_what_a_mirror_has_not_copied_yet_is_no_loss(log, tmp_path):
+    """It is compared up to where it is."""
+    write(log)
+    embedlog.mirror(log, tmp_path / "copy", topics="t", name="north", progress=False)
+    write(log)
+
+    result = log.audit("t", "1h", tiers=["mirror"])
+
+    assert values(result, "mirror", name="north") == ALL
+    assert result.differences == []

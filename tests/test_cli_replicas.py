@@ -63,7 +63,7 @@ def test_an_offline_directory_makes_the_listing_fail(command_line, disks):
     shutil.rmtree(disks[1])
     code, out, err = command_line("replicas", "list")
     assert code == 1
-    assert "offline: ENOENT" in out
+    assert "offline: " in out
     assert "2 of 3 directories online" in err
 
 

@@ -55,6 +55,7 @@ DOORS = {
     "pandas": {"notebook", "spark"},
     "IPython": {"notebook"},
     "opentelemetry": {"opentelemetry"},
+    "confluent_kafka": {"mirrors"},
     "avro": {"registry"},
     "fastavro": {"registry"},
     "pytest": {"testing"},

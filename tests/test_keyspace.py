@@ -224,7 +224,7 @@ def test_a_deleted_topic_leaves_no_row(root):
         (keyspace.UNCOMMITTED_FILES, None),
         (keyspace.SEGMENT_STATISTICS, b"of a typed topic"),
         (keyspace.ASSIGNMENTS, {}),
-        (keyspace.MIRROR_POSITIONS, (1, 2, 3)),
+        (keyspace.MIRROR_POSITIONS, (1, 2, 3, 4)),
     ]
     for table, value in rows_by_hand:
         key = rows_of(table.key_layout, 0)[1:]
@@ -256,4 +256,10 @@ def test_what_a_deleted_topic_leaves_is_dropped_by_others():
         and not table.dropped_with_topic
     }
     # In the order of the page: `topic_deletion`, `app_versions.expire`, `activity`, `ownership`.
-    assert remaining == {"deleted topics", "app versions", "reported topics", "owners"}
+    assert remaining == {
+        "deleted topics",
+        "app versions",
+        "reported topics",
+        "reported replicas",
+        "owners",
+    }

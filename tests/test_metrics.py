@@ -432,7 +432,8 @@ def test_every_metric_has_a_name_that_prometheus_accepts():
     exported = [metric.exported(group) for group in GROUPS for metric in group.metrics]
     assert all(re.fullmatch("[a-z_][a-z0-9_]*", name) for name in exported)
     assert len(set(exported)) == len(exported)
-    labels = dict.fromkeys(("topic", "partition", "consumergroup", "job", "mirror"), "0")
+    names = ("topic", "partition", "consumergroup", "job", "mirror", "logDirectory")
+    labels = dict.fromkeys(names, "0")
     samples = [
         Sample(group.key, metric.name, number, labels)
         for group in GROUPS

@@ -947,6 +947,10 @@ def test_a_merging_mirror_finds_its_place_in_the_records(a, b):
     log.truncate_to(10)
     assert mirror(a, b, merge=True).status.records == 1
     assert set(counts(b, "t").values()) == {1}
+    log.truncate_to(10)
+    send(b, "t", b"own", b"own 2", b"own 3")
+    assert mirror(a, b, merge=True).status.records == 1, "the log is longer than it was"
+    assert set(counts(b, "t").values()) == {1}
 
 
 def test_what_cannot_be_merged_is_refused(a, b, tmp_path):
@@ -958,8 +962,10 @@ def test_what_cannot_be_merged_is_refused(a, b, tmp_path):
     for topic in ("t", "u"):
         with pytest.raises(MirrorConflictError):
             mirror(a, b, topics=topic, merge=True)
-    with embedlog.open(tmp_path / "c", maintenance=False) as c, pytest.raises(MirrorConflictError):
-        mirror(b, c, topics="t", merge=True)
+    with embedlog.open(tmp_path / "c", maintenance=False) as c:
+        with pytest.raises(MirrorConflictError):
+            mirror(b, c, topics="t", merge=True)
+        assert c.topics() == []
 
 
 # The command line

@@ -393,6 +393,36 @@ def test_a_preferred_leader_loses_nothing(directories, log):
     assert values(log, "t") == [b"x", *numbered(b"one", 10)]
 
 
+# Damage
+
+
+@pytest.mark.parametrize("of_leader", [True, False])
+def test_a_damaged_copy_is_made_again_from_a_good_one(directories, log, of_leader):
+    """`repair` drops nothing that another copy has, whoever led."""
+    log.create_topic("t", config={"segment.bytes": 2000})
+    sent = numbered(b"x", 60)
+    send(log, "t", sent)
+    isr = assignment(log, "t").isr
+    damaged = isr[0] if of_leader else isr[1]
+    file = sorted(directories.path(damaged).glob("topics/t-*/0/*.arrows"))[1]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(data)
+
+    (difference,) = log.verify(replicas=True)
+    assert difference.copy == str(directories.path(damaged))
+    would = log.repair()
+    (message,) = log.repair(dry_run=False)
+
+    assert would == [message]
+    assert "the copy is made again" in message
+    assert log.verify(replicas=True) == []
+    assert sorted(assignment(log, "t").isr) == [1, 2, 3]
+    assert values(log, "t") == sent
+    first, *others = directories.copies("t").values()
+    assert all(other == first for other in others)
+
+
 # Moving copies
 
 

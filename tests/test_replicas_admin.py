@@ -1,5 +1,6 @@
 """The administration of a log over several directories, in Python."""
 
+import json
 import os
 import shutil
 import time
@@ -8,6 +9,7 @@ import pytest
 
 import embedlog
 from embedlog import TopicPartition
+from embedlog.cli import main
 from embedlog.errors import (
     IllegalStateError,
     InvalidConfigError,
@@ -21,7 +23,8 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.keyspace import FORMAT_FILE
-from embedlog.replication import reassign
+from embedlog.replication import reassign, removal
+from embedlog.replication.controller import Controller
 from embedlog.replication.metadata import MetadataImage
 
 
@@ -122,7 +125,8 @@ def test_an_offline_directory_is_listed_with_its_reason_and_what_has_no_leader(t
     with open_log(paths[0], mode="r") as log:
         directories = log.replicas()
         assert [each.online for each in directories] == [True, False, False]
-        assert "There is no such directory" in directories[1].reason
+        assert "directory" in directories[1].reason
+        assert "1 of 3 directories online" in repr(log)
         assert directories[1].bytes is None
         assert len(directories.leaderless) == 2
         assert "without a leader: lonely-" in repr(directories)
@@ -606,6 +610,70 @@ def test_a_running_program_goes_on_after_the_others_were_given_up(tmp_path):
         assert values(log) == list(range(200))
 
 
+@pytest.mark.parametrize("step", ["before", "after", "members", "files"])
+def test_a_removal_that_was_interrupted_is_done_or_can_be_repeated(tmp_path, monkeypatch, step):
+    """Between any two of its steps the log is whole, whichever directory opens it."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", 3, replication_factor=2)
+        fill(log)
+
+    def interrupt(*_arguments, **_named):
+        raise KeyboardInterrupt
+
+    def remove_and_interrupt(self, *arguments, **named):
+        remove(self, *arguments, **named)
+        raise KeyboardInterrupt
+
+    remove = Controller.remove
+    with monkeypatch.context() as patched, open_log(paths) as log:
+        if step == "before":
+            patched.setattr(Controller, "remove", interrupt)
+        elif step == "after":
+            patched.setattr(Controller, "remove", remove_and_interrupt)
+        elif step == "members":
+            patched.setattr(removal, "_clear", interrupt)
+        else:
+            patched.setattr(removal.startup, "remove_tree", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            log.remove_replica(paths[0])
+        patched.undo()
+    for path in paths[1:]:
+        with open_log(path) as log:
+            ids = [each.id for each in log.replicas()]
+            assert ids == ([1, 2, 3] if step == "before" else [2, 3])
+            assert values(log) == list(range(100))
+            assert healthy(log)
+    with open_log(paths[1]) as log:
+        if step == "before":
+            log.remove_replica(paths[0])
+        fill(log, first=100)
+        assert values(log) == list(range(200))
+        assert [each.id for each in log.replicas()] == [2, 3]
+
+
+def test_a_topic_that_is_created_during_a_removal_keeps_no_copy_there(tmp_path, monkeypatch):
+    """The removal looks again, in the write that removes the directory."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log, open_log(paths) as other:
+        log.create_topic("flights", 3)
+        fill(log)
+        run = reassign.run
+
+        def run_and_create(*arguments, **named):
+            pending = run(*arguments, **named)
+            if "fleet" not in other.topics():
+                other.create_topic("fleet", replicas=[(1,)])
+                fill(other, "fleet")
+            return pending
+
+        monkeypatch.setattr(reassign, "run", run_and_create)
+        log.remove_replica(paths[0])
+        assert 1 not in placements(log, "fleet")[0]
+        assert values(log, "fleet") == list(range(100))
+        assert healthy(log)
+
+
 # Comparing copies
 
 
@@ -649,3 +717,93 @@ def test_what_a_follower_does_not_have_yet_is_no_difference(tmp_path):
 def test_an_image_without_directories_is_of_no_log():
     """So a directory whose rows are gone is never taken for one that removed all others."""
     assert MetadataImage().online == ()
+
+
+# Monitoring
+
+
+def test_metrics_count_what_is_offline_and_what_has_too_few_copies(tmp_path):
+    """With Kafka's names; a partition that is offline does not hide the others."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic(
+            "flights", 3, {"min.insync.replicas": 2}, replicas=[(1, 2), (2, 3), (3, 1)]
+        )
+        log.create_topic("lonely", replicas=[(2,)])
+        fill(log)
+        fill(log, "lonely")
+        metrics = log.metrics()
+        assert metrics["kafka.server.ReplicaManager"] == {
+            "PartitionCount": 7,
+            "LeaderCount": 4,
+            "UnderReplicatedPartitions": 0,
+            "UnderMinIsrPartitionCount": 0,
+            "AtMinIsrPartitionCount": 4,
+            "OfflineReplicaCount": 0,
+            "ReassigningPartitions": 0,
+            "isr-shrinks-total": 0,
+            "isr-expands-total": 0,
+        }
+        log.maintain()  # notes how things are
+    unplug(paths[1])
+    with open_log(paths) as log:
+        log.maintain()
+        metrics = log.metrics()
+        manager, controller = (
+            metrics[f"kafka.{name}"]
+            for name in ("server.ReplicaManager", "controller.KafkaController")
+        )
+        assert manager["OfflineReplicaCount"] == 4  # with that of __activity
+        assert manager["UnderMinIsrPartitionCount"] == 3  # and lonely-0 has no leader
+        assert manager["isr-shrinks-total"] == 2
+        assert controller["ActiveBrokerCount"] == 2
+        assert controller["OfflinePartitionsCount"] == 1
+        assert controller["leader-elections-total"] == 2
+        assert controller["unclean-leader-elections-total"] == 0
+        assert metrics["kafka.log.LogManager"] == {"OfflineLogDirectoryCount": 1}
+        offline = metrics[f"kafka.log.LogManager.{paths[1]}"]
+        assert (offline["LogDirectoryOffline"], offline["LeaderCount"]) == (1, 0)
+        assert metrics["kafka.log.lonely-0"] == {"Offline": 1}
+        assert metrics["kafka.log.flights-0"]["LogEndOffset"] == 34
+        assert f'kafka_log_logmanager_logdirectoryoffline{{logDirectory="{paths[1]}"}} 1' in (
+            log.prometheus()
+        )
+
+
+def test_what_happens_to_directories_and_copies_is_in_the_activity(tmp_path):
+    """A directory that is lost, and comes back; elections, ISRs, moves."""
+    paths = disks(tmp_path)
+
+    def events(log, first):
+        records = [json.loads(record.value) for record in log["__activity"]][first:]
+        return [record for record in records if record["kind"] in kinds]
+
+    kinds = ("offline", "online", "removed", "elected", "isr", "reassigned")
+    with open_log(paths) as log:
+        log.create_topic("flights", replicas=[(2, 3)])
+        fill(log)
+        log.maintain()
+        assert events(log, 0) == []
+    unplug(paths[1])
+    with open_log(paths) as log:
+        log.maintain()
+        (offline, elected, isr) = events(log, 0)
+        assert offline["kind"] == "offline"
+        assert (offline["directory"], offline["path"]) == (2, paths[1])
+        assert offline["reason"]
+        assert (elected["before"], elected["leader"], elected["unclean"]) == (2, 3, False)
+        assert (isr["topic"], isr["before"], isr["isr"]) == ("flights", [2, 3], [3])
+        plug_in(paths[1])
+        seen = len(log["__activity"])
+        bring_back(log)
+        assert [event["kind"] for event in events(log, seen)] == ["online", "isr"]
+        seen = len(log["__activity"])
+        log.reassign(all_at(1, partitions=1))
+        log.remove_replica(paths[2])
+        log.maintain()
+        found = events(log, seen)
+        assert {event["kind"] for event in found} == {"removed", "elected", "isr", "reassigned"}
+        moved = next(event for event in found if event["kind"] == "reassigned")
+        assert (moved["before"], moved["replicas"]) == ([2, 3], [1])
+    code = main(["--root", paths[0], "activity", "--kind", "offline", "--kind", "elected"])
+    assert code == 0

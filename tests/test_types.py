@@ -235,10 +235,11 @@ def test_every_setting_has_a_type():
 
 DIR = {
     "log": """
-        alter_topic audit close compact consumer convert create_partitions create_topic
-        delete_records delete_topic describe_topic durability failover flush group groups hold
-        leases maintain maintenance metrics mirrors partition path producer prometheus rebuild_index repair
-        retention_bytes schemas sql topic topics verify
+        add_replica alter_topic audit cancel_reassignment close compact consumer convert
+        create_partitions create_topic delete_records delete_topic describe_topic durability
+        elect_leaders failover flush group groups hold leases maintain maintenance metrics
+        mirrors partition path producer prometheus reassign rebuild_index remove_replica
+        repair replicas retention_bytes schemas sql topic topics verify
     """,
     "topic": """
         at batches between config describe_retention explain_compaction get head items name optimize

@@ -409,7 +409,58 @@ def compaction() -> Picture:
     return picture
 
 
-DRAWINGS = (floors, root, append, ends, rebalance, publication, compaction)
+def mirrors() -> Picture:
+    """Draw the topologies of mirrors side by side."""
+    picture = Picture(
+        "mirrors",
+        900,
+        330,
+        "Three topologies of mirrors",
+        "A standby, whose copies are written to only after a failover; a hub, in which the topics "
+        "of each site have its name in front; and two sites whose records are merged.",
+    )
+    picture.text(40, 40, "standby", size=15, bold=True)
+    picture.box(40, 60, 100, 40, "producers", fill=GREY)
+    picture.box(40, 140, 100, 50, "log A", "orders", fill=BLUE)
+    picture.box(190, 140, 100, 50, "log B", "orders", fill=AMBER)
+    picture.line((90, 100), (90, 139))
+    picture.line((140, 165), (189, 165))
+    picture.text(150, 158, "copy", size=11, colour=SOFT)
+    picture.box(190, 60, 100, 40, "producers", fill=GREY, dashed=True)
+    picture.line((240, 100), (240, 139), dashed=True)
+    picture.text(40, 230, "B refuses other writers", size=12.5, colour=SOFT)
+    picture.text(40, 250, "until embedlog failover.", size=12.5, colour=SOFT)
+
+    picture.text(350, 40, "hub and spoke", size=15, bold=True)
+    picture.box(350, 70, 90, 50, "log a", "orders", fill=BLUE)
+    picture.box(350, 150, 90, 50, "log b", "orders", fill=BLUE)
+    picture.box(510, 95, 100, 80, "hub", "a.orders", "b.orders", fill=AMBER)
+    picture.line((440, 95), (509, 120))
+    picture.line((440, 175), (509, 150))
+    picture.text(460, 90, "--as a", size=11, colour=SOFT, mono=True)
+    picture.text(460, 192, "--as b", size=11, colour=SOFT, mono=True)
+    picture.text(350, 230, "Each site has its own topics", size=12.5, colour=SOFT)
+    picture.text(350, 250, "in the hub; none goes back.", size=12.5, colour=SOFT)
+
+    picture.text(670, 40, "active-active", size=15, bold=True)
+    picture.box(670, 70, 190, 40, "log A: orders", fill=GREEN)
+    picture.box(670, 160, 190, 40, "log B: orders", fill=GREEN)
+    picture.line((720, 110), (720, 159))
+    picture.line((810, 160), (810, 111))
+    picture.text(735, 139, "--merge", size=11, colour=SOFT, mono=True)
+    picture.text(670, 230, "Both are written to; a header", size=12.5, colour=SOFT)
+    picture.text(670, 250, "says where a record was.", size=12.5, colour=SOFT)
+    picture.text(
+        40,
+        298,
+        "Blue: written to by programs. Amber: copies, at the offsets of their source. Green: both.",
+        size=12.5,
+        colour=SOFT,
+    )
+    return picture
+
+
+DRAWINGS = (floors, root, append, ends, rebalance, publication, compaction, mirrors)
 
 
 def main() -> None:

@@ -260,6 +260,7 @@ class Log:
         schema: SchemaLike | None = None,
         timestamp: str | None = None,
         replication_factor: int | None = None,
+        replicas: Sequence[Sequence[int]] | None = None,
         exist_ok: bool = False,
     ) -> Topic:
         """Create a topic and return a view of it.
@@ -280,13 +281,15 @@ class Log:
             timestamp: The column of a typed topic that has the timestamps of the records.
             replication_factor: In how many directories each partition is; by default three, or as
                 many as the log has.
+            replicas: The directories of each partition by their ids, the preferred leader first;
+                instead of ``partitions`` and ``replication_factor``.
             exist_ok: If the topic exists already, return it, unless it has another number
                 of partitions or other settings than those given here (None means the
                 default of a setting).
 
         Raises:
             InvalidTopicError, InvalidPartitionsError, InvalidConfigError, InvalidSchemaError,
-            InvalidReplicationFactorError: Nothing was created.
+            InvalidReplicationFactorError, InvalidReplicationAssignmentError: Nothing was created.
             TopicAlreadyExistsError: The topic exists; with ``exist_ok``, it differs.  Nothing
                 was changed; the error names the `differences` and the calls to apply them.
         """
@@ -305,13 +308,15 @@ class Log:
                 refuse_differences(info, partitions, settings)
                 refuse_other_schema(info, self.root.context.catalog.schema(info), columns)
                 return self.topic(name)
-            count = 1 if partitions is None else partitions
+            count = len(replicas or (0,)) if partitions is None else partitions
             try:
                 parsed = TopicConfig.parse(settings)
                 if columns is not None:
                     check_typed_config(name, parsed, columns)
                 self.root.create_topic(
-                    name, count, parsed, columns, replication_factor=replication_factor
+                    *(name, count, parsed, columns),
+                    replication_factor=replication_factor,
+                    replicas=replicas,
                 )
                 return self.topic(name)
             except TopicAlreadyExistsError:
@@ -986,13 +991,21 @@ class Log:
         """Repair what `verify` finds; return in words what is dropped, or would be.
 
         Damaged records are dropped; the records around them keep their offsets.  The damaged
-        files are moved to ``quarantine/``.
+        files are moved to ``quarantine/``.  In a log over several directories, a copy that is
+        damaged, or differs, is first made again from a good one, and nothing of it is dropped.
 
         Args:
             dry_run: Change nothing.
             progress: Called with the bytes done, and all bytes.
         """
-        return repair_root(self.root, dry_run, progress)
+        copied: dict[TopicPartition, list[str]] = {}
+        if self.root.replicated:
+            from embedlog.api.replicas import several
+            from embedlog.replication.repair_copies import repair_copies
+
+            copied = repair_copies(several(self.root), dry_run)
+        messages = [message for of_partition in copied.values() for message in of_partition]
+        return messages + repair_root(self.root, dry_run, progress, without=copied)
 
     def rebuild_index(self, topic: str | None = None) -> int:
         """Rebuild the sparse index from the segments; return the number of its entries."""
@@ -1175,7 +1188,7 @@ class Log:
         shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
         topics = f"{plural(len(names), 'topic')}: {shown}" if names else "no topics"
         mode = f"durability={self.durability!r}, mode={self.root.mode!r}"
-        return f"<Log {self.path}: {topics}; {mode}>"
+        return f"<Log {self.path}: {topics}; {mode}{_online(self.root)}>"
 
     def _repr_html_(self) -> str:
         """For notebooks: the topics, and the consumer groups if there are any."""
@@ -1212,6 +1225,16 @@ def _summary(log: PartitionLog) -> PartitionSummary:
         "replicas": list(placement.replicas),
         "isr": list(placement.isr),
     }
+
+
+def _online(root: Root) -> str:
+    """Return how many directories of several are online."""
+    if not root.replicated:
+        return ""
+    from embedlog.api.replicas import several
+
+    image = several(root).controller.current().image
+    return f", {len(image.online)} of {len(image.directories)} directories online"
 
 
 def _described(schema: TopicSchema) -> SchemaDescription:

@@ -9,6 +9,7 @@ from embedlog.api.consumer_group import ConsumerGroup
 from embedlog.errors import (
     CorruptionError,
     GroupIdNotFoundError,
+    ReplicaNotAvailableError,
     StorageError,
     UnknownTopicOrPartitionError,
 )
@@ -39,6 +40,11 @@ def log_samples(root: Root) -> Iterator[Sample]:
         with suppress(GroupIdNotFoundError):
             yield from _group_samples(root, group)
     yield from _maintenance_samples(root)
+    if root.replicated:
+        from embedlog.api.replicas import several
+        from embedlog.replication.replica_metrics import replica_samples
+
+        yield from replica_samples(several(root))
     if any_mirror(root):
         from embedlog.mirrors.status import mirror_samples
 
@@ -56,7 +62,7 @@ def _topic_samples(root: Root, topic: str) -> Iterator[Sample]:
     for number in range(partitions):
         try:
             values = _partition_values(root, topic, number)
-        except (CorruptionError, StorageError):
+        except (CorruptionError, StorageError, ReplicaNotAvailableError):
             values = {"Offline": 1}
         labels = {"topic": topic, "partition": str(number)}
         for name, value in values.items():

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from embedlog.audit.audit_topic import COUNT, NO_MINUTE, PRODUCER, START, Client, Report
 from embedlog.audit.producer_counts import Run
 from embedlog.audit.reporter import reporter_of, this_client
-from embedlog.batch import CONTROL, MINUTE_MS, Batch, windows_of
+from embedlog.batch import CONTROL, MINUTE_MS, Batch, EncodedBatch, windows_of
 from embedlog.partition import PartitionLog
 from embedlog.publish.transaction import PublishedBatches
 from embedlog.root.root import Root
@@ -66,7 +66,7 @@ def _report(root: Root, kind: str, client: Client, counts: Iterable[RangeCount])
         reporter_of(root).report(reports=reports)
 
 
-def count_batches(batches: Iterable[Batch]) -> dict[int, list[int]]:
+def count_batches(batches: Iterable[Batch | EncodedBatch]) -> dict[int, list[int]]:
     """Return records and bytes of batches by minute, from their heads.
 
     The records of a batch that spans minutes count without one; the audit takes it from the log.

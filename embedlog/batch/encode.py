@@ -100,6 +100,10 @@ class EncodedBatch:
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.base_sequence = base_sequence
 
+    def set_span(self, span: int) -> None:
+        """Set how many offsets it takes, of which its column of offsets has some."""
+        self.span = span
+
     def forget_origin(self) -> None:
         """Drop producer and leader epoch: those of the log that it was read from."""
         self.producer_id = self.producer_epoch = self.base_sequence = self.leader_epoch = None

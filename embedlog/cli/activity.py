@@ -106,6 +106,14 @@ def _altered(facts: dict[str, Any]) -> str:
     )
 
 
+def _leader(directory: int | None) -> str:
+    return "no leader" if directory is None else f"directory {directory}"
+
+
+def _ids(directories: list[int]) -> str:
+    return ",".join(map(str, directories)) or "none"
+
+
 _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "created": lambda facts: (
         f"id {facts['id']}, {plural(facts['partitions'], 'partition')}{_settings(facts['config'])}"
@@ -136,6 +144,15 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "expired": lambda facts: f"{plural(facts['offsets'], 'committed offset')} deleted",
     "owner": lambda facts: f"process {facts['pid']}",
     "failed": lambda facts: str(facts["error"]),
+    "offline": lambda facts: f"directory {facts['directory']}: {facts['reason']}",
+    "online": lambda facts: f"directory {facts['directory']}",
+    "removed": lambda facts: f"directory {facts['directory']}",
+    "elected": lambda facts: (
+        f"{_leader(facts['before'])} was replaced by {_leader(facts['leader'])}, leader epoch "
+        f"{facts['leader_epoch']}{', not in sync' if facts['unclean'] else ''}"
+    ),
+    "isr": lambda facts: f"from {_ids(facts['before'])} to {_ids(facts['isr'])}",
+    "reassigned": lambda facts: f"from {_ids(facts['before'])} to {_ids(facts['replicas'])}",
     "mirrored": lambda facts: (
         f"{facts['state']}, {plural(facts['records'], 'record')} copied, "
         f"{facts['records_per_second']:,}/s, lag {facts['lag']:,}"

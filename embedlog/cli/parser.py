@@ -165,9 +165,10 @@ For bash, put this into ~/.bashrc:  eval "$(embedlog completion bash)"
 
 ACTIVITY = """\
 kinds: created altered deleted (topics), rolled recovered retained compacted (partitions),
-rebalanced expired (groups), mirrored skipped failover (mirrors), owner failed (maintenance).  The
-events are the records of the topic __activity; the process that does the maintenance writes them,
-within a few seconds, and a mirror its own.
+rebalanced expired (groups), mirrored skipped failover (mirrors), offline online removed
+(directories), elected isr reassigned (copies), owner failed (maintenance).  The events are the
+records of the topic __activity; the process that does the maintenance writes them, within a few
+seconds, and a mirror its own.
 """
 
 MIRROR = """\

@@ -252,10 +252,14 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     (embedlog's own)."""
     producer_id_expiration_ms: int | None
     """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
-    min_insync_replicas: Literal[1] | None
-    """Only the default: embedlog does not replicate (H1)."""
-    unclean_leader_election_enable: Literal[False] | None
-    """Only the default: embedlog does not replicate (H1)."""
+    min_insync_replicas: int | None
+    """Refuse appends with ``acks="all"`` while fewer copies are in sync (H1); a partition with
+    fewer replicas requires all of them."""
+    unclean_leader_election_enable: bool | None
+    """Whether a copy that is not in sync may lead if no other can, and records be lost (H9)."""
+    replica_lag_time_max_ms: int | None
+    """A copy that has not caught up for this long is not in sync any more (H8); in Kafka a broker
+    setting."""
 
 
 _DottedTopicOptions = TypedDict(
@@ -294,8 +298,9 @@ _DottedTopicOptions = TypedDict(
         "message.timestamp.after.max.ms": "int | None",
         "mirror.source": "str | None",
         "producer.id.expiration.ms": "int | None",
-        "min.insync.replicas": "Literal[1] | None",
-        "unclean.leader.election.enable": "Literal[False] | None",
+        "min.insync.replicas": "int | None",
+        "unclean.leader.election.enable": "bool | None",
+        "replica.lag.time.max.ms": "int | None",
     },
     total=False,
 )
@@ -330,6 +335,15 @@ class _UnderscoredMaintenanceOptions(TypedDict, total=False):
     """Bytes to read at once; larger than Kafka's 512 KiB, as batches are."""
     log_cleaner_io_max_bytes_per_second: float | None
     """Limits what all compaction threads together read and write."""
+    auto_leader_rebalance_enable: bool | None
+    """Whether to elect preferred leaders again, where too many partitions have others."""
+    leader_imbalance_per_broker_percentage: int | None
+    """How many of the partitions that prefer a directory may be led by another one, in percent."""
+    leader_imbalance_check_interval_seconds: int | None
+    """The interval of the check for preferred leaders."""
+    follower_replication_throttled_rate: float | None
+    """Limits the bytes per second that are copied to directories that catch up; appends with
+    ``acks="all"`` are not limited."""
 
 
 _DottedMaintenanceOptions = TypedDict(
@@ -346,6 +360,10 @@ _DottedMaintenanceOptions = TypedDict(
         "log.cleaner.io.buffer.load.factor": "float | None",
         "log.cleaner.io.buffer.size": "int | None",
         "log.cleaner.io.max.bytes.per.second": "float | None",
+        "auto.leader.rebalance.enable": "bool | None",
+        "leader.imbalance.per.broker.percentage": "int | None",
+        "leader.imbalance.check.interval.seconds": "int | None",
+        "follower.replication.throttled.rate": "float | None",
     },
     total=False,
 )

@@ -154,9 +154,9 @@ class TopicConfig(Settings):
     """Refuse appends with ``acks="all"`` while fewer copies are in sync (H1); a partition with
     fewer replicas requires all of them."""
     unclean_leader_election_enable: bool = switch(False)
-    """Whether a copy that is not in sync may lead if no other can, and records be lost (H1)."""
+    """Whether a copy that is not in sync may lead if no other can, and records be lost (H9)."""
     replica_lag_time_max_ms: int = number(30_000, 1)
-    """A copy that has not caught up for this long is not in sync any more (H2); in Kafka a broker
+    """A copy that has not caught up for this long is not in sync any more (H8); in Kafka a broker
     setting."""
 
     def __post_init__(self) -> None:

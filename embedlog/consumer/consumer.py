@@ -127,7 +127,9 @@ class Consumer(Generic[K_co, V_co]):
         self._counts = counts = ConsumerCounts()
         decoder = self._decoder_type(self.config, root)
         group_id, client_id = self.config.group_id, self.config.client_id
-        audit = None if group_id is None else GroupCounts(root, group_id, client_id or "")
+        audit = None
+        if group_id is not None and root.mode == "rw":
+            audit = GroupCounts(root, group_id, client_id or "")
         self._assignment = Assignment(root, decoder, self._committed_position, counts, audit)
         self._create = create = explicitly_enabled(config, "allow_auto_create_topics")
         self._group = GroupClient(root, self.config, self._assignment, counts, create)

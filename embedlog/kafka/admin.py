@@ -1,13 +1,15 @@
-"""`KafkaAdminClient`: kafka-python's admin client on a log, as a cluster of one broker."""
+"""`KafkaAdminClient`: kafka-python's admin client on a log, whose directories are brokers."""
 
 from __future__ import annotations
 
 import collections
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from embedlog import errors as log_errors
+from embedlog.api import Log
 from embedlog.catalog import INTERNAL
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.consumer.group_client import open_group
@@ -21,11 +23,23 @@ from embedlog.kafka.admin_types import (
     OffsetTimestamp,
 )
 from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, or_uses_brokers
-from embedlog.kafka.cluster import HOST, NODE, PORT, cluster_id
+from embedlog.kafka.cluster import (
+    HOST,
+    NO_LEADER,
+    PORT,
+    DirectoryNode,
+    cluster_id,
+    controller_id,
+    nodes,
+    placement,
+)
 from embedlog.kafka.errors import raises_kafka_errors, translated
 from embedlog.kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+from embedlog.partition.partition_log import ReplicaPlacement
 from embedlog.record import OffsetAndMetadata as LogPosition
 from embedlog.record import TopicPartition as LogPartition
+from embedlog.replication import reassign
+from embedlog.replication.root import ReplicatedRoot
 
 _DEFAULTS: Mapping[str, Any] = {
     **{name: value for name, value in NETWORK_DEFAULTS.items() if name != "ssl_ciphers"},
@@ -35,6 +49,12 @@ _DEFAULTS: Mapping[str, Any] = {
     "metadata_max_age_ms": 300_000,
     "request_timeout_ms": 30_000,
     "retry_backoff_ms": 100,
+}
+_ELECTION_ERRORS = {
+    "": errors.NoError,
+    "ELECTION_NOT_NEEDED": errors.ElectionNotNeededError,
+    "ELIGIBLE_LEADERS_NOT_AVAILABLE": errors.EligibleLeadersNotAvailableError,
+    "PREFERRED_LEADER_NOT_AVAILABLE": errors.PreferredLeaderNotAvailableError,
 }
 _CONFIG_TYPES = {bool: "BOOLEAN", int: "LONG", float: "DOUBLE", str: "STRING"}
 
@@ -52,8 +72,9 @@ def __getattr__(name: str) -> Any:
 class KafkaAdminClient(LogClient):
     """Administers the log that ``bootstrap_servers`` names; see kafka-python's class.
 
-    The log is a cluster of one broker, number 0, which leads all partitions.  What is about
-    replicas, users, quotas and access is refused with `UnsupportedVersionError`.
+    A log in one directory is a cluster of one broker, number 0, which leads all partitions; in
+    several, each directory is a broker.  What is about users, quotas and access is refused with
+    `UnsupportedVersionError`.
     """
 
     _original = ("kafka", "KafkaAdminClient")
@@ -101,11 +122,16 @@ class KafkaAdminClient(LogClient):
         if info is None:
             code = errors.UnknownTopicOrPartitionError.errno
             return _topic_dict(code, name, uuid.UUID(int=0), [])
-        epochs = [
-            self._log.root.partition(name, number).tail().leader_epoch
-            for number in range(info.partitions)
+        alive = nodes(self._log)
+        partitions = [
+            _partition_dict(
+                part["partition"],
+                part["leader_epoch"],
+                placement(self._log, info.name, part["partition"]),
+                alive,
+            )
+            for part in self._log.describe_topic(info.name)["partitions"]
         ]
-        partitions = [_partition_dict(number, epoch) for number, epoch in enumerate(epochs)]
         return _topic_dict(0, name, uuid.UUID(int=info.id), partitions)
 
     @raises_kafka_errors
@@ -143,7 +169,8 @@ class KafkaAdminClient(LogClient):
 
         Args:
             new_topics: Names, `NewTopic` objects, or a dict of names to dicts with
-                ``num_partitions`` and ``configs``.  There is always one replica.
+                ``num_partitions``, ``replication_factor`` and ``configs``.  In a log in one
+                directory there is always one replica.
             timeout_ms: Not needed by a log.
             validate_only: Create nothing.
             raise_errors: Raise the first error; otherwise the result has its code.
@@ -152,15 +179,20 @@ class KafkaAdminClient(LogClient):
         if validate_only and wait_for_metadata:
             raise ValueError("validate_only and wait_for_metadata are mutually exclusive")
 
-        def create(topic: tuple[str, int, Mapping[str, Any]]) -> dict[str, Any]:
-            name, partitions, configs = topic
+        def create(topic: TopicToCreate) -> dict[str, Any]:
+            name, partitions, configs, factor, replicas = topic
             count = operations.create_topic(
-                self._log, name, partitions, configs, validate_only=validate_only
+                *(self._log, name, partitions, configs),
+                replication_factor=factor,
+                replicas=replicas,
+                validate_only=validate_only,
             )
             topic_id = uuid.UUID(int=0 if validate_only else self._log.root.topic(name).id)
-            return {"topic_id": topic_id, "num_partitions": count, "replication_factor": 1}
+            if not validate_only:
+                factor = len(placement(self._log, name, 0).replicas)
+            return {"topic_id": topic_id, "num_partitions": count, "replication_factor": factor}
 
-        topics = {topic[0]: topic for topic in _new_topics(new_topics)}
+        topics = {topic.name: topic for topic in _new_topics(new_topics)}
         return {"topics": _result_list(topics, "name", create, raise_errors)}
 
     @raises_kafka_errors
@@ -277,7 +309,7 @@ class KafkaAdminClient(LogClient):
         """Return settings by kind of resource, name and setting.
 
         Args:
-            config_resources: `ConfigResource` objects of topics, and of broker 0.
+            config_resources: `ConfigResource` objects of topics, and of brokers.
             include_synonyms: A log has none.
             config_filter: ``"modified"``, ``"all"`` and so on.
         """
@@ -297,19 +329,21 @@ class KafkaAdminClient(LogClient):
         if resource.resource_type == ConfigResourceType.TOPIC:
             config = self._log.root.topic(resource.name).config
             return _entries(config.to_dict(), TopicConfig().to_dict(), "DYNAMIC_TOPIC_CONFIG")
-        _check_broker(resource)
+        node = _broker(self._log, resource)
         values = MaintenanceConfig().to_dict() | {
             "auto.create.topics.enable": self._log.root.auto_create,
-            "broker.id": NODE,
-            "log.dirs": self._log.path,
+            "broker.id": node.id,
+            "log.dirs": node.path,
             "num.partitions": 1,
         }
+        if node.rack is not None:
+            values["broker.rack"] = node.rack
         return _entries(values, values, "STATIC_BROKER_CONFIG", read_only=True)
 
     @raises_kafka_errors
     def list_config_resources(self, resource_types: Any = None) -> dict[str, list[str]]:
         """Return the names of everything that has settings."""
-        resources = {"topic": self._log.topics(), "broker": [str(NODE)]}
+        resources = {"topic": self._log.topics(), "broker": list(map(str, nodes(self._log)))}
         kinds = {ConfigResourceType.build_from(kind).name.lower() for kind in resource_types or ()}
         return {kind: names for kind, names in resources.items() if not kinds or kind in kinds}
 
@@ -542,12 +576,21 @@ class KafkaAdminClient(LogClient):
 
     @raises_kafka_errors
     def describe_cluster(self) -> dict[str, Any]:
-        """Return the log as a cluster of one broker."""
-        broker = {"broker_id": NODE, "host": HOST, "port": PORT, "rack": None, "is_fenced": False}
+        """Return the log as a cluster, whose brokers are the directories that are online."""
+        brokers = [
+            {
+                "broker_id": node.id,
+                "host": HOST,
+                "port": PORT,
+                "rack": node.rack,
+                "is_fenced": False,
+            }
+            for node in nodes(self._log).values()
+        ]
         return {
             "cluster_id": cluster_id(self._log),
-            "controller_id": NODE,
-            "brokers": [broker],
+            "controller_id": controller_id(self._log),
+            "brokers": brokers,
             "cluster_authorized_operations": set(),
         }
 
@@ -555,26 +598,36 @@ class KafkaAdminClient(LogClient):
     def describe_log_dirs(
         self, topic_partitions: Any = None, brokers: Collection[int] | None = None
     ) -> list[dict[str, Any]]:
-        """Return the directory of the log, and the sizes of partitions."""
-        if brokers is not None and NODE not in brokers:
-            return []
-        topics = [
+        """Return the directories of the log, and the sizes of partitions."""
+        selected = self._partitions(topic_partitions)
+        described = []
+        for node in nodes(self._log).values():
+            if brokers is None or node.id in brokers:
+                topics = [
+                    {"name": name, "partitions": self._copies(node.id, name, numbers)}
+                    for name, numbers in selected.items()
+                ]
+                directory = {
+                    "error_code": 0,
+                    "log_dir": node.path,
+                    "topics": [topic for topic in topics if topic["partitions"]],
+                }
+                described.append({"broker": node.id, "log_dirs": [directory]})
+        return described
+
+    def _copies(self, node: int, topic: str, numbers: Iterable[int]) -> list[dict[str, Any]]:
+        """Return the partitions of a topic of which a directory has a copy."""
+        return [
             {
-                "name": name,
-                "partitions": [
-                    {
-                        "partition_index": number,
-                        "partition_size": self._log.root.partition(name, number).size_bytes(),
-                        "offset_lag": 0,
-                        "is_future_key": False,
-                    }
-                    for number in numbers
-                ],
+                "partition_index": number,
+                # The copies in sync have the same files.
+                "partition_size": self._log.root.partition(topic, number).size_bytes(),
+                "offset_lag": 0 if node in placement(self._log, topic, number).isr else -1,
+                "is_future_key": False,
             }
-            for name, numbers in self._partitions(topic_partitions).items()
+            for number in numbers
+            if node in placement(self._log, topic, number).replicas
         ]
-        directory = {"error_code": 0, "log_dir": self._log.path, "topics": topics}
-        return [{"broker": NODE, "log_dirs": [directory]}]
 
     def _partitions(self, selected: Any) -> Mapping[str, Iterable[int]]:
         """Return partitions by topic; of a list of topics, or of all (None), all partitions."""
@@ -584,9 +637,15 @@ class KafkaAdminClient(LogClient):
         return {name: range(self._log.root.partitions(name)) for name in names}
 
     def alter_replica_log_dirs(self, replica_assignments: Mapping[Any, str]) -> dict[Any, Any]:
-        """Accept the directory in which everything is; return the class of an error for others."""
+        """Accept the directory of a broker, its only one; return the class of an error for others.
+
+        `alter_partition_reassignments` moves copies to other directories.
+        """
+        alive = nodes(self._log)
         return {
-            replica: errors.NoError if path == self._log.path else errors.LogDirNotFoundError
+            replica: errors.NoError
+            if replica[2] in alive and alive[replica[2]].path == path
+            else errors.LogDirNotFoundError
             for replica, path in replica_assignments.items()
         }
 
@@ -598,19 +657,80 @@ class KafkaAdminClient(LogClient):
         timeout_ms: float | None = None,
         raise_errors: bool = True,
     ) -> Any:
-        """Return that no election is needed: the only broker leads all partitions."""
-        code = errors.ElectionNotNeededError.errno
+        """Elect preferred leaders (0), or with 1 leaders that are not in sync.
+
+        Returns an error for the partitions that got no other leader; it is raised unless no
+        election was needed there, or ``raise_errors`` is false.
+        """
+        selected = self._partitions(topic_partitions)
+        partitions = [LogPartition(name, n) for name, numbers in selected.items() for n in numbers]
+        unclean = bool(int(getattr(election_type, "value", election_type)))
+        names = operations.election_results(self._log, partitions, unclean=unclean)
+        kinds = {partition: _ELECTION_ERRORS[name] for partition, name in names.items()}
+        if raise_errors:
+            for partition, kind in kinds.items():
+                if kind not in (errors.NoError, errors.ElectionNotNeededError):
+                    raise kind(f"{partition.topic}-{partition.partition}")
         results = [
-            (name, [(number, code, None) for number in numbers])
-            for name, numbers in self._partitions(topic_partitions).items()
+            (name, [(n, kinds[LogPartition(name, n)].errno, None) for n in numbers])
+            for name, numbers in selected.items()
         ]
         return ElectLeadersResponse(0, results)
 
+    @raises_kafka_errors
+    def alter_partition_reassignments(
+        self, reassignments: Mapping[Any, Sequence[int] | None], timeout_ms: float | None = None
+    ) -> dict[Any, Any]:
+        """Begin to move copies, which the housekeeping of the log does; None cancels a move.
+
+        Returns None for each partition, or the class of its error.
+        """
+        if not isinstance(self._log.root, ReplicatedRoot):
+            _unsupported("A log in one directory has no replicas")
+        return {
+            TopicPartition(*partition): self._reassign(LogPartition(*partition), replicas)
+            for partition, replicas in reassignments.items()
+        }
+
+    def _reassign(self, partition: LogPartition, replicas: Sequence[int] | None) -> Any:
+        root = self._log.root
+        assert isinstance(root, ReplicatedRoot)
+        root.context.check_writable()
+        kind = errors.NoError
+        if replicas is not None:
+            moves = {partition: replicas}
+            kind = _error_class(lambda: reassign.begin(root, moves))
+        elif not _error_class(lambda: reassign.key_of(root, partition)).errno:
+            assignment = root.controller.assignment(reassign.key_of(root, partition))
+            if assignment is None or not assignment.is_reassigning:
+                return errors.NoReassignmentInProgressError
+            kind = _error_class(lambda: reassign.cancel(root, [partition]))
+        else:
+            kind = errors.UnknownTopicOrPartitionError
+        return None if kind is errors.NoError else kind
+
+    @raises_kafka_errors
     def list_partition_reassignments(
         self, topic_partitions: Any = None, timeout_ms: float | None = None
     ) -> dict[Any, Any]:
-        """Return nothing: no partition moves from one broker to another."""
-        return {}
+        """Return the partitions that are being moved, with their replicas."""
+        root = self._log.root
+        if not isinstance(root, ReplicatedRoot):
+            return {}
+        if topic_partitions is not None and not isinstance(topic_partitions, Mapping):
+            wanted = {LogPartition(*partition) for partition in topic_partitions}
+        else:
+            selected = self._partitions(topic_partitions)
+            wanted = {LogPartition(name, n) for name, numbers in selected.items() for n in numbers}
+        return {
+            TopicPartition(info.name, number): {
+                "replicas": list(assignment.replicas),
+                "adding_replicas": list(assignment.adding_replicas),
+                "removing_replicas": list(assignment.removing_replicas),
+            }
+            for info, number, assignment in reassign.assignments(root)
+            if assignment.is_reassigning and LogPartition(info.name, number) in wanted
+        }
 
     def __getattr__(self, name: str) -> Any:
         """Refuse the other methods of kafka-python's admin client in words."""
@@ -620,7 +740,7 @@ class KafkaAdminClient(LogClient):
 
 
 _UNSUPPORTED = {
-    **dict.fromkeys(("alter_partition_reassignments", "describe_metadata_quorum"), "replicas"),
+    "describe_metadata_quorum": "quorum of brokers",
     **dict.fromkeys(("create_acls", "delete_acls", "describe_acls"), "access control"),
     **dict.fromkeys(
         ("alter_user_scram_credentials", "describe_user_scram_credentials"), "user accounts"
@@ -641,23 +761,51 @@ def _unsupported(what: str) -> NoReturn:
     raise errors.UnsupportedVersionError(what)
 
 
-def _new_topics(new_topics: Any) -> list[tuple[str, int, Mapping[str, Any]]]:
-    """Return name, number of partitions and settings of each topic to create."""
+class TopicToCreate(NamedTuple):
+    """What is needed of a `NewTopic`."""
+
+    name: str
+    partitions: int = -1
+    configs: Mapping[str, Any] = MappingProxyType({})
+    replication_factor: int = -1
+    replicas: Sequence[Sequence[int]] | None = None
+
+
+def _new_topics(new_topics: Any) -> list[TopicToCreate]:
     if isinstance(new_topics, Mapping):
         topics = [
-            (name, options.get("num_partitions", -1), options.get("configs", {}))
+            TopicToCreate(
+                name,
+                options.get("num_partitions", -1),
+                options.get("configs", {}),
+                options.get("replication_factor", -1),
+                _replica_lists(options.get("assignments")),
+            )
             for name, options in new_topics.items()
         ]
     else:
         topics = [
-            (topic, -1, {})
+            TopicToCreate(topic)
             if isinstance(topic, str)
-            else (topic.name, topic.num_partitions, topic.topic_configs)
+            else TopicToCreate(
+                topic.name,
+                topic.num_partitions,
+                topic.topic_configs,
+                topic.replication_factor,
+                _replica_lists(topic.replica_assignments),
+            )
             for topic in new_topics
         ]
     if not topics:
         raise ValueError(f"No valid topics found in new_topics: {new_topics}")
     return topics
+
+
+def _replica_lists(assignments: Mapping[int, Sequence[int]] | None) -> list[Sequence[int]] | None:
+    """Return the replicas of each partition, from a dict by partition."""
+    if not assignments:
+        return None
+    return [assignments.get(number, ()) for number in range(max(assignments) + 1)]
 
 
 def _result_list(
@@ -708,15 +856,18 @@ def _topic_dict(
     }
 
 
-def _partition_dict(number: int, leader_epoch: int) -> dict[str, Any]:
+def _partition_dict(
+    number: int, leader_epoch: int, placement: ReplicaPlacement, alive: Container[int]
+) -> dict[str, Any]:
+    code = 0 if placement.leader is not None else errors.LeaderNotAvailableError.errno
     return {
-        "error_code": 0,
+        "error_code": code,
         "partition_index": number,
-        "leader_id": NODE,
+        "leader_id": NO_LEADER if placement.leader is None else placement.leader,
         "leader_epoch": leader_epoch,
-        "replica_nodes": [NODE],
-        "isr_nodes": [NODE],
-        "offline_replicas": [],
+        "replica_nodes": list(placement.replicas),
+        "isr_nodes": list(placement.isr),
+        "offline_replicas": [each for each in placement.replicas if each not in alive],
     }
 
 
@@ -735,15 +886,18 @@ def _member_dict(member: Any) -> dict[str, Any]:
     }
 
 
-def _check_broker(resource: Any) -> None:
+def _broker(log: Log, resource: Any) -> DirectoryNode:
     try:
         number = int(resource.name)
     except ValueError:
         raise ValueError(
             "Broker resource names must be an integer or a string represented integer"
         ) from None
-    if resource.resource_type != ConfigResourceType.BROKER or number != NODE:
-        raise errors.InvalidRequestError(f"A log is broker {NODE}, and has no {resource.name}")
+    alive = nodes(log)
+    if resource.resource_type != ConfigResourceType.BROKER or number not in alive:
+        names = ", ".join(map(str, alive))
+        raise errors.InvalidRequestError(f"A log is broker {names}, and has no {resource.name}")
+    return alive[number]
 
 
 def _entries(

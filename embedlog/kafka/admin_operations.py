@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from embedlog.api import Log
 from embedlog.catalog import check_partition_count, check_topic_name, refuse_internal
 from embedlog.config import TopicConfig
 from embedlog.errors import InvalidPartitionsError, TopicAlreadyExistsError
+from embedlog.kafka.cluster import nodes, placement
+from embedlog.record import TopicPartition
+from embedlog.replication.placement import assign_replicas
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
 """Kafka's numbers for offsets to look up; others that are negative mean nothing on a log."""
 
 
 def create_topic(
-    log: Log, name: str, partitions: int, config: Mapping[str, Any], *, validate_only: bool
+    log: Log,
+    name: str,
+    partitions: int,
+    config: Mapping[str, Any],
+    *,
+    replication_factor: int = -1,
+    replicas: Sequence[Sequence[int]] | None = None,
+    validate_only: bool,
 ) -> int:
     """Create a topic, or only check the arguments; return the number of its partitions.
 
@@ -24,16 +34,26 @@ def create_topic(
         name: The name.
         partitions: -1 is the default, one.
         config: The settings.
+        replication_factor: How many copies each partition has; -1 is the default.  A log in one
+            directory ignores it, and ``replicas``.
+        replicas: The directories of each partition, instead.
         validate_only: Create nothing.
     """
-    count = 1 if partitions == -1 else partitions
+    count = len(replicas or (0,)) if partitions == -1 else partitions
     if not validate_only:
-        log.create_topic(name, count, config)
+        copies: dict[str, Any] = {}
+        if log.root.replicated and replicas:
+            copies = {"replicas": replicas}
+        elif log.root.replicated and replication_factor != -1:
+            copies = {"replication_factor": replication_factor}
+        log.create_topic(name, count, config, **copies)
         return count
     check_topic_name(name)
     refuse_internal(name)
     check_partition_count(count)
     TopicConfig.parse(config)
+    if log.root.replicated and replication_factor != -1:
+        assign_replicas(count, replication_factor, dict.fromkeys(nodes(log)))
     if name in log.root.topics():
         raise TopicAlreadyExistsError("The topic already exists", topic=name)
     return count
@@ -72,6 +92,26 @@ def changed_setting(config: TopicConfig, name: str, operation: str, value: Any) 
     if operation == "APPEND":
         return ",".join(dict.fromkeys([*words, *named]))
     return ",".join(word for word in words if word not in named)
+
+
+def election_results(
+    log: Log, partitions: Iterable[TopicPartition], *, unclean: bool
+) -> dict[TopicPartition, str]:
+    """Elect leaders; return "" for each partition that got another one, or Kafka's error."""
+    partitions = list(partitions)
+    elected = set(log.elect_leaders(partitions, election="unclean" if unclean else "preferred"))
+    results = {}
+    for partition in partitions:
+        leader, replicas, _ = placement(log, *partition)
+        if partition in elected:
+            results[partition] = ""
+        elif leader == replicas[0] or (unclean and leader is not None):
+            results[partition] = "ELECTION_NOT_NEEDED"
+        elif unclean:
+            results[partition] = "ELIGIBLE_LEADERS_NOT_AVAILABLE"
+        else:
+            results[partition] = "PREFERRED_LEADER_NOT_AVAILABLE"
+    return results
 
 
 def setting_text(value: object) -> str:

@@ -153,6 +153,8 @@ _NAMES = {
     "NotALogError": "KafkaConfigurationError",
     "OutOfOrderSequenceError": "OutOfOrderSequenceNumberError",
     "ReadOnlyError": "PolicyViolationError",
+    "ReplicaNotAvailableError": "LeaderNotAvailableError",
+    "ReplicasDivergedError": "KafkaStorageError",
     "RecordBatchTooLargeError": "RecordListTooLargeError",
     "RecordTooLargeError": "MessageSizeTooLargeError",
     "RestartedApplicationError": "ProducerFencedError",

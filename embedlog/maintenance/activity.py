@@ -46,6 +46,7 @@ from embedlog.root.root import Root
 KINDS: Final = (
     *("created", "altered", "deleted", "rolled", "recovered", "retained", "compacted"),
     *("rebalanced", "expired", "owner", "failed", "mirrored", "skipped", "failover"),
+    *("offline", "online", "removed", "elected", "isr", "reassigned"),
 )
 SETTINGS: Final[Mapping[str, object]] = {
     "segment.bytes": 4 << 20,
@@ -181,7 +182,12 @@ def detect_changes(root: Root, fence: Fence) -> list[Event]:
         ClosedError: The log was closed meanwhile.
     """
     events: list[Event] = []
-    for detect in (_detect_new_live, _detect_topic_changes, _detect_rebalances):
+    for detect in (
+        _detect_new_live,
+        _detect_topic_changes,
+        _detect_rebalances,
+        _detect_replica_changes,
+    ):
         try:
             events += detect(root, fence)
         except (ClosedError, FencedError):
@@ -333,6 +339,15 @@ def _segment_events(
             count = catalog.count_after(txn, info.key(number), old_base)
             facts = {"offset": base, "segments": count}
             yield from _partition_event(info.name, number, "rolled", facts)
+
+
+def _detect_replica_changes(root: Root, fence: Fence) -> list[Event]:
+    """Report directories that went offline or came back, leaders, ISRs and reassignments."""
+    if not root.replicated:
+        return []
+    from embedlog.maintenance.replica_changes import detect_replica_changes
+
+    return [Event(*change) for change in detect_replica_changes(root, fence)]
 
 
 def _detect_rebalances(root: Root, fence: Fence) -> list[Event]:

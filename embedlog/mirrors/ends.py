@@ -11,7 +11,7 @@ Offsets, epochs and partitions are those of the source, except where `MirrorTarg
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -182,8 +182,3 @@ class MirrorTarget(Protocol):
 
     def close(self) -> None:
         """Close it."""
-
-
-def records_of(fetches: Iterable[Fetch]) -> int:
-    """Return how many records were fetched."""
-    return sum(fetch.records for fetch in fetches)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from time import monotonic
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from embedlog.display import need
 from embedlog.errors import InvalidConfigError, KafkaClusterError
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
+T = TypeVar("T")
+
 SCHEME = "kafka://"
 REQUEST_SECONDS = 30.0
+_PAUSE_SECONDS = 0.1
 GROUP_PREFIX = "embedlog.mirror."
 """Begins the names of the groups, transactional ids and topics that mirrors use themselves."""
+_NOT_READY = (5, 6, 14, 15, 16, 88)
+"""Codes of errors: no leader yet, or another one; the coordinator loads, is missing, or is another
+one; a transaction that will change an offset has not ended."""
 _EXACTLY_ONCE = "exactly.once"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _SWITCH = {"true": True, "false": False}
@@ -65,7 +72,7 @@ class KafkaCluster:
             raise InvalidConfigError(f"{_EXACTLY_ONCE} must be true or false, got {exactly_once!r}")
         self.exactly_once = _SWITCH[exactly_once]
         """Whether a target writes with transactions."""
-        self._settings = {"bootstrap.servers": servers, "log_level": "3", **settings}
+        self._settings = {"bootstrap.servers": servers, "log_level": "0", **settings}
         self.admin = self._client(admin_library().AdminClient, {})
         with self.errors("The cluster does not answer"):
             described = self.admin.describe_cluster(request_timeout=REQUEST_SECONDS)
@@ -83,7 +90,7 @@ class KafkaCluster:
     def _client(self, kind: Any, settings: Mapping[str, object]) -> Any:
         own = {name.replace("_", "."): value for name, value in settings.items()}
         try:
-            return kind({**self._settings, **own}, logger=_SILENT)
+            return kind({**self._settings, **own})
         except client_library().KafkaException as error:
             raise InvalidConfigError(
                 f"A setting in the address of {self.address} is not valid: {error.args[0].str()}"
@@ -115,46 +122,82 @@ class KafkaCluster:
             **facts,
         )
 
-    # Offsets of groups
+    def retried(self, what: str, request: Callable[[], T], **facts: Any) -> T:
+        """Return what a request returns, once the broker in charge is ready.
+
+        A new partition has no leader for a moment, and a coordinator first loads what it knows.
+
+        Raises:
+            KafkaClusterError: ``what`` happened.
+        """
+        deadline = monotonic() + REQUEST_SECONDS
+        with self.errors(what, **facts):
+            while True:
+                try:
+                    return request()
+                except client_library().KafkaException as error:
+                    if error.args[0].code() not in _NOT_READY or monotonic() >= deadline:
+                        raise
+                    self.pause()
+
+    def pause(self) -> None:
+        """Wait a moment before a request is repeated."""
+        self.admin.poll(_PAUSE_SECONDS)
+
+    # Offsets
 
     def committed(
         self, group: str, *, stable: bool = False
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return what a group committed; with ``stable`` once no transaction can change it."""
+        return self.retried(
+            "The offsets of a group cannot be read",
+            partial(self._committed, group, stable=stable),
+            group=group,
+        )
+
+    def _committed(self, group: str, *, stable: bool) -> dict[TopicPartition, OffsetAndMetadata]:
         library = client_library()
-        with self.errors("The offsets of a group cannot be read", group=group):
-            request = [library.ConsumerGroupTopicPartitions(group)]
-            answers = self.admin.list_consumer_group_offsets(
-                request, require_stable=stable, request_timeout=REQUEST_SECONDS
-            )
-            partitions = answers[group].result(REQUEST_SECONDS).topic_partitions
+        answers = self.admin.list_consumer_group_offsets(
+            [library.ConsumerGroupTopicPartitions(group)],
+            require_stable=stable,
+            request_timeout=REQUEST_SECONDS,
+        )
+        partitions = answers[group].result(REQUEST_SECONDS).topic_partitions
+        for part in partitions:
+            if part.error is not None:
+                raise library.KafkaException(part.error)
         return {
             TopicPartition(part.topic, part.partition): OffsetAndMetadata(
                 part.offset, part.metadata or "", part.leader_epoch
             )
             for part in partitions
-            if part.offset >= 0 and part.error is None
+            if part.offset >= 0
         }
 
     def offsets(
         self, partitions: Iterable[TopicPartition], *, latest: bool
     ) -> dict[TopicPartition, int]:
         """Return where partitions begin, or where their last stable offsets are."""
+        what, keys = "The ends of partitions cannot be read", list(partitions)
+        return self.retried(what, partial(self._offsets, keys, latest))
+
+    def _offsets(
+        self, partitions: Sequence[TopicPartition], latest: bool
+    ) -> dict[TopicPartition, int]:
         library, spec = client_library(), admin_library().OffsetSpec
-        wanted = {
-            library.TopicPartition(*part): spec.latest() if latest else spec.earliest()
-            for part in partitions
+        answers = self.admin.list_offsets(
+            {
+                library.TopicPartition(*part): spec.latest() if latest else spec.earliest()
+                for part in partitions
+            },
+            isolation_level=library.IsolationLevel.READ_COMMITTED,
+            request_timeout=REQUEST_SECONDS,
+        )
+        return {
+            TopicPartition(part.topic, part.partition): answer.result(REQUEST_SECONDS).offset
+            for part, answer in answers.items()
         }
-        with self.errors("The ends of partitions cannot be read"):
-            answers = self.admin.list_offsets(
-                wanted,
-                isolation_level=library.IsolationLevel.READ_COMMITTED,
-                request_timeout=REQUEST_SECONDS,
-            )
-            return {
-                TopicPartition(part.topic, part.partition): answer.result(REQUEST_SECONDS).offset
-                for part, answer in answers.items()
-            }
 
 
 def _variable(match: re.Match[str]) -> str:
@@ -167,13 +210,3 @@ def _variable(match: re.Match[str]) -> str:
     if value is None:
         raise InvalidConfigError(f"The environment has no variable {match[1]!r}")
     return value
-
-
-class _Silent:
-    """Takes the log lines of librdkafka, which are of connections that it makes again."""
-
-    def log(self, level: int, *message: object) -> None:
-        """Drop a line."""
-
-
-_SILENT = _Silent()

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from time import monotonic, sleep
+from threading import Event
+from time import monotonic
 from typing import Any
 
 from embedlog import batch as batches
@@ -40,7 +41,7 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 
 _TOPICS_SECONDS = 5.0
 """How long the topics and their settings are taken to be the same."""
-_FETCH_SECONDS = 10.0
+_FETCH_SECONDS = 30.0
 """How long to wait for records that Kafka says it has."""
 _MESSAGES = 10_000
 """How many messages to take from the client at once."""
@@ -107,6 +108,7 @@ class KafkaSource:
         self._listed_at = float("-inf")
         self._bounds: dict[TopicPartition, Bounds] = {}
         """Those of this round, which begins with `topics`."""
+        self._closed = Event()
 
     # Topics
 
@@ -213,6 +215,7 @@ class KafkaSource:
             messages = self._consumer.consume(_MESSAGES, 0)
             if not messages:
                 messages = self._consumer.consume(1, seconds)
+                messages += self._consumer.consume(_MESSAGES, 0) if messages else []
         for message in messages:
             buffer = self._buffers.get(TopicPartition(message.topic(), message.partition()))
             error = message.error()
@@ -287,14 +290,14 @@ class KafkaSource:
         """Return once there may be something new, or after some time."""
         if any(buffer.messages for buffer in self._buffers.values()):
             # Of partitions that cannot be copied at the moment.
-            sleep(min(seconds, 0.05))
+            self._closed.wait(min(seconds, 0.05))
         if not self._buffers:
-            sleep(seconds)
+            self._closed.wait(seconds)
             return
         try:
             self._read(seconds)
         except KafkaClusterError:
-            sleep(min(seconds, 0.5))  # The next round reports it.
+            self._closed.wait(min(seconds, 0.5))  # The next round reports it.
 
     # Groups
 
@@ -311,6 +314,7 @@ class KafkaSource:
 
     def close(self) -> None:
         """Close the consumer."""
+        self._closed.set()
         self._consumer.close()
 
 
@@ -374,5 +378,5 @@ def _encoded(
     target = batches.schema(headers=headers is not None, offsets=True)
     columns = pa.RecordBatch.from_arrays(arrays, schema=target)
     encoded = batches.encode(columns, codec, offsets=True)
-    encoded.span = offsets[-1] + 1 - offsets[0]
+    encoded.set_span(offsets[-1] + 1 - offsets[0])
     return encoded

@@ -23,12 +23,7 @@ from typing import Any, NamedTuple
 
 from embedlog.batch import CONTROL, EXPLICIT_OFFSETS, EncodedBatch, PlacedBatch
 from embedlog.batch.add_headers import add_headers, to_batch
-from embedlog.errors import (
-    FencedError,
-    KafkaClusterError,
-    MirrorConflictError,
-    MirrorDivergedError,
-)
+from embedlog.errors import FencedError, MirrorConflictError, MirrorDivergedError
 from embedlog.lazy import np, pa
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.hops import site_key, with_hop
@@ -58,10 +53,11 @@ _OWN_SETTINGS = frozenset(
         *("retention.clock", "retention.topic.bytes", "retention.min.consumed"),
         *("retention.bytes.hard", "segment.max.offset.span", "key.serializer"),
         *("value.serializer", "statistics.columns", "rebatch.min.rows", "mirror.source"),
-        "producer.id.expiration.ms",
+        *("producer.id.expiration.ms", "message.timestamp.type"),
     }
 )
-"""Settings of a topic that Kafka does not have."""
+"""Settings of a topic that Kafka does not have; and the one with which it would replace the
+timestamps of the records."""
 
 
 class StoredPosition(NamedTuple):
@@ -182,6 +178,8 @@ class KafkaTarget:
         if producer is not None:
             with suppress(client_library().KafkaException):
                 producer.purge()
+                # Their reports; without this call they come while the producer is destroyed.
+                producer.flush(1)
 
     # Topics
 
@@ -211,15 +209,13 @@ class KafkaTarget:
         self._open_producer()
         existing = self._described(name)
         if existing is None:
-            self._create(name, topic)
-            existing = self._described(name)
+            existing = self._create(name, topic)
         else:
             self._update(name, topic, existing)
-        if existing is None:
-            raise KafkaClusterError("The topic is not there yet", topic=name, path=self.address)
         self._topic_ids[name], self._source_topics[name] = str(existing.topic_id), topic
         self._read_positions()
-        self._check_is_copy(name, topic)
+        if self._is_new(name, topic):
+            self._begin(name, topic, source)
         self._limit_batches(name)
         return True
 
@@ -236,13 +232,13 @@ class KafkaTarget:
                     return None
                 raise
 
-    def _create(self, name: str, topic: SourceTopic) -> None:
+    def _create(self, name: str, topic: SourceTopic) -> Any:
         """Create a topic with the settings of the source, without those that Kafka refuses."""
         config = {key: _as_text(value) for key, value in topic.config.items()}
         config = {key: value for key, value in config.items() if key not in _OWN_SETTINGS}
-        self._create_topic(name, topic.partitions, config)
+        return self._create_topic(name, topic.partitions, config)
 
-    def _create_topic(self, name: str, partitions: int, config: dict[str, str]) -> None:
+    def _create_topic(self, name: str, partitions: int, config: dict[str, str]) -> Any:
         library, codes = admin_library(), client_library().KafkaError
         while True:
             new = library.NewTopic(name, partitions, replication_factor=-1, config=config)
@@ -253,14 +249,23 @@ class KafkaTarget:
                 code, text = error.args[0].code(), error.args[0].str()
                 refused = [key for key in config if f"configuration {key}:" in text]
                 if code == codes.TOPIC_ALREADY_EXISTS:
-                    return
+                    return self._await_topic(name)
                 if code != codes.INVALID_CONFIG or not refused:
                     what = "The topic cannot be created"
                     raise self._cluster.error(what, error.args[0], topic=name) from error
                 # Kafka's limits are others: its segments, for one, have at least 1 MiB.
                 config = {key: value for key, value in config.items() if key not in refused}
             else:
-                return
+                return self._await_topic(name)
+
+    def _await_topic(self, name: str) -> Any:
+        """Return a topic that was just created, once the brokers know it."""
+        deadline = monotonic() + REQUEST_SECONDS
+        while (topic := self._described(name)) is None:
+            if monotonic() >= deadline:
+                raise self._cluster.error("The topic is not there", "in time", topic=name)
+            self._cluster.pause()
+        return topic
 
     def _update(self, name: str, topic: SourceTopic, existing: Any) -> None:
         """Apply partitions and settings of the source to a copy."""
@@ -301,7 +306,8 @@ class KafkaTarget:
             if key.topic in self._source_topics:
                 self._positions[key] = StoredPosition.of_commit(commit)
 
-    def _check_is_copy(self, name: str, topic: SourceTopic) -> None:
+    def _is_new(self, name: str, topic: SourceTopic) -> bool:
+        """Return whether a copy has no position yet; raise if it can have none."""
         stored = [position for key, position in self._positions.items() if key.topic == name]
         if any(position.topic_id != topic.id for position in stored):
             raise MirrorDivergedError(
@@ -311,7 +317,7 @@ class KafkaTarget:
                 todo="Delete the copy to begin a new one.",
             )
         if stored or self._merge:
-            return
+            return False
         partitions = [TopicPartition(name, number) for number in range(topic.partitions)]
         if any(self._cluster.offsets(partitions, latest=True).values()):
             raise MirrorConflictError(
@@ -319,6 +325,15 @@ class KafkaTarget:
                 topic=name,
                 todo="Mirror as a site, which becomes a part of the names of the copies; or merge.",
             )
+        return True
+
+    def _begin(self, name: str, topic: SourceTopic, source: MirrorSource) -> None:
+        """Commit where the copy begins, before the first record.
+
+        Records of a transaction that was aborted would make it look like a topic of others.
+        """
+        for partition in range(topic.partitions):
+            self.skip_to(name, partition, source.bounds(topic.name, partition).start_offset)
 
     def _limit_batches(self, name: str) -> None:
         """Let the producer make no batches that are larger than a topic takes."""
@@ -385,16 +400,19 @@ class KafkaTarget:
         try:
             if exactly_once:
                 producer.begin_transaction()
-            yield producer
+            try:
+                yield producer
+            except SystemError as error:
+                # A fatal error that the client has raised before it called back with reports.
+                if not isinstance(error.__cause__, library.KafkaException):
+                    raise
+                raise error.__cause__ from None
             if exactly_once:
                 self._commit(producer)
         except library.KafkaException as error:
-            self._abort(producer, error.args[0])
-            if error.args[0].code() in (
-                library.KafkaError._FENCED,
-                library.KafkaError.PRODUCER_FENCED,
-                library.KafkaError.INVALID_PRODUCER_EPOCH,
-            ):
+            codes = library.KafkaError
+            reasons = {error.args[0].code(), self._abort(producer)}
+            if reasons & {codes._FENCED, codes.PRODUCER_FENCED, codes.INVALID_PRODUCER_EPOCH}:
                 raise FencedError(
                     "Another process runs the same mirror",
                     **key._asdict(),
@@ -403,7 +421,7 @@ class KafkaTarget:
             what = "The records cannot be written"
             raise self._cluster.error(what, error.args[0], **key._asdict()) from error
         except BaseException:
-            self._abort(producer, None)
+            self._abort(producer)
             raise
 
     def _commit(self, producer: Any) -> None:
@@ -417,16 +435,20 @@ class KafkaTarget:
                 if not error.args[0].retriable() or monotonic() >= deadline:
                     raise
 
-    def _abort(self, producer: Any, error: Any) -> None:
-        """Abort the transaction; the next one has a new producer if this one cannot go on."""
+    def _abort(self, producer: Any) -> int | None:
+        """Abort the transaction; the next one has a new producer if this one cannot go on.
+
+        Returns the code of the error that kept it from being aborted.
+        """
         try:
             producer.purge()
-            if self._cluster.exactly_once and (error is None or error.txn_requires_abort()):
+            if self._cluster.exactly_once:
                 producer.abort_transaction(REQUEST_SECONDS)
-            elif self._cluster.exactly_once:
-                self._drop_producer()
-        except client_library().KafkaException:
+        except client_library().KafkaException as second:
             self._drop_producer()
+            code: int = second.args[0].code()
+            return code
+        return None
 
     def _send(self, producer: Any, key: TopicPartition, placed: PlacedBatch) -> _Delivery | None:
         """Send the records of a batch; None if there are none to send."""
@@ -495,7 +517,8 @@ class KafkaTarget:
         """Wait until Kafka has told the offsets of all records.
 
         Raises:
-            KafkaClusterError: It refuses one, or does not answer.
+            KafkaException: It refuses one.
+            KafkaClusterError: It does not answer.
         """
         left, deadline = producer.flush(REQUEST_SECONDS), monotonic() + _COMMIT_SECONDS
         while left and monotonic() < deadline:
@@ -504,8 +527,7 @@ class KafkaTarget:
             if delivery.count == 1:
                 delivery.first = delivery.last
             if delivery.error is not None:
-                what = "The records cannot be written"
-                raise self._cluster.error(what, delivery.error, **key._asdict())
+                raise client_library().KafkaException(delivery.error)
             if delivery.last < 0 or delivery.first < 0:
                 what = "The records are not acknowledged"
                 raise self._cluster.error(what, f"in {_COMMIT_SECONDS:.0f} s", **key._asdict())

@@ -27,7 +27,7 @@ from embedlog.batch import (
 from embedlog.batch.add_headers import to_batch
 from embedlog.batch.wire import headers_type, schema, timestamp_type
 from embedlog.config import TopicConfig
-from embedlog.errors import MirrorConflictError
+from embedlog.errors import MirrorConflictError, OffsetOutOfRangeError
 from embedlog.lazy import np, pa
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.hops import last_offset, site_key, with_hop
@@ -50,6 +50,8 @@ class MergedPosition(NamedTuple):
     offset: int
     leader_epoch: int
     target_offset: int
+    target_epoch: int
+    """The leader epoch of the log: if it was cut below the offset since, the row is not valid."""
 
 
 POSITIONS = keyspace.MIRROR_POSITIONS.typed(MergedPosition)
@@ -104,6 +106,12 @@ class MergingTarget:
         root = self.root
         self._source_id, self._source_key = source.site_id, site_key(source.site_id)
         info = root.topics().get(name)
+        if topic.path or (info is not None and info.config.mirror_source):
+            raise MirrorConflictError(
+                "A topic that is a copy cannot be merged with others",
+                topic=name,
+                todo="Merge the topics that they are copies of.",
+            )
         if info is None:
             config, columns = TopicConfig.parse(topic.config), None
             if topic.schemas:
@@ -112,12 +120,6 @@ class MergingTarget:
                 name, topic.partitions, config, root.clock(), columns
             )
             root.wake.advance()
-        if info.config.mirror_source or topic.path:
-            raise MirrorConflictError(
-                "A topic that is a copy cannot be merged with others",
-                topic=name,
-                todo="Merge the topics that they are copies of.",
-            )
         if info.partitions < topic.partitions:
             root.grow_topic(name, topic.partitions)
         own = root.context.catalog.schema(info)
@@ -141,19 +143,21 @@ class MergingTarget:
         """Return the offset after the last record of the source that the log has."""
         log = self._log(name, partition)
         stored = POSITIONS.get(self.root.context.state, log.key, self._source_id)
-        start, end = log.start_offset(), log.end_offset()
-        if stored is not None and stored.target_offset > end:
-            stored = None  # The log was cut since.
-        first = start if stored is None else max(start, stored.target_offset)
-        reader, found = log.reader(first), -1
+        start, found = log.start_offset(), -1
+        try:
+            first, epoch = (start, None) if stored is None else stored[2:]
+            reader = log.reader(max(start, first), epoch)
+        except OffsetOutOfRangeError:
+            # The log was cut since, so what it has of the source must be looked for.
+            reader, stored = log.reader(start), None
         while batches := reader.read():
             last = last_offset([b for b in batches if b.has_headers], self._source_key)
             found = found if last is None else max(found, last)
         if stored is None:
             position = None if found < 0 else MirrorPosition(found + 1)
         elif found < stored.offset:
-            epoch = stored.leader_epoch
-            position = MirrorPosition(stored.offset, None if epoch == _NO_EPOCH else epoch)
+            known = None if stored.leader_epoch == _NO_EPOCH else stored.leader_epoch
+            position = MirrorPosition(stored.offset, known)
         else:
             position = MirrorPosition(found + 1)
         if position is not None:
@@ -249,10 +253,10 @@ class MergingTarget:
         """Note the position, as of the end of the log."""
         log, position = self._log(name, partition), self._positions[name, partition]
         # Read before the flush: other programs append, too.
-        end = log.end_offset()
+        end, target_epoch = log.end_offset(), log.tail().leader_epoch
         flush.flush_up_to(log, end)
         epoch = _NO_EPOCH if position.leader_epoch is None else position.leader_epoch
-        row = MergedPosition(position.offset, epoch, end)
+        row = MergedPosition(position.offset, epoch, end, target_epoch)
         self.root.context.state.write(
             lambda txn: POSITIONS.put(txn, log.key, self._source_id, value=row)
         )

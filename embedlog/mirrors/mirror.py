@@ -28,6 +28,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.maintenance.activity import Event, report
+from embedlog.mirrors.audit_counts import AuditCounts
 from embedlog.mirrors.ends import MirrorPosition, MirrorSource, MirrorTarget, SourceTopic
 from embedlog.mirrors.status import MirrorStatus, TopicStatus, put_status
 from embedlog.record import OffsetAndMetadata, TopicPartition
@@ -151,6 +152,7 @@ class Mirror:
             pid=os.getpid(),
             started_ms=root.clock(),
         )
+        self._audit = AuditCounts(source, name)
         self._stop = Flag()
         self.begun = Flag()
         """Set once `run` holds the lock of the mirror."""
@@ -216,6 +218,7 @@ class Mirror:
         if self._root.closed:
             return
         with suppress(ClosedError):
+            self._audit.report()
             self._report_activity(always=True)
             self._report(self._began_at)
 
@@ -319,6 +322,8 @@ class Mirror:
 
     def _copies_more(self, key: tuple[str, int], goal: int) -> bool:
         """Copy the next batches of a partition; return whether more follow up to a goal."""
+        if key[0] not in self._prepared:
+            return False  # After an error in another partition the topic is prepared again first.
         with self._collected(*key):
             position = self._position(*key)
             if position.offset >= goal:
@@ -342,7 +347,9 @@ class Mirror:
         if any(batch.schema_version > len(schemas) for _, batch in fetch.batches):
             # The schema was changed after the topics of this round were listed.
             self._prepare(self._source.topics()[topic])
+        self._audit.begin(topic, partition, position.offset)
         written = self._target.append(name, partition, fetch)
+        self._audit.add(topic, partition, fetch)
         self._positions[key] = MirrorPosition(fetch.next_offset, fetch.leader_epoch)
         self._note_lag(key, fetch.end_offset - fetch.next_offset)
         read = fetch.records
@@ -443,6 +450,7 @@ class Mirror:
         report(self._root, [Event(kind, name, {"mirror": name, **facts})])
 
     def _report_if_due(self) -> None:
+        self._audit.report_if_due()
         seconds, status = monotonic() - self._reported_at, self.status
         is_idle = (status.records, status.bytes) == self._reported
         if seconds >= (_IDLE_REPORT_SECONDS if is_idle else _REPORT_SECONDS):

@@ -13,8 +13,8 @@ from embedlog.partition.reader import PartitionReader
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 
-_NOT_COPIED = ("mirror.source",)
-"""Settings that a copy does not take."""
+_NOT_COPIED = ("mirror.source", "audit")
+"""Settings that a copy does not take: its records are counted at the source."""
 
 
 class RootSource:

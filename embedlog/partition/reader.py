@@ -14,6 +14,7 @@ from embedlog.config import TopicConfig
 from embedlog.errors import (
     CorruptBatchError,
     LogTruncatedError,
+    NotLeaderOrFollowerError,
     OffsetOutOfRangeError,
     StorageError,
 )
@@ -189,8 +190,9 @@ class PartitionReader:
                 if guessed or current_tail(log).leader_epoch != tail.leader_epoch:
                     continue  # perhaps cut since, or a leader with fewer records was elected
                 raise self._located(error) from error
-            except StorageError:
-                # Retention unlinks after it drops the name: look again.
+            except (StorageError, NotLeaderOrFollowerError):
+                # Retention unlinks after it drops the name, and a leader that was not in sync
+                # may lack the file: look again.
                 self._info = self._file = None
                 if attempt == _ATTEMPTS - 1:
                     raise

@@ -265,7 +265,14 @@ class Controller:
                 raise refused from error
             return
         reasons = {each: describe(error) for each, error in failed.items()}
-        self.state.write(lambda txn: self._offline(txn, reasons))
+        try:
+            self.state.write(lambda txn: self._offline(txn, reasons))
+        except BaseException:
+            # The metadata still has them online, so every write must go to them, too.
+            with self._lock:
+                self._excluded -= failed.keys()
+                self._adopt(self.image)
+            raise
         self.refresh()
 
     def find_broken(self, error: StorageError) -> LogDirectory | None:

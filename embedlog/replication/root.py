@@ -20,6 +20,7 @@ from embedlog import catalog, kv
 from embedlog.catalog import Catalog, NewPartitions, TopicInfo
 from embedlog.errors import (
     DiskFullError,
+    InvalidReplicationAssignmentError,
     LockTimeoutError,
     NotALogError,
     ReplicaNotAvailableError,
@@ -117,9 +118,15 @@ class ReplicatedRoot(Root):
     def _new_partition(self, context: Context, info: TopicInfo, number: int) -> ReplicatedPartition:
         return ReplicatedPartition(context, info, number, self.controller)
 
-    def _assign_replicas(self, replication_factor: int | None) -> NewPartitions:
+    def _assign_replicas(
+        self, replication_factor: int | None, replicas: Sequence[Sequence[int]] | None = None
+    ) -> NewPartitions:
         def assign(txn: kv.Txn, topic: TopicInfo, first: int) -> None:
             image = MetadataImage.load(txn)
+            if replicas is not None:
+                _check_replicas(topic, replicas, image)
+                put(txn, topic, dict(enumerate(replicas)), image)
+                return
             factor = replication_factor
             if factor is None and first:
                 # As the partitions that the topic has.
@@ -139,8 +146,16 @@ class ReplicatedRoot(Root):
                 rng=random.Random(topic.id),
                 offline=offline,
             )
-            for partition, replicas in assigned.items():
-                assignment = PartitionAssignment.create(replicas, image.online)
+            put(txn, topic, assigned, image)
+
+        def put(
+            txn: kv.Txn,
+            topic: TopicInfo,
+            assigned: Mapping[int, Sequence[int]],
+            image: MetadataImage,
+        ) -> None:
+            for partition, chosen in assigned.items():
+                assignment = PartitionAssignment.create(chosen, image.online)
                 ASSIGNMENTS.put(txn, topic.key(partition), value=assignment)
             put_epoch(txn, image.epoch + 1, image.controller_id)
 
@@ -366,16 +381,16 @@ class ReplicatedRoot(Root):
 
     def _open_directory(self, directory_id: int, path: str) -> LogDirectory:
         """Open a directory that another process has brought online."""
-        if directory_id in self._unprepared:
-            raise StorageError(
-                "The directory could not be used when the log was opened",
-                path=path,
-                operation="open",
-            )
         files = self.files(
             path, writable=self.mode == "rw", unsafe_filesystem=self.unsafe_filesystem
         )
         try:
+            if directory_id in self._unprepared:
+                raise StorageError(
+                    "The directory could not be used when the log was opened",
+                    path=path,
+                    operation="open",
+                )
             member = read_member(files)
             if member is None or (member.cluster_id, member.directory_id) != (
                 self.cluster_id,
@@ -506,6 +521,24 @@ class ReplicatedRoot(Root):
 
 
 _LIVE_VERSION_KEY = LIVE_VERSION.key()
+
+
+def _check_replicas(
+    topic: TopicInfo, replicas: Sequence[Sequence[int]], image: MetadataImage
+) -> None:
+    """Raise unless these are replicas for all partitions of a topic.
+
+    Raises:
+        InvalidReplicationAssignmentError: They are not.
+    """
+    unknown = {each for chosen in replicas for each in chosen} - image.directories.keys()
+    if unknown or len(replicas) != topic.partitions:
+        raise InvalidReplicationAssignmentError(
+            f"The log has no directory {min(unknown)}"
+            if unknown
+            else f"There are replicas for {len(replicas)} of {topic.partitions} partitions",
+            topic=topic.name,
+        )
 
 
 def _nothing(txn: kv.Txn) -> None:

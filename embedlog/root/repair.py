@@ -8,6 +8,7 @@ in one transaction: killed before that, nothing happened; after it, all of it.
 from __future__ import annotations
 
 import errno
+from collections.abc import Collection
 from typing import NamedTuple
 
 from embedlog import batch as batches
@@ -38,17 +39,24 @@ class SalvagedSegment(NamedTuple):
     messages: list[str]
 
 
-def repair_root(root: Root, dry_run: bool, progress: Progress | None = None) -> list[str]:
+def repair_root(
+    root: Root,
+    dry_run: bool,
+    progress: Progress | None = None,
+    *,
+    without: Collection[tuple[str, int]] = (),
+) -> list[str]:
     """Repair every partition in which `verify_root` finds something, and remove stray files.
 
-    Returns messages about what was done, or with ``dry_run`` what would be done.
+    Returns messages about what was done, or with ``dry_run`` what would be done.  Leaves out the
+    partitions of ``without``, which are repaired in another way.
     """
     if not dry_run:
         root.context.check_writable()
     findings = verify.verify_root(root, progress)
     messages = []
     damaged = {(finding.topic, finding.partition) for finding in findings if finding.topic}
-    for name, number in sorted(damaged):
+    for name, number in sorted(damaged - set(without)):
         messages += _repair_partition(root.partition(name, number), dry_run)
     for topic in root.context.state.read(catalog.deleted_topics):
         messages.append(f"{topic.directory}: removed, the topic was deleted")

@@ -12,7 +12,7 @@ import threading
 import tomllib
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from embedlog.errors import (
     CorruptionError,
     DiskFullError,
     EmbedlogError,
+    InvalidReplicationAssignmentError,
     InvalidReplicationFactorError,
     NotALogError,
     StorageError,
@@ -170,23 +171,33 @@ class Root:
         schema: TopicSchema | None = None,
         *,
         replication_factor: int | None = None,
+        replicas: Sequence[Sequence[int]] | None = None,
     ) -> TopicInfo:
         """Create a topic; every process sees it when this returns.
 
         Raises:
             InvalidReplicationFactorError: The log has not as many directories.
+            InvalidReplicationAssignmentError: A partition cannot have these ``replicas``.
         """
         self.context.check_writable()
         if schema is not None:
             config = with_typed_defaults(config)
-        assign = self._assign_replicas(replication_factor)
+        assign = self._assign_replicas(replication_factor, replicas)
         catalog = self.context.catalog
         info = catalog.create_topic(name, partitions, config, self.clock(), schema, assign=assign)
         self.wake.advance()
         return info
 
-    def _assign_replicas(self, replication_factor: int | None) -> NewPartitions | None:
+    def _assign_replicas(
+        self, replication_factor: int | None, replicas: Sequence[Sequence[int]] | None = None
+    ) -> NewPartitions | None:
         """Return what assigns replicas to new partitions, in the transaction that adds them."""
+        if replicas is not None:
+            raise InvalidReplicationAssignmentError(
+                "The log is in one directory, so there is nothing to choose",
+                path=self.path,
+                todo="Add directories with `embedlog replicas add`.",
+            )
         if replication_factor not in (None, 1):
             raise InvalidReplicationFactorError(
                 f"The log is in one directory, so there is no second place for a copy: "

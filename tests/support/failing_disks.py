@@ -68,7 +68,13 @@ class FailingDisks:
         return DiskFiles(self, path, **options)
 
     def break_disk(
-        self, path: str, number: int, *, after: int = 0, times: int = 1 << 30, databases: bool = True
+        self,
+        path: str,
+        number: int,
+        *,
+        after: int = 0,
+        times: int = 1 << 30,
+        databases: bool = True,
     ) -> None:
         """Let the operations in a directory fail.
 

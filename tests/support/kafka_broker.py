@@ -42,6 +42,8 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
 log.cleaner.dedupe.buffer.size=8388608
+log.cleaner.backoff.ms=200
+log.retention.ms=-1
 """
 
 
@@ -71,6 +73,51 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
+class KafkaBroker:
+    """A broker in a directory, which can be killed and started again.
+
+    Args:
+        directory: Where its data is.
+        seconds: How long it may take to start.
+    """
+
+    def __init__(self, directory: Path, seconds: float) -> None:
+        self._java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", f"{_jars()}/*"]
+        if shutil.which("setpriv"):
+            # It must not outlive the tests, however they end.
+            self._java = ["setpriv", "--pdeathsig", "KILL", *self._java]
+        self._directory, self._seconds = directory, seconds
+        self._port, controller = _free_ports(2)
+        self.address = f"127.0.0.1:{self._port}"
+        self._settings = directory / "server.properties"
+        self._settings.write_text(
+            SETTINGS.format(port=self._port, controller=controller, directory=directory)
+        )
+        format_ = ["kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qg"]
+        subprocess.run(
+            [*self._java, *format_, "-c", self._settings], check=True, capture_output=True
+        )
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it listens; clients wait until it answers."""
+        output = self._directory / "output"
+        with output.open("a") as file:
+            self._process = subprocess.Popen(
+                [*self._java, "kafka.Kafka", self._settings], stdout=file, stderr=subprocess.STDOUT
+            )
+        try:
+            _wait(self._process, self._port, monotonic() + self._seconds, output)
+        except BaseException:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """Kill it; its data stays."""
+        self._process.kill()
+        self._process.wait()
+
+
 @contextmanager
 def broker(seconds: float) -> Iterator[str]:
     """Run a broker, and yield its address; skips the test if it cannot be had.
@@ -78,24 +125,12 @@ def broker(seconds: float) -> Iterator[str]:
     Args:
         seconds: How long it may take to start.
     """
-    java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", f"{_jars()}/*"]
     with TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        port, controller = _free_ports(2)
-        settings = Path(directory) / "server.properties"
-        settings.write_text(SETTINGS.format(port=port, controller=controller, directory=directory))
-        format_ = ["kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qg"]
-        subprocess.run([*java, *format_, "-c", settings], check=True, capture_output=True)
-        output = Path(directory) / "output"
-        with output.open("w") as file:
-            process = subprocess.Popen(
-                [*java, "kafka.Kafka", settings], stdout=file, stderr=subprocess.STDOUT
-            )
+        running = KafkaBroker(Path(directory), seconds)
         try:
-            _wait(process, port, monotonic() + seconds, output)
-            yield f"127.0.0.1:{port}"
+            yield running.address
         finally:
-            process.kill()
-            process.wait()
+            running.kill()
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, deadline: float, output: Path) -> None:

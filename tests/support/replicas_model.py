@@ -15,6 +15,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import (
     CorruptionError,
     EmbedlogError,
+    FencedError,
     LogTruncatedError,
     NotALogError,
     NotEnoughReplicasError,
@@ -139,9 +141,7 @@ class ReplicasModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.base = os.path.realpath(
-            tempfile.mkdtemp(prefix="embedlog-replicas-", dir=in_memory())
-        )
+        self.base = os.path.realpath(tempfile.mkdtemp(prefix="embedlog-replicas-", dir=in_memory()))
         logging.getLogger("embedlog").setLevel(logging.CRITICAL)
         jobs.PROBE_SECONDS = jobs.RETRY_SECONDS = 0.0
         self.disks, self.clock = FailingDisks(), ManualClock()
@@ -167,7 +167,10 @@ class ReplicasModel(RuleBasedStateMachine):
         count=st.sampled_from([2, 3, 3, 3]),
         topics=st.lists(
             st.tuples(
-                st.integers(1, 2), st.sampled_from([1, 2, 2, 3]), st.integers(1, 2), st.booleans(),
+                st.integers(1, 2),
+                st.sampled_from([1, 2, 2, 3]),
+                st.integers(1, 2),
+                st.booleans(),
                 st.sampled_from([False, False, True]),
             ),
             min_size=1,
@@ -259,6 +262,7 @@ class ReplicasModel(RuleBasedStateMachine):
                 continue
             before, self.image = self.image, image
             assert image.epoch >= before.epoch, "the metadata went back"
+            assert len(image.online) >= self.quorum, "a minority decided something"
             self._check_elections(before, image)
             break
         for each in list(self.emptied):
@@ -275,8 +279,19 @@ class ReplicasModel(RuleBasedStateMachine):
             assert new.leader_epoch >= old.leader_epoch
             assert set(new.isr) <= {*new.replicas, NO_DIRECTORY}
             assert new.isr, "no in-sync replica is left"
+            if new.partition_epoch == old.partition_epoch + 1 and new.leader not in (None, *old.isr):
+                assert key in self._unclean_keys(), "a leader was elected that was not in sync"
             if new.leader != old.leader and new.leader is not None and old.leader is not None:
                 assert new.leader_epoch > old.leader_epoch, "a leader without an epoch of its own"
+
+    def _unclean_keys(self) -> set[bytes]:
+        """The partitions in which any replica may lead."""
+        topics = self.roots[0].topics()
+        return {
+            topics[part.topic].key(part.number)
+            for part in self.parts.values()
+            if part.unclean and part.topic in topics
+        }
 
     def _attempt(
         self, part: Part | None, operation: Callable[[], Any], *, strong: bool = False
@@ -305,7 +320,7 @@ class ReplicasModel(RuleBasedStateMachine):
             return len(isr) < part.min_isr
         if isinstance(error, ReplicaNotAvailableError):
             return not isr
-        if isinstance(error, NotLeaderOrFollowerError):
+        if isinstance(error, (NotLeaderOrFollowerError, FencedError)):
             return bool(self.lost)  # the call may be repeated
         return False
 
@@ -445,9 +460,7 @@ class ReplicasModel(RuleBasedStateMachine):
         else:
             sequence, lines, got = producer.sequence, self._values(part, count, 10), None
         losses = part.losses
-        receipt = self._append(
-            part, handle, lines, acks, None, (producer.number, 0, sequence)
-        )
+        receipt = self._append(part, handle, lines, acks, None, (producer.number, 0, sequence))
         if receipt is None:
             producer.last = sequence, lines, None
             return
@@ -562,6 +575,35 @@ class ReplicasModel(RuleBasedStateMachine):
             self.away.add(directory)
             self._lose(directory)
 
+    @rule(
+        which=st.integers(0, 3),
+        handle=st.integers(0, 1),
+        lagging=st.integers(0, 2),
+        size=st.sampled_from([0, 10, 700]),
+        rolls=st.booleans(),
+        returns=st.booleans(),
+    )
+    @precondition(lambda self: self.roots and self.parts)
+    def diverge(
+        self, which: int, handle: int, lagging: int, size: int, rolls: bool, returns: bool
+    ) -> None:
+        """A leader is lost with records that only it has; another one goes on with others."""
+        part = self.part(which)
+        assignment = self.assignment(part)
+        if assignment is None or assignment.leader is None or not self._may_lose(False):
+            return
+        for _ in range(lagging):
+            self._append(part, handle, self._values(part, 2, 700), 1, None)
+        leader = assignment.leader
+        self.unmount(leader - 1, False)
+        self.keep_house(handle, False)
+        self._append(part, handle, self._values(part, 2, size), "all", None)
+        if rolls:
+            self.roll(which, handle)
+        if returns:
+            self.bring_back(leader - 1, False)
+            self.keep_house(handle, not rolls)
+
     def _lose(self, directory: int) -> None:
         self.lost.add(directory)
         for part in self.parts.values():
@@ -580,7 +622,7 @@ class ReplicasModel(RuleBasedStateMachine):
         self.disks.repair(path)
         if directory in self.away:
             # Of three directories two must be left that know what was decided.
-            others = self.paths.keys() - self.emptied.keys() - {directory}
+            others = set(self.image.online) - self.emptied.keys() - {directory}
             if empty and len(others) >= self.quorum:
                 os.mkdir(path, 0o700)
                 shutil.rmtree(f"{path}.away")
@@ -601,13 +643,38 @@ class ReplicasModel(RuleBasedStateMachine):
                 if record.leader == directory and not record.strong:
                     record.losable = True
 
-    @rule(handle=st.integers(0, 1), stopped=st.sampled_from([False, False, True]))
+    def _append_meanwhile(self, handle: int, at: int) -> Callable[[], bool]:
+        """Return a function that the job calls, and that appends when it is called so often."""
+        calls = iter(range(1, 1 << 30))
+
+        def is_stopped() -> bool:
+            if next(calls) == at:
+                for part in list(self.parts.values()):
+                    lines = self._values(part, 1, 10)
+                    part.uncertain.update(value for _, value in lines)
+                    # The job may hold the partition's lock.
+                    with suppress(EmbedlogError):
+                        log = self.log(part, handle)
+                        log.append([self._encode(lines)], timeout=0)
+            return False
+
+        return is_stopped
+
+    @rule(
+        handle=st.integers(0, 1),
+        stopped=st.sampled_from([False, False, True]),
+        meanwhile=st.integers(0, 4),
+    )
     @precondition(lambda self: self.roots)
-    def keep_house(self, handle: int, stopped: bool) -> None:
+    def keep_house(self, handle: int, stopped: bool, meanwhile: int = 0) -> None:
         """What works is online after a round, and in sync."""
         root = self.root(handle)
         job = jobs.ReplicationJob(MaintenanceConfig())
-        done, _ = self._attempt(None, lambda: job.run(root, lambda: stopped))
+        if meanwhile and self.parts and not stopped:
+            is_stopped = self._append_meanwhile(handle + 1, meanwhile)
+        else:
+            is_stopped = lambda: stopped  # noqa: E731
+        done, _ = self._attempt(None, lambda: job.run(root, is_stopped))
         self._observe()
         if not done or len(self.alive()) < self.quorum:
             return
@@ -761,9 +828,7 @@ class ReplicasModel(RuleBasedStateMachine):
     def checkpoint(self, handle: int) -> None:
         """Committed offsets are saved for after a power cut."""
         context = self.root(handle).context
-        done, _ = self._attempt(
-            None, lambda: offsets.checkpoint(context.live, context.state)
-        )
+        done, _ = self._attempt(None, lambda: offsets.checkpoint(context.live, context.state))
         if done:
             self.saved = {tp: set(values) for tp, values in self.committed.items()}
 

@@ -13,7 +13,14 @@ from embedlog.config import TopicConfig
 from embedlog.consumer.group_client import open_group
 from embedlog.errors import EmbedlogError, GroupIdNotFoundError, NonEmptyGroupError
 from embedlog.kafka import admin_operations as operations
-from embedlog.kafka.cluster import HOST, NODE, PORT, cluster_id
+from embedlog.kafka.cluster import (
+    HOST,
+    PORT,
+    cluster_id,
+    controller_id,
+    nodes,
+    placement,
+)
 from embedlog.kafka.confluent import admin_types as kinds
 from embedlog.kafka.confluent import common_types as common
 from embedlog.kafka.confluent.admin_types import *  # noqa: F403 - their names in confluent_kafka
@@ -81,7 +88,7 @@ class AdminClient(LogClient):
     def create_topics(
         self, new_topics: list[Any], *, validate_only: bool = False, **_: Any
     ) -> Futures[str]:
-        """Create topics from `NewTopic`; the number of replicas is ignored."""
+        """Create topics from `NewTopic`; a log in one directory ignores the number of replicas."""
 
         def create(topic: Any) -> None:
             operations.create_topic(
@@ -89,6 +96,8 @@ class AdminClient(LogClient):
                 topic.topic,
                 topic.num_partitions,
                 topic.config or {},
+                replication_factor=topic.replication_factor,
+                replicas=topic.replica_assignment,
                 validate_only=validate_only,
             )
 
@@ -116,20 +125,65 @@ class AdminClient(LogClient):
             raise TypeError("Expected input to be instance of TopicCollection")
 
         def describe(name: str) -> Any:
-            info, node = self._log.root.topic(name), _node()
-            partitions = [
-                common.TopicPartitionInfo(number, node, [node], [node])
-                for number in range(info.partitions)
-            ]
+            info = self._log.root.topic(name)
+            partitions = []
+            for number in range(info.partitions):
+                leader, replicas, isr = placement(self._log, name, number)
+                partitions.append(
+                    common.TopicPartitionInfo(
+                        number,
+                        None if leader is None else self._node(leader),
+                        list(map(self._node, replicas)),
+                        list(map(self._node, isr)),
+                    )
+                )
             topic_id = common.Uuid(0, info.id)
             return kinds.TopicDescription(name, topic_id, name.startswith(INTERNAL), partitions)
 
         return _futures(topics.topic_names, str, describe)
 
     def describe_cluster(self, **_: Any) -> Future[Any]:
-        """Describe the log as a cluster of one broker."""
-        node = _node()
-        return _future(lambda: kinds.DescribeClusterResult(node, [node], cluster_id(self._log)))
+        """Describe the log as a cluster, whose brokers are the directories that are online."""
+        return _future(
+            lambda: kinds.DescribeClusterResult(
+                self._node(controller_id(self._log)),
+                list(map(self._node, nodes(self._log))),
+                cluster_id(self._log),
+            )
+        )
+
+    def _node(self, number: int) -> Any:
+        """Return a directory as a broker."""
+        node = nodes(self._log).get(number)
+        return common.Node(number, HOST, PORT, None if node is None else node.rack)
+
+    def elect_leaders(
+        self, election_type: Any, partitions: list[Any] | None = None, **_: Any
+    ) -> Future[Any]:
+        """Elect preferred leaders, or with `ElectionType.UNCLEAN` leaders that are not in sync.
+
+        The future has a dict of partitions to None, or to the error of those that got no other
+        leader.
+        """
+        if not isinstance(election_type, common.ElectionType):
+            raise TypeError("Expected 'election_type' to be of type 'ElectionType'")
+
+        def elect() -> dict[Any, Any]:
+            chosen = [
+                Partition(name, number)
+                for name in self._log.topics(internal=True)
+                for number in range(self._log.root.partitions(name))
+            ]
+            if partitions is not None:
+                chosen = [Partition(part.topic, part.partition) for part in partitions]
+            unclean = election_type is common.ElectionType.UNCLEAN
+            results = operations.election_results(self._log, chosen, unclean=unclean)
+            return {
+                TopicPartition(*part): exception(name) if name else None
+                for part, name in results.items()
+            }
+
+        return _future(elect)
 
     # Settings
 
@@ -275,7 +329,8 @@ class AdminClient(LogClient):
                     )
                 )
         return kinds.ConsumerGroupDescription(
-            name, False, members, assignor, state, _node(), type=common.ConsumerGroupType.CLASSIC
+            *(name, False, members, assignor, state, self._node(controller_id(self._log))),
+            type=common.ConsumerGroupType.CLASSIC,
         )
 
     def delete_consumer_groups(self, group_ids: list[str], **_: Any) -> Futures[str]:
@@ -332,10 +387,10 @@ class AdminClient(LogClient):
     # What a log does not have
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        """Raise `KafkaException`: a log has no ACLs, users, replicas or elections."""
-        raise exception("_NOT_IMPLEMENTED", "A log has no ACLs, users, replicas or elections")
+        """Raise `KafkaException`: a log has no ACLs or users."""
+        raise exception("_NOT_IMPLEMENTED", "A log has no ACLs or users")
 
-    create_acls = describe_acls = delete_acls = elect_leaders = _refuse
+    create_acls = describe_acls = delete_acls = _refuse
     describe_user_scram_credentials = alter_user_scram_credentials = _refuse
 
     def poll(self, timeout: float = -1) -> int:
@@ -344,10 +399,6 @@ class AdminClient(LogClient):
 
     def __exit__(self, *_: object) -> None:
         self._handle.close()
-
-
-def _node() -> Any:
-    return common.Node(NODE, HOST, PORT)
 
 
 def _is_topic(resource: Any) -> bool:

@@ -224,7 +224,7 @@ class DeletedRecords:
 
 @dataclass
 class DescribeClusterResult:
-    """The one broker that stands for the log."""
+    """The directories of the log, as brokers."""
 
     controller: Any
     nodes: list[Any]

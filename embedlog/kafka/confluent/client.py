@@ -9,7 +9,15 @@ from embedlog.api import Log
 from embedlog.catalog import INTERNAL
 from embedlog.kafka.bootstrap import LogAddress, attach
 from embedlog.kafka.client_type import Client
-from embedlog.kafka.cluster import HOST, NODE, PORT, cluster_id
+from embedlog.kafka.cluster import (
+    HOST,
+    NO_LEADER,
+    PORT,
+    cluster_id,
+    controller_id,
+    nodes,
+    placement,
+)
 from embedlog.kafka.confluent import admin_types as kinds
 from embedlog.kafka.confluent.kafka_errors import kafka_error, translated
 from embedlog.kafka.confluent.settings import address_of, client_settings, names_servers
@@ -48,7 +56,7 @@ class LogClient(Client):
         return self._handle.log
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """Return the `ClusterMetadata`: one broker, and the topics or the one that is named."""
+        """Return the `ClusterMetadata`: the brokers, and the topics or the one that is named."""
         with translated():
             return cluster_metadata(self._log, topic)
 
@@ -65,11 +73,13 @@ def cluster_metadata(log: Log, topic: str | None) -> Any:
     """Return the metadata of the log as those of a cluster with one broker."""
     metadata: Any = kinds.ClusterMetadata()
     metadata.cluster_id = cluster_id(log)
-    metadata.controller_id = metadata.orig_broker_id = NODE
-    metadata.orig_broker_name = f"{log.path}/{NODE}"
-    broker: Any = kinds.BrokerMetadata()
-    broker.id, broker.host, broker.port = NODE, HOST, PORT
-    metadata.brokers[NODE] = broker
+    controller = controller_id(log)
+    metadata.controller_id = metadata.orig_broker_id = controller
+    metadata.orig_broker_name = f"{log.path}/{controller}"
+    for node in nodes(log):
+        broker: Any = kinds.BrokerMetadata()
+        broker.id, broker.host, broker.port = node, HOST, PORT
+        metadata.brokers[node] = broker
     topics = log.root.topics()
     names = [topic] if topic else [name for name in topics if not name.startswith(INTERNAL)]
     for name in names:
@@ -80,8 +90,11 @@ def cluster_metadata(log: Log, topic: str | None) -> Any:
             entry.error = kafka_error("UNKNOWN_TOPIC_OR_PART")
         for number in range(0 if info is None else info.partitions):
             partition: Any = kinds.PartitionMetadata()
-            partition.id, partition.leader = number, NODE
-            partition.replicas, partition.isrs = [NODE], [NODE]
+            leader, replicas, isr = placement(log, name, number)
+            partition.id, partition.leader = number, NO_LEADER if leader is None else leader
+            partition.replicas, partition.isrs = list(replicas), list(isr)
+            if leader is None:
+                partition.error = kafka_error("LEADER_NOT_AVAILABLE")
             entry.partitions[number] = partition
         metadata.topics[name] = entry
     return metadata

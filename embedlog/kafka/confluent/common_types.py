@@ -157,7 +157,7 @@ class ThrottleEvent:
 
 
 class Node:
-    """A broker; a log counts as one."""
+    """A broker: a directory of a log."""
 
     def __init__(self, id: int, host: str, port: int, rack: str | None = None) -> None:  # noqa: A002
         self.id, self.id_string, self.host, self.port, self.rack = id, str(id), host, port, rack
@@ -180,7 +180,13 @@ class TopicCollection:
 class TopicPartitionInfo:
     """A partition, and where it is."""
 
-    def __init__(self, id: int, leader: Node, replicas: list[Node], isr: list[Node]) -> None:  # noqa: A002
+    def __init__(
+        self,
+        id: int,  # noqa: A002
+        leader: Node | None,
+        replicas: list[Node],
+        isr: list[Node],
+    ) -> None:
         self.id, self.leader, self.replicas, self.isr = id, leader, replicas, isr
 
 

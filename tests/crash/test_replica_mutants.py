@@ -1,0 +1,155 @@
+"""Bugs planted in replication: the model, or the kills, find each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from support import forks, replica_kills
+from support.forks import tell
+from support.mutants import Change
+from support.replicas_model import run_some
+from support.tiers import runs
+
+REPLICATION = "embedlog.replication"
+Check = Callable[[], object]
+
+
+def by_the_model() -> None:
+    run_some(400)
+
+
+def by_kills() -> None:
+    for work in ("append", "roll", "go offline", "come back"):
+        for at in range(1, 90, 2):
+            replica_kills.check(replica_kills.Kill(work, at, False))
+
+
+class Mutant(NamedTuple):
+    """A planted bug, and the check that finds it."""
+
+    name: str
+    check: Check
+    where: str
+    edits: dict[str, str]
+
+
+MUTANTS = [
+    Mutant(
+        "published before the followers have it",
+        by_the_model,
+        f"{REPLICATION}.files:ReplicatedFiles.write",
+        {'if not getattr(self._local, "leader_only", False):': "if False:"},
+    ),
+    Mutant(
+        "elected from outside the ISR",
+        by_the_model,
+        f"{REPLICATION}.election:elect_leader",
+        {"if unclean:": "if True:"},
+    ),
+    Mutant(
+        "a copy that returns is cut to the length of the leader's",
+        by_the_model,
+        f"{REPLICATION}.catch_up:ReplicaCopy._equal_bytes",
+        {"    position = known\n": "    return stop\n    position = known\n"},
+    ),
+    Mutant(
+        "all segments of a directory that returns are trusted",
+        by_the_model,
+        f"{REPLICATION}.recovery:_trusted_offsets",
+        {"min(point, end)": "1 << 62"},
+    ),
+    Mutant(
+        "a process with an old image writes on",
+        by_the_model,
+        f"{REPLICATION}.controller:Controller.moved",
+        {"return True": "return False"},
+    ),
+    Mutant(
+        "a directory that failed stays in the ISR",
+        by_the_model,
+        f"{REPLICATION}.election:elect_leader",
+        {"return Election(leader, in_sync)": "return Election(leader, tuple(isr))"},
+    ),
+    Mutant(
+        "a copy joins the ISR without the last records",
+        by_the_model,
+        f"{REPLICATION}.catch_up:ReplicaCopy.join",
+        {"self._pass(tail)": "..."},
+    ),
+    Mutant(
+        "what a killed process committed in some databases is not repeated",
+        by_kills,
+        f"{REPLICATION}.store:ReplicatedStore._make_even",
+        {"store.transact_locked(partial(self._repeat, row))": "store.transact_locked(lambda txn: txn.put(self._version_key, row))"},
+    ),
+    Mutant(
+        "the version of a write is not written",
+        by_kills,
+        f"{REPLICATION}.store:ReplicatedStore._commit",
+        {"self._put_version(recording, rows[first])": "..."},
+    ),
+    Mutant(
+        "a minority decides",
+        by_the_model,
+        f"{REPLICATION}.metadata:check_quorum",
+        {"if len(online) < required:": "if False:"},
+    ),
+    Mutant(
+        "the file of a follower that lags gets a hole",
+        by_the_model,
+        f"{REPLICATION}.files:ReplicatedFiles._catch_up",
+        {"elif size < position:": "elif False:"},
+    ),
+    Mutant(
+        "a new leader is believed to have everything",
+        by_the_model,
+        f"{REPLICATION}.partition:ReplicatedPartition._take_over",
+        {"if end is None:": "if True:"},
+    ),
+    Mutant(
+        "in-sync copies are not counted again before they are published",
+        by_the_model,
+        f"{REPLICATION}.partition:ReplicatedPartition._publish_if_enough",
+        {"self._check_min_isr(assignment)": "..."},
+    ),
+    Mutant(
+        "preferred leaders are elected before they have everything",
+        by_the_model,
+        f"{REPLICATION}.reassign:elect_preferred",
+        {"log.complete_followers()": "..."},
+    ),
+    Mutant(
+        "a copy is blamed for a leader that breaks",
+        by_the_model,
+        f"{REPLICATION}.controller:Controller.find_broken",
+        {'f"{path}/".startswith(f"{directory.path}/")': "directory is not self.online[0]"},
+    ),
+]
+
+
+FEW = {
+    "published before the followers have it",
+    "a copy joins the ISR without the last records",
+    "the version of a write is not written",
+}
+"""Those that the small tiers plant."""
+PLANTED = [mutant for mutant in MUTANTS if mutant.name in FEW or runs("all")]
+
+
+@pytest.mark.parametrize("mutant", PLANTED, ids=lambda mutant: mutant.name.replace(" ", "-"))
+def test_a_planted_bug_is_found(mutant: Mutant) -> None:
+    """A check that never failed proves nothing."""
+
+    def work() -> str | None:
+        Change(mutant.where, mutant.edits)()
+        try:
+            mutant.check()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it was found
+            return f"{type(error).__name__}: {str(error)[:120]}"
+        return None
+
+    bug_found = forks.call(work, patience=400)
+    tell(f"{mutant.name}: {bug_found}")
+    assert bug_found is not None, "no check found it"
