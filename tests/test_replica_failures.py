@@ -197,6 +197,22 @@ def test_no_database_is_ahead_of_the_one_that_is_read(directories, log, monkeypa
     bring_back(log)
 
 
+def test_a_wake_page_on_a_broken_disk_is_that_of_another_directory(directories, log):
+    """Also if the first use of the page finds out that the disk is broken."""
+    log.create_topic("t")
+    wake = log.root.context.wake
+    wake._pages.clear()
+    (directories.path(1) / "wake").unlink()
+    directories.take(1)
+    shutil.rmtree(directories.path(1).with_name("unmounted"))
+
+    wake.advance()
+
+    assert log.root.controller.image.online == (2, 3)
+    send(log, "t", [b"a"])
+    assert values(log, "t") == [b"a"]
+
+
 class _FailingTxn:
     """A transaction whose commit fails."""
 
