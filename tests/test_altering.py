@@ -18,6 +18,7 @@ from embedlog.batch.limits import kafka_size
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     InvalidRecordError,
+    MirroredTopicError,
     RecordBatchTooLargeError,
     RecordTooLargeError,
 )
@@ -29,11 +30,14 @@ SIZE = encoded(b"v0").size
 DAY = 86_400_000
 ZERO = TopicPartition("t", 0)
 
-ONLY_DEFAULT = {
-    *("segment.index.bytes", "preallocate"),
-    *("min.insync.replicas", "unclean.leader.election.enable"),
-}
+ONLY_DEFAULT = {"segment.index.bytes", "preallocate"}
 """Only the default is accepted, so there is nothing to alter."""
+OF_REPLICAS = {
+    "min.insync.replicas",
+    "replica.lag.time.max.ms",
+    "unclean.leader.election.enable",
+}
+"""They mean something in a log over several directories only: see `test_replicas`."""
 
 
 @pytest.fixture
@@ -361,6 +365,26 @@ def check_statistics_columns(log, clock):
     assert known == [2, 3, 0]  # That of the timestamp, too.
 
 
+def check_audit(log, clock):
+    with log.producer(client_id="open") as producer:
+        producer.send("t", b"before").result()
+        alter(log, audit=True)
+        producer.send("t", b"after").result()
+    rows = log.audit("t", "1h", tiers=["producer"]).rows
+    counts = [row.counts for row in rows if row.who.client == "open"]
+    assert sum(count.records - count.unreported for count in counts) == 1
+
+
+def check_mirror_source(log, clock):
+    with log.producer() as producer:
+        producer.send("t", b"x").result()
+        alter(log, mirror_source="north/t")
+        with pytest.raises(MirroredTopicError):
+            producer.send("t", b"refused").result()
+        alter(log, mirror_source=None)
+        producer.send("t", b"y").result()
+
+
 CHECKS = {
     name.removeprefix("check_").replace("_", "."): check
     for name, check in list(globals().items())
@@ -377,7 +401,7 @@ def test_an_altered_setting_holds_from_the_next_call_on(log, clock, setting):
 def test_every_setting_of_a_topic_is_covered():
     """A new setting needs a check here."""
     names = {field.name.replace("_", ".") for field in dataclasses.fields(TopicConfig)}
-    assert CHECKS.keys() | ONLY_DEFAULT == names
+    assert CHECKS.keys() | ONLY_DEFAULT | OF_REPLICAS == names
 
 
 SENDS = {

@@ -322,6 +322,30 @@ def test_acks_all_needs_enough_in_sync_copies(directories, log):
     assert values(log, "t") == [b"x", b"y", b"z"]
 
 
+def test_altered_settings_of_replicas_hold_from_the_next_call_on(directories, log):
+    """Also for producers that are open; a copy that lags longer than allowed leaves the ISR."""
+    log.create_topic("t", replication_factor=2)
+    with log.producer(delivery_timeout_ms=300, request_timeout_ms=100) as producer:
+        producer.send("t", b"x").result()
+        leader, lost = assignment(log, "t").isr
+        directories.lose(log, lost)
+        log.alter_topic("t", {"min.insync.replicas": 2})
+        with pytest.raises(errors.NotEnoughReplicasError):
+            producer.send("t", b"refused").result()
+        log.alter_topic("t", {"min.insync.replicas": 1})
+        producer.send("t", b"y").result()
+    directories.put_back(lost)
+    directories.lose(log, leader)
+    assert assignment(log, "t").leader is None
+    recovery.try_bring_back(log.root)
+    log.alter_topic("t", {"unclean.leader.election.enable": True})
+    assert log.root.controller.elect()
+    assert assignment(log, "t").leader == lost
+    assert values(log, "t") == [b"x"]
+    directories.put_back(leader)
+    bring_back(log)
+
+
 def test_a_transaction_needs_enough_in_sync_copies(directories, log):
     """H1, of all its partitions: nothing is published."""
     log.create_topic("t", config={"min.insync.replicas": 3})

@@ -30,7 +30,7 @@ _Written = tuple[Appended, "int | Windows", int, int, "Identity | None"]
 """Where a batch is, its minute or its records by minute, its records, bytes and producer."""
 
 
-class Run:
+class CountedRun:
     """Counts in a range of offsets."""
 
     __slots__ = ("_minutes", "_windows", "_windows_size", "first", "identity", "stop")
@@ -80,7 +80,7 @@ class WrittenCounts:
     def __init__(self, log: PartitionLog) -> None:
         self.log = log
         self.queue: deque[_Written] = deque()
-        self._runs: list[Run] = []
+        self._runs: list[CountedRun] = []
         self._lock = threading.Lock()
         # A batch that is found to be a duplicate below this end was counted before, by this
         # producer or, for one with a name, by an earlier one.
@@ -113,7 +113,7 @@ class WrittenCounts:
                 if duplicate and first < self._end:
                     continue
                 if run is None or run.identity != (identity or _NO_IDENTITY):
-                    run = Run(first, identity or _NO_IDENTITY)
+                    run = CountedRun(first, identity or _NO_IDENTITY)
                     runs.append(run)
                 run.stop = self._end = stop
                 if type(minute) is int:

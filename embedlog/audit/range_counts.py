@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from embedlog.audit.audit_topic import COUNT, NO_MINUTE, PRODUCER, START, Client, Report
-from embedlog.audit.producer_counts import Run
+from embedlog.audit.producer_counts import CountedRun
 from embedlog.audit.reporter import reporter_of, this_client
 from embedlog.batch import CONTROL, MINUTE_MS, Batch, EncodedBatch, windows_of
 from embedlog.partition import PartitionLog
@@ -98,7 +98,7 @@ def report_published(
     for state, batches in published:
         if not state.config.audit or not batches:
             continue
-        run = Run(batches[0][0].base_offset)
+        run = CountedRun(batches[0][0].base_offset)
         for receipt, batch in batches:
             minute = windows_of(batch, receipt.timestamp)
             run.stop = receipt.next_offset

@@ -35,7 +35,7 @@ from embedlog.mirrors.kafka_cluster import (
     client_library,
 )
 from embedlog.mirrors.mirrored_topic import would_loop
-from embedlog.mirrors.offset_translation import OffsetSync, OffsetTranslation, Run, runs_of
+from embedlog.mirrors.offset_translation import OffsetRun, OffsetSync, OffsetTranslation, runs_of
 from embedlog.mirrors.root_target import hold_lock
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
@@ -97,13 +97,13 @@ class _Delivery:
         """Take the report of the last record."""
         self.error, self.last = error or self.error, message.offset()
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[OffsetRun]:
         """Yield the runs of its records."""
         if self.last - self.first == self.count - 1:
             yield from runs_of(self.source_offsets, self.first)
         else:
             # Others write to the topic, too: a reader in the middle goes on at the first record.
-            yield Run(self.source_offsets[0], self.first, 1)
+            yield OffsetRun(self.source_offsets[0], self.first, 1)
 
 
 class KafkaTarget:

@@ -22,7 +22,7 @@ MOST_RUNS = 20_000
 """Of one sync, which is a message of at most 480 KB."""
 
 
-class Run(NamedTuple):
+class OffsetRun(NamedTuple):
     """Records with consecutive offsets on both sides."""
 
     source_offset: int
@@ -36,7 +36,7 @@ class OffsetSync(NamedTuple):
     start: int
     """The offset of the source up to which earlier transactions came; what is between it and
     the first run has no record."""
-    runs: Sequence[Run]
+    runs: Sequence[OffsetRun]
 
     def pack(self) -> bytes:
         """Return it as the value of a message."""
@@ -50,7 +50,7 @@ class OffsetSync(NamedTuple):
         if version != _VERSION:
             return None
         runs = _RUN.iter_unpack(zlib.decompress(value[_START.size :]))
-        return cls(start, [Run(*run) for run in runs])
+        return cls(start, [OffsetRun(*run) for run in runs])
 
     def parts(self) -> Iterator[OffsetSync]:
         """Yield it as several that are small enough for a message."""
@@ -62,7 +62,7 @@ class OffsetSync(NamedTuple):
                 start = runs[-1].source_offset + runs[-1].records
 
 
-def runs_of(source_offsets: Sequence[int], target_offset: int) -> Iterator[Run]:
+def runs_of(source_offsets: Sequence[int], target_offset: int) -> Iterator[OffsetRun]:
     """Yield the runs of records that got consecutive offsets.
 
     >>> [tuple(run) for run in runs_of([5, 6, 9], 100)]
@@ -71,9 +71,9 @@ def runs_of(source_offsets: Sequence[int], target_offset: int) -> Iterator[Run]:
     begin = 0
     for number, (before, offset) in enumerate(pairwise(source_offsets), 1):
         if offset != before + 1:
-            yield Run(source_offsets[begin], target_offset + begin, number - begin)
+            yield OffsetRun(source_offsets[begin], target_offset + begin, number - begin)
             begin = number
-    yield Run(source_offsets[begin], target_offset + begin, len(source_offsets) - begin)
+    yield OffsetRun(source_offsets[begin], target_offset + begin, len(source_offsets) - begin)
 
 
 class OffsetTranslation:
