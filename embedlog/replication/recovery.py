@@ -313,6 +313,7 @@ def copy_partition(
 
 def _guarded(log: ReplicatedPartition, step: Callable[[], T]) -> T | None:
     """Run a step; if a directory turns out to be broken, take it offline and return None."""
+    epoch = log.controller.epoch
     try:
         return step()
     except BrokenDirectoryError as broken:
@@ -322,9 +323,10 @@ def _guarded(log: ReplicatedPartition, step: Callable[[], T]) -> T | None:
         return None  # its leader broke meanwhile
     except StorageError as error:
         found = log.controller.find_broken(error)
-        if found is None:
-            raise
-        log.controller.take_offline({found.id: error})
+        if found is not None:
+            log.controller.take_offline({found.id: error})
+        elif log.controller.current().epoch == epoch:
+            raise  # no other process has taken the directory offline meanwhile, either
         return None
 
 
