@@ -4,13 +4,15 @@ import gc
 import os
 import shutil
 
+import lmdb
 import pytest
 from support.replicas import Directories, assignment, bring_back, notice, values
 
-from embedlog import catalog, errors
+from embedlog import catalog, errors, kv
 from embedlog.partition import leader_epochs, uncommitted_files
 from embedlog.partition.replace import Replacement
 from embedlog.replication import root
+from embedlog.replication.metadata import METADATA_VERSION
 
 
 @pytest.fixture
@@ -165,6 +167,60 @@ def test_a_takeover_that_was_refused_is_done_by_the_next_call(directories, log, 
     send(log, "t", [b"b"])
     assert part.tail().leader_epoch >= assignment(log, "t").leader_epoch
     assert values(log, "t") == [b"a", b"b"]
+
+
+def test_no_database_is_ahead_of_the_one_that_is_read(directories, log, monkeypatch):
+    """If the controller's commit fails, nothing was changed anywhere, and another one is read."""
+    log.create_topic("t")
+    directories.lose(log, 1)
+    directories.put_back(1)
+    bring_back(log)
+    controller, commit_all, orders = log.root.controller, kv._commit_all, []
+    assert controller.directory.id == 2
+
+    def fail_once(stores, txns):
+        orders.append([store.path for store in stores])
+        changed = [bytes(each.state.get(METADATA_VERSION.key())) for each in controller.online]
+        before.append(changed)
+        failing = [_FailingTxn(txns[0]), *txns[1:]] if len(orders) == 1 else txns
+        return commit_all(stores, failing)
+
+    before = []
+    monkeypatch.setattr(kv, "_commit_all", fail_once)
+    log.create_topic("u")
+
+    assert orders[0][0].startswith(f"{directories.path(2)}/")
+    assert before[1] == [before[0][0], before[0][2]]
+    assert controller.image.online == (1, 3)
+    assert log.topics() == ["t", "u"]
+    monkeypatch.undo()
+    bring_back(log)
+
+
+def test_a_wake_page_on_a_broken_disk_is_that_of_another_directory(directories, log):
+    """Also if the first use of the page finds out that the disk is broken."""
+    log.create_topic("t")
+    wake = log.root.context.wake
+    wake._pages.clear()
+    (directories.path(1) / "wake").unlink()
+    directories.take(1)
+    shutil.rmtree(directories.path(1).with_name("unmounted"))
+
+    wake.advance()
+
+    assert log.root.controller.image.online == (2, 3)
+    send(log, "t", [b"a"])
+    assert values(log, "t") == [b"a"]
+
+
+class _FailingTxn:
+    """A transaction whose commit fails."""
+
+    def __init__(self, txn):
+        self.id = txn.id
+
+    def commit(self):
+        raise lmdb.DiskError("Input/output error")
 
 
 def test_a_compacted_segment_is_in_a_copy_that_joined_while_it_was_written(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -88,7 +88,7 @@ class OffsetTranslation:
         start = sync.start
         if self._sources and start < self._sources[-1] + self._counts[-1]:
             # The topic was copied again from an earlier offset on.
-            keep = bisect_right(self._sources, start)
+            keep = bisect_left(self._sources, start)
             for column in (self._starts, self._sources, self._targets, self._counts):
                 del column[keep:]
         for source, target, count in sync.runs:

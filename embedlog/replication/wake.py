@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
-from embedlog.errors import EmbedlogError
+from embedlog.errors import EmbedlogError, NotEnoughReplicasError, StorageError
 from embedlog.files import WakePage
 from embedlog.replication.controller import Controller
 from embedlog.replication.directory import LogDirectory
@@ -25,11 +25,17 @@ class ReplicatedWake(WakePage):
 
     @property
     def _page(self) -> WakePage:
-        directory = self._controller.current().directory
-        page = self._pages.get(directory)
-        if page is None:
-            page = self._pages[directory] = WakePage(directory.files)
-        return page
+        while True:
+            directory = self._controller.current().directory
+            page = self._pages.get(directory)
+            if page is not None:
+                return page
+            try:
+                self._pages[directory] = WakePage(directory.files)
+            except StorageError as error:
+                if not directory.is_broken_by(error):
+                    raise
+                self._controller.take_offline({directory.id: error})
 
     @property
     def rings(self) -> bool:  # type: ignore[override]
@@ -56,8 +62,9 @@ class ReplicatedWake(WakePage):
         return self._page.published()
 
     def advance(self) -> None:
-        """As `WakePage.advance`."""
-        self._page.advance()
+        """As `WakePage.advance`; what was committed stays so if too few directories are left."""
+        with suppress(NotEnoughReplicasError):  # waiters look by themselves after a short time
+            self._page.advance()
 
     def wait(self, seen: int, timeout: float) -> None:
         """As `WakePage.wait`, for a short time: then the caller looks again."""
