@@ -282,7 +282,8 @@ def test_an_unclean_leader_is_alone_in_sync():
     assert state.elect({1, 2}) is state
 
     elected = state.elect({1, 2}, unclean=True)
-    assert elected == replace(FOO, isr=(2,), leader=2, leader_epoch=101, partition_epoch=201)
+    changes = {"leader_epoch": 101, "partition_epoch": 201, "leader_recovering": True}
+    assert elected == replace(FOO, isr=(2,), leader=2, **changes)
 
 
 def test_the_preferred_leader_takes_over():

@@ -70,6 +70,9 @@ class PartitionAssignment:
     """The number of changes."""
     adding_replicas: tuple[int, ...] = ()
     removing_replicas: tuple[int, ...] = ()
+    leader_recovering: bool = False
+    """Whether the leader was not in sync when it was elected, so that its log may be another
+    one above some offset (Kafka's LeaderRecoveryState, KIP-704)."""
 
     @classmethod
     def create(
@@ -135,6 +138,8 @@ class PartitionAssignment:
                 f"{len(self.isr)} of {len(self.replicas)} replicas are in sync, and "
                 f"min.insync.replicas is {min_insync_replicas}",
                 todo="Bring the other directories back, or send with acks=1.",
+                in_sync=len(self.isr),
+                required=min(min_insync_replicas, len(self.replicas)),
             )
 
     def is_under_min_isr(self, min_insync_replicas: int) -> bool:
@@ -250,9 +255,10 @@ class PartitionAssignment:
         return self._elected(Election(preferred, isr))
 
     def _elected(self, election: Election | None) -> PartitionAssignment:
-        leader, isr = (None, self.isr) if election is None else election[:2]
+        leader, isr, unclean = (None, self.isr, False) if election is None else election
         if leader != self.leader:
-            return self._next(leader=leader, isr=isr, leader_epoch=self.leader_epoch + 1)
+            epoch = self.leader_epoch + 1
+            return self._next(leader=leader, isr=isr, leader_epoch=epoch, leader_recovering=unclean)
         return self if isr == self.isr else self._next(isr=isr)
 
     # Reassignments

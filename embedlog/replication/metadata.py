@@ -59,6 +59,7 @@ def _pack_assignment(assignment: PartitionAssignment) -> dict[str, Any]:
         "partition_epoch": assignment.partition_epoch,
         "adding": assignment.adding_replicas,
         "removing": assignment.removing_replicas,
+        "recovering": assignment.leader_recovering,
     }
 
 
@@ -71,6 +72,7 @@ def _unpack_assignment(fields: Mapping[str, Any]) -> PartitionAssignment:
         fields["partition_epoch"],
         tuple(fields["adding"]),
         tuple(fields["removing"]),
+        fields["recovering"],
     )
 
 

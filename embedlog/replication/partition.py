@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 from embedlog import catalog, kv
 from embedlog.batch import EncodedBatch
@@ -262,7 +264,7 @@ class ReplicatedPartition(PartitionLog):
         self.cached_tail = self.open_segment_file = None
         self.snapshot_version = -1
         self.refresh()
-        end = self._log_end_offset(tail)
+        end = self._log_end_offset(tail, compare=assignment.leader_recovering)
         if end is None:
             # `state` first: a batch must not have an epoch that recovery does not know.
             leader_epochs.begin(self, tail, assignment.leader_epoch, tail.log_end_offset)
@@ -276,12 +278,18 @@ class ReplicatedPartition(PartitionLog):
             truncate.truncate_locked(self, tail, end)
         self.context.wake.advance()
 
-    def _log_end_offset(self, tail: Tail) -> int | None:
+    def _log_end_offset(self, tail: Tail, *, compare: bool) -> int | None:
         """Return where the leader's log ends; None if it has all of the log.
 
-        A leader that was in sync lacks at most the end of the active segment; one that was
-        not, after an unclean election, may lack whole segments.
+        A leader that was in sync lacks at most the end of the active segment.  One that was
+        not, after an unclean election, may lack whole segments, and may have led before: what
+        it has of an epoch that the log does not have there is of another history.
+
+        Args:
+            tail: The end of the log as of the leader before.
+            compare: Whether to look for another history.
         """
+        epochs = self.context.state.read(lambda txn: catalog.epochs(txn, self.key))
         for info in self.segments.values():
             stop = info.end_position if info.sealed else tail.log_end_position
             if not info.sealed and info.id != tail.segment_id:
@@ -293,8 +301,10 @@ class ReplicatedPartition(PartitionLog):
                 if not error.missing:
                     raise
                 return int(info.base_offset)
-            if size < stop:
-                return _end_of_batches(file, info.base_offset, size)
+            if size < stop or compare:
+                end = _end_of_batches(file, info.base_offset, min(size, stop), epochs)
+                if size < stop or end.position < stop:
+                    return end.offset
         return None
 
     def _raise_epoch(self, epoch: int) -> None:
@@ -308,12 +318,32 @@ class ReplicatedPartition(PartitionLog):
         self.context.state.write(step)
 
 
-def _end_of_batches(file: SegmentFile, base_offset: int, size: int) -> int:
-    """Return the offset after the last whole batch of a file that was being copied."""
-    end = base_offset
+class _End(NamedTuple):
+    """Where the batches of a file end."""
+
+    offset: int
+    position: int
+
+
+def _end_of_batches(
+    file: SegmentFile, base_offset: int, stop: int, epochs: Sequence[tuple[int, int]]
+) -> _End:
+    """Return the end of the whole batches that a file, which may be another log's, has of a log.
+
+    Args:
+        file: The file.
+        base_offset: Of the segment.
+        stop: Where the file ends, or the log in it.
+        epochs: The leader epochs of the log, with their first offsets.
+    """
+    end = _End(base_offset, 0)
+    # A file that ends, or differs, in the middle of a batch or before the first one.
     with suppress(CorruptionError):
-        for batch in file.heads(file.start, size):
-            if batch.position + batch.size > size:
+        end = _End(base_offset, file.start)
+        for batch in file.heads(file.start, stop):
+            at = bisect_right(epochs, batch.base_offset, key=itemgetter(1))
+            is_same = not at or epochs[at - 1][0] == batch.leader_epoch
+            if batch.position + batch.size > stop or not is_same:
                 break
-            end = batch.next_offset
+            end = _End(batch.next_offset, batch.position + batch.size)
     return end

@@ -1110,7 +1110,8 @@ class ReplicasModel(RuleBasedStateMachine):
         usable = self.usable() - self.emptied.keys()
         if assignment.leader not in usable:
             return
-        complete = True
+        # Without an active segment the log was cut while its segments were listed.
+        complete = any(not sealed for _, _, sealed in segments)
         for path, stop, sealed in segments:
             leader = self._bytes(assignment.leader, path, stop)
             for follower in assignment.in_sync_followers:

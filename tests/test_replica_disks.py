@@ -1,0 +1,204 @@
+"""Disks of a log over several directories that break in the middle of an operation."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from support.failing_disks import FailingDisks
+from support.replicas import Directories, assignment, bring_back, notice
+from support.roots import encoded, rows, segment_files
+
+from embedlog.errors import NotEnoughReplicasError, StorageError
+from embedlog.replication import recovery
+
+
+@pytest.fixture
+def disks():
+    return FailingDisks()
+
+
+@pytest.fixture
+def directories(tmp_path):
+    return Directories(tmp_path)
+
+
+@pytest.fixture
+def log(directories, disks):
+    """A log over three directories, with a topic of one partition in all of them."""
+    with directories.open(files=disks) as log:
+        log.create_topic("t", replication_factor=3)
+        yield log
+        assert log.verify() == []
+
+
+def partition(log, topic="t"):
+    return log.root.partition(topic, 0)
+
+
+def path(log, directory):
+    return log.root.controller.image.directories[directory].path
+
+
+def values(log, topic="t"):
+    return [row[3] for row in rows(partition(log, topic))]
+
+
+def replicas(log, topic="t"):
+    """Return the leader and a follower."""
+    found = assignment(log, topic)
+    return found.leader, found.in_sync_followers[0]
+
+
+def test_a_log_opens_although_one_of_its_disks_cannot_be_read(directories, disks):
+    """The others say which directories there are; without them, no new log is begun."""
+    with directories.open(files=disks) as log:
+        log.create_topic("t")
+        partition(log).append([encoded(b"a")])
+        paths = [path(log, number) for number in (1, 2, 3)]
+
+    disks.break_disk(paths[0], errno.EIO)
+    with directories.open(files=disks) as log:
+        assert log.root.controller.image.online == (2, 3)
+        assert values(log) == [b"a"]
+
+    for each in paths[1:]:
+        disks.break_disk(each, errno.EIO)
+    with pytest.raises(StorageError) as raised:
+        directories.open(files=disks)
+    assert raised.value.errno == errno.EIO
+
+
+def test_a_reader_goes_on_when_the_leader_breaks_under_it(log, disks):
+    """What only that leader had is gone, and what all had is read."""
+    leader, _ = replicas(log)
+    partition(log).append([encoded(b"all")])
+    reader = partition(log).reader(0)
+    partition(log).append([encoded(b"leader")], acks=1)
+
+    disks.break_disk(path(log, leader), errno.EIO)
+    (batch,) = reader.read()
+
+    assert (batch.base_offset, batch.next_offset) == (0, 1)
+    assert values(log) == [b"all"]
+    disks.repair(path(log, leader))
+    bring_back(log)
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_an_append_that_loses_too_many_copies_on_the_way_is_refused(log, disks, durability):
+    """With "os" nothing of it is in the log."""
+    log.create_topic("two", config={"min.insync.replicas": 2}, replication_factor=2)
+    partition(log, "two").append([encoded(b"a")])
+    _, follower = replicas(log, "two")
+    disks.break_disk(path(log, follower), errno.EROFS)
+
+    with pytest.raises(NotEnoughReplicasError) as raised:
+        partition(log, "two").append([encoded(b"b")], durability=durability)
+
+    assert (raised.value.in_sync, raised.value.required) == (1, 2)
+    assert values(log, "two") == [b"a"]
+    disks.repair(path(log, follower))
+    bring_back(log)
+    partition(log, "two").append([encoded(b"c")])
+    assert values(log, "two") == [b"a", b"c"]
+
+
+def test_a_leader_that_breaks_while_a_copy_catches_up_goes_offline_itself(log, disks, directories):
+    """Not the directory that catches up."""
+    log.create_topic("two", replication_factor=2)
+    partition(log, "two").append([encoded(b"a")])
+    leader, follower = replicas(log, "two")
+    directories.lose(log, follower)
+    partition(log, "two").append([encoded(b"b")])
+    directories.put_back(follower)
+    recovery.try_bring_back(log.root)
+    disks.break_disk(path(log, leader), errno.EIO)
+
+    recovery.replicate(log.root)
+
+    assert leader not in log.root.controller.image.online
+    assert follower in log.root.controller.image.online
+    disks.repair(path(log, leader))
+    bring_back(log)
+    assert values(log, "two") == [b"a", b"b"]
+
+
+def test_a_directory_that_fails_in_the_startup_is_checked_before_it_is_used(directories, disks):
+    """It works again a moment later, and still has the mark of a clean close."""
+    with directories.open(files=disks) as log:
+        log.create_topic("t")
+        first = path(log, 1)
+    failures = 0
+    for after in range(0, 40, 3):
+        disks.break_disk(first, errno.EIO, after=after, times=1)
+        with directories.open(files=disks) as log:
+            if log.root.controller.image.online == (2, 3):
+                failures += 1
+                # Its locks are free, so it can come back at once.
+                assert bring_back(log) == [1]
+            partition(log).append([encoded(b"a")])
+            assert log.verify() == []
+        disks.repair(first)
+    assert failures > 2
+
+
+def test_a_process_that_cannot_note_a_failure_goes_on_writing_to_all(log, disks):
+    """Two of three disks fail for a moment: none of them is left out in silence."""
+    paths = [path(log, number) for number in (2, 3)]
+    for each in paths:
+        disks.break_disk(each, errno.EIO)
+    with pytest.raises(NotEnoughReplicasError):
+        log.create_topic("refused")
+    for each in paths:
+        disks.repair(each)
+
+    log.create_topic("u")
+
+    controller = log.root.controller
+    assert [each.id for each in controller.online] == [1, 2, 3]
+    for directory in controller.online:
+        assert len(list(directory.state.read(lambda txn: list(txn.cursor())))) > 0
+    contents = [each.state.read(lambda txn: list(txn.cursor())) for each in controller.online]
+    assert contents[0] == contents[1] == contents[2]
+
+
+def test_an_unclean_leader_with_another_history_is_cut_where_it_begins(log, directories):
+    """Records that were lost, and whose offsets others got, are not read again."""
+    config = {"unclean.leader.election.enable": True}
+    log.create_topic("two", config=config, replication_factor=2)
+    partition(log, "two").append([encoded(b"a")])
+    leader, follower = replicas(log, "two")
+    partition(log, "two").append([encoded(b"lost")], acks=1)
+    directories.lose(log, leader)
+    partition(log, "two").append([encoded(b"next")])
+    assert values(log, "two") == [b"a", b"next"]
+    directories.put_back(leader)
+    recovery.try_bring_back(log.root)
+
+    directories.lose(log, follower)  # before the other one has caught up
+
+    assert assignment(log, "two").leader == leader
+    assert values(log, "two") == [b"a"]
+    directories.put_back(follower)
+    bring_back(log)
+    assert values(log, "two") == [b"a"]
+
+
+def test_a_directory_that_returns_has_no_files_that_were_replaced(log, directories):
+    """Also not if it leads at once."""
+    config = {"unclean.leader.election.enable": True, "file.delete.delay.ms": 0}
+    log.create_topic("two", config=config, replication_factor=2)
+    partition(log, "two").append([encoded(b"a")])
+    leader, follower = replicas(log, "two")
+    directories.lose(log, leader)
+    partition(log, "two").truncate_to(0)
+    directories.take(follower)
+    directories.put_back(leader)
+    directories.put_back(follower)
+
+    bring_back(log)
+    notice(log)
+
+    names = {file.name for file in segment_files(path(log, leader))}
+    assert names == {file.name for file in segment_files(path(log, follower))}
