@@ -202,3 +202,25 @@ def test_a_directory_that_returns_has_no_files_that_were_replaced(log, directori
 
     names = {file.name for file in segment_files(path(log, leader))}
     assert names == {file.name for file in segment_files(path(log, follower))}
+
+
+def test_a_directory_that_returns_does_not_keep_batches_where_a_segment_ends(log, directories):
+    """Not even if all of them had been flushed."""
+    config = {"unclean.leader.election.enable": True}
+    log.create_topic("two", config=config, replication_factor=2)
+    partition(log, "two").append([encoded(b"a")])
+    leader, follower = replicas(log, "two")
+    directories.lose(log, follower)
+    partition(log, "two").append([encoded(b"b")], durability="fsync")
+    partition(log, "two").flush()
+    directories.put_back(follower)
+    recovery.try_bring_back(log.root)
+    directories.lose(log, leader)  # before the other one has caught up
+    partition(log, "two").roll()
+    directories.put_back(leader)
+
+    bring_back(log)
+
+    assert values(log, "two") == [b"a"]
+    one, other = (segment_files(path(log, each)) for each in (leader, follower))
+    assert [file.read_bytes() for file in one] == [file.read_bytes() for file in other]

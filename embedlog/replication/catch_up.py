@@ -168,10 +168,10 @@ class ReplicaCopy:
         self, info: SegmentInfo, source: tuple[LogDirectory, int], target: int, stop: int
     ) -> int:
         """Return how many bytes of the file are the leader's, up to a position."""
-        known = min(self._done.get(info.id, 0), stop)
-        if info.sealed and stop == info.size and (info.next_offset or 0) <= self._trusted_offset:
-            return stop
-        position = known
+        position = min(self._done.get(info.id, 0), stop)
+        if info.sealed and (info.next_offset or 0) <= self._trusted_offset:
+            # Its batches.  Where the leader has the end mark, this one may have more of them.
+            position = max(position, min(info.end_position, stop))
         while position < stop:
             length = min(CHUNK_BYTES, stop - position)
             theirs = source[0].files.read(source[1], length, position)

@@ -9,7 +9,7 @@ import pytest
 from support import forks, replica_kills
 from support.forks import tell
 from support.mutants import Change
-from support.replicas_model import run_some
+from support.replicas_model import ReplicasModel, run_some
 from support.tiers import runs
 
 REPLICATION = "embedlog.replication"
@@ -18,6 +18,26 @@ Check = Callable[[], object]
 
 def by_the_model() -> None:
     run_some(400)
+
+
+def by_a_copy_that_returns() -> None:
+    """A leader is lost with records that only it has, and returns while others are appended."""
+    for appends_at in range(6):
+        model = ReplicasModel()
+        try:
+            model.begin(3, [(1, 2, 1, False, False)])
+            model.append_to_all(0, 0, 0)
+            model.open_another()
+            model.check()
+            model.diverge(0, 0, 2, 0, True, False)
+            for directory in sorted(model.away):
+                model.bring_back(directory - 1, False)
+            model.keep_house(0, False, appends_at)
+            model.check()
+        except BaseException:
+            model.abandon()
+            raise
+        model.teardown()
 
 
 def by_kills() -> None:
@@ -52,11 +72,11 @@ MUTANTS = [
         "a copy that returns is cut to the length of the leader's",
         by_the_model,
         f"{REPLICATION}.catch_up:ReplicaCopy._equal_bytes",
-        {"    position = known\n": "    return stop\n    position = known\n"},
+        {"    while position < stop:": "    while (position := stop) < stop:"},
     ),
     Mutant(
         "all segments of a directory that returns are trusted",
-        by_the_model,
+        by_a_copy_that_returns,
         f"{REPLICATION}.recovery:_trusted_offsets",
         {"min(point, end)": "1 << 62"},
     ),
@@ -74,7 +94,7 @@ MUTANTS = [
     ),
     Mutant(
         "a copy joins the ISR without the last records",
-        by_the_model,
+        by_a_copy_that_returns,
         f"{REPLICATION}.catch_up:ReplicaCopy.join",
         {"self._pass(tail)": "..."},
     ),

@@ -264,13 +264,15 @@ class ReplicasModel(RuleBasedStateMachine):
             before, self.image = self.image, image
             assert image.epoch >= before.epoch, "the metadata went back"
             assert len(image.online) >= self.quorum, "a minority decided something"
+            offline = set(before.online) - set(image.online)
+            assert offline <= self.lost, f"{offline - self.lost} went offline, but works"
             self._check_elections(before, image)
-            break
-        for each in list(self.emptied):
-            info = self.image.directories[each]
-            if info.online and info.since > self.emptied[each]:
-                del self.emptied[each]
-        self.lost &= self.paths.keys() - self.alive()
+            for each in list(self.emptied):
+                info = image.directories[each]
+                if info.online and info.since > self.emptied[each]:
+                    del self.emptied[each]
+            self.lost &= self.paths.keys() - self.alive()
+            return
 
     def _check_elections(self, before: MetadataImage, image: MetadataImage) -> None:
         for key, old in before.assignments.items():
@@ -649,19 +651,28 @@ class ReplicasModel(RuleBasedStateMachine):
                     record.losable = True
 
     def _append_meanwhile(self, handle: int, at: int) -> Callable[[], bool]:
-        """Return a function that the job calls, and that appends when it is called so often."""
+        """Return a function that the job calls, and that appends when it is called so often.
+
+        Then it stops the job once all copies are in sync: the job would copy what they lack.
+        """
         calls = iter(range(1, 1 << 30))
 
         def is_stopped() -> bool:
-            if next(calls) == at:
+            call = next(calls)
+            if call == at:
                 for part in list(self.parts.values()):
                     lines = self._values(part, 1, 10)
                     part.uncertain.update(value for _, value in lines)
                     # The job may hold the partition's lock.
                     with suppress(EmbedlogError):
                         log = self.log(part, handle)
-                        log.append([self._encode(lines)], timeout=0)
-            return False
+                        (receipt,) = log.append([self._encode(lines)], timeout=0)
+                        self._observe()
+                        self._note(part, receipt.base_offset, lines, True)
+            image = self.root(handle).controller.current().image
+            return call > at and all(
+                set(each.isr) == set(each.replicas) for each in image.assignments.values()
+            )
 
         return is_stopped
 
