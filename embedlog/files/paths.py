@@ -18,3 +18,8 @@ def is_directory(path: str) -> bool:
 def exists(path: str) -> bool:
     """Whether there is anything at a path."""
     return os.path.exists(path)
+
+
+def is_mount_point(path: str) -> bool:
+    """Whether a file system is mounted at a path."""
+    return os.path.ismount(path)

@@ -32,6 +32,7 @@ from embedlog.errors import (
     ReplicaNotAvailableError,
     StorageError,
 )
+from embedlog.files.paths import is_mount_point
 from embedlog.keyspace import MIRRORED_TOPICS, PARTITION_KEY
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
 from embedlog.replication.isr import PartitionAssignment
@@ -443,7 +444,11 @@ class Controller:
                 self._put_offline(txn, image, gone)
             epoch, after = image.epoch + 1, MetadataImage.load(txn)
             changed = after.directories[directory.id]._replace(
-                path=directory.path, online=True, reason="", since=epoch
+                path=directory.path,
+                online=True,
+                reason="",
+                since=epoch,
+                is_mount_point=is_mount_point(directory.path),
             )
             DIRECTORIES.put(txn, directory.id, value=changed)
             for key, assignment in after.assignments.items() if lost else ():

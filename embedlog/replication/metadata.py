@@ -33,6 +33,9 @@ class DirectoryInfo(NamedTuple):
     """The epoch in which it came online, or went offline."""
     version: int = 0
     """How many writes its `state` must have had, at least but one, when it went offline."""
+    is_mount_point: bool = False
+    """Whether a file system is mounted at its path: without it, an empty directory there is no
+    new disk."""
 
 
 class MetadataVersion(NamedTuple):

@@ -18,7 +18,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
-from embedlog.files.paths import is_directory, real_path
+from embedlog.files.paths import is_directory, is_mount_point, real_path
 from embedlog.files.throttle import Throttle
 from embedlog.keyspace import FORMAT_FILE
 from embedlog.partition import PartitionLog, pending_deletes
@@ -148,7 +148,11 @@ def bring_back(
         NotALogError: Another directory is at its path.
     """
     controller = root.controller
-    path = controller.current().image.directories[directory_id].path
+    info = controller.current().image.directories[directory_id]
+    path = info.path
+    if info.is_mount_point and not is_mount_point(path):
+        # Otherwise everything would be copied to the disk that has the mount point.
+        raise StorageError("No file system is mounted there", path=path, operation="open")
     files = root.files(path, writable=True, unsafe_filesystem=root.unsafe_filesystem)
     directory = LogDirectory(directory_id, path, files)
     try:

@@ -27,7 +27,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
-from embedlog.files.paths import exists, is_directory
+from embedlog.files.paths import exists, is_directory, is_mount_point
 from embedlog.files.reserve import Reserve
 from embedlog.keyspace import FORMAT_FILE, LIVE_VERSION
 from embedlog.partition.open_files import OpenFiles, limit_for
@@ -555,7 +555,9 @@ def _nothing(txn: kv.Txn) -> None:
 
 def _put_first_directory(path: str, rack: str | None, txn: kv.Txn) -> None:
     """Write the metadata of a log with one directory."""
-    DIRECTORIES.put(txn, 1, value=DirectoryInfo(path, rack, since=1))
+    DIRECTORIES.put(
+        txn, 1, value=DirectoryInfo(path, rack, since=1, is_mount_point=is_mount_point(path))
+    )
     METADATA_VERSION.put(txn, value=MetadataVersion(0, 1, 1, b""))
     for topic in catalog.topics(txn):
         for partition in range(topic.partitions):

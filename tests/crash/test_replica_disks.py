@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,11 @@ from support.faulty_files import scratch_directory
 from support.forks import tell
 from support.loop_disks import FAULTS, loop_disks
 from support.replica_disks import DiskRun, as_text, check_replica_disks
+from support.replicas import notice
 from support.tiers import choose
+
+import embedlog
+from embedlog.replication import recovery
 
 
 @pytest.fixture
@@ -57,3 +62,32 @@ def test_without_two_of_three_disks_writes_are_refused_until_one_is_back(
 def test_disks_fail_for_hours(scratch: Path, seed: int) -> None:
     """The same with 60 times 40 faults, one or two at once."""
     run(DiskRun(faults=40, kill_pause=0.2 + seed % 3 * 0.2, seed=seed), scratch)
+
+
+def test_an_empty_mount_point_is_no_new_disk(scratch: Path) -> None:
+    """Otherwise the log would be copied to the system's disk; a file system there is filled."""
+    paths = [scratch / f"disk{number}" for number in range(3)]
+    mounted = paths[1]
+    mounted.mkdir()
+
+    def mount() -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", mounted], check=True)
+
+    def unmount() -> None:
+        subprocess.run(["umount", "--lazy", mounted], check=True)
+
+    mount()
+    try:
+        with embedlog.open(paths, maintenance=False) as log:
+            log.create_topic("t")
+            log.producer().send("t", b"x").result()
+            unmount()
+            notice(log)
+            assert recovery.try_bring_back(log.root) == {}
+            assert list(mounted.iterdir()) == []
+            mount()
+            assert list(recovery.try_bring_back(log.root)) == [2]
+            recovery.replicate(log.root)
+            assert log.verify() == log.verify(replicas=True) == []
+    finally:
+        unmount()
