@@ -7,7 +7,7 @@ import pytest
 import embedlog
 from embedlog.errors import InvalidConfigError
 from embedlog.mirrors import offset_translation
-from embedlog.mirrors.offset_translation import OffsetSync, OffsetTranslation, Run, runs_of
+from embedlog.mirrors.offset_translation import OffsetRun, OffsetSync, OffsetTranslation, runs_of
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -44,8 +44,8 @@ def test_what_is_unknown_is_not_guessed():
     """Before the first transaction that is known, and in one that is lost."""
     translation = OffsetTranslation()
     assert translation.translate(0) is None
-    translation.add(OffsetSync(10, [Run(10, 100, 5)]))
-    translation.add(OffsetSync(30, [Run(30, 200, 5)]))
+    translation.add(OffsetSync(10, [OffsetRun(10, 100, 5)]))
+    translation.add(OffsetSync(30, [OffsetRun(30, 200, 5)]))
 
     assert [translation.translate(offset) for offset in (9, 10, 14, 15, 29)] == [
         *(None, 100, 104),
@@ -57,8 +57,8 @@ def test_what_is_unknown_is_not_guessed():
 def test_a_copy_that_is_made_again_replaces_what_was_known():
     """From the offset on at which it begins."""
     translation = OffsetTranslation()
-    translation.add(OffsetSync(0, [Run(0, 0, 10), Run(20, 11, 10)]))
-    translation.add(OffsetSync(20, [Run(20, 500, 3)]))
+    translation.add(OffsetSync(0, [OffsetRun(0, 0, 10), OffsetRun(20, 11, 10)]))
+    translation.add(OffsetSync(20, [OffsetRun(20, 500, 3)]))
 
     assert [translation.translate(offset) for offset in (9, 20, 23)] == [9, 500, 503]
 
@@ -66,7 +66,7 @@ def test_a_copy_that_is_made_again_replaces_what_was_known():
 def test_a_sync_of_many_runs_is_sent_in_parts(monkeypatch):
     """A message has a limit."""
     monkeypatch.setattr(offset_translation, "MOST_RUNS", 3)
-    sync = OffsetSync(1, [Run(2 * number, number, 1) for number in range(1, 9)])
+    sync = OffsetSync(1, [OffsetRun(2 * number, number, 1) for number in range(1, 9)])
     parts = list(sync.parts())
 
     assert [len(part.runs) for part in parts] == [3, 3, 2]

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -807,3 +809,46 @@ def test_what_happens_to_directories_and_copies_is_in_the_activity(tmp_path):
         assert (moved["before"], moved["replicas"]) == ([2, 3], [1])
     code = main(["--root", paths[0], "activity", "--kind", "offline", "--kind", "elected"])
     assert code == 0
+
+
+# Processes that are killed while they change the metadata
+
+KILLED = """
+import os, sys
+import embedlog
+from embedlog import kv
+from embedlog.replication.controller import Controller
+
+log = embedlog.open(sys.argv[1], maintenance=False)
+key = log.root.partition("flights", 0).key
+controller = log.root.controller
+if sys.argv[2] == "before":
+    kv._commit_all = lambda *_: os._exit(9)
+else:
+    Controller.refresh = lambda self: os._exit(9)
+controller.change_assignment(key, lambda assignment: assignment.shrink([2]))
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_others_notice_a_change_whose_process_was_killed(tmp_path, moment):
+    """Also right after the commit: otherwise they would go on with replicas that are none."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", replicas=[(1, 2, 3)])
+        fill(log)
+        epoch = log.root.controller.current().epoch
+        done = subprocess.run([sys.executable, "-c", KILLED, paths[0], moment], check=False)
+        assert done.returncode == 9
+        part = log.describe_topic("flights")["partitions"][0]
+        assert part["isr"] == ([1, 2, 3] if moment == "before" else [1, 3])
+        controller = log.root.controller.current()
+        assert controller.epoch == epoch + (moment == "after")
+        # An epoch that nobody committed stops nothing, and the housekeeping ends the search.
+        fill(log, first=100)
+        assert values(log) == list(range(200))
+        for _ in range(4):
+            log.maintain()
+        assert not controller.current().moved()
+        assert log.describe_topic("flights")["partitions"][0]["isr"] == [1, 2, 3]
+        assert healthy(log)

@@ -460,7 +460,42 @@ def mirrors() -> Picture:
     return picture
 
 
-DRAWINGS = (floors, root, append, ends, rebalance, publication, compaction, mirrors)
+def replication() -> Picture:
+    """Draw an append to a log over three directories."""
+    picture = Picture(
+        "replication",
+        900,
+        400,
+        "An append to a log over three directories",
+        "A process writes the bytes of a batch to the follower's segment, then to the leader's, "
+        "and then commits the new end in the databases of all directories; a consumer reads "
+        "from the leader's segment and the controller's database.",
+    )
+    picture.box(300, 24, 300, 40, "a process that appends, acks=all", fill=GREY)
+    for left, name in ((40, "disk 1"), (325, "disk 2"), (610, "disk 3")):
+        picture.box(left, 150, 250, 160, fill=GREY, dashed=True)
+        picture.text(left + 12, 172, name, bold=True)
+        picture.box(left + 130, 190, 108, 100, "live, state", "equal rows", fill=AMBER)
+    picture.box(52, 190, 72, 100, "segment", "leader", fill=GREEN)
+    picture.box(337, 190, 72, 100, "segment", "follower", fill=BLUE)
+    picture.text(100, 172, "controller", size=12, colour=SOFT)
+    picture.text(656, 244, "no copy", size=12, anchor="middle", colour=SOFT)
+    picture.line((400, 64), (371, 189))
+    picture.text(392, 112, "1: bytes", size=12)
+    picture.line((330, 64), (100, 189))
+    picture.text(96, 120, "2: the same bytes", size=12)
+    for x in (224, 509, 794):
+        picture.line((560, 64), (560, 88), tip=False)
+        picture.line((560, 88), (x, 88), (x, 189))
+    picture.text(610, 80, "3: one transaction in each: the end", size=12)
+    picture.box(52, 340, 186, 34, "a consumer reads", fill=GREY)
+    picture.line((86, 290), (86, 339))
+    picture.line((210, 290), (210, 339))
+    picture.text(270, 362, "Only once 3 is done, so nobody reads what a copy lacks.", colour=SOFT)
+    return picture
+
+
+DRAWINGS = (floors, root, append, ends, rebalance, publication, compaction, mirrors, replication)
 
 
 def main() -> None:

@@ -288,8 +288,9 @@ class Log:
                 default of a setting).
 
         Raises:
-            InvalidTopicError, InvalidPartitionsError, InvalidConfigError, InvalidSchemaError,
-            InvalidReplicationFactorError, InvalidReplicationAssignmentError: Nothing was created.
+            InvalidTopicError, InvalidPartitionsError, InvalidConfigError: Nothing was created.
+            InvalidSchemaError, InvalidReplicationFactorError: Likewise.
+            InvalidReplicationAssignmentError: Likewise.
             TopicAlreadyExistsError: The topic exists; with ``exist_ok``, it differs.  Nothing
                 was changed; the error names the `differences` and the calls to apply them.
         """

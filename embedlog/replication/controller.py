@@ -6,10 +6,12 @@ directory leaves all ISRs, and other in-sync replicas are elected for the partit
 led.  So no process waits for another one, and a program that is running goes on with its next
 operation.
 
-Order, when a directory breaks: the metadata is written to the remaining directories; then the
-epoch pages show the new epoch.  A process that has not looked at them yet writes to more
-directories than it has to.  One that is killed in between leaves the epoch to the next one
-that writes or opens the log.
+Order, when a directory breaks: the epoch pages show a new epoch; then the metadata is written
+to the remaining directories.  So nobody goes on with old metadata because a process was killed
+after the write: a new in-sync replica, for example, would miss what others append.  One that is
+killed before the write leaves an epoch that nobody finds; until the housekeeping writes it,
+all look for it in every operation.  A process that has not looked at the pages yet writes to
+more directories than it has to.
 """
 
 from __future__ import annotations
@@ -80,8 +82,9 @@ class Controller:
         self._given_up = frozenset(given_up)
         self.image = MetadataImage()
         self.epoch = 0
-        self.version_base = 0
-        """What the versions of the databases begin with."""
+        self.read_from: tuple[LogDirectory, int]
+        """The directory that is read, and what the versions of its databases begin with: together,
+        since another thread may change both in the middle of a read."""
         self._epoch_pages: tuple[memoryview, ...] = ()
         self.online: tuple[LogDirectory, ...] = ()
         """Those that every write must change, in the order of their ids."""
@@ -104,6 +107,21 @@ class Controller:
         for page in self._epoch_pages:  # noqa: SIM110
             if page[0] > epoch:
                 return True
+        return False
+
+    def is_stale(self) -> bool:
+        """Whether the metadata has a newer epoch; by the holder of the lock of a database.
+
+        An epoch is noted before it is committed, so one that was noted may not come: its process
+        was killed.  `ReplicationJob` then writes another one.
+        """
+        if not self.moved():
+            return False
+        for directory in self.online:
+            with suppress(*DATABASE_ERRORS, ClosedError):
+                version = METADATA_VERSION.get(directory.state)
+                if version is not None and version.epoch > self.epoch:
+                    return True
         return False
 
     def current(self) -> Controller:
@@ -168,9 +186,10 @@ class Controller:
         pages = [directory.epoch_page for directory in self.online]
         self._epoch_pages = tuple(page for page in pages if page is not None)
         # Numbers of one database mean nothing in the next one, which has its own epoch soon.
-        self.version_base = image.epoch << EPOCH_BITS
+        base = image.epoch << EPOCH_BITS
         if controller_id != image.controller_id:
-            self.version_base |= 1 << EPOCH_BITS - 1
+            base |= 1 << EPOCH_BITS - 1
+        self.read_from = self.directory, base
         # Last: without a lock, others look at the epoch to see whether anything changed.
         self.epoch = image.epoch
         for directory in self.online:

@@ -13,6 +13,7 @@ from embedlog.files.throttle import Throttle
 from embedlog.partition.tail import Tail
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery
+from embedlog.replication.controller import Controller
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.election import imbalanced_leaders
 from embedlog.replication.files import BrokenDirectoryError, copy_range
@@ -27,6 +28,7 @@ _logger = logging.getLogger("embedlog.replication")
 
 PROBE_SECONDS = 5.0
 """How often a directory is written to, to find out that it is broken although nothing uses it."""
+_ROUNDS_TO_WAIT = 3
 RETRY_SECONDS = 1.0
 """How often a directory that is offline is tried again."""
 
@@ -59,6 +61,8 @@ class ReplicationJob:
         self._trusted: dict[int, dict[bytes, int]] = {}
         self._followers: dict[tuple[bytes, int], FollowerProgress] = {}
         self._seen_version = self._led_epoch = -1
+        self._waited = 0
+        """For how many rounds an epoch was noted, and not committed."""
 
     def run(self, root: Root, stopped: Callable[[], bool]) -> ReplicationResult:
         """Do one round."""
@@ -66,6 +70,7 @@ class ReplicationJob:
 
         assert isinstance(root, ReplicatedRoot)
         controller = root.controller
+        self._finish_epoch(controller)
         self._check_directories(root)
         now = monotonic()
         image = controller.current().image
@@ -81,6 +86,18 @@ class ReplicationJob:
         self._lead_all(root)
         elected = self._balance(root, now)
         return ReplicationResult(tuple(returned), joined, copied, elected)
+
+    def _finish_epoch(self, controller: Controller) -> None:
+        """Write the epoch that a killed process has noted and not committed.
+
+        Until then, all processes look at the metadata in every operation.
+        """
+        if not controller.current().moved():
+            self._waited = 0
+            return
+        self._waited += 1
+        if self._waited >= _ROUNDS_TO_WAIT:
+            controller.change(lambda _txn, _image: True)
 
     def _check_directories(self, root: ReplicatedRoot) -> None:
         controller, now = root.controller, monotonic()

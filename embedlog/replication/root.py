@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from embedlog import catalog, kv
-from embedlog.catalog import Catalog, NewPartitions, TopicInfo
+from embedlog.catalog import NewPartitions, TopicInfo
 from embedlog.errors import (
     DiskFullError,
     InvalidReplicationAssignmentError,
@@ -28,9 +28,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.files.paths import exists, is_directory, is_mount_point
-from embedlog.files.reserve import Reserve
 from embedlog.keyspace import FORMAT_FILE, LIVE_VERSION
-from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.partition.state import Context
 from embedlog.replication import recovery
 from embedlog.replication.controller import Controller
@@ -440,7 +438,9 @@ class ReplicatedRoot(Root):
 
     def _join(self, files: Files) -> Context:
         assert isinstance(files, ReplicatedFiles)
-        context = self._context_of(files)
+        controller = self.controller
+        live: Any = controller.live if "live" in controller.directory.stores else kv.EmptyStore()
+        context = self._context_of(files, controller.state, live, ReplicatedWake(controller))
         known = {info.path for info in self.controller.image.directories.values()}
         if files.writable:
             for path in dict.fromkeys([*self.paths, *self._to_add]):
@@ -467,25 +467,6 @@ class ReplicatedRoot(Root):
             for each in image.directories.values()
         ):
             self.controller.change(step)
-
-    def _context_of(self, files: ReplicatedFiles) -> Context:
-        controller = self.controller
-        live: Any = controller.live if "live" in controller.directory.stores else kv.EmptyStore()
-        state: Any = controller.state
-        return Context(
-            files=files,
-            state=state,
-            live=live,
-            catalog=Catalog(state),
-            wake=ReplicatedWake(controller),
-            reserve=Reserve(files),
-            open_files=OpenFiles(limit_for(files.most_descriptors())),
-            clock=self.clock,
-            durability=self.durability,
-            visibility=self.visibility,
-            lock_timeout=self.lock_timeout,
-            root=self.path,
-        )
 
     def _compare_replicas(self) -> None:
         """After a power cut: make the copies equal again, past what had been flushed."""

@@ -48,13 +48,16 @@ class OpenDirectories(Protocol):
     directory: LogDirectory
     image: MetadataImage
     epoch: int
-    version_base: int
+    read_from: tuple[LogDirectory, int]
 
     def current(self) -> Self:
         """As `Controller.current`."""
 
     def moved(self) -> bool:
         """As `Controller.moved`."""
+
+    def is_stale(self) -> bool:
+        """As `Controller.is_stale`."""
 
     def refresh(self) -> None:
         """As `Controller.refresh`."""
@@ -94,22 +97,25 @@ class ReplicatedStore:
 
     def get_at(self, key: bytes) -> tuple[bytes | None, int]:
         """As `kv.Store.get_at`."""
-        row, number = self._read_from_controller(lambda store: store.get_at(key))
-        return row, self._controller.version_base | number
+        row: bytes | None
+        (row, number), base = self._read_from_controller(
+            lambda store, base: (store.get_at(key), base)
+        )
+        return row, base | number
 
     def read(self, step: kv.Step[T]) -> T:
         """As `kv.Store.read`."""
         result: T = self._read_from_controller(
-            lambda store: store.read(lambda txn: step(_ReadTxn(txn, self._controller.version_base)))
+            lambda store, base: store.read(lambda txn: step(_ReadTxn(txn, base)))
         )
         return result
 
     def _read_from_controller(self, question: Any) -> Any:
         while True:
-            directory = self._controller.current().directory
+            directory, base = self._controller.current().read_from
             store = directory.stores[self._name]
             try:
-                return question(store)
+                return question(store, base)
             except ClosedError:
                 # Another thread found that it went offline, or came back.
                 if self._controller.directories.get(directory.id) is directory:
@@ -122,19 +128,20 @@ class ReplicatedStore:
 
     def version(self) -> int:
         """As `kv.Store.version`."""
-        number: int = self._read_from_controller(lambda store: store.version())
-        return self._controller.version_base | number
+        version: int = self._read_from_controller(lambda store, base: base | store.version())
+        return version
 
     def is_current(self, version: int) -> bool:
         """As `kv.Store.is_current`."""
         controller = self._controller
-        if controller.moved() or version & ~_NUMBER != controller.version_base:
+        directory, base = controller.read_from
+        if controller.moved() or version & ~_NUMBER != base:
             return False
-        return controller.directory.stores[self._name].is_current(version & _NUMBER)
+        return directory.stores[self._name].is_current(version & _NUMBER)
 
     def catch_up(self) -> None:
         """As `kv.Store.catch_up`."""
-        self._read_from_controller(lambda store: store.catch_up())
+        self._read_from_controller(lambda store, _: store.catch_up())
 
     def check_linked(self) -> None:
         """As `kv.Store.check_linked`."""
@@ -165,7 +172,7 @@ class ReplicatedStore:
                 # Not `current`, which may write: this holds the locks.
                 if (
                     len(held) == len(stores)
-                    and not self._controller.moved()
+                    and not self._controller.is_stale()
                     and directories is self._controller.online
                 ):
                     result = self._commit(directories, step, failed)
@@ -214,7 +221,7 @@ class ReplicatedStore:
             try:
                 if (
                     len(held) == len(stores)
-                    and not self._controller.moved()
+                    and not self._controller.is_stale()
                     and online is self._controller.online
                 ):
                     self._make_even(directories, stores, failed)
@@ -270,13 +277,13 @@ class ReplicatedStore:
     ) -> list[T]:
         """Return the result in a list, which is empty if the write must be tried again."""
         image = self._controller.image
-        controller = self._controller.directory
+        controller, base = self._controller.read_from
         # The controller, which is read, commits first: none may be ahead of what the holder of a
         # partition's lock reads, or else it would write over what it does not see.  (It is
         # missing while another one takes its place.)
         directories = sorted(directories, key=lambda directory: directory is not controller)
         stores = [directory.stores[self._name] for directory in directories]
-        base, key = self._controller.version_base, self._version_key
+        key = self._version_key
 
         def run(txns: Sequence[kv.Txn]) -> T:
             rows = [txn.get(key) for txn in txns]
@@ -286,6 +293,11 @@ class ReplicatedStore:
             result = step(recording)
             if recording.changes:
                 self._put_version(recording, rows[0])
+                if self._written_epoch > image.epoch:
+                    # Before the commit: if this process is killed after it, the others must
+                    # still notice that there is a new epoch.
+                    for directory in directories:
+                        directory.note_epoch(self._written_epoch)
                 for txn in txns[1:]:
                     kv.apply_changes(txn, recording.changes)
             return result
@@ -379,17 +391,17 @@ class ReplicatedStore:
 
     def sync(self) -> None:
         """As `kv.Store.sync`."""
-        self._read_from_controller(lambda store: store.sync())
+        self._read_from_controller(lambda store, _: store.sync())
 
     def readers(self) -> tuple[int, int]:
         """As `kv.Store.readers`."""
-        counts: tuple[int, int] = self._read_from_controller(lambda store: store.readers())
+        counts: tuple[int, int] = self._read_from_controller(lambda store, _: store.readers())
         return counts
 
     def lagging(self) -> set[tuple[int, str, int]]:
         """As `kv.Store.lagging`."""
         readers: set[tuple[int, str, int]] = self._read_from_controller(
-            lambda store: store.lagging()
+            lambda store, _: store.lagging()
         )
         return readers
 
@@ -399,7 +411,7 @@ class ReplicatedStore:
 
     def copy(self, name: str) -> None:
         """As `kv.Store.copy`."""
-        self._read_from_controller(lambda store: store.copy(name))
+        self._read_from_controller(lambda store, _: store.copy(name))
 
 
 class _ReadTxn:

@@ -395,22 +395,25 @@ class Root:
             if files.writable or startup.live_is_valid(files):
                 live = kv.Store(files, "live", durable=False, timeout=timeout)
                 stack.callback(live.close)
-            context = Context(
-                files=files,
-                state=state,
-                live=live,
-                catalog=Catalog(state),
-                wake=WakePage(files),
-                reserve=Reserve(files),
-                open_files=OpenFiles(limit_for(files.most_descriptors())),
-                clock=self.clock,
-                durability=self.durability,
-                visibility=self.visibility,
-                lock_timeout=timeout,
-                root=self.path,
-            )
+            context = self._context_of(files, state, live, WakePage(files))
             stack.pop_all()
             return context
+
+    def _context_of(self, files: Files, state: Any, live: Any, wake: WakePage) -> Context:
+        return Context(
+            files=files,
+            state=state,
+            live=live,
+            catalog=Catalog(state),
+            wake=wake,
+            reserve=Reserve(files),
+            open_files=OpenFiles(limit_for(files.most_descriptors())),
+            clock=self.clock,
+            durability=self.durability,
+            visibility=self.visibility,
+            lock_timeout=self.lock_timeout,
+            root=self.path,
+        )
 
     # Detaching
 

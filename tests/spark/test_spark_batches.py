@@ -616,9 +616,11 @@ def test_a_roll_between_plan_and_read_changes_nothing(log, options, send):
     assert len(read_all([partition], ("value",))) == 10
 
 
-def test_an_executor_without_the_log_says_so(tmp_path):
+def test_an_executor_without_the_log_says_so(log, options, send, tmp_path):
     """The log must have the same path on every host."""
-    partition = LogInputPartition(str(tmp_path / "elsewhere"), ())
+    send("t", {0: range(10)})
+    (planned,) = plan_batch(parse(options()))
+    partition = LogInputPartition(str(tmp_path / "elsewhere"), planned.slices)
 
     with pytest.raises(NotALogError, match="The log is not on this host"):
         list(partition_reader.read_input_partition(partition, ("value",), True))

@@ -19,6 +19,8 @@ PAGE = 512
 class OneFile:
     """What a `SegmentFile` needs of `Files`, for one file that is only in memory."""
 
+    maps_segments = True
+
     def __init__(self, data: bytes) -> None:
         self._data = data
 

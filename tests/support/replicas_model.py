@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -143,8 +144,10 @@ class ReplicasModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.base = os.path.realpath(tempfile.mkdtemp(prefix="embedlog-replicas-", dir=in_memory()))
-        logging.getLogger("embedlog").setLevel(logging.CRITICAL)
-        jobs.PROBE_SECONDS = jobs.RETRY_SECONDS = 0.0
+        self._quiet = mock.patch.object(logging.getLogger("embedlog"), "disabled", True)
+        self._eager = mock.patch.multiple(jobs, PROBE_SECONDS=0.0, RETRY_SECONDS=0.0)
+        self._quiet.start()
+        self._eager.start()
         self.disks, self.clock = FailingDisks(), ManualClock()
         self.roots: list[ReplicatedRoot] = []
         self.parts: dict[tuple[str, int], Part] = {}
@@ -1295,6 +1298,8 @@ class ReplicasModel(RuleBasedStateMachine):
                 self._check_alone()
         finally:
             self.abandon()
+            self._eager.stop()
+            self._quiet.stop()
 
     def abandon(self) -> None:
         """Leave everything, and delete the directories."""
