@@ -9,8 +9,9 @@ from support.failing_disks import FailingDisks
 from support.replicas import Directories, assignment, bring_back, notice
 from support.roots import encoded, rows, segment_files
 
-from embedlog.errors import NotEnoughReplicasError, StorageError
+from embedlog.errors import NotEnoughReplicasError, ReplicaNotAvailableError, StorageError
 from embedlog.replication import recovery
+from embedlog.replication.store import ReplicatedStore
 
 
 @pytest.fixture
@@ -224,3 +225,54 @@ def test_a_directory_that_returns_does_not_keep_batches_where_a_segment_ends(log
     assert values(log, "two") == [b"a"]
     one, other = (segment_files(path(log, each)) for each in (leader, follower))
     assert [file.read_bytes() for file in one] == [file.read_bytes() for file in other]
+
+
+def test_a_directory_that_returns_twice_is_not_trusted_for_what_it_never_copied(log, directories):
+    """When it is lost again before it has caught up, its database knows more than its files."""
+    log.create_topic("two", replication_factor=2)
+    partition(log, "two").append([encoded(b"a")])
+    leader, _ = replicas(log, "two")
+    partition(log, "two").append([encoded(b"lost" * 100)], acks=1)
+    directories.lose(log, leader)
+    partition(log, "two").append([encoded(b"next")])
+    partition(log, "two").roll()
+    partition(log, "two").flush()
+    directories.put_back(leader)
+    recovery.try_bring_back(log.root)
+    directories.lose(log, leader)
+    directories.put_back(leader)
+
+    bring_back(log)
+
+    assert assignment(log, "two").leader != leader
+    assert len(assignment(log, "two").isr) == 2
+    directories.lose(log, assignment(log, "two").leader)
+    assert values(log, "two") == [b"a", b"next"]
+    directories.put_back(({1, 2, 3} - set(log.root.controller.image.online)).pop())
+    bring_back(log)
+
+
+def test_a_new_disk_counts_as_one_also_if_its_return_was_interrupted(log, directories, monkeypatch):
+    """It has the rows of the others by then, and still no records."""
+    log.create_topic("one", replication_factor=1)
+    partition(log, "one").append([encoded(b"a")])
+    leader = assignment(log, "one").leader
+    directories.lose(log, leader)
+    directories.replace(leader)
+    write_held = ReplicatedStore.write_held
+
+    def killed(store, directories, step, failed):
+        if step.__name__ == "online":
+            raise KeyboardInterrupt
+        return write_held(store, directories, step, failed)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ReplicatedStore, "write_held", killed)
+        with pytest.raises(KeyboardInterrupt):
+            recovery.try_bring_back(log.root)
+
+    assert bring_back(log) == [leader]
+
+    with pytest.raises(ReplicaNotAvailableError, match="lost"):
+        partition(log, "one").tail()
+    log.delete_topic("one")

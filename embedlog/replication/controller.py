@@ -451,10 +451,14 @@ class Controller:
                 is_mount_point=is_mount_point(directory.path),
             )
             DIRECTORIES.put(txn, directory.id, value=changed)
-            for key, assignment in after.assignments.items() if lost else ():
+            put_epoch(txn, epoch, after.controller_id)
+
+        def drop_copies(txn: kv.Txn) -> None:
+            image = MetadataImage.load(txn)
+            for key, assignment in image.assignments.items():
                 if directory.id in assignment.isr:
                     ASSIGNMENTS.put(txn, key, value=_without_copy(assignment, directory.id))
-            put_epoch(txn, epoch, after.controller_id)
+            put_epoch(txn, image.epoch + 1, image.controller_id)
 
         # `state` before `live`, as in a checkpoint.
         with (
@@ -471,19 +475,22 @@ class Controller:
             own = METADATA_VERSION.get(directory.state)
             if own is not None and own.epoch > image.epoch:
                 return False
+            errors: dict[int, Exception] = {}
+            # First: once it has the rows of the others, nobody can tell that it lost its files.
+            if lost and (not self.state.write_held(directories, drop_copies, errors) or errors):
+                raise next(iter(errors.values()))
             for name, store in directory.stores.items():
                 source = directories[0].stores[name]
                 rows = source.read(lambda txn: list(txn.cursor()))
                 store.transact_locked(partial(_replace_rows, rows))
-            errors: dict[int, Exception] = {}
             everyone = sorted([*directories, directory], key=lambda each: each.id)
             if not self.state.write_held(everyone, online, errors) or errors:
                 raise next(iter(errors.values()))
-            directory.opened_epoch = self.epoch + 1
+            directory.opened_epoch = self.epoch + 1 + lost
             before = self.directories.get(directory.id)
             self.directories[directory.id] = directory
             for each in everyone:
-                each.note_epoch(self.epoch + 1)
+                each.note_epoch(self.epoch + 1 + lost)
         if before is not None:
             for store in before.stores.values():
                 store.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from embedlog import catalog, kv
@@ -30,6 +31,7 @@ from embedlog.replication.epochs import truncation_point
 from embedlog.replication.files import BrokenDirectoryError
 from embedlog.replication.member_file import DirectoryMember, read_member, write_member
 from embedlog.replication.metadata import (
+    ASSIGNMENTS,
     DIRECTORIES,
     METADATA_VERSION,
     DirectoryInfo,
@@ -157,7 +159,7 @@ def bring_back(
     directory = LogDirectory(directory_id, path, files)
     try:
         _prepare(root, directory)
-        histories = directory.state.read(_histories)
+        histories = directory.state.read(partial(_histories, directory_id))
         directory.probe()
         lost = _is_older(root, directory, failed or {})
         was_offline = controller.bring_online(directory, lost=lost, failed=failed)
@@ -224,14 +226,18 @@ def _is_older(
     return own is None or own.version < last - 1
 
 
-def _histories(txn: kv.Txn) -> dict[bytes, History]:
-    """Return what a directory knows of all partitions."""
+def _histories(directory_id: int, txn: kv.Txn) -> dict[bytes, History]:
+    """Return what a directory knows of the partitions of which its copy was in sync.
+
+    Of the others it may know more than its files have: when it comes online, it gets the rows
+    of other directories at once, and the records later.
+    """
     histories = {}
     for topic in catalog.topics(txn):
         for partition in range(topic.partitions):
             key = topic.key(partition)
-            info = catalog.PARTITIONS.get(txn, key)
-            if info is not None:
+            info, assignment = catalog.PARTITIONS.get(txn, key), ASSIGNMENTS.get(txn, key)
+            if info and assignment and directory_id in assignment.isr:
                 histories[key] = History(catalog.epochs(txn, key), info.recovery_offset)
     return histories
 
