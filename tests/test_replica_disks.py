@@ -276,3 +276,22 @@ def test_a_new_disk_counts_as_one_also_if_its_return_was_interrupted(log, direct
     with pytest.raises(ReplicaNotAvailableError, match="lost"):
         partition(log, "one").tail()
     log.delete_topic("one")
+
+
+def test_an_epoch_that_was_noted_and_never_came_is_not_waited_for(directories):
+    """Its process was killed before the commit; meanwhile too few directories are left."""
+    with directories.open() as log:
+        log.create_topic("t")
+        controller = log.root.controller
+        for directory in controller.online:
+            directory.note_epoch(controller.epoch + 1)
+    for number in (2, 3):
+        directories.path(number).rename(directories.path(number).with_name(f"away{number}"))
+
+    with pytest.raises(NotEnoughReplicasError):
+        directories.open()
+
+    for number in (2, 3):
+        directories.path(number).with_name(f"away{number}").rename(directories.path(number))
+    with directories.open() as log:
+        assert log.verify() == []

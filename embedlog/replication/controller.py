@@ -132,6 +132,13 @@ class Controller:
 
     def refresh(self) -> None:
         """Take the newest image that any directory has."""
+        failed = self._take_newest()
+        if failed:
+            # Without the lock, which no thread may wait for while it holds that of a database.
+            self.take_offline(failed)
+
+    def _take_newest(self) -> dict[int, Exception]:
+        """As `refresh`, but return the errors of the directories that cannot be opened."""
         with self._lock:
             best, source = self.image, None
             for directory in self.directories.values():
@@ -145,10 +152,7 @@ class Controller:
                             best, source = image, directory
                 except (*DATABASE_ERRORS, ClosedError):
                     continue  # It is broken, or being replaced: others have the metadata.
-            failed = self._adopt(best)
-        if failed:
-            # Without the lock, which no thread may wait for while it holds that of a database.
-            self.take_offline(failed)
+            return self._adopt(best)
 
     def _adopt(self, image: MetadataImage) -> dict[int, Exception]:
         """Work with an image from now on; opens the directories that have come back.
@@ -276,11 +280,13 @@ class Controller:
                     return
                 self._adopt(self.image)
         if refused is not None:
-            if self.current().epoch != epoch:
+            # Not `refresh`, which would come back here for the same directories, for ever if the
+            # epoch that was noted never comes.
+            newly = self._take_newest() if self.moved() else {}
+            if self.epoch != epoch:
                 # Another process changed which ones are online: these may not be any more.
-                self.take_offline(
-                    {each: failed[each] for each in failed if opened[each] in self.online}
-                )
+                left_over = {each: failed[each] for each in failed if opened[each] in self.online}
+                self.take_offline({**left_over, **newly})
             elif not self._regain_quorum(failed):
                 raise refused from error
             return

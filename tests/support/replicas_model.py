@@ -63,7 +63,7 @@ from support.clock import ManualClock
 from support.failing_disks import FailingDisks, count_commits
 from support.forks import Child, in_memory
 from support.groups import make_group
-from support.roots import Row, abandon, encoded, rows
+from support.roots import Row, abandon, encoded, rows, segment_files
 
 CONFIG = {
     "segment.bytes": 2600,
@@ -1025,6 +1025,51 @@ class ReplicasModel(RuleBasedStateMachine):
         finally:
             self.disks.kill_at = None
         return self.disks.operations, result
+
+    @rule(seed=st.integers(0, 1 << 16), more=st.integers(0, 3))
+    @precondition(lambda self: self.roots and self.parts and not self.lost)
+    def power_cut(self, seed: int, more: int) -> None:
+        """What was flushed is there; of the rest, each copy may have lost another part."""
+        if self.alive() != set(self.paths) or any(p.destroyed for p in self.parts.values()):
+            return
+        floors: dict[Path, int] = {}
+        for part in self.parts.values():
+            assignment = self.assignment(part)
+            if assignment is None or assignment.leader is None:
+                return
+            log = self.log(part)
+            log.flush()
+            part.flushed = log.end_offset()
+            for path, _, _ in self._segments(part):
+                for directory in assignment.isr:
+                    file = Path(self.paths[directory], path)
+                    floors[file] = file.stat().st_size if file.exists() else 0
+        dice = random.Random(seed)
+        for _ in range(more):
+            part = dice.choice(list(self.parts.values()))
+            acks = dice.choice(["all", 1])
+            self._append(part, 0, self._values(part, 2, dice.choice([0, 700])), acks, None)
+            if dice.random() < 0.3:
+                self.log(part).roll()
+        self.check()
+        before, self.committed = self.committed, {}
+        self.end_all(crash=True)
+        for directory in self.paths.values():
+            for file in segment_files(directory):
+                size = file.stat().st_size
+                os.truncate(file, dice.randint(min(floors.get(file, 0), size), size))
+        self.boots += 1
+        self.disks.boot = f"boot {self.boots}"
+        for part in self.parts.values():
+            part.producer = None
+            for record in part.records.values():
+                record.losable |= record.offset >= part.flushed
+        self.open_again()
+        for part in self.parts.values():
+            if part.tp in before:
+                # The offset that was saved last, or a later one; at most the end of the log.
+                saved = self.saved.get(part.tp, {None})
+                self.committed[part.tp] = before[part.tp] | saved | {self.log(part).end_offset()}
 
     # Looking
 
