@@ -417,6 +417,28 @@ def test_a_preferred_leader_loses_nothing(directories, log):
     assert values(log, "t") == [b"x", *numbered(b"one", 10)]
 
 
+# With mirrors
+
+
+def test_a_mirror_goes_on_when_the_target_loses_a_directory(directories, log, tmp_path):
+    """Its topics have copies like all others, and keep the offsets and epochs of the source."""
+    with embedlog.open(tmp_path / "source", maintenance=False) as source:
+        source.create_topic("t", partitions=3)
+        for lost in (1, 2, 3):
+            send(source, "t", numbered(b"%d" % lost, 30))
+            embedlog.mirror(source, log, topics="t", progress=False)
+            directories.lose(log, lost)
+            send(source, "t", numbered(b"without-%d" % lost, 30))
+            embedlog.mirror(source, log, topics="t", progress=False)
+            directories.put_back(lost)
+            assert bring_back(log) == [lost]
+
+        assert values(log, "t") == values(source, "t")
+    assert sorted(assignment(log, "t").isr) == [1, 2, 3]
+    first, *others = directories.copies("t").values()
+    assert all(other == first for other in others)
+
+
 # Damage
 
 

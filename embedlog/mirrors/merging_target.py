@@ -116,10 +116,7 @@ class MergingTarget:
             config, columns = TopicConfig.parse(topic.config), None
             if topic.schemas:
                 columns = topic.schemas[-1]
-            info = root.context.catalog.create_topic(
-                name, topic.partitions, config, root.clock(), columns
-            )
-            root.wake.advance()
+            info = root.create_topic(name, topic.partitions, config, columns, typed_defaults=False)
         if info.partitions < topic.partitions:
             root.grow_topic(name, topic.partitions)
         own = root.context.catalog.schema(info)

@@ -118,12 +118,7 @@ class RootTarget:
         root = self.root
         config = TopicConfig.parse({**topic.config, "mirror.source": copy.source})
         schema = topic.schemas[0] if topic.schemas else None
-        # Not `Root.create_topic`, which would give a typed topic other settings than the source's.
-        info = root.context.catalog.create_topic(
-            name, topic.partitions, config, root.clock(), schema
-        )
-        root.wake.advance()
-        return info
+        return root.create_topic(name, topic.partitions, config, schema, typed_defaults=False)
 
     def _adopt(self, info: TopicInfo, topic: SourceTopic, copy: MirroredTopic) -> TopicInfo:
         """Make a topic a copy that has no record yet.

@@ -172,15 +172,26 @@ class Root:
         *,
         replication_factor: int | None = None,
         replicas: Sequence[Sequence[int]] | None = None,
+        typed_defaults: bool = True,
     ) -> TopicInfo:
         """Create a topic; every process sees it when this returns.
+
+        Args:
+            name: The name.
+            partitions: The number of partitions.
+            config: The settings.
+            schema: The columns of a typed topic.
+            replication_factor: In how many directories each partition is.
+            replicas: The directories of each partition.
+            typed_defaults: Whether a typed topic gets the defaults of its own; a copy has the
+                settings of its source.
 
         Raises:
             InvalidReplicationFactorError: The log has not as many directories.
             InvalidReplicationAssignmentError: A partition cannot have these ``replicas``.
         """
         self.context.check_writable()
-        if schema is not None:
+        if schema is not None and typed_defaults:
             config = with_typed_defaults(config)
         assign = self._assign_replicas(replication_factor, replicas)
         catalog = self.context.catalog
