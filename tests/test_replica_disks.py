@@ -295,3 +295,22 @@ def test_an_epoch_that_was_noted_and_never_came_is_not_waited_for(directories):
         directories.path(number).with_name(f"away{number}").rename(directories.path(number))
     with directories.open() as log:
         assert log.verify() == []
+
+
+def test_a_program_frees_the_locks_of_a_directory_that_comes_back(directories):
+    """Also while it still has its old files open; so it notices that it is the last one."""
+    log = directories.open()
+    log.create_topic("t")
+    partition(log).append([encoded(b"a")])
+    reader = partition(log).reader(0)
+    assert reader.read()
+    old = list(log.root.controller.directories.values())
+    for number in (1, 2, 3):
+        directories.lose(log, number)
+        directories.put_back(number)
+        bring_back(log)
+
+    log.close()
+
+    assert all((directories.path(number) / "closed").exists() for number in (1, 2, 3))
+    assert old

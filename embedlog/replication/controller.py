@@ -161,15 +161,12 @@ class Controller:
         """
         failed: dict[int, Exception] = {}
         for each in self.directories.keys() - image.directories.keys() if image.epoch else ():
-            for store in self.directories.pop(each).stores.values():  # it was removed
-                store.close()
+            self.directories.pop(each).detach()  # it was removed
         for each, info in image.directories.items():
             opened = self.directories.get(each)
             if opened is not None and (not info.online or info.since > opened.opened_epoch):
-                # Not its files: segments that are being read may be open.
                 del self.directories[each]
-                for store in opened.stores.values():
-                    store.close()
+                opened.detach()
             if info.online and each not in self.directories and each not in self._excluded:
                 try:
                     directory = self._open_directory(each, info.path)
@@ -498,8 +495,7 @@ class Controller:
             for each in everyone:
                 each.note_epoch(self.epoch + 1 + lost)
         if before is not None:
-            for store in before.stores.values():
-                store.close()
+            before.detach()
         self.refresh()
         return True
 

@@ -107,6 +107,15 @@ class LogDirectory:
         assert self.attached is not None
         self.files.lock(self.attached, timeout, shared=True)
 
+    def detach(self) -> None:
+        """Close the databases and free the lock; files that are being read stay open."""
+        for store in self.stores.values():
+            store.close()
+        attached, self.attached = self.attached, None
+        if attached is not None:
+            with suppress(EmbedlogError):
+                self.files.close(attached)
+
     def is_last(self) -> bool:
         """Give the lock up, and return whether no other process holds it."""
         if self.attached is None:
