@@ -217,7 +217,8 @@ class ReplicatedFiles(Files):
             directories = self._directories(path, handle.key)
             try:
                 for directory in directories if write or create else directories[:1]:
-                    handle.copies.append((directory, _attempt(directory, open_in)))
+                    fd = self._open_in(directory, open_in, path, create)
+                    handle.copies.append((directory, fd))
             except BaseException:
                 self._close_copies(handle)
                 raise
@@ -232,6 +233,19 @@ class ReplicatedFiles(Files):
             number, self._next = self._next, self._next + 1
             self._handles[number] = handle
         return number
+
+    def _open_in(
+        self, directory: LogDirectory, open_file: Callable[[Files], int], path: str, create: bool
+    ) -> int:
+        """Open a file in one directory."""
+        try:
+            return _attempt(directory, open_file)
+        except StorageError as error:
+            if not (create and error.missing):
+                raise
+            # It became the leader since the directories above the file were made.
+            _attempt(directory, partial(make_parents, path=path))
+            return _attempt(directory, open_file)
 
     def _open_copies(self, handle: _Handle) -> None:
         """Open the copies of a file that exists at the leader; a follower may lack it."""

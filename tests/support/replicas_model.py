@@ -154,6 +154,8 @@ class ReplicasModel(RuleBasedStateMachine):
         self.numbers = 0
         self.away: set[int] = set()
         """The directories whose path was renamed."""
+        self.unelected = False
+        """Whether a directory may be online again without the elections that follow."""
         self.emptied: dict[int, int] = {}
         """Those that are empty, and the epoch in which they became so, until they are online."""
         self.lost: set[int] = set()
@@ -328,7 +330,7 @@ class ReplicasModel(RuleBasedStateMachine):
         if isinstance(error, NotEnoughReplicasError) and strong:
             return len(isr) < part.min_isr
         if isinstance(error, ReplicaNotAvailableError):
-            return not isr
+            return not isr or (assignment.leader is None and self.unelected)
         if isinstance(error, (NotLeaderOrFollowerError, FencedError)):
             return bool(self.lost)  # the call may be repeated
         return False
@@ -699,6 +701,7 @@ class ReplicasModel(RuleBasedStateMachine):
         self._observe()
         if not done or len(self.alive()) < self.quorum:
             return
+        self.unelected = False
         assert self.usable() <= set(self.image.online), "a directory that works is not online"
         for part in self.parts.values():
             assignment = self.assignment(part)
@@ -931,6 +934,7 @@ class ReplicasModel(RuleBasedStateMachine):
         end = child.end()
         assert end.killed or end.finding() is None, end.finding()
         operations, result = (None, None) if end.killed else end.value
+        self.unelected |= end.killed
         done = not end.killed and not isinstance(result, str)
         self._observe()
         if what.startswith("append"):
@@ -1175,6 +1179,8 @@ class ReplicasModel(RuleBasedStateMachine):
         complete = any(not sealed for _, _, sealed in segments)
         for path, stop, sealed in segments:
             leader = self._bytes(assignment.leader, path, stop)
+            # Another leader may have been elected since.
+            complete &= len(leader) == stop
             for follower in assignment.in_sync_followers:
                 if follower not in usable:
                     continue
