@@ -93,7 +93,6 @@ MUTANTS = [
         {"return Election(leader, in_sync)": "return Election(leader, tuple(isr))"},
     ),
     Mutant(
-        "a copy joins the ISR without the last records",
         by_a_copy_that_returns,
         f"{REPLICATION}.catch_up:ReplicaCopy.join",
         {"self._pass(tail)": "..."},
@@ -157,7 +156,6 @@ MUTANTS = [
 
 FEW = {
     "published before the followers have it",
-    "a copy joins the ISR without the last records",
     "the version of a write is not written",
 }
 """Those that the small tiers plant."""
