@@ -314,3 +314,22 @@ def test_a_program_frees_the_locks_of_a_directory_that_comes_back(directories):
 
     assert all((directories.path(number) / "closed").exists() for number in (1, 2, 3))
     assert old
+
+
+def test_a_log_opens_after_a_reboot_although_a_partition_is_offline(directories, disks):
+    """All others are recovered."""
+    with directories.open(files=disks) as log:
+        log.create_topic("one", replication_factor=1)
+        log.create_topic("t")
+        for topic in ("one", "t"):
+            partition(log, topic).append([encoded(b"a")])
+        leader = assignment(log, "one").leader
+        directories.lose(log, leader)
+
+    disks.boot = "another boot"
+    with directories.open(files=disks) as log:
+        assert any("offline" in line for line in log.root.startup_report)
+        assert values(log) == [b"a"]
+        directories.put_back(leader)
+        bring_back(log)
+        assert values(log, "one") == [b"a"]

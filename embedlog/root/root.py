@@ -35,6 +35,7 @@ from embedlog.errors import (
     InvalidReplicationAssignmentError,
     InvalidReplicationFactorError,
     NotALogError,
+    ReplicaNotAvailableError,
     StorageError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
@@ -333,7 +334,7 @@ class Root:
                     for log in self.partition_logs(self.topics().values()):
                         try:
                             log.tail()
-                        except CorruptionError as error:
+                        except (CorruptionError, ReplicaNotAvailableError) as error:
                             # Using this partition raises it again; the others can be used.
                             self.startup_report.append(str(error))
                 if writable:
