@@ -491,7 +491,9 @@ def replication() -> Picture:
     picture.box(52, 340, 186, 34, "a consumer reads", fill=GREY)
     picture.line((86, 290), (86, 339))
     picture.line((210, 290), (210, 339))
-    picture.text(270, 362, "Only once 3 is done, so nobody reads what a copy lacks.", colour=SOFT)
+    picture.text(
+        270, 362, "Only once 3 is done, so no consumer reads what a copy lacks.", colour=SOFT
+    )
     return picture
 
 

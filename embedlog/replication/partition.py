@@ -97,7 +97,7 @@ class ReplicatedPartition(PartitionLog):
             durability: ``"os"`` or ``"fsync"``.
             timeout: Seconds to wait for the partition's lock.
             acks: With ``"all"`` the batches are in all in-sync replicas when this returns, and
-                nobody reads them before; with 1 or 0, they are at the leader, and the others
+                no consumer reads them before; with 1 or 0, they are at the leader, and the others
                 get them later.
 
         Raises:

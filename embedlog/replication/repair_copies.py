@@ -17,7 +17,7 @@ def repair_copies(
     dry_run: bool,
     progress: Callable[[int, int], object] | None = None,
 ) -> dict[TopicPartition, list[str]]:
-    """Make copies anew that are damaged or differ; return in words what is done, or would be.
+    """Copy again what is damaged or differs; return in words what is done, or would be.
 
     Such a copy leaves the ISR; if it leads, a good one takes over first.  Then it is compared with
     the leader's bytes, cut where they differ, and the rest is copied.  Killed in between, the
