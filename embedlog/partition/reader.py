@@ -13,6 +13,7 @@ from embedlog.catalog import SegmentInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     CorruptBatchError,
+    CorruptionError,
     LogTruncatedError,
     NotLeaderOrFollowerError,
     OffsetOutOfRangeError,
@@ -186,10 +187,14 @@ class PartitionReader:
                 return []
             try:
                 batches = self._read(tail, end, max_bytes, columns)
-            except CorruptBatchError as error:
+            except CorruptionError as error:
                 if guessed or current_tail(log).leader_epoch != tail.leader_epoch:
-                    continue  # perhaps cut since, or a leader with fewer records was elected
-                raise self._located(error) from error
+                    # Perhaps cut since, or a leader with fewer records was elected.
+                    self._info = self._file = None
+                    continue
+                if isinstance(error, CorruptBatchError):
+                    raise self._located(error) from error
+                raise
             except (StorageError, NotLeaderOrFollowerError):
                 # Retention unlinks after it drops the name, and a leader that was not in sync
                 # may lack the file: look again.

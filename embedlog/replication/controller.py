@@ -456,13 +456,6 @@ class Controller:
             DIRECTORIES.put(txn, directory.id, value=changed)
             put_epoch(txn, epoch, after.controller_id)
 
-        def drop_copies(txn: kv.Txn) -> None:
-            image = MetadataImage.load(txn)
-            for key, assignment in image.assignments.items():
-                if directory.id in assignment.isr:
-                    ASSIGNMENTS.put(txn, key, value=_without_copy(assignment, directory.id))
-            put_epoch(txn, image.epoch + 1, image.controller_id)
-
         # `state` before `live`, as in a checkpoint.
         with (
             self.state.held(reasons) as directories,
@@ -480,7 +473,8 @@ class Controller:
                 return False
             errors: dict[int, Exception] = {}
             # First: once it has the rows of the others, nobody can tell that it lost its files.
-            if lost and (not self.state.write_held(directories, drop_copies, errors) or errors):
+            drop = partial(_drop_copies, directory.id)
+            if lost and (not self.state.write_held(directories, drop, errors) or errors):
                 raise next(iter(errors.values()))
             for name, store in directory.stores.items():
                 source = directories[0].stores[name]
@@ -524,6 +518,15 @@ class Controller:
         for directory in self.directories.values():
             with suppress(EmbedlogError):
                 directory.close()
+
+
+def _drop_copies(lost: int, txn: kv.Txn) -> None:
+    """Write that a directory has lost its copies."""
+    image = MetadataImage.load(txn)
+    for key, assignment in image.assignments.items():
+        if lost in assignment.isr:
+            ASSIGNMENTS.put(txn, key, value=_without_copy(assignment, lost))
+    put_epoch(txn, image.epoch + 1, image.controller_id)
 
 
 def _without_copy(assignment: PartitionAssignment, lost: int) -> PartitionAssignment:

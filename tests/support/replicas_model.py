@@ -1219,7 +1219,9 @@ class ReplicasModel(RuleBasedStateMachine):
                 for tp, committed in found.items():
                     offset = None if committed is None else committed.position.offset
                     # After a power cut an offset past the end moves back to the end.
-                    if not self.boots or offset != root.partition(*tp).end_offset():
+                    log = root.partition(*tp)
+                    found_end, end = self._attempt(self.parts[tuple(tp)], log.end_offset)
+                    if not (self.boots and found_end and offset == end):
                         assert offset in self.committed[tp], (tp, offset, self.committed[tp])
                     self.committed[tp] = {offset}
 
