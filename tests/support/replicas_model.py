@@ -397,6 +397,7 @@ class ReplicasModel(RuleBasedStateMachine):
             return
         replaced = [record for offset, record in part.records.items() if offset >= base]
         assert all(record.losable for record in replaced), f"{part.tp} lost {replaced}"
+        part.start = min(part.start, base)
         if replaced:
             part.losses, part.producer = part.losses + 1, None
             for record in replaced:
@@ -424,10 +425,12 @@ class ReplicasModel(RuleBasedStateMachine):
 
     def _strengthen(self, part: Part, assignment: PartitionAssignment, end: int) -> None:
         part.holders = set(assignment.isr)
+        # A disk that breaks some operations later counts as broken.
+        losable = part.unclean and part.holders.isdisjoint(self.usable())
         for record in part.records.values():
             # Those above the end were lost just now.
             if record.offset < end:
-                record.strong, record.losable = True, False
+                record.strong, record.losable = True, losable
 
     @rule(
         which=st.integers(0, 3),
@@ -1089,8 +1092,11 @@ class ReplicasModel(RuleBasedStateMachine):
     # Looking
 
     def _read(self, part: Part, handle: int) -> list[Row] | None:
-        done, read = self._attempt(part, lambda: rows(self.log(part, handle)))
-        return read if done else None
+        for _ in range(3):
+            with suppress(LogTruncatedError):  # a leader was elected in the middle
+                done, read = self._attempt(part, lambda: rows(self.log(part, handle)))
+                return read if done else None
+        raise AssertionError(f"{part.tp} is cut again and again")
 
     @invariant()
     def check(self) -> None:
