@@ -93,6 +93,7 @@ MUTANTS = [
         {"return Election(leader, in_sync)": "return Election(leader, tuple(isr))"},
     ),
     Mutant(
+        "a copy joins the ISR without the last records",
         by_a_copy_that_returns,
         f"{REPLICATION}.catch_up:ReplicaCopy.join",
         {"self._pass(tail)": "..."},
