@@ -334,3 +334,22 @@ def test_a_log_opens_after_a_reboot_although_a_partition_is_offline(directories,
         directories.put_back(leader)
         bring_back(log)
         assert values(log, "one") == [b"a"]
+
+
+def test_a_disk_that_fails_once_when_it_returns_keeps_what_it_has(log, directories, disks):
+    """It has the only copy; an error of the disk does not say that its databases are damaged."""
+    log.create_topic("one", replication_factor=1)
+    partition(log, "one").append([encoded(b"a")])
+    leader = assignment(log, "one").leader
+    directories.lose(log, leader)
+    directories.put_back(leader)
+
+    for after in range(30):
+        disks.break_disk(path(log, leader), errno.EIO, after=after, times=1)
+        recovery.try_bring_back(log.root)
+        disks.repair(path(log, leader))
+        bring_back(log)
+        assert values(log, "one") == [b"a"], f"after {after} operations"
+        directories.lose(log, leader)
+        directories.put_back(leader)
+    bring_back(log)

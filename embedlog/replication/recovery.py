@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from embedlog import catalog, kv
 from embedlog.catalog import TopicInfo
 from embedlog.errors import (
+    CorruptionError,
     EmbedlogError,
     IllegalStateError,
     NotALogError,
@@ -26,7 +27,7 @@ from embedlog.partition import PartitionLog, pending_deletes
 from embedlog.partition.state import Context
 from embedlog.replication.catch_up import ReplicaCopy
 from embedlog.replication.controller import Controller
-from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
+from embedlog.replication.directory import LogDirectory, describe
 from embedlog.replication.epochs import truncation_point
 from embedlog.replication.files import BrokenDirectoryError
 from embedlog.replication.member_file import DirectoryMember, read_member, write_member
@@ -198,7 +199,7 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
             kv.close_unused()
             try:
                 startup.prepare(files)
-            except DATABASE_ERRORS as error:
+            except CorruptionError as error:
                 # Everything in it is in the others, too.
                 _logger.warning("%s: its databases are replaced: %s", directory.path, error)
                 for name in ("state", "live"):
