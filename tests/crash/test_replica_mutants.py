@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -40,6 +41,31 @@ def by_a_copy_that_returns() -> None:
         model.teardown()
 
 
+def by_a_copy_out_of_sync() -> None:
+    """A follower is online, but not in sync, when the leader's disk breaks."""
+    for after in range(0, 30, 2):
+        model = ReplicasModel()
+        try:
+            model.begin(3, [(1, 2, 1, False, False)])
+            model.append_to_all(0, 0, 0)
+            model.check()
+            assignment = model.assignment(model.part(0))
+            assert assignment is not None
+            leader, follower = assignment.isr
+            model.unmount(follower - 1, False)
+            model.keep_house(0, False)
+            model.append_to_all(0, 0, 0)
+            model.bring_back(follower - 1, False)
+            model.keep_house(0, True)
+            model.break_disk(leader - 1, errno.EIO, after, 1 << 30, True, False)
+            model.keep_house(0, False)
+            model.check()
+        except BaseException:
+            model.abandon()
+            raise
+        model.teardown()
+
+
 def by_kills() -> None:
     for work in ("append", "roll", "go offline", "come back"):
         for at in range(1, 90, 2):
@@ -64,7 +90,7 @@ MUTANTS = [
     ),
     Mutant(
         "elected from outside the ISR",
-        by_the_model,
+        by_a_copy_out_of_sync,
         f"{REPLICATION}.election:elect_leader",
         {"if unclean:": "if True:"},
     ),
@@ -148,9 +174,9 @@ MUTANTS = [
     ),
     Mutant(
         "a copy is blamed for a leader that breaks",
-        by_the_model,
+        by_a_copy_out_of_sync,
         f"{REPLICATION}.controller:Controller.find_broken",
-        {'f"{path}/".startswith(f"{directory.path}/")': "directory is not self.online[0]"},
+        {'if f"{path}/"': 'if not f"{path}/"'},
     ),
 ]
 
