@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
+from threading import Thread
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -440,6 +442,8 @@ class KafkaTarget:
 
         Returns the code of the error that kept it from being aborted.
         """
+        if producer is not self._producer:
+            return None
         try:
             producer.purge()
             if self._cluster.exactly_once:
@@ -536,10 +540,35 @@ class KafkaTarget:
         library, (offset, metadata) = client_library(), after.to_commit()
         commits = [library.TopicPartition(*key, offset, metadata)]
         if self._cluster.exactly_once:
-            producer.send_offsets_to_transaction(commits, self._member(), REQUEST_SECONDS)
+            self._send_offsets(producer, key, commits)
         else:
             producer.flush(REQUEST_SECONDS)
             self._alter_offsets(self._group, commits)
+
+    def _send_offsets(self, producer: Any, key: TopicPartition, commits: Sequence[Any]) -> None:
+        """Add offsets to the transaction.
+
+        Raises:
+            KafkaException: Kafka refuses them.
+            KafkaClusterError: It does not answer.
+        """
+        done: Future[None] = Future()
+
+        def send(member: Any) -> None:
+            try:
+                producer.send_offsets_to_transaction(commits, member, REQUEST_SECONDS)
+                done.set_result(None)
+            except BaseException as error:  # noqa: BLE001 - it is raised below
+                done.set_exception(error)
+
+        # librdkafka ignores the timeout if the coordinator breaks meanwhile (its issue 5456).
+        Thread(target=send, args=[self._member()], daemon=True).start()
+        try:
+            done.result(2 * REQUEST_SECONDS)
+        except TimeoutError:
+            self._producer = None  # The call has it for ever; the next producer fences it.
+            what, seconds = "The position cannot be written", f"in {2 * REQUEST_SECONDS:.0f} s"
+            raise self._cluster.error(what, seconds, **key._asdict()) from None
 
     def _member(self) -> Any:
         """Return what identifies the group of the mirror, of which it is no member."""

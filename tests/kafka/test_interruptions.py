@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from threading import Event
 from time import sleep
 
 import pytest
@@ -13,6 +14,8 @@ from support.kafka_topics import random_rows, rows_of
 
 import embedlog
 from embedlog import batch
+from embedlog.mirrors import kafka_target
+from embedlog.mirrors.kafka_target import KafkaTarget
 
 MILLION = 1_000_000
 KILLS = 6
@@ -113,6 +116,31 @@ def test_mirrors_go_on_when_the_broker_was_killed(broker, kafka, tmp_path, direc
             while run.status.lag or not _are_equal(kafka, log, topic, back):
                 assert not run.wait(0.5)
         assert _are_equal(kafka, log, topic, back)
+
+
+def test_a_mirror_goes_on_although_the_client_never_answers(broker, kafka, tmp_path, monkeypatch):
+    """librdkafka ignores a timeout if the broker breaks at this moment: its issue 5456."""
+    topic, dice, broken = kafka.name(), random.Random(4), Event()
+    find_member = KafkaTarget._member
+
+    def break_then_go_on(target):
+        member = find_member(target)
+        if not broken.is_set():
+            broker.kill()
+            broken.set()
+        return member
+
+    monkeypatch.setattr(kafka_target, "REQUEST_SECONDS", 5)
+    monkeypatch.setattr(KafkaTarget, "_member", break_then_go_on)
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        log.create_topic(topic, 2)
+        write_batches(log, topic, dice, 100)
+        with embedlog.mirror(log, kafka.address, topics=topic, follow=True) as run:
+            assert broken.wait(60)
+            sleep(1)
+            broker.start()
+            while run.status.lag or not _are_equal(kafka, log, topic, with_offsets=False):
+                assert not run.wait(0.5)
 
 
 def _are_equal(kafka, log, topic, with_offsets):
