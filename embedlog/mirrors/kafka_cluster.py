@@ -109,6 +109,8 @@ class KafkaCluster:
         except library.KafkaException as error:
             raise self.error(what, error.args[0], **facts) from error
         except (library.KafkaError, TimeoutError) as error:
+            # A client may ask a coordinator for ever that broke: librdkafka's issue 5511.
+            self.admin = self._client(admin_library().AdminClient, {})
             raise self.error(what, error, **facts) from error
 
     def error(self, what: str, error: Any, **facts: Any) -> KafkaClusterError:

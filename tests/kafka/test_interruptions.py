@@ -14,7 +14,7 @@ from support.kafka_topics import random_rows, rows_of
 
 import embedlog
 from embedlog import batch
-from embedlog.mirrors import kafka_target
+from embedlog.mirrors import kafka_cluster, kafka_target
 from embedlog.mirrors.kafka_target import KafkaTarget
 
 MILLION = 1_000_000
@@ -130,7 +130,8 @@ def test_a_mirror_goes_on_although_the_client_never_answers(broker, kafka, tmp_p
             broken.set()
         return member
 
-    monkeypatch.setattr(kafka_target, "REQUEST_SECONDS", 5)
+    monkeypatch.setattr(kafka_target, "REQUEST_SECONDS", 3)
+    monkeypatch.setattr(kafka_cluster, "REQUEST_SECONDS", 3)
     monkeypatch.setattr(KafkaTarget, "_member", break_then_go_on)
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         log.create_topic(topic, 2)
