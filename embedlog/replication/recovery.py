@@ -198,13 +198,13 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
         if files.try_lock(directory.attached):
             kv.close_unused()
             try:
-                startup.prepare(files)
+                startup.check_databases(files)
             except CorruptionError as error:
                 # Everything in it is in the others, too.
                 _logger.warning("%s: its databases are replaced: %s", directory.path, error)
                 for name in ("state", "live"):
                     kv.discard(files, name)
-                startup.prepare(files)
+                startup.check_databases(files)
         directory.share_attached(root.lock_timeout)
     finally:
         files.unlock(lock)

@@ -334,7 +334,7 @@ class ReplicatedRoot(Root):
         """Attach to the directories; the first process prepares them."""
         held: list[tuple[LogDirectory, int]] = []
         try:
-            first = True
+            first, is_unclean = True, False
             for directory in list(directories.values()):
                 files = directory.files
                 try:
@@ -351,16 +351,26 @@ class ReplicatedRoot(Root):
                 try:
                     if first:
                         kv.close_unused()
-                        report = startup.prepare(directory.files)
+                        report, unclean = startup.check_databases(directory.files)
                         self.startup_report += [f"{directory.path}: {line}" for line in report]
+                        is_unclean |= unclean
                     directory.share_attached(self.lock_timeout)
                 except DATABASE_ERRORS as error:
                     _give_up(directories, directory, error)
+            if is_unclean:
+                self._sweep([directory.files for directory in directories.values()])
         finally:
             for directory, lock in held:
                 if directory.id in directories:  # the files of the others are closed
                     directory.files.unlock(lock)
                     directory.files.close(lock)
+
+    def _sweep(self, roots: Sequence[Files]) -> None:
+        """Remove what killed processes left; a directory that fails is found to be broken later."""
+        try:
+            self.startup_report += startup.sweep_all(roots)
+        except DATABASE_ERRORS as error:
+            _logger.warning("What killed processes left is not removed yet: %s", error)
 
     def _regain_quorum(self, failed: Mapping[int, Exception]) -> bool:
         """Look whether a directory came back, for a process that has too few of them."""

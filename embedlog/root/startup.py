@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import dropwhile
 from operator import itemgetter
@@ -37,9 +37,17 @@ _SEGMENT_NAME = re.compile(r"(\d{20})-(\d+)\.arrows")
 def prepare(files: Files) -> list[str]:
     """Check `state` and `live`, and repair or replace them; return what was done, in words.
 
+    Then remove what killed processes left.
+
     Raises:
         CorruptionError: `state` is damaged and there is no copy of it.
     """
+    done, is_unclean = check_databases(files)
+    return done + _sweep(files) if is_unclean else done
+
+
+def check_databases(files: Files) -> tuple[list[str], bool]:
+    """As `prepare`, but say only whether killed processes may have left files."""
     clean = remove_clean_mark(files)
     for name in ("state", "live"):
         # No process is attached: its slots and mutexes belong to dead processes.
@@ -59,9 +67,7 @@ def prepare(files: Files) -> list[str]:
         if not new:
             done.append("live was of another boot, or damaged: it was created again")
     # A power cut can undo the last unlinks, and the unlink of the clean mark.
-    if not new and (clean is None or rebooted or done):
-        done += _sweep(files)
-    return done
+    return done, not new and bool(clean is None or rebooted or done)
 
 
 def remove_clean_mark(files: Files) -> dict[str, int] | None:
@@ -440,6 +446,25 @@ def _sweep(files: Files) -> list[str]:
     return [f"removed {path}: the manifest does not name it" for path in paths]
 
 
+def sweep_all(roots: Sequence[Files]) -> list[str]:
+    """Remove the files that none of several directories of a log names; see `prepare`.
+
+    A killed process may have left some databases one write behind the others.  Files that one of
+    them names stay, also uncommitted ones: what is left of those is removed by the last close.
+    """
+    names: list[tuple[set[str], set[str], set[str]]] = []
+    for files in roots:
+        with closing(kv.Store(files, "state", durable=True, timeout=10)) as store:
+            names.append(store.read(_named))
+    topics, named, deleted = (set[str]().union(*each) for each in zip(*names, strict=True))
+    done = []
+    for files in roots:
+        for path in _unnamed(_present(files), (topics, named, deleted)):
+            remove_stray(files, path)
+            done.append(f"{files.root}: removed {path}: no manifest names it")
+    return done
+
+
 def remove_uncommitted_files(files: Files, state: kv.Store) -> None:
     """Remove the uncommitted files of all partitions; no process may be attached.
 
@@ -470,6 +495,13 @@ def strays(files: Files, state: kv.Store, pending: Collection[str] = ()) -> list
     belong to the log and are ignored (A28).
     """
     # Files before names: a file that is created meanwhile is named already.
+    present = _present(files)
+    topics, named, deleted = state.read(_named)
+    return _unnamed(present, (topics, named.union(pending), deleted))
+
+
+def _present(files: Files) -> dict[str, list[str]]:
+    """Return the paths of all files of topics, by the directory of the topic."""
     present: dict[str, list[str]] = {}
     for topic in _names(files, "topics"):
         paths = present[f"topics/{topic}"] = []
@@ -477,8 +509,14 @@ def strays(files: Files, state: kv.Store, pending: Collection[str] = ()) -> list
             for number in files.list(f"topics/{topic}"):
                 directory = f"topics/{topic}/{number}"
                 paths += [f"{directory}/{name}" for name in files.list(directory)]
-    topics, named, deleted = state.read(_named)
-    named.update(pending)
+    return present
+
+
+def _unnamed(
+    present: Mapping[str, list[str]], names: tuple[set[str], set[str], set[str]]
+) -> list[str]:
+    """Return those of the present files, and topics, that are not among what `_named` returns."""
+    topics, named, deleted = names
     unnamed = [topic for topic in present if topic not in topics | deleted]
     for topic in sorted(topics & present.keys()):
         unnamed += [
