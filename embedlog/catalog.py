@@ -41,6 +41,8 @@ from embedlog.keyspace import (
 from embedlog.schemas.topic_schema import TopicSchema
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+SEGMENT_NAME = re.compile(r"(\d{20})-(\d+)\.arrows")
+"""A `SegmentInfo.file_name`: the base offset, and the id."""
 FORBIDDEN_ENDS = (".tmp", ".deleted")
 INTERNAL = "__"
 """Prefix of internal topics, which are listed on request only."""

@@ -540,7 +540,8 @@ ASSIGNMENTS = Table[Any](
     "1",
     "partition: partition key",
     "fields: JSON",
-    "The replicas of a partition: `replicas`, `isr`, `leader`, `leader_epoch`, and others",
+    "The replicas of a partition: `replicas`, `isr`, `leader`, `leader_epoch`, `partition_epoch`, "
+    "`adding`, `removing` and `recovering`",
 )
 METADATA_VERSION = Table[Any](
     "2",

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedlog.replication.epochs import begin_epoch, end_offset_for, truncation_point
+from embedlog.partition.leader_epochs import with_epoch
+from embedlog.replication.epochs import end_offset_for, truncation_point
 
 
 def cache(*entries):
     """Build a cache as a log does: one epoch after the other."""
     epochs = []
     for epoch, start in entries:
-        epochs = begin_epoch(epochs, epoch, start)
+        epochs = with_epoch(epochs, epoch, start)
     return epochs
 
 
@@ -118,7 +119,7 @@ class Replica:
 
     def lead(self, epoch, count, name):
         """Begin an epoch, and append records that no other leader has."""
-        self.epochs = begin_epoch(self.epochs, epoch, len(self.records))
+        self.epochs = with_epoch(self.epochs, epoch, len(self.records))
         self.records += [(epoch, f"{name}{n}") for n in range(count)]
         return self
 
@@ -127,7 +128,7 @@ class Replica:
         self.truncate(self.point(leader))
         start = len(self.records)
         for epoch, name in leader.records[start : start + count]:
-            self.epochs = begin_epoch(self.epochs, epoch, len(self.records))
+            self.epochs = with_epoch(self.epochs, epoch, len(self.records))
             self.records.append((epoch, name))
         return self
 

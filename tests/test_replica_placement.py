@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedlog.errors import InvalidPartitionsError, InvalidReplicationFactorError
-from embedlog.replication.placement import add_partitions, alternate_racks, assign_replicas
+from embedlog.replication.placement import alternate_racks, assign_replicas
 
 
 def racks(text):
@@ -235,26 +235,26 @@ def test_every_placement_is_even_distinct_and_in_different_racks(directories, da
 
 @given(topologies, st.data())
 def test_partitions_that_are_added_continue_the_round_robin(directories, data):
-    """In two steps a topic gets the same leaders as in one."""
+    """In two steps a topic gets the same replicas as in one: each has the topic's generator."""
     factor = data.draw(st.integers(1, len(directories)))
     first, more = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
-    rng = random.Random(data.draw(st.integers(0, 9)))
-    current = assign_replicas(first, factor, directories, rng=rng)
+    seed = data.draw(st.integers(0, 9))
+    current = assign_replicas(first, factor, directories, rng=random.Random(seed))
 
-    both = current | add_partitions(more, current, directories)
+    both = current | assign_replicas(
+        more, factor, directories, first_partition=first, rng=random.Random(seed)
+    )
     leaders, _ = loads(both, directories)
     assert list(both) == list(range(first + more))
     assert max(leaders) - min(leaders) <= 1
     assert {len(replicas) for replicas in both.values()} == {factor}
-    start = alternate_racks(directories).index(current[0][0])
-    at_once = assign_replicas(first + more, factor, directories, start=start)
-    assert all(both[number] == at_once[number] for number in range(first, first + more))
+    at_once = assign_replicas(first + more, factor, directories, rng=random.Random(seed))
+    assert all(both[number] == at_once[number] for number in range(first + more))
 
 
 def test_partitions_that_are_added_avoid_the_directory_of_partition_0_that_is_gone():
     """A topic grows while its first leader's directory is offline, or was removed."""
-    current = assign_replicas(2, 2, no_racks(3))
-
-    assert all(0 not in each for each in add_partitions(3, current, {1: None, 2: None}).values())
-    added = add_partitions(3, current, no_racks(3), offline={0})
+    without_0 = assign_replicas(3, 2, {1: None, 2: None}, first_partition=2)
+    assert all(0 not in each for each in without_0.values())
+    added = assign_replicas(3, 2, no_racks(3), first_partition=2, offline={0})
     assert all(0 not in replicas for replicas in added.values())

@@ -263,9 +263,8 @@ class Failover:
         return lags
 
     def _missing(self) -> dict[str, int | None]:
-        lags, missing = self._lags(), dict.fromkeys(self._topics)
-        counts: dict[str, int | None] = dict(missing)
-        for (topic, _), lag in lags.items():
+        counts: dict[str, int | None] = dict.fromkeys(self._topics)
+        for (topic, _), lag in self._lags().items():
             if topic in counts:
                 counts[topic] = (counts[topic] or 0) + lag
         return counts

@@ -93,7 +93,6 @@ if TYPE_CHECKING:
     from embedlog.registry import SchemaRegistry
     from embedlog.replication.compare import ReplicaDifference
     from embedlog.retention.retain import RetentionResult
-    from embedlog.times import When
 
 Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
 Progress = Callable[[int, int], None]
@@ -740,6 +739,7 @@ class Log:
 
     def _add_second(self, path: str, rack: str | None) -> int:
         """Reopen the log in two directories."""
+        from embedlog.api.replicas import id_of, several
         from embedlog.files.paths import real_path
         from embedlog.replication.root import ReplicatedRoot
 
@@ -756,7 +756,7 @@ class Log:
             self.root = open_root(before.path, **before.options())
             raise
         self._start_maintenance()
-        return next(each.id for each in self.replicas() if each.path == path)
+        return id_of(several(self.root), path)
 
     def remove_replica(
         self,

@@ -184,7 +184,7 @@ def remove_directories(
     log = several(root)
     if not force:
         log.context.check_writable()
-    ids = [_id_of(log, path) for path in paths]
+    ids = [id_of(log, path) for path in paths]
     check_left(log.controller.image, ids)
     if log.mode == "r":
         # It cannot be opened to write while it needs the directories that are given up here.
@@ -212,7 +212,7 @@ def _remove(
     remove_directories(root, ids, force=force, throttle=_throttle(throttle), progress=progress)
 
 
-def _id_of(root: ReplicatedRoot, path: str) -> int:
+def id_of(root: ReplicatedRoot, path: str) -> int:
     """Return the id of a directory of the log."""
     from embedlog.files.paths import real_path
 

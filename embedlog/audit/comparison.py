@@ -359,12 +359,11 @@ def _compare_partition(
         {*cuts, *reached.values(), cleaned},
     )
     deleted_below = max(counts.start, cleaned)
-    everything = slice(0, len(counts.first))
-    for window, records in selection.selected(counts.by_window(everything)):
+    for window, records in selection.selected(counts.by_window()):
         row = selection.rows[window, Counted(LOG)]
         row.records += records
         row.log_records += records
-    for window, size in selection.selected(_sizes(counts, everything)):
+    for window, size in selection.selected(counts.sizes()):
         selection.rows[window, Counted(LOG)].bytes += size
     written = [report for report in reports if report.client.tier == PRODUCER]
     deleted: dict[int, int] = {}
@@ -394,11 +393,6 @@ def _reached(root: Root, log: PartitionLog, who: tuple[str, str], reports: list[
         if committed is not None:
             reached = max(reached, committed.position.offset)
     return reached
-
-
-def _sizes(counts: PartitionCounts, cells: slice, chosen: Any = None) -> dict[int, int]:
-    windows, sizes = counts.window[cells], counts.size[cells]
-    return sums(windows, sizes) if chosen is None else sums(windows[chosen], sizes[chosen])
 
 
 # Producers
@@ -456,8 +450,7 @@ def _compare_producers(
             rows[window, who].log_records += found
             rows[window, who].doubled += found
     _count_unreported(selection, counts, reported, clients, ends)
-    everything = slice(0, len(counts.first))
-    anonymous_records = counts.by_window(everything, counts.producer_id < 0)
+    anonymous_records = counts.by_window(chosen=counts.producer_id < 0)
     deleted: dict[int, int] = {}
     for window in {*deficits, *anonymous_records}:
         if selection.has(window):
@@ -517,7 +510,6 @@ def _count_unreported(
         ends: Where the last report of each producer ends.
     """
     unreported = (counts.producer_id >= 0) & ~reported
-    everything = slice(0, len(counts.first))
     pairs = np.stack([counts.producer_id[unreported], counts.epoch[unreported]])
     for producer_id, epoch in np.unique(pairs, axis=1).T.tolist():
         identity = producer_id, epoch
@@ -525,13 +517,13 @@ def _count_unreported(
         who = clients.counted(identity)
         if identity in clients.closed and identity in ends:
             behind = own & (counts.first >= ends[identity])
-            for window, records in selection.selected(counts.by_window(everything, behind)):
+            for window, records in selection.selected(counts.by_window(chosen=behind)):
                 row = selection.rows[window, who]
                 row.log_records += records
                 row.doubled += records
             own &= ~behind
-        sizes = _sizes(counts, everything, own)
-        for window, records in selection.selected(counts.by_window(everything, own)):
+        sizes = counts.sizes(own)
+        for window, records in selection.selected(counts.by_window(chosen=own)):
             row = selection.rows[window, who]
             row.log_records += records
             row.records += records
@@ -588,7 +580,7 @@ class ReaderComparison:
         unreported = covered & (read == 0) & ~skipped
         self._add("unreported", unreported)
         self._add("records", unreported)
-        sizes = _sizes(counts, slice(0, len(counts.first)), unreported)
+        sizes = counts.sizes(unreported)
         for window, size in self._selection.selected(sizes):
             self._selection.rows[window, self._who].bytes += size
         # What was returned and not read again yet may still be read.

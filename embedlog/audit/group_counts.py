@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embedlog.audit.audit_topic import (
@@ -28,6 +28,7 @@ from embedlog.audit.audit_topic import (
     Client,
     Report,
 )
+from embedlog.audit.producer_counts import CountedRun
 from embedlog.audit.reporter import reporter_of, this_client
 from embedlog.batch import MINUTE_MS, Batch
 from embedlog.errors import EmbedlogError
@@ -60,25 +61,10 @@ class ReadRange:
         self.first, self.records, self.size = offset, self.records - records, self.size - size
         return part
 
-
-class _CommittedRange:
-    """Records that were committed, by minute."""
-
-    __slots__ = ("first", "minutes", "stop")
-
-    def __init__(self, first: int) -> None:
-        self.first = self.stop = first
-        self.minutes: dict[int, list[int]] = {}
-
-    def add(self, read: ReadRange) -> None:
-        """Add a range that begins where this one ends."""
-        self.stop = read.stop
-        count = self.minutes.get(read.minute)
-        if count is None:
-            self.minutes[read.minute] = [read.records, read.size]
-        else:
-            count[0] += read.records
-            count[1] += read.size
+    def add_to(self, run: CountedRun) -> None:
+        """Count it in a run that ends where it begins."""
+        run.stop = self.stop
+        run.add(self.minute, self.records, self.size)
 
 
 class ReadCounts:
@@ -89,7 +75,7 @@ class ReadCounts:
     ) -> None:
         self._client, self.log, self._late = client, log, late
         self._pending: list[ReadRange] = []
-        self._committed: _CommittedRange | None = None
+        self._committed: CountedRun | None = None
         """What was committed and is not reported."""
         self._reports: list[Report] = []
         self._end = self._settled = committed
@@ -181,8 +167,8 @@ class ReadCounts:
             committed = self._committed
             if committed is None or committed.stop != part.first:
                 self._finish()
-                committed = self._committed = _CommittedRange(part.first)
-            committed.add(part)
+                committed = self._committed = CountedRun(part.first)
+            part.add_to(committed)
             end = part.stop
         if end is not None and end < offset:
             self._reports.append(self._report(SKIP, end, offset))
@@ -192,8 +178,7 @@ class ReadCounts:
         """Report the range that was committed."""
         committed, self._committed = self._committed, None
         if committed is not None:
-            where = committed.first, committed.stop
-            self._reports.append(self._report(COUNT, *where, committed.minutes))
+            self._reports.append(self._report_run(COUNT, committed))
 
     def take(self) -> list[Report]:
         """Return what was committed since the last call."""
@@ -205,22 +190,19 @@ class ReadCounts:
     def close(self) -> list[Report]:
         """Return what is left: the partition goes to another member, or to none."""
         reports = self.take()
-        returned: _CommittedRange | None = None
+        returned: list[CountedRun] = []
         for read in self._pending:
-            if returned is None or returned.stop != read.first:
-                if returned is not None:
-                    where = returned.first, returned.stop
-                    reports.append(self._report(RETURN, *where, returned.minutes))
-                returned = _CommittedRange(read.first)
-            returned.add(read)
-        if returned is not None:
-            where = returned.first, returned.stop
-            reports.append(self._report(RETURN, *where, returned.minutes))
+            if not returned or returned[-1].stop != read.first:
+                returned.append(CountedRun(read.first))
+            read.add_to(returned[-1])
         self._pending = []
-        return reports
+        return reports + [self._report_run(RETURN, run) for run in returned]
+
+    def _report_run(self, kind: str, run: CountedRun) -> Report:
+        return self._report(kind, run.first, run.stop, run.minutes())
 
     def _report(
-        self, kind: str, first: int, stop: int, minutes: Mapping[int, list[int]] | None = None
+        self, kind: str, first: int, stop: int, minutes: Mapping[int, Sequence[int]] | None = None
     ) -> Report:
         log = self.log
         where = log.topic, log.topic_id, log.partition, first, stop

@@ -19,6 +19,7 @@ from embedlog.partition import PartitionLog
 
 _READ_BYTES = 64 << 20
 """Read this much of a file at once: of large batches only the heads and two columns."""
+_ALL = slice(None)
 
 _Cell = tuple[int, int, int, int, int, int]
 """Its first offset, window, records, bytes, and the id and the epoch of its producer."""
@@ -104,7 +105,7 @@ class PartitionCounts:
         """Return which cells lie between two of the offsets that were given."""
         return slice(*self.first.searchsorted((first, stop)).tolist())
 
-    def by_window(self, cells: slice, chosen: Any = None) -> dict[int, int]:
+    def by_window(self, cells: slice = _ALL, chosen: Any = None) -> dict[int, int]:
         """Return the records of cells by window.
 
         Args:
@@ -115,6 +116,10 @@ class PartitionCounts:
         if chosen is not None:
             windows, records = windows[chosen], records[chosen]
         return sums(windows, records)
+
+    def sizes(self, chosen: Any = _ALL) -> dict[int, int]:
+        """Return the bytes of cells by window; of all, or of those that are chosen."""
+        return sums(self.window[chosen], self.size[chosen])
 
 
 def sums(windows: Any, values: Any) -> dict[int, int]:

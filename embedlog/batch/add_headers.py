@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from embedlog.batch.arrays import number
@@ -144,5 +143,5 @@ def trimmed(batch: Batch, offset: int) -> EncodedBatch:
         whole.base_sequence = whole.base_sequence + skipped & 0x7FFFFFFF
     result = like(result, whole)
     if whole.span is not None:
-        result = replace(result, span=whole.span - skipped)
+        result.span = whole.span - skipped
     return result

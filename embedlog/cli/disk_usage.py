@@ -32,8 +32,9 @@ def usage(args: argparse.Namespace) -> int:
     """Print the bytes of topics, partitions and other files; with --segments of each segment."""
     with to_read(args) as log:
         infos = {name: log.root.topic(name) for name in args.topics} or log.root.topics()
-        # Of several directories, all that are online.
-        roots = [directory.path for directory in log.replicas() if directory.online]
+        roots = [log.path]
+        if log.root.replicated:
+            roots = [directory.path for directory in log.replicas() if directory.online]
         topics = [_topic(roots, info) for info in infos.values()]
     topics.sort(key=_by_size, reverse=True)
     others = [] if args.topics else _others(roots, {info.directory for info in infos.values()})

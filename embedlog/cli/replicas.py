@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print the directories; fails if one is offline, or a partition has no leader."""
+    """Print the directories; fails if one is offline."""
     with to_read(args) as log:
         directories = log.replicas()
     heads, rows = directories.rows()
@@ -35,9 +35,11 @@ def show(args: argparse.Namespace) -> int:
 
 def add(args: argparse.Namespace) -> int:
     """Add a directory."""
+    from embedlog.api.replicas import several
+
     with to_write(args) as log:
         number = log.add_replica(args.path, args.rack)
-        path = next(each.path for each in log.replicas() if each.id == number)
+        path = several(log.root).controller.current().image.directories[number].path
     say_result(args, {"id": number, "path": path, "rack": args.rack}, ())
     note(f"Added {path} as directory {number}; `embedlog reassign` plans what to copy there")
     return OK

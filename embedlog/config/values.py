@@ -21,6 +21,11 @@ INT_MAX = (1 << 31) - 1
 _FALSE_TRUE = {"false": False, "true": True}
 
 
+def setting_text(value: object) -> str:
+    """Return the value of a setting as Kafka's brokers write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def checked(default: object, check: Callable[[Any], object]) -> Any:
     """Declare a setting with its check."""
     return dataclass_field(default=default, metadata={"check": check})

@@ -12,6 +12,7 @@ from embedlog import errors as log_errors
 from embedlog.api import Log
 from embedlog.catalog import INTERNAL
 from embedlog.config import MaintenanceConfig, TopicConfig
+from embedlog.config.values import setting_text
 from embedlog.consumer.group_client import open_group
 from embedlog.kafka import admin_operations as operations
 from embedlog.kafka import admin_types, errors
@@ -905,7 +906,7 @@ def _entries(
 ) -> dict[str, dict[str, Any]]:
     return {
         name: {
-            "value": operations.setting_text(value),
+            "value": setting_text(value),
             "read_only": read_only,
             "config_source": source if read_only or value != defaults[name] else "DEFAULT_CONFIG",
             "is_sensitive": False,

@@ -114,11 +114,6 @@ def election_results(
     return results
 
 
-def setting_text(value: object) -> str:
-    """Return the value of a setting as brokers write it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def lookup_offset(log: Log, topic: str, partition: int, spec: int) -> tuple[int, int, int | None]:
     """Return an offset with its timestamp and leader epoch, -1 where there is none.
 

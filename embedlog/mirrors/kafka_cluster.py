@@ -109,7 +109,7 @@ class KafkaCluster:
         except library.KafkaException as error:
             raise self.error(what, error.args[0], **facts) from error
         except (library.KafkaError, TimeoutError) as error:
-            # A client may ask a coordinator for ever that broke: librdkafka's issue 5511.
+            # A client may keep asking a coordinator that broke, for ever: librdkafka's issue 5511.
             self.admin = self._client(admin_library().AdminClient, {})
             raise self.error(what, error, **facts) from error
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from threading import Event
 from time import monotonic
 from typing import Any
@@ -37,6 +36,7 @@ from embedlog.mirrors.kafka_cluster import (
     admin_library,
     client_library,
 )
+from embedlog.mirrors.offset_translation import stretches
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 _TOPICS_SECONDS = 5.0
@@ -230,11 +230,10 @@ class KafkaSource:
             else:
                 buffer.error = error
         most = self._most_bytes()
-        full = [key for key, buffer in self._buffers.items() if buffer.bytes > most]
-        for key in full:
-            if not self._buffers[key].paused:
+        for key, each in self._buffers.items():
+            if each.bytes > most and not each.paused:
                 self._consumer.pause([client_library().TopicPartition(*key)])
-                self._buffers[key].paused = True
+                each.paused = True
         return bool(messages)
 
     def _most_bytes(self) -> int:
@@ -267,7 +266,7 @@ class KafkaSource:
         if not messages:
             return
         offsets = [message.offset() for message in messages]
-        runs = offsets[-1] + 1 - offsets[0] - len(offsets) and list(_runs(offsets))
+        runs = offsets[-1] + 1 - offsets[0] - len(offsets) and list(stretches(offsets))
         if runs and len(messages) < _FEW_ROWS * len(runs):
             # From now on: batches of either kind are in segments of their own.
             buffer.has_offsets = True
@@ -335,16 +334,6 @@ def _codec(topic: SourceTopic | None) -> str:
     """Return how to compress the batches of a topic: as it does, if that is known."""
     codec = None if topic is None else topic.config.get("compression.type")
     return codec if codec in ("lz4", "zstd") else "none"
-
-
-def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the stretches of indexes without gaps between their offsets."""
-    begin = 0
-    for number, (before, offset) in enumerate(pairwise(offsets), 1):
-        if offset != before + 1:
-            yield begin, number
-            begin = number
-    yield begin, len(offsets)
 
 
 def _pieces(messages: Sequence[Any], first: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from embedlog.batch import CONTROL, EXPLICIT_OFFSETS, EncodedBatch, PlacedBatch
 from embedlog.batch.add_headers import add_headers, to_batch
+from embedlog.config.values import setting_text
 from embedlog.errors import FencedError, MirrorConflictError, MirrorDivergedError
 from embedlog.lazy import np, pa
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
@@ -128,7 +129,7 @@ class KafkaTarget:
         self._producer: Any = None
         self._batch_bytes = _BATCH_BYTES
         self._group_metadata: Any = None
-        self._source_key = b""
+        self._key, self._source_key = site_key(self.site_id), b""
         self._source_topics: dict[str, SourceTopic] = {}
         self._topic_ids: dict[str, str] = {}
         """The ids that copies have at the cluster."""
@@ -236,7 +237,7 @@ class KafkaTarget:
 
     def _create(self, name: str, topic: SourceTopic) -> Any:
         """Create a topic with the settings of the source, without those that Kafka refuses."""
-        config = {key: _as_text(value) for key, value in topic.config.items()}
+        config = {key: setting_text(value) for key, value in topic.config.items()}
         config = {key: value for key, value in config.items() if key not in _OWN_SETTINGS}
         return self._create_topic(name, topic.partitions, config)
 
@@ -255,7 +256,7 @@ class KafkaTarget:
                 if code != codes.INVALID_CONFIG or not refused:
                     what = "The topic cannot be created"
                     raise self._cluster.error(what, error.args[0], topic=name) from error
-                # Kafka's limits are others: its segments, for one, have at least 1 MiB.
+                # Kafka has different limits: its segments, for example, have at least 1 MiB.
                 config = {key: value for key, value in config.items() if key not in refused}
             else:
                 return self._await_topic(name)
@@ -278,9 +279,9 @@ class KafkaTarget:
                 admin.create_partitions([more])[name].result(REQUEST_SECONDS)
         current = self._config_of(name)
         changes = {
-            key: _as_text(value)
+            key: setting_text(value)
             for key, value in topic.config.items()
-            if key not in _OWN_SETTINGS and current.get(key) not in (None, _as_text(value))
+            if key not in _OWN_SETTINGS and current.get(key) not in (None, setting_text(value))
         }
         for key, value in changes.items() if not self._merge else ():
             entry = library.ConfigEntry(
@@ -405,7 +406,7 @@ class KafkaTarget:
             try:
                 yield producer
             except SystemError as error:
-                # A fatal error that the client has raised before it called back with reports.
+                # A fatal error that the client raised before its delivery callbacks ran.
                 if not isinstance(error.__cause__, library.KafkaException):
                     raise
                 raise error.__cause__ from None
@@ -500,11 +501,7 @@ class KafkaTarget:
             offsets = np.asarray(stored.offsets())
         else:
             offsets = np.arange(offset, offset + encoded.count)
-        columns, site, target = (
-            stored.columns(verify=False),
-            self._source_key,
-            site_key(self.site_id),
-        )
+        columns, site, target = stored.columns(verify=False), self._source_key, self._key
         numbers = pa.array(np.arange(len(offsets)))
         columns = columns.append_column("number", numbers)
         columns = with_hop(columns, "headers", offsets, site, target, relay=self._relay)
@@ -566,7 +563,7 @@ class KafkaTarget:
         try:
             done.result(2 * REQUEST_SECONDS)
         except TimeoutError:
-            self._producer = None  # The call has it for ever; the next producer fences it.
+            self._producer = None  # The call never gives it back; the next producer fences it.
             what, seconds = "The position cannot be written", f"in {2 * REQUEST_SECONDS:.0f} s"
             raise self._cluster.error(what, seconds, **key._asdict()) from None
 
@@ -682,11 +679,6 @@ class KafkaTarget:
         """End the producer, and release the locks."""
         self._drop_producer()
         self._locks.close()
-
-
-def _as_text(value: object) -> str:
-    """Return a setting as Kafka has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _until_end(consumer: Any) -> Iterator[Any]:

@@ -62,18 +62,28 @@ class OffsetSync(NamedTuple):
                 start = runs[-1].source_offset + runs[-1].records
 
 
+def stretches(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the stretches of indexes without gaps between their offsets.
+
+    >>> list(stretches([5, 6, 9]))
+    [(0, 2), (2, 3)]
+    """
+    begin = 0
+    for number, (before, offset) in enumerate(pairwise(offsets), 1):
+        if offset != before + 1:
+            yield begin, number
+            begin = number
+    yield begin, len(offsets)
+
+
 def runs_of(source_offsets: Sequence[int], target_offset: int) -> Iterator[OffsetRun]:
     """Yield the runs of records that got consecutive offsets.
 
     >>> [tuple(run) for run in runs_of([5, 6, 9], 100)]
     [(5, 100, 2), (9, 102, 1)]
     """
-    begin = 0
-    for number, (before, offset) in enumerate(pairwise(source_offsets), 1):
-        if offset != before + 1:
-            yield OffsetRun(source_offsets[begin], target_offset + begin, number - begin)
-            begin = number
-    yield OffsetRun(source_offsets[begin], target_offset + begin, len(source_offsets) - begin)
+    for begin, stop in stretches(source_offsets):
+        yield OffsetRun(source_offsets[begin], target_offset + begin, stop - begin)
 
 
 class OffsetTranslation:

@@ -8,16 +8,31 @@ the next one to use the partition moves the tail (`finish`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from embedlog import catalog, keyspace, kv
 from embedlog.catalog import PartitionInfo
 from embedlog.partition.state import PartitionState, sync_files
 from embedlog.partition.tail import TAILS, Tail
 
 
+def with_epoch(epochs: Sequence[tuple[int, int]], epoch: int, offset: int) -> list[tuple[int, int]]:
+    """Return epochs, as `catalog.epochs` does, with one that begins at an offset (A37).
+
+    Nothing changes if it is the last one already.  Epochs that do not end before it are
+    dropped: those that start at the offset or past it have no records, and larger ones were
+    of a history that was truncated.
+    """
+    if epochs and epochs[-1][0] == epoch and epochs[-1][1] <= offset:
+        return list(epochs)
+    kept = [entry for entry in epochs if entry[0] < epoch and entry[1] < offset]
+    return [*kept, (epoch, offset)]
+
+
 def put(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:
-    """Add an epoch; those that began at or past its start never had a record (A37)."""
-    earlier = [entry for entry in catalog.epochs(txn, key) if entry[1] < offset]
-    keyspace.LEADER_EPOCHS.put(txn, key, value=[*earlier, (epoch, offset)])
+    """Add an epoch that begins at an offset; see `with_epoch`."""
+    epochs = with_epoch(catalog.epochs(txn, key), epoch, offset)
+    keyspace.LEADER_EPOCHS.put(txn, key, value=epochs)
 
 
 def begin(log: PartitionState, tail: Tail, epoch: int, offset: int) -> Tail:

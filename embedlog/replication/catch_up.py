@@ -12,10 +12,8 @@ partition's lock, copies what came meanwhile, flushes, and has the copy join the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
 
 from embedlog import catalog, kv
 from embedlog.catalog import SegmentInfo
@@ -29,16 +27,7 @@ from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.segment import CHUNK_BYTES
 
-_SEGMENT_NAME = re.compile(r"\d{20}-\d+\.arrows")
 _MOST_PASSES = 100
-
-
-class CatchUpResult(NamedTuple):
-    """What catching up took."""
-
-    copied_bytes: int
-    compared_bytes: int
-    removed_files: int
 
 
 class _StoppedError(Exception):
@@ -105,11 +94,6 @@ class ReplicaCopy:
                 return assignment.expand([self.directory.id]) if same else assignment
 
             log.controller.change_assignment(log.key, expand)
-
-    @property
-    def result(self) -> CatchUpResult:
-        """What it took so far."""
-        return CatchUpResult(self.copied_bytes, self.compared_bytes, self.removed_files)
 
     def _check_stopped(self) -> None:
         if self._stopped():
@@ -196,6 +180,6 @@ class ReplicaCopy:
 
         names = log.context.state.read(named)
         for name in files.list(directory):
-            if _SEGMENT_NAME.fullmatch(name) and name not in names:
+            if catalog.SEGMENT_NAME.fullmatch(name) and name not in names:
                 files.unlink(f"{directory}/{name}")
                 self.removed_files += 1

@@ -7,11 +7,12 @@ led.  So no process waits for another one, and a program that is running goes on
 operation.
 
 Order, when a directory breaks: the epoch pages show a new epoch; then the metadata is written
-to the remaining directories.  So nobody goes on with old metadata because a process was killed
-after the write: a new in-sync replica, for example, would miss what others append.  One that is
-killed before the write leaves an epoch that nobody finds; until the housekeeping writes it,
-all look for it in every operation.  A process that has not looked at the pages yet writes to
-more directories than it has to.
+to the remaining directories.  If it were the other way round, and the process was killed in
+between, the others would go on with old metadata: a new in-sync replica, for example, would
+miss what they append.  A process that is killed before it writes the metadata leaves an epoch
+that is in no database; until the housekeeping writes one, all processes look for it in every
+operation.  A process that has not looked at the pages yet writes to more directories than it
+has to.
 """
 
 from __future__ import annotations

@@ -84,18 +84,5 @@ def truncation_point(
         follower = [entry for entry in follower if entry[0] <= own.epoch]
 
 
-def begin_epoch(epochs: EpochCache, epoch: int, start_offset: int) -> list[tuple[int, int]]:
-    """Return the epochs with one that begins at an offset.
-
-    Nothing changes if it is the last one already.  Epochs that do not end before it are
-    dropped: those that start at the offset or past it have no records, and larger ones were
-    of a history that was truncated.
-    """
-    if epochs and epochs[-1][0] == epoch and epochs[-1][1] <= start_offset:
-        return list(epochs)
-    kept = [entry for entry in epochs if entry[0] < epoch and entry[1] < start_offset]
-    return [*kept, (epoch, start_offset)]
-
-
 def _epoch(entry: tuple[int, int]) -> int:
     return entry[0]

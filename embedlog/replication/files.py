@@ -17,7 +17,7 @@ An operation that a directory refuses, because its disk is broken, takes it offl
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from operator import methodcaller
@@ -251,31 +251,28 @@ class ReplicatedFiles(Files):
         """Open the copies of a file that exists at the leader; a follower may lack it."""
         epoch = self._controller.current().epoch
         directories = self._directories(handle.path, handle.key)
-        opened = dict(handle.copies)
-        copies: Copies = []
-        for number, directory in enumerate(directories if handle.write else directories[:1]):
-            fd = opened.pop(directory, None)
-            if fd is None:
-                if number:
-                    _attempt(directory, partial(make_parents, path=handle.path))
-                open_file = partial(
-                    _open_file, path=handle.path, write=handle.write, create=number > 0
-                )
-                try:
-                    fd = _attempt(directory, open_file)
-                except StorageError as error:
-                    if number or not (error.missing and opened and handle.write):
-                        raise
-                    # It was elected in this operation, though it was not in sync.
-                    raise _new_leader(handle.path) from error
-                if handle.kept:
-                    directory.files.keep(fd)
-            copies.append((directory, fd))
-            handle.copies = [*copies, *opened.items()]
-        for directory, fd in opened.items():
-            with suppress(EmbedlogError):
-                directory.files.close(fd)
-        handle.copies, handle.epoch, handle.leader_checked = copies, epoch, False
+        leader, had_copies = directories[0], bool(handle.copies)
+
+        def open_copy(directory: LogDirectory) -> int:
+            is_follower = directory is not leader
+            if is_follower:
+                _attempt(directory, partial(make_parents, path=handle.path))
+            open_file = partial(
+                _open_file, path=handle.path, write=handle.write, create=is_follower
+            )
+            try:
+                fd = _attempt(directory, open_file)
+            except StorageError as error:
+                if is_follower or not (error.missing and had_copies and handle.write):
+                    raise
+                # It was elected in this operation, though it was not in sync.
+                raise _new_leader(handle.path) from error
+            if handle.kept:
+                directory.files.keep(fd)
+            return fd
+
+        _reopen(handle, directories if handle.write else directories[:1], open_copy)
+        handle.epoch, handle.leader_checked = epoch, False
 
     def _copies(self, fd: int) -> Copies:
         """Return the open copies of a file as of the present epoch."""
@@ -415,9 +412,7 @@ class ReplicatedFiles(Files):
 
     def _close_copies(self, handle: _Handle) -> None:
         copies, handle.copies = handle.copies, []
-        for directory, fd in copies:
-            with suppress(EmbedlogError):
-                directory.files.close(fd)
+        _close_each(copies)
 
     def keep(self, fd: int) -> None:
         """As `Files.keep`."""
@@ -512,23 +507,17 @@ class ReplicatedFiles(Files):
         Where it is missing, it is created; without ``create`` it must exist in one of them.
         """
         epoch, online = self._controller.current().epoch, self._controller.online
-        opened = dict(handle.copies)
-        if not create and not opened:
+        if not create and not handle.copies:
             self._in_all(handle.path, partial(_check_exists, handle.path), some_may_lack_it=True)
-        copies = []
-        for directory in online:
-            fd = opened.pop(directory, None)
-            if fd is None:
-                write = directory.files.writable
-                fd = _attempt(
-                    directory, partial(_open_file, path=handle.path, write=write, create=write)
-                )
-            copies.append((directory, fd))
-            handle.copies = [*copies, *opened.items()]
-        for directory, fd in opened.items():
-            with suppress(EmbedlogError):
-                directory.files.close(fd)
-        handle.copies, handle.epoch = copies, epoch
+
+        def open_copy(directory: LogDirectory) -> int:
+            write = directory.files.writable
+            return _attempt(
+                directory, partial(_open_file, path=handle.path, write=write, create=write)
+            )
+
+        _reopen(handle, online, open_copy)
+        handle.epoch = epoch
 
     def try_lock(self, fd: int, shared: bool = False) -> bool:
         """As `Files.try_lock`: free in every directory that is online."""
@@ -610,6 +599,30 @@ class BrokenDirectoryError(Exception):
     def __init__(self, directory: LogDirectory, error: Exception) -> None:
         super().__init__(directory, error)
         self.directory, self.error = directory, error
+
+
+def _reopen(
+    handle: _Handle,
+    directories: Sequence[LogDirectory],
+    open_copy: Callable[[LogDirectory], int],
+) -> None:
+    """Have a file open in these directories, and in no others.
+
+    What is open already stays.  If ``open_copy`` raises, nothing is closed.
+    """
+    opened, copies = dict(handle.copies), []
+    for directory in directories:
+        fd = opened.pop(directory, None)
+        copies.append((directory, open_copy(directory) if fd is None else fd))
+        handle.copies = [*copies, *opened.items()]
+    _close_each(opened.items())
+    handle.copies = copies
+
+
+def _close_each(copies: Iterable[tuple[LogDirectory, int]]) -> None:
+    for directory, fd in copies:
+        with suppress(EmbedlogError):
+            directory.files.close(fd)
 
 
 def _of_copy(operation: Callable[[Files, int], T], copy: int, files: Files) -> T:

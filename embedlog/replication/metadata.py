@@ -159,18 +159,6 @@ def without(image: MetadataImage, directories: Collection[int]) -> MetadataImage
     return replace(image, directories=left)
 
 
-def newest(images: Mapping[int, MetadataImage], versions: Mapping[int, int]) -> int:
-    """Return the directory whose metadata counts, of those that can be read.
-
-    Raises:
-        ReplicasDivergedError: Two directories went on without each other.
-    """
-    check_agreement(images)
-    # A directory that others have taken offline lacks what they wrote since, and its epoch is
-    # lower.
-    return max(images, key=lambda each: (images[each].epoch, versions[each], -each))
-
-
 def check_agreement(images: Mapping[int, MetadataImage]) -> None:
     """Raise if two directories have taken each other offline, and went on alone.
 

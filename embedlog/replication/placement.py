@@ -79,40 +79,6 @@ def assign_replicas(
     return assignment
 
 
-def add_partitions(
-    partitions: int,
-    current: Mapping[int, Sequence[int]],
-    directories: Racks,
-    *,
-    offline: Collection[int] = (),
-) -> dict[int, tuple[int, ...]]:
-    """Return the replicas of new partitions of a topic that has some already.
-
-    They have the replication factor of partition 0, and continue the round robin that began
-    at its preferred leader, as in Kafka: the result is that of a topic that was created with
-    all its partitions and this ``start``.
-
-    Args:
-        partitions: How many partitions to add.
-        current: The replicas of each partition that the topic has.
-        directories: The rack of each directory, by its id.
-        offline: Directories that cannot be written at present.
-
-    Raises:
-        InvalidPartitionsError, InvalidReplicationFactorError: As `assign_replicas`.
-    """
-    leaders = [each for each in alternate_racks(directories) if each not in offline]
-    first = current[0]
-    return assign_replicas(
-        partitions,
-        len(first),
-        directories,
-        first_partition=len(current),
-        start=leaders.index(first[0]) if first[0] in leaders else 0,
-        offline=offline,
-    )
-
-
 def alternate_racks(directories: Racks) -> list[int]:
     """Return the directories in an order in which racks alternate as long as possible.
 

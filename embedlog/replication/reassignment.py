@@ -68,11 +68,6 @@ def reassign(current: Mapping[P, Sequence[int]], directories: Racks) -> dict[P, 
     return {partition: new for partition, old, new in plan if new != old}
 
 
-def count_moves(current: Mapping[P, Sequence[int]], plan: Mapping[P, Sequence[int]]) -> int:
-    """Return how many replicas a plan copies to another directory."""
-    return sum(len(set(replicas) - set(current[each])) for each, replicas in plan.items())
-
-
 def _keep_ranks(before: tuple[int, ...], after: Collection[int]) -> tuple[int, ...]:
     """Order the replicas after a move: those that stay keep their ranks."""
     new = iter(sorted(set(after) - set(before)))

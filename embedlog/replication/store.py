@@ -33,7 +33,8 @@ T = TypeVar("T")
 EPOCH_BITS = 40
 """The numbers of transactions have fewer bits than this."""
 _NUMBER = (1 << EPOCH_BITS - 1) - 1
-_VERSION_KEYS = {"state": METADATA_VERSION.key(), "live": LIVE_VERSION.key()}
+_VERSIONS: dict[str, Any] = {"state": METADATA_VERSION, "live": LIVE_VERSION}
+"""The table with the version row of a database."""
 
 
 class _UnevenError(Exception):
@@ -78,7 +79,7 @@ class ReplicatedStore:
 
     def __init__(self, controller: OpenDirectories, name: str) -> None:
         self._controller, self._name = controller, name
-        self._version_key = _VERSION_KEYS[name]
+        self._version_key = _VERSIONS[name].key()
         self._even_epoch = -1
         """The epoch in which all databases were found to have the same writes."""
         self._written_epoch = 0
@@ -169,12 +170,7 @@ class ReplicatedStore:
             stores = [directory.stores[self._name] for directory in directories]
             held = self._acquire(directories, stores, timeout, failed)
             try:
-                # Not `current`, which may write: this holds the locks.
-                if (
-                    len(held) == len(stores)
-                    and not self._controller.is_stale()
-                    and directories is self._controller.online
-                ):
+                if len(held) == len(stores) and self._are_online(directories):
                     result = self._commit(directories, step, failed)
             finally:
                 for store in reversed(held):
@@ -187,6 +183,11 @@ class ReplicatedStore:
                 self._controller.refresh()
             if result:
                 return result[0]
+
+    def _are_online(self, directories: tuple[LogDirectory, ...]) -> bool:
+        """Whether these are still the directories that are online; by the holder of the locks."""
+        # Not `current`, which may write.
+        return not self._controller.is_stale() and directories is self._controller.online
 
     def _check_kept(self, committed: Sequence[LogDirectory]) -> None:
         """Raise if none of the directories that have a write is online any more.
@@ -219,11 +220,7 @@ class ReplicatedStore:
             stores = [directory.stores[self._name] for directory in directories]
             held = self._acquire(directories, stores, None, failed)
             try:
-                if (
-                    len(held) == len(stores)
-                    and not self._controller.is_stale()
-                    and online is self._controller.online
-                ):
+                if len(held) == len(stores) and self._are_online(online):
                     self._make_even(directories, stores, failed)
                     if not failed:
                         yield directories
@@ -371,8 +368,8 @@ class ReplicatedStore:
 
     def _repeat(self, row: bytes, txn: kv.Txn) -> None:
         """Make the changes of a write from its version row."""
-        table: Any = METADATA_VERSION if self._name == "state" else LIVE_VERSION
-        kv.apply_changes(txn, unpack_changes(table.load(self._version_key, row).changes))
+        version = _VERSIONS[self._name].load(self._version_key, row)
+        kv.apply_changes(txn, unpack_changes(version.changes))
         txn.put(self._version_key, row)
 
     # The database that is read
@@ -431,6 +428,6 @@ def version_of(name: str, row: bytes | None) -> int:
     """Return how many writes a database has, by its version row."""
     if row is None:
         return 0
-    table: Any = METADATA_VERSION if name == "state" else LIVE_VERSION
-    version: int = table.load(_VERSION_KEYS[name], row).version
+    table = _VERSIONS[name]
+    version: int = table.load(table.key(), row).version
     return version

@@ -6,7 +6,6 @@ Runs while no other process is attached, so it may replace a database.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import dropwhile
@@ -31,7 +30,6 @@ CLEAN_FILE = "closed"
 COPY = "state.copy"
 CHECKED_AT_CLOSE = 1 << 20
 """A clean close checks databases up to this many bytes, which takes 40 ms at most."""
-_SEGMENT_NAME = re.compile(r"(\d{20})-(\d+)\.arrows")
 
 
 def prepare(files: Files) -> list[str]:
@@ -338,7 +336,7 @@ def _names(files: Files, directory: str) -> list[str]:
 
 def _segment_files(files: Files, directory: str) -> list[tuple[int, int, str]]:
     """Return base offset, number and name of the segment files in a directory, by name."""
-    matches = map(_SEGMENT_NAME.fullmatch, _names(files, directory))
+    matches = map(catalog.SEGMENT_NAME.fullmatch, _names(files, directory))
     return [(int(match[1]), int(match[2]), match[0]) for match in matches if match]
 
 
@@ -522,7 +520,7 @@ def _unnamed(
         unnamed += [
             path
             for path in present[topic]
-            if path not in named and _SEGMENT_NAME.fullmatch(path.rpartition("/")[2])
+            if path not in named and catalog.SEGMENT_NAME.fullmatch(path.rpartition("/")[2])
         ]
     return unnamed
 

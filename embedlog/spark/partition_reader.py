@@ -74,20 +74,26 @@ def read_input_partition(
         NotALogError: The log does not exist on this host.
     """
     freeze_gc()
-    for part in partition.slices:
-        root, part = _located(partition.root, part)
-        files = _open_root(root)
-        try:
-            versions = partition.schemas.get(part.topic)
-            if versions is None:
-                yield from _read_slice(files, part, names)
-            else:
-                yield from _read_typed_slice(files, part, TypedSliceReader(fields, part, versions))
-        except DataLossError as error:
-            if fail_on_data_loss:
-                raise
-            _logger.warning("%s", error)
-        finally:
+    opened: dict[str, Files] = {}
+    try:
+        for part in partition.slices:
+            root, part = _located(partition.root, part)
+            files = opened.get(root)
+            if files is None:
+                files = opened[root] = _open_root(root)
+            try:
+                versions = partition.schemas.get(part.topic)
+                if versions is None:
+                    yield from _read_slice(files, part, names)
+                else:
+                    reader = TypedSliceReader(fields, part, versions)
+                    yield from _read_typed_slice(files, part, reader)
+            except DataLossError as error:
+                if fail_on_data_loss:
+                    raise
+                _logger.warning("%s", error)
+    finally:
+        for files in opened.values():
             files.close_all()
 
 

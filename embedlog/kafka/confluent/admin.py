@@ -10,12 +10,14 @@ from typing import Any, NoReturn, TypeVar
 
 from embedlog.catalog import INTERNAL, refuse_internal
 from embedlog.config import TopicConfig
+from embedlog.config.values import setting_text
 from embedlog.consumer.group_client import open_group
 from embedlog.errors import EmbedlogError, GroupIdNotFoundError, NonEmptyGroupError
 from embedlog.kafka import admin_operations as operations
 from embedlog.kafka.cluster import (
     HOST,
     PORT,
+    DirectoryNode,
     cluster_id,
     controller_id,
     nodes,
@@ -125,16 +127,16 @@ class AdminClient(LogClient):
             raise TypeError("Expected input to be instance of TopicCollection")
 
         def describe(name: str) -> Any:
-            info = self._log.root.topic(name)
+            info, alive = self._log.root.topic(name), nodes(self._log)
             partitions = []
             for number in range(info.partitions):
                 leader, replicas, isr = placement(self._log, name, number)
                 partitions.append(
                     common.TopicPartitionInfo(
                         number,
-                        None if leader is None else self._node(leader),
-                        list(map(self._node, replicas)),
-                        list(map(self._node, isr)),
+                        None if leader is None else _node(leader, alive),
+                        [_node(each, alive) for each in replicas],
+                        [_node(each, alive) for each in isr],
                     )
                 )
             topic_id = common.Uuid(0, info.id)
@@ -144,18 +146,16 @@ class AdminClient(LogClient):
 
     def describe_cluster(self, **_: Any) -> Future[Any]:
         """Describe the log as a cluster, whose brokers are the directories that are online."""
-        return _future(
-            lambda: kinds.DescribeClusterResult(
-                self._node(controller_id(self._log)),
-                list(map(self._node, nodes(self._log))),
+
+        def describe() -> Any:
+            alive = nodes(self._log)
+            return kinds.DescribeClusterResult(
+                _node(controller_id(self._log), alive),
+                [_node(each, alive) for each in alive],
                 cluster_id(self._log),
             )
-        )
 
-    def _node(self, number: int) -> Any:
-        """Return a directory as a broker."""
-        node = nodes(self._log).get(number)
-        return common.Node(number, HOST, PORT, None if node is None else node.rack)
+        return _future(describe)
 
     def elect_leaders(
         self, election_type: Any, partitions: list[Any] | None = None, **_: Any
@@ -199,7 +199,7 @@ class AdminClient(LogClient):
         return {
             name: kinds.ConfigEntry(
                 name,
-                operations.setting_text(value),
+                setting_text(value),
                 kinds.ConfigSource.DYNAMIC_TOPIC_CONFIG
                 if name in overrides
                 else kinds.ConfigSource.DEFAULT_CONFIG,
@@ -329,7 +329,8 @@ class AdminClient(LogClient):
                     )
                 )
         return kinds.ConsumerGroupDescription(
-            *(name, False, members, assignor, state, self._node(controller_id(self._log))),
+            *(name, False, members, assignor, state),
+            _node(controller_id(self._log), nodes(self._log)),
             type=common.ConsumerGroupType.CLASSIC,
         )
 
@@ -399,6 +400,12 @@ class AdminClient(LogClient):
 
     def __exit__(self, *_: object) -> None:
         self._handle.close()
+
+
+def _node(number: int, alive: Mapping[int, DirectoryNode]) -> Any:
+    """Return a directory as a broker."""
+    node = alive.get(number)
+    return common.Node(number, HOST, PORT, None if node is None else node.rack)
 
 
 def _is_topic(resource: Any) -> bool:

@@ -70,7 +70,7 @@ class LogClient(Client):
 
 
 def cluster_metadata(log: Log, topic: str | None) -> Any:
-    """Return the metadata of the log as those of a cluster with one broker."""
+    """Return the metadata of the log as that of a cluster."""
     metadata: Any = kinds.ClusterMetadata()
     metadata.cluster_id = cluster_id(log)
     controller = controller_id(log)
