@@ -620,7 +620,7 @@ class Store:
         )
         # A table under a line of titles; "-" is an idle slot.
         rows = [line.split() for line in table.splitlines()[1:]]
-        readers = {(int(row[0]), row[1], int(row[2])) for row in rows if row[-1].isdigit()}
+        readers = {(int(row[0]), row[1], int(row[2])) for row in rows if row[-1].isdecimal()}
         return {reader for reader in readers if reader[2] < newest}
 
     def check_readers(self) -> int:

@@ -381,6 +381,7 @@ def test_a_cancelled_reassignment_leaves_the_old_replicas(isr, adding, removing,
     assert (reverted.replicas, reverted.isr) == ((3, 2, 1), after)
     assert not reverted.is_reassigning
     assert reverted.leader in after
+    assert reverted.leader_recovering == (reverted.leader not in isr)
     assert (reverted.leader_epoch, reverted.partition_epoch) == (100 + bool(adding), 201)
 
 

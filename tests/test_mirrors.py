@@ -1001,7 +1001,8 @@ def test_a_mirror_on_the_command_line(a, b, tmp_path, capsys):
     assert "since a failover" in capsys.readouterr().err
     assert main(["mirror", "status", ends[1]]) == 1
     assert main(["mirror", ends[0]]) == 2
-    assert main(["failover", "g", "--offset", "t=2", "--root", ends[1]]) == 2
+    for bad in ("t=2", "t:0", "t:0=²", "t:0=-1"):
+        assert main(["failover", "g", "--offset", bad, "--root", ends[1]]) == 2
     assert main(["failover", "g", "--strategy", "time", "--root", ends[1]]) == 2
     b.maintain()
     assert main(["activity", "--root", ends[1], "--kind", "failover", "--kind", "mirrored"]) == 0

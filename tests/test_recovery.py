@@ -615,6 +615,7 @@ def test_a_topic_created_after_the_copy_is_adopted(tmp_path):
     fill(make_log(root, {"segment.bytes": 3 * SIZE}, topic="new-one"), 5)
     abandon(root)
     break_state(tmp_path)
+    (tmp_path / "topics" / "somebody-²" / "³").mkdir(parents=True)
     root = open_root(tmp_path)
 
     assert any("adopted topic new-one" in line for line in root.startup_report)

@@ -6,13 +6,16 @@ import shutil
 
 import lmdb
 import pytest
+from support.clock import ManualClock
 from support.replicas import Directories, assignment, bring_back, notice, values
 
 from embedlog import catalog, errors, kv
 from embedlog.partition import leader_epochs, uncommitted_files
 from embedlog.partition.replace import Replacement
-from embedlog.replication import root
+from embedlog.replication import recovery, root
+from embedlog.replication.fetcher import ReplicaFetcher
 from embedlog.replication.metadata import METADATA_VERSION
+from embedlog.segment import CHUNK_BYTES
 
 
 @pytest.fixture
@@ -279,3 +282,149 @@ def test_a_copy_whose_files_were_deleted_is_made_again(directories, log):
         bring_back(another)
         assert values(another, "t") == [b"a", b"b"]
         check_equal(directories, another, "t")
+
+
+# Leaders that were not in sync
+
+
+@pytest.mark.parametrize("came_back", [True, False])
+def test_a_copy_with_another_history_leads_after_a_removal_with_what_it_shares(
+    directories, log, came_back
+):
+    """It was in no election, but is as little in sync as after an unclean one."""
+    log.create_topic("t", replication_factor=2, config={"unclean.leader.election.enable": True})
+    send(log, "t", [b"shared"])
+    first, second = assignment(log, "t").isr
+    directories.lose(log, first)
+    send(log, "t", [b"of 2", b"of 2"])
+    directories.put_back(first)
+    recovery.try_bring_back(log.root)
+    directories.lose(log, second)
+    send(log, "t", [b"of 1"])
+    log.alter_topic("t", {"unclean.leader.election.enable": False})
+    directories.put_back(second)
+    if came_back:
+        recovery.try_bring_back(log.root)
+    directories.lose(log, first)
+
+    log.remove_replica(str(directories.path(first)), force=True)
+    recovery.try_bring_back(log.root)
+
+    assert assignment(log, "t").leader == second
+    assert values(log, "t") == [b"shared"]
+    assert send(log, "t", [b"next"])[0].offset == 1
+    assert values(log, "t") == [b"shared", b"next"]
+
+
+def test_a_copy_that_catches_up_while_another_leader_is_elected_has_nothing_of_the_first(
+    directories, log
+):
+    """What the first leader alone had is at the same place in its file as what came after."""
+    log.create_topic("t")
+    send(log, "t", [b"shared"])
+    leader, _, behind = assignment(log, "t").isr
+    directories.lose(log, behind)
+    send(log, "t", [b"of 1"] * 5, acks=1)
+    directories.put_back(behind)
+    recovery.try_bring_back(log.root)
+    lost = []
+
+    def fail_over(_: int) -> None:
+        if not lost:
+            lost.append(leader)
+            directories.lose(log, leader)
+            send(log, "t", [b"of 2"] * 8)
+
+    recovery.copy_partition(
+        log.root.partition("t", 0), log.root.controller.directories[behind], progress=fail_over
+    )
+
+    assert lost
+    directories.put_back(leader)
+    bring_back(log)
+    assert values(log, "t") == [b"shared", *[b"of 2"] * 8]
+    check_equal(directories, log, "t")
+
+
+def test_a_follower_is_not_written_to_for_a_leader_that_was_replaced(directories, log):
+    """The housekeeping has read what the leader alone had, when the follower leads already."""
+    log.create_topic("t", replication_factor=2)
+    send(log, "t", [b"shared"])
+    leader, follower = assignment(log, "t").isr
+    send(log, "t", [b"of 1"] * 5, acks=1)
+    calls = iter(range(9))
+
+    def fail_over() -> bool:
+        if next(calls) == 1:  # the first is for the partition, the second for the bytes
+            directories.lose(log, leader)
+            send(log, "t", [b"of 2"] * 8)
+        return False
+
+    ReplicaFetcher({}).fetch(log.root, fail_over)
+
+    assert assignment(log, "t").leader == follower
+    assert next(calls) > 1
+    assert values(log, "t") == [b"shared", *[b"of 2"] * 8]
+    directories.put_back(leader)
+    bring_back(log)
+    first, second = (files for files in directories.copies("t").values() if files)
+    assert first == second
+
+
+# Followers that lag
+
+
+def test_a_follower_that_lags_leaves_the_isr_and_joins_when_it_has_everything(directories, log):
+    """It lags if it had not, for `replica.lag.time.max.ms`, all that the leader had."""
+    log.create_topic("t", replication_factor=2, config={"replica.lag.time.max.ms": 1000})
+    send(log, "t", [b"x"])
+    leader, follower = assignment(log, "t").isr
+    clock, histories = ManualClock(), {}
+    fetcher = ReplicaFetcher(histories, clock)
+
+    def fetch(lasts_ms: int) -> tuple[int, ...]:
+        calls = iter(range(9))
+
+        def append_meanwhile() -> bool:
+            if next(calls) == 1:  # the first is for the partition, the second for the bytes
+                clock.advance(lasts_ms)
+                send(log, "t", [b"z"], acks=1)
+            return False
+
+        send(log, "t", [b"y"], acks=1)
+        fetcher.fetch(log.root, append_meanwhile)
+        return assignment(log, "t").isr
+
+    assert fetch(600) == (leader, follower)
+    clock.advance(300)
+    assert fetch(600) == (leader, follower)
+    assert fetch(1100) == (leader,)
+    assert histories[follower].keys() == {log.root.topic("t").key(0)}
+    log.alter_topic("t", {"min.insync.replicas": 2})
+    with pytest.raises(errors.NotEnoughReplicasError):
+        send(log, "t", [b"refused"], delivery_timeout_ms=300, request_timeout_ms=100)
+    assert recovery.replicate(log.root, histories) == 1
+    assert assignment(log, "t").isr == (leader, follower)
+    first, second = (files for files in directories.copies("t").values() if files)
+    assert first == second
+
+
+def test_a_follower_that_was_as_long_as_the_log_during_a_pause_does_not_lag(directories, log):
+    """It has had everything until now, although nobody looked."""
+    log.create_topic("t", replication_factor=2, config={"replica.lag.time.max.ms": 1000})
+    leader, follower = assignment(log, "t").isr
+    clock = ManualClock()
+    fetcher = ReplicaFetcher({}, clock)
+    send(log, "t", [b"x"])
+    fetcher.fetch(log.root, lambda: False)
+    clock.advance(100_000)
+    fetcher.fetch(log.root, lambda: False)
+    send(log, "t", [bytes(CHUNK_BYTES // 2)] * 6, acks=1)
+    assert fetcher.fetch(log.root, lambda: False) > CHUNK_BYTES * 3
+    assert assignment(log, "t").isr == (leader, follower)
+
+    # It leaves in the middle of the copying, which the next append must not wait for.
+    send(log, "t", [bytes(CHUNK_BYTES // 2)] * 6, acks=1)
+    assert 0 < fetcher.fetch(log.root, lambda: clock.advance(501) == 0) < CHUNK_BYTES * 2
+    assert assignment(log, "t").isr == (leader,)
+    bring_back(log)

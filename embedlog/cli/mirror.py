@@ -141,7 +141,7 @@ def failover(args: argparse.Namespace) -> int:
 
 def _offset(option: str) -> tuple[TopicPartition, int]:
     place, separator, offset = option.rpartition("=")
-    if not separator or not offset.isdigit():
+    if not separator or not offset.isdecimal():
         raise InvalidConfigError(f"--offset must be TOPIC:P=N, got {option!r}")
     name, numbers = parse_topic(place)
     if len(numbers) != 1:

@@ -55,7 +55,9 @@ def parse(name: str) -> ProcessId | None:
     """Return the process that `ProcessId.__str__` named; None for any other name."""
     boot, _, rest = name.partition("-")
     pid, _, started = rest.partition("-")
-    return ProcessId(boot, int(pid), int(started)) if pid.isdigit() and started.isdigit() else None
+    return (
+        ProcessId(boot, int(pid), int(started)) if pid.isdecimal() and started.isdecimal() else None
+    )
 
 
 def _fields(pid: int) -> list[str]:

@@ -224,7 +224,7 @@ def is_orphaned(path: str, now_ms: int) -> bool:
     _, owner, job = path.split("/")
     began = job.partition("-")[0]
     # A directory that is not named as a job counts as old.
-    age_ms = now_ms - int(began) if began.isdigit() else _MAX_AGE_WITH_OWNER_MS + 1
+    age_ms = now_ms - int(began) if began.isdecimal() else _MAX_AGE_WITH_OWNER_MS + 1
     process = process_id.parse(owner)
     if process is not None and process.here:
         # A long-lived driver may not have removed what it aborted.

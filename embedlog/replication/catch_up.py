@@ -6,25 +6,29 @@ history of its own.  The leader epochs of both logs say where the histories part
 What else it has is compared with the leader's bytes, and cut where they differ.  Then the rest
 is copied.
 
-Bytes below the high watermark never change, so all this needs no lock; the last step takes the
-partition's lock, copies what came meanwhile, flushes, and has the copy join the ISR.
+Published bytes never change while the same directory leads, so they are read without a lock.
+Each write takes the partition's lock, and first sees that no other directory has taken over:
+that one may lack what was read, and this one may even be the leader by now.  The last step keeps
+the lock, copies what came meanwhile, flushes, and has the copy join the ISR.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import NamedTuple
 
 from embedlog import catalog, kv
-from embedlog.catalog import SegmentInfo
+from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import StorageError
 from embedlog.files.throttle import Throttle
 from embedlog.partition import recovery
 from embedlog.partition.tail import Tail
 from embedlog.replication.directory import LogDirectory
+from embedlog.replication.epochs import EpochCache, truncation_point
 from embedlog.replication.files import copy_range, make_parents
 from embedlog.replication.isr import PartitionAssignment
-from embedlog.replication.partition import ReplicatedPartition
+from embedlog.replication.partition import LeaderAndEpoch, ReplicatedPartition
 from embedlog.segment import CHUNK_BYTES
 
 _MOST_PASSES = 100
@@ -34,13 +38,21 @@ class _StoppedError(Exception):
     """The copying was told to stop while it waited."""
 
 
+class History(NamedTuple):
+    """What a directory knew of a partition before it came back."""
+
+    epochs: EpochCache
+    recovery_offset: int
+    """What is below was flushed."""
+
+
 class ReplicaCopy:
     """The copy of one partition in one directory, while it catches up.
 
     Args:
         log: The partition.
         directory: The one that catches up; online, and not in sync.
-        trusted_offset: Below it the segments of the directory are known to be the leader's.
+        trusted_offset: Below it the segments of an in-sync copy are the leader's.
         throttle: Limits the copying.
         stopped: Whether to give up.
         progress: Called with the number of bytes after each chunk that was copied.
@@ -59,12 +71,28 @@ class ReplicaCopy:
         self.log, self.directory = log, directory
         self._trusted_offset, self._throttle = trusted_offset, throttle or Throttle()
         self._stopped, self._progress = stopped, progress
+        self._leader: LeaderAndEpoch | None = None
+        """Of whom the copy is."""
+        self._guard: Callable[[], AbstractContextManager[object]] = self._locked
+        """Makes what is held around each write."""
         self._done: dict[int, int] = {}
         """How many bytes of each segment, by its id, are known to be equal, and flushed."""
         self.copied_bytes = self.compared_bytes = self.removed_files = 0
 
-    def catch_up(self) -> bool:
-        """Copy all that is missing, without the lock; return False if it was told to stop."""
+    def catch_up(self, history: History | None = None) -> bool:
+        """Copy all that is missing; return False if it was told to stop.
+
+        Args:
+            history: What the directory knew of the partition, if its files may have something
+                of it.
+
+        Raises:
+            NotLeaderOrFollowerError: Another leader was elected.  What was copied may be wrong;
+                a new object compares it.
+        """
+        self._leader = self.log.leader_and_epoch()
+        if history is not None:
+            self._trusted_offset = _trusted_offset(self.log, history)
         for _ in range(_MOST_PASSES):
             before = self.copied_bytes + self.compared_bytes
             try:
@@ -76,12 +104,18 @@ class ReplicaCopy:
         return True
 
     def join(self) -> None:
-        """Copy the rest under the partition's lock, and have the copy join the ISR."""
+        """Copy the rest under the partition's lock, and have the copy join the ISR.
+
+        Raises:
+            NotLeaderOrFollowerError: Another leader was elected since `catch_up` began.
+        """
         log = self.log
-        with log.locked():
-            leader = self._leader()
+        with log.locked() if self._leader is None else log.locked_under(self._leader):
             tail = recovery.tail_locked(log)
-            self._throttle, self._stopped = Throttle(), bool  # appends wait
+            leader = log.assignment.leader
+            assert leader is not None
+            self._leader = LeaderAndEpoch(leader, tail.leader_epoch)
+            self._throttle, self._stopped, self._guard = Throttle(), bool, nullcontext
             self._pass(tail)
             self._remove_others()
             if log.context.durability == "fsync" or self.copied_bytes or self.removed_files:
@@ -94,6 +128,14 @@ class ReplicaCopy:
                 return assignment.expand([self.directory.id]) if same else assignment
 
             log.controller.change_assignment(log.key, expand)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the partition's lock, if the leader is still the one of before."""
+        self._check_stopped()
+        assert self._leader is not None
+        with self.log.locked_under(self._leader):
+            yield
 
     def _check_stopped(self) -> None:
         if self._stopped():
@@ -112,8 +154,13 @@ class ReplicaCopy:
     def _copy(self, info: SegmentInfo, stop: int) -> None:
         """Make one file equal to the leader's up to a position."""
         path = self.log.path_of(info)
-        leader = self.log.controller.directories[self._leader()]
-        files = self.directory.files
+        assert self._leader is not None
+        leader, files = (
+            self.log.controller.directories.get(self._leader.leader),
+            self.directory.files,
+        )
+        if leader is None:
+            raise self.log.led_by_another()
         try:
             source = leader.files.open(path)
         except StorageError as error:
@@ -127,12 +174,14 @@ class ReplicaCopy:
                 size = files.size(target)
                 same = self._equal_bytes(info, (leader, source), target, min(size, stop))
                 if size > same:
-                    files.truncate(target, same)
+                    with self._guard():
+                        files.truncate(target, same)
                 for start in range(same, stop, CHUNK_BYTES):
                     end = min(start + CHUNK_BYTES, stop)
                     self._throttle.spend(end - start, self._check_stopped)
                     self.copied_bytes += copy_range(
-                        (leader, source), (self.directory, target), start, end
+                        *((leader, source), (self.directory, target), start, end),
+                        guard=self._guard,
                     )
                     self._progress(end - start)
                 files.sync(target)
@@ -142,11 +191,6 @@ class ReplicaCopy:
             with suppress(StorageError):
                 leader.files.close(source)
         self._done[info.id] = stop
-
-    def _leader(self) -> int:
-        leader = self.log.assignment.leader
-        assert leader is not None
-        return leader
 
     def _equal_bytes(
         self, info: SegmentInfo, source: tuple[LogDirectory, int], target: int, stop: int
@@ -183,3 +227,21 @@ class ReplicaCopy:
             if catalog.SEGMENT_NAME.fullmatch(name) and name not in names:
                 files.unlink(f"{directory}/{name}")
                 self.removed_files += 1
+
+
+def history_of(log: ReplicatedPartition) -> History:
+    """Return what an in-sync copy of a partition has."""
+
+    def read(txn: kv.Txn) -> History:
+        info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
+        return History(catalog.epochs(txn, log.key), info.recovery_offset)
+
+    return log.context.state.read(read)
+
+
+def _trusted_offset(log: ReplicatedPartition, history: History) -> int:
+    """Return up to where a history is that of the log, and was flushed."""
+    epochs = log.context.state.read(lambda txn: catalog.epochs(txn, log.key))
+    # Both ends are at least where the flushed part of the directory's log ends.
+    end = history.recovery_offset
+    return min(truncation_point(history.epochs, end, epochs, end), end)

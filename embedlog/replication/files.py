@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar
@@ -674,9 +674,20 @@ def _attempt(directory: LogDirectory, operation: Callable[[Files], T]) -> T:
 
 
 def copy_range(
-    source: tuple[LogDirectory, int], target: tuple[LogDirectory, int], start: int, stop: int
+    source: tuple[LogDirectory, int],
+    target: tuple[LogDirectory, int],
+    start: int,
+    stop: int,
+    guard: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> int:
     """Copy bytes of a file from one directory to another; return how many.
+
+    Args:
+        source: The directory that is read, and the file's descriptor there.
+        target: The directory that is written, and the file's descriptor there.
+        start: The first byte.
+        stop: Where to end.
+        guard: Makes what is held around each write, between the read of the bytes and the next.
 
     Raises:
         StorageError: The source ends before ``stop``.
@@ -689,7 +700,8 @@ def copy_range(
             raise StorageError(
                 "The file of the leader ends too early", path=source[0].path, operation="copy"
             )
-        _attempt(target[0], methodcaller("write", target[1], [chunk], position))
+        with guard():
+            _attempt(target[0], methodcaller("write", target[1], [chunk], position))
         position += len(chunk)
     return position - start
 

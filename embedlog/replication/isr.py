@@ -72,7 +72,8 @@ class PartitionAssignment:
     removing_replicas: tuple[int, ...] = ()
     leader_recovering: bool = False
     """Whether the leader was not in sync when it was elected, so that its log may be another
-    one above some offset (Kafka's LeaderRecoveryState, KIP-704)."""
+    one above some offset (Kafka's LeaderRecoveryState, KIP-704).  Without a leader: whether
+    those that may lead were not in sync."""
 
     @classmethod
     def create(
@@ -257,8 +258,12 @@ class PartitionAssignment:
     def _elected(self, election: Election | None) -> PartitionAssignment:
         leader, isr, unclean = (None, self.isr, False) if election is None else election
         if leader != self.leader:
-            epoch = self.leader_epoch + 1
-            return self._next(leader=leader, isr=isr, leader_epoch=epoch, leader_recovering=unclean)
+            return self._next(
+                leader=leader,
+                isr=isr,
+                leader_epoch=self.leader_epoch + 1,
+                leader_recovering=unclean or (self.leader is None and self.leader_recovering),
+            )
         return self if isr == self.isr else self._next(isr=isr)
 
     # Reassignments
@@ -313,7 +318,7 @@ class PartitionAssignment:
                     "Only replicas that the reassignment added are in sync",
                     todo="Let it finish, or allow unclean.leader.election.enable.",
                 )
-            return replace(self, isr=original[:1])._replaced(original, self.adding_replicas, alive)
+            return self._replaced(original, self.adding_replicas, alive, isr=original[:1])
         return self._replaced(original, self.adding_replicas, alive)
 
     def without(
@@ -346,26 +351,44 @@ class PartitionAssignment:
             leader=self.leader if self.leader in isr else None,
             adding_replicas=_without(self.adding_replicas, directories),
             removing_replicas=_without(self.removing_replicas, directories),
-        ).elect(alive)
-        return replace(
-            state,
-            leader_epoch=self.leader_epoch + (state.leader != self.leader),
-            partition_epoch=self.partition_epoch + 1,
         )
+        return self._after_election(state, alive)
 
     def _replaced(
-        self, replicas: tuple[int, ...], leaving: Collection[int], alive: Collection[int]
+        self,
+        replicas: tuple[int, ...],
+        leaving: Collection[int],
+        alive: Collection[int],
+        isr: Collection[int] | None = None,
     ) -> PartitionAssignment:
-        """Return the state with these replicas alone, after an election among them."""
-        isr = tuple(each for each in replicas if each in self.isr)
-        state = replace(
-            self, replicas=replicas, isr=isr, adding_replicas=(), removing_replicas=()
-        ).elect(alive)
-        fences = bool(leaving) or state.leader != self.leader
+        """Return the state with these replicas alone, after an election among them.
+
+        Args:
+            replicas: The replicas that stay.
+            leaving: Those that leave; they are fenced.
+            alive: The directories that work.
+            isr: Those that may lead, if they are others than the in-sync replicas.
+        """
+        isr = tuple(each for each in replicas if each in (self.isr if isr is None else isr))
+        state = replace(self, replicas=replicas, isr=isr, adding_replicas=(), removing_replicas=())
+        return self._after_election(state, alive, fences=bool(leaving))
+
+    def _after_election(
+        self, state: PartitionAssignment, alive: Collection[int], *, fences: bool = False
+    ) -> PartitionAssignment:
+        """Return a state that replaces this one, after an election.
+
+        Args:
+            state: The replicas, and those that may lead, of which some may not be in sync.
+            alive: The directories that work.
+            fences: Whether the leader epoch is raised although the leader stays.
+        """
+        elected = state.elect(alive)
         return replace(
-            state,
-            leader_epoch=self.leader_epoch + fences,
+            elected,
+            leader_epoch=self.leader_epoch + (fences or elected.leader != self.leader),
             partition_epoch=self.partition_epoch + 1,
+            leader_recovering=elected.leader_recovering or not set(elected.isr) & set(self.isr),
         )
 
     def same_but_epochs(self, other: PartitionAssignment) -> bool:

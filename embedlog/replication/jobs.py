@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import EmbedlogError, ReplicaNotAvailableError, StorageError
 from embedlog.files.throttle import Throttle
-from embedlog.partition.tail import Tail
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery
+from embedlog.replication.catch_up import History
 from embedlog.replication.controller import Controller
-from embedlog.replication.directory import LogDirectory
 from embedlog.replication.election import imbalanced_leaders
-from embedlog.replication.files import BrokenDirectoryError, copy_range
-from embedlog.replication.isr import FollowerProgress
-from embedlog.replication.partition import ReplicatedPartition
+from embedlog.replication.fetcher import ReplicaFetcher
 
 if TYPE_CHECKING:
     from embedlog.replication.root import ReplicatedRoot
@@ -58,9 +55,10 @@ class ReplicationJob:
         rate = config.follower_replication_throttled_rate
         self.throttle = Throttle(rate)
         self._probed = self._retried = self._balanced = monotonic()
-        self._trusted: dict[int, dict[bytes, int]] = {}
-        self._followers: dict[tuple[bytes, int], FollowerProgress] = {}
-        self._seen_version = self._led_epoch = -1
+        self._histories: dict[int, dict[bytes, History]] = {}
+        """By directory: what the copies had that have to catch up."""
+        self._fetcher = ReplicaFetcher(self._histories)
+        self._led_epoch = -1
         self._waited = 0
         """For how many rounds an epoch was noted, and not committed."""
 
@@ -74,15 +72,15 @@ class ReplicationJob:
         self._check_directories(root)
         now = monotonic()
         image = controller.current().image
-        returned: dict[int, dict[bytes, int]] = {}
+        returned: dict[int, dict[bytes, History]] = {}
         if now - self._retried >= RETRY_SECONDS and len(image.online) < len(image.directories):
             self._retried = now
             returned = recovery.try_bring_back(root)
-            self._trusted.update(returned)
+            self._histories.update(returned)
         if any(each.leader is None for each in controller.image.assignments.values()):
             controller.elect()
         joined = self._replicate(root, stopped)
-        copied = self._copy_to_followers(root, stopped)
+        copied = self._fetcher.fetch(root, stopped)
         self._lead_all(root)
         elected = self._balance(root, now)
         return ReplicationResult(tuple(returned), joined, copied, elected)
@@ -123,10 +121,10 @@ class ReplicationJob:
             or assignment.is_reassigning
         ]
         if not waiting:
-            self._trusted.clear()
+            self._histories.clear()
             return 0
         joined = recovery.replicate(
-            *(root, self._trusted), throttle=self.throttle, stopped=stopped, with_new=False
+            *(root, self._histories), throttle=self.throttle, stopped=stopped, with_new=False
         )
         if any(assignment.is_reassigning for assignment in waiting):
             with reassign.lock(root) as free:
@@ -134,86 +132,6 @@ class ReplicationJob:
                     joined += recovery.replicate(root, throttle=self.throttle, stopped=stopped)
                     reassign.finish(root)
         return joined
-
-    def _copy_to_followers(self, root: ReplicatedRoot, stopped: Callable[[], bool]) -> int:
-        """Copy what was appended with ``acks=1``; drop followers that lag too long."""
-        live = root.context.live
-        version = live.version()
-        if version == self._seen_version:
-            return 0
-        copied = 0
-        for log in root.partition_logs(root.topics().values()):
-            assert isinstance(log, ReplicatedPartition)
-            if stopped():
-                return copied
-            try:
-                if live.get(log.tail_key) is not None:  # used since the boot
-                    copied += self._copy_tail(log)
-            except ReplicaNotAvailableError:
-                continue
-            except StorageError as error:
-                _logger.warning("Replication of %s-%d: %s", log.topic, log.partition, error)
-        self._seen_version = version
-        return copied
-
-    def _copy_tail(self, log: ReplicatedPartition) -> int:
-        assignment = log.assignment
-        if not assignment.in_sync_followers:
-            return 0
-        tail, copied, now_ms = log.tail(), 0, int(monotonic() * 1000)
-        log.refresh()
-        if log.active_segment.id != tail.segment_id:
-            return 0  # a roll completes the copies
-        directories = log.controller.directories
-        assert assignment.leader is not None
-        leader = directories.get(assignment.leader)
-        followers: dict[int, FollowerProgress] = {}
-        for each in assignment.in_sync_followers:
-            follower = directories.get(each)
-            if leader is None or follower is None:
-                continue
-            copied += self._copy_to(log, tail, leader, follower)
-            progress = self._followers.get((log.key, each), FollowerProgress(caught_up_ms=now_ms))
-            end = tail.log_end_position
-            followers[each] = progress.seen(end, end, int(monotonic() * 1000))
-            self._followers[log.key, each] = followers[each]
-        lagging = assignment.out_of_sync(
-            followers, tail.log_end_position, now_ms, log.config.replica_lag_time_max_ms
-        )
-        if lagging:
-            _logger.warning("%s-%d: %s lag, and leave the ISR", log.topic, log.partition, lagging)
-            log.controller.change_assignment(log.key, lambda before: before.shrink(lagging))
-        return copied
-
-    def _copy_to(
-        self, log: ReplicatedPartition, tail: Tail, leader: LogDirectory, follower: LogDirectory
-    ) -> int:
-        """Copy what a follower lacks of the active segment, below the published position.
-
-        These bytes never change, so no lock is needed.
-        """
-        path = log.path_of(log.active_segment)
-        try:
-            with follower.files.opened(path, write=True) as target:
-                size = follower.files.size(target)
-                if size >= tail.log_end_position:
-                    return 0
-                self.throttle.spend(tail.log_end_position - size)
-                with leader.files.opened(path) as source:
-                    return copy_range(
-                        (leader, source), (follower, target), size, tail.log_end_position
-                    )
-        except BrokenDirectoryError as broken:
-            log.controller.take_offline({broken.directory.id: broken.error})
-            return 0
-        except StorageError as error:
-            if error.missing:
-                return 0  # rolled, or deleted, meanwhile
-            directory = log.controller.find_broken(error)
-            if directory is None:
-                raise
-            log.controller.take_offline({directory.id: error})
-            return 0
 
     def _lead_all(self, root: ReplicatedRoot) -> None:
         """Have the leaders that were elected since the last round take over."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
@@ -31,6 +31,14 @@ from embedlog.replication.isr import PartitionAssignment
 from embedlog.segment import SegmentFile
 
 T = TypeVar("T")
+
+
+class LeaderAndEpoch(NamedTuple):
+    """The leader of a partition, and the epoch of its log."""
+
+    leader: int
+    epoch: int
+
 
 _logger = logging.getLogger("embedlog.replication")
 
@@ -159,6 +167,39 @@ class ReplicatedPartition(PartitionLog):
         self.check_replicas()
         return super().append_at(
             placed, durability=durability, timeout=timeout, identical=identical, mirror=mirror
+        )
+
+    def leader_and_epoch(self) -> LeaderAndEpoch:
+        """Return the leader, once it has taken over, and the epoch of its log.
+
+        Raises:
+            ReplicaNotAvailableError: There is no leader.
+        """
+        leader = self.assignment.leader
+        assert leader is not None
+        # After the leader: if another one is elected in between, the two never belong together.
+        return LeaderAndEpoch(leader, self.tail().leader_epoch)
+
+    @contextmanager
+    def locked_under(self, leader: LeaderAndEpoch) -> Iterator[Tail]:
+        """Hold the partition's lock if no other leader has taken over, and nothing was cut.
+
+        Published records never change under one leader, but the next one may lack those with
+        ``acks=1``, and has others at their positions.
+
+        Raises:
+            NotLeaderOrFollowerError: There is another leader, or epoch.
+        """
+        with self.locked():
+            tail = recovery.tail_locked(self)
+            if (self.assignment.leader, tail.leader_epoch) != leader:
+                raise self.led_by_another()
+            yield tail
+
+    def led_by_another(self) -> NotLeaderOrFollowerError:
+        """Return the error of work that was begun under a leader before."""
+        return NotLeaderOrFollowerError(
+            "Another directory became the leader meanwhile", **self.where, todo="Repeat the call."
         )
 
     def complete_followers(self) -> None:

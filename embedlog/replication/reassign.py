@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from operator import methodcaller
+from typing import TypeVar
 
 from embedlog import kv
 from embedlog.catalog import TopicInfo
@@ -31,6 +32,8 @@ from embedlog.replication.metadata import ASSIGNMENTS, MetadataImage
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.replication.reassignment import reassign
 from embedlog.replication.recovery import HasDirectories, copy_partition
+
+T = TypeVar("T")
 
 Moves = Mapping[TopicPartition, Sequence[int]]
 """The new replicas of partitions, the preferred leader first."""
@@ -122,14 +125,23 @@ def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
     """Keep the old copies of partitions that move, and give up the new ones; return how many.
 
     Raises:
-        IllegalStateError: Only new copies are in sync.
+        IllegalStateError: Only new copies are in sync, and the topic has no
+            `unclean.leader.election.enable`.
         UnknownTopicOrPartitionError: There is no such partition.  Nothing was changed.
     """
-    keys = {key_of(root, partition): () for partition in partitions}
+    keys = {key_of(root, partition): partition for partition in partitions}
     before = {key: root.controller.assignment(key) for key in keys}
-    count = _change(root, keys, lambda moving, _, online: moving.cancel_reassignment(online))
-    for partition in partitions:
-        moving = before[key_of(root, partition)]
+    may_be_unclean = {
+        key: root.topic(partition.topic).config.unclean_leader_election_enable
+        for key, partition in keys.items()
+    }
+    count = _change(
+        root,
+        may_be_unclean,
+        lambda moving, unclean, online: moving.cancel_reassignment(online, unclean=unclean),
+    )
+    for key, partition in keys.items():
+        moving = before[key]
         if moving is not None:
             _remove_copies(root, partition, moving.adding_replicas)
     return count
@@ -137,19 +149,26 @@ def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
 
 def _change(
     root: HasDirectories,
-    keys: Mapping[bytes, tuple[int, ...]],
-    change: Callable[[PartitionAssignment, tuple[int, ...], Collection[int]], PartitionAssignment],
+    keys: Mapping[bytes, T],
+    change: Callable[[PartitionAssignment, T, Collection[int]], PartitionAssignment],
 ) -> int:
-    """Change assignments in one write; return how many changed."""
+    """Change assignments in one write; return how many changed.
+
+    Args:
+        root: The log.
+        keys: The keys of the partitions, each with a value for ``change``.
+        change: Gets an assignment, that value and the directories that are online; returns the
+            next assignment.
+    """
     changed: list[bytes] = []
 
     def step(txn: kv.Txn, image: MetadataImage) -> bool:
         changed.clear()
-        for key, replicas in keys.items():
+        for key, value in keys.items():
             before = ASSIGNMENTS.get(txn, key)
             if before is None:
                 continue
-            after = raised_epoch(txn, key, before, change(before, replicas, image.online))
+            after = raised_epoch(txn, key, before, change(before, value, image.online))
             if after != before:
                 ASSIGNMENTS.put(txn, key, value=after)
                 changed.append(key)

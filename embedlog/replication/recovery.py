@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from embedlog import catalog, kv
 from embedlog.catalog import TopicInfo
@@ -25,10 +25,9 @@ from embedlog.files.throttle import Throttle
 from embedlog.keyspace import FORMAT_FILE
 from embedlog.partition import PartitionLog, pending_deletes
 from embedlog.partition.state import Context
-from embedlog.replication.catch_up import ReplicaCopy
+from embedlog.replication.catch_up import History, ReplicaCopy
 from embedlog.replication.controller import Controller
 from embedlog.replication.directory import LogDirectory, describe
-from embedlog.replication.epochs import truncation_point
 from embedlog.replication.files import BrokenDirectoryError
 from embedlog.replication.member_file import DirectoryMember, read_member, write_member
 from embedlog.replication.metadata import (
@@ -75,14 +74,6 @@ class HasDirectories(Protocol):
 
     def write_members(self) -> None:
         """As `ReplicatedRoot.write_members`."""
-
-
-class History(NamedTuple):
-    """What a directory knew of a partition before it came back."""
-
-    epochs: list[tuple[int, int]]
-    recovery_offset: int
-    """What is below was flushed."""
 
 
 def add_directory(root: HasDirectories, path: str, rack: str | None = None) -> int:
@@ -138,13 +129,13 @@ def add_directory(root: HasDirectories, path: str, rack: str | None = None) -> i
 
 def bring_back(
     root: HasDirectories, directory_id: int, failed: Mapping[int, Exception] | None = None
-) -> dict[bytes, int]:
+) -> dict[bytes, History]:
     """Bring a directory online that is not: it gets all metadata, and every write from now on.
 
     With ``failed`` it takes the place of directories that do not work.
 
-    Returns the offsets, by the key of the partition, below which its segments are those of the
-    leader; `ReplicaCopy` makes the rest equal.
+    Returns what it knew of its copies, by the key of the partition; `ReplicaCopy` compares that
+    with the leader's log.
 
     Raises:
         StorageError, CorruptionError: It cannot be used yet.
@@ -176,7 +167,7 @@ def bring_back(
     root.write_members()
     _sweep(directory)
     _logger.warning("Directory %s is online", path)
-    return _trusted_offsets(root, histories)
+    return histories
 
 
 def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
@@ -243,23 +234,6 @@ def _histories(directory_id: int, txn: kv.Txn) -> dict[bytes, History]:
     return histories
 
 
-def _trusted_offsets(root: HasDirectories, histories: dict[bytes, History]) -> dict[bytes, int]:
-    """Return up to where the histories are those of the leaders, and were flushed."""
-
-    def read(txn: kv.Txn) -> dict[bytes, int]:
-        offsets = {}
-        for key, history in histories.items():
-            info = catalog.PARTITIONS.get(txn, key)
-            if info is not None:
-                # Both ends are at least where the flushed part of the directory's log ends.
-                end = history.recovery_offset
-                point = truncation_point(history.epochs, end, catalog.epochs(txn, key), end)
-                offsets[key] = min(point, end)
-        return offsets
-
-    return root.controller.state.read(read)
-
-
 def _sweep(directory: LogDirectory) -> None:
     """Remove the files of what was deleted, or replaced, while the directory was offline."""
     with suppress(StorageError):
@@ -285,15 +259,15 @@ def copy_partition(
     log: ReplicatedPartition,
     directory: LogDirectory,
     *,
-    trusted_offset: int = 0,
+    history: History | None = None,
     throttle: Throttle | None = None,
     stopped: Callable[[], bool] = lambda: False,
     progress: Callable[[int], object] = bool,
 ) -> bool:
     """Make one copy equal to the leader's, and have it join the ISR.
 
-    Returns False if it was stopped, or if another process makes this copy.  If the directory,
-    or that of the leader, turns out to be broken, it goes offline.
+    Returns False if it was stopped, if another process makes this copy, or if another leader was
+    elected.  If the directory, or that of the leader, turns out to be broken, it goes offline.
     """
 
     def make() -> bool:
@@ -308,13 +282,9 @@ def copy_partition(
             ):
                 return False
             copy = ReplicaCopy(
-                *(log, directory),
-                trusted_offset=trusted_offset,
-                throttle=throttle,
-                stopped=stopped,
-                progress=progress,
+                *(log, directory), throttle=throttle, stopped=stopped, progress=progress
             )
-            if not copy.catch_up():
+            if not copy.catch_up(history):
                 return False
             copy.join()
             return True
@@ -331,7 +301,7 @@ def _guarded(log: ReplicatedPartition, step: Callable[[], T]) -> T | None:
         log.controller.take_offline({broken.directory.id: broken.error})
         return None
     except (NotLeaderOrFollowerError, ReplicaNotAvailableError):
-        return None  # its leader broke meanwhile
+        return None  # its leader broke meanwhile, or another one was elected
     except StorageError as error:
         found = log.controller.find_broken(error)
         if found is not None:
@@ -349,7 +319,7 @@ def _lock_copy(log: ReplicatedPartition, directory: LogDirectory) -> Iterator[bo
         yield directory.files.try_lock(lock)
 
 
-def try_bring_back(root: HasDirectories) -> dict[int, dict[bytes, int]]:
+def try_bring_back(root: HasDirectories) -> dict[int, dict[bytes, History]]:
     """Bring back the directories that work again; return what `bring_back` returns, by id."""
     results = {}
     for each, info in root.controller.current().image.directories.items():
@@ -385,7 +355,7 @@ def regain_quorum(root: HasDirectories, failed: Mapping[int, Exception]) -> bool
 
 def replicate(
     root: HasDirectories,
-    trusted: dict[int, dict[bytes, int]] | None = None,
+    histories: Mapping[int, Mapping[bytes, History]] | None = None,
     *,
     throttle: Throttle | None = None,
     stopped: Callable[[], bool] = lambda: False,
@@ -395,7 +365,7 @@ def replicate(
 
     Args:
         root: The log.
-        trusted: By directory, what `bring_back` returned.
+        histories: By directory, what `bring_back` returned.
         throttle: Limits the copying.
         stopped: Whether to end early.
         with_new: Also make the new copies of reassignments.
@@ -412,11 +382,11 @@ def replicate(
             is_left_out = each in assignment.adding_replicas and not with_new
             if each in assignment.isr or directory is None or is_left_out or stopped():
                 continue
-            offsets = (trusted or {}).get(each, {})
+            known = (histories or {}).get(each, {})
             joined += copy_partition(
                 log,
                 directory,
-                trusted_offset=offsets.get(log.key, 0),
+                history=known.get(log.key),
                 throttle=throttle,
                 stopped=stopped,
             )

@@ -270,9 +270,11 @@ def _adopt_topics(files: Files, txn: kv.Txn) -> list[str]:
     for directory in _names(files, "topics"):
         name, _, number = directory.rpartition("-")
         # If the copy had assigned the id and does not have the topic, the topic was deleted.
-        if not catalog.NAME.fullmatch(name) or not number.isdigit() or int(number) <= newest:
+        if not catalog.NAME.fullmatch(name) or not number.isdecimal() or int(number) <= newest:
             continue
-        partitions = [int(entry) for entry in files.list(f"topics/{directory}") if entry.isdigit()]
+        partitions = [
+            int(entry) for entry in files.list(f"topics/{directory}") if entry.isdecimal()
+        ]
         if catalog.adopt_topic(txn, name, int(number), max(partitions, default=0) + 1):
             done.append(f"adopted topic {name}, with default settings")
     return done

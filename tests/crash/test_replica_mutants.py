@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -21,37 +22,78 @@ def by_the_model() -> None:
     run_some(400)
 
 
+@contextmanager
+def a_partition(replicas: int, min_isr: int = 1) -> Iterator[ReplicasModel]:
+    """Yield a model of three directories with one topic, and check everything at the end."""
+    model = ReplicasModel()
+    try:
+        model.begin(3, [(1, replicas, min_isr, False, False)])
+        model.append_to_all(0, 0, 0)
+        model.check()
+        yield model
+        model.check()
+    except BaseException:
+        model.abandon()
+        raise
+    model.teardown()
+
+
+def in_sync(model: ReplicasModel) -> tuple[int, ...]:
+    assignment = model.assignment(model.part(0))
+    assert assignment is not None
+    return assignment.isr
+
+
 def by_a_copy_that_returns() -> None:
     """A leader is lost with records that only it has, and returns while others are appended."""
     for appends_at in range(6):
-        model = ReplicasModel()
-        try:
-            model.begin(3, [(1, 2, 1, False, False)])
-            model.append_to_all(0, 0, 0)
+        with a_partition(2) as model:
             model.open_another()
-            model.check()
             model.diverge(0, 0, 2, 0, True, False)
             for directory in sorted(model.away):
                 model.bring_back(directory - 1, False)
             model.keep_house(0, False, appends_at)
-            model.check()
-        except BaseException:
-            model.abandon()
-            raise
-        model.teardown()
+
+
+def by_a_failover_while_copies_are_made() -> None:
+    """The leader is lost with records that only it and the new copy have."""
+    for at in range(1, 9):
+        with a_partition(3) as model:
+            model.open_another()
+            *_, behind = in_sync(model)
+            model.unmount(behind - 1, False)
+            model.keep_house(0, False)
+            model.append_to_leader(0, 0, 700)
+            model.bring_back(behind - 1, False)
+            model.keep_house(0, False, at, True)
+
+
+def by_a_copy_that_breaks_in_an_append() -> None:
+    """Then too few have the records for them to be acknowledged."""
+    for after in range(8):
+        with a_partition(2, min_isr=2) as model:
+            _, follower = in_sync(model)
+            model.break_disk(follower - 1, errno.EIO, after, 1 << 30, False, False)
+            model.append_to_all(0, 0, 0)
+
+
+def by_a_preferred_leader() -> None:
+    """It is elected again, while the leader has records that no follower has yet."""
+    with a_partition(2) as model:
+        preferred, _ = in_sync(model)
+        model.unmount(preferred - 1, False)
+        model.keep_house(0, False)
+        model.bring_back(preferred - 1, False)
+        model.keep_house(0, False)
+        model.append_to_leader(0, 0, 0)
+        model.elect_preferred(0)
 
 
 def by_a_copy_out_of_sync() -> None:
     """A follower is online, but not in sync, when the leader's disk breaks."""
     for after in range(0, 30, 2):
-        model = ReplicasModel()
-        try:
-            model.begin(3, [(1, 2, 1, False, False)])
-            model.append_to_all(0, 0, 0)
-            model.check()
-            assignment = model.assignment(model.part(0))
-            assert assignment is not None
-            leader, follower = assignment.isr
+        with a_partition(2) as model:
+            leader, follower = in_sync(model)
             model.unmount(follower - 1, False)
             model.keep_house(0, False)
             model.append_to_all(0, 0, 0)
@@ -59,11 +101,6 @@ def by_a_copy_out_of_sync() -> None:
             model.keep_house(0, True)
             model.break_disk(leader - 1, errno.EIO, after, 1 << 30, True, False)
             model.keep_house(0, False)
-            model.check()
-        except BaseException:
-            model.abandon()
-            raise
-        model.teardown()
 
 
 def by_kills() -> None:
@@ -103,8 +140,8 @@ MUTANTS = [
     Mutant(
         "all segments of a directory that returns are trusted",
         by_a_copy_that_returns,
-        f"{REPLICATION}.recovery:_trusted_offsets",
-        {"min(point, end)": "1 << 62"},
+        f"{REPLICATION}.catch_up:_trusted_offset",
+        {"return min(": "return 1 << 62 or min("},
     ),
     Mutant(
         "a process with an old image writes on",
@@ -162,15 +199,21 @@ MUTANTS = [
     ),
     Mutant(
         "in-sync copies are not counted again before they are published",
-        by_the_model,
+        by_a_copy_that_breaks_in_an_append,
         f"{REPLICATION}.partition:ReplicatedPartition._publish_if_enough",
         {"self._check_min_isr(assignment)": "..."},
     ),
     Mutant(
         "preferred leaders are elected before they have everything",
-        by_the_model,
+        by_a_preferred_leader,
         f"{REPLICATION}.reassign:elect_preferred",
         {"log.complete_followers()": "..."},
+    ),
+    Mutant(
+        "what a lost leader had is copied after another one was elected",
+        by_a_failover_while_copies_are_made,
+        f"{REPLICATION}.partition:ReplicatedPartition.locked_under",
+        {"if (self.assignment.leader, tail.leader_epoch) != leader:": "if False:"},
     ),
     Mutant(
         "a copy is blamed for a leader that breaks",

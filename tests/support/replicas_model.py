@@ -669,16 +669,38 @@ class ReplicasModel(RuleBasedStateMachine):
                 if record.leader == directory and not record.strong:
                     record.losable = True
 
-    def _append_meanwhile(self, handle: int, at: int) -> Callable[[], bool]:
+    def _lose_leader(self, handle: int) -> None:
+        """The directory that leads the first partition is lost, and the handle notices it."""
+        self._observe()
+        assignment = self.assignment(self.part(0))
+        if assignment is None or assignment.leader is None or not self._may_lose(False):
+            return
+        self.unmount(assignment.leader - 1, False)
+        controller = self.root(handle).controller
+        for directory in controller.online:
+            try:
+                directory.check_in_place()
+            except StorageError as error:
+                controller.take_offline({directory.id: error})
+        self._observe()
+
+    def _append_meanwhile(self, handle: int, at: int, fails_over: bool) -> Callable[[], bool]:
         """Return a function that the job calls, and that appends when it is called so often.
 
         Then it stops the job once all copies are in sync: the job would copy what they lack.
+
+        Args:
+            handle: Whose appends these are.
+            at: The number of the call.
+            fails_over: Whether a leader is lost before.
         """
         calls = iter(range(1, 1 << 30))
 
         def is_stopped() -> bool:
             call = next(calls)
             if call == at:
+                if fails_over:
+                    self._lose_leader(handle)
                 for part in list(self.parts.values()):
                     lines = self._values(part, 1, 10)
                     part.uncertain.update(value for _, value in lines)
@@ -698,17 +720,21 @@ class ReplicasModel(RuleBasedStateMachine):
     @rule(
         handle=st.integers(0, 1),
         stopped=st.sampled_from([False, False, True]),
-        meanwhile=st.integers(0, 4),
+        meanwhile=st.integers(0, 8),
+        fails_over=st.sampled_from([False, False, True]),
     )
     @precondition(lambda self: self.roots)
-    def keep_house(self, handle: int, stopped: bool, meanwhile: int = 0) -> None:
+    def keep_house(
+        self, handle: int, stopped: bool, meanwhile: int = 0, fails_over: bool = False
+    ) -> None:
         """What works is online after a round, and in sync."""
         root = self.root(handle)
         # A leader that breaks during the round makes copies wait for the next one.
-        noticed = set(self.image.online) == self.alive()
+        online = self.alive()
+        noticed = set(self.image.online) == online
         job = jobs.ReplicationJob(MaintenanceConfig())
         if meanwhile and self.parts and not stopped:
-            is_stopped = self._append_meanwhile(handle + 1, meanwhile)
+            is_stopped = self._append_meanwhile(handle + 1, meanwhile, fails_over)
         else:
             is_stopped = lambda: stopped  # noqa: E731
         done, _ = self._attempt(None, lambda: job.run(root, is_stopped))
@@ -716,6 +742,7 @@ class ReplicasModel(RuleBasedStateMachine):
         if not done or len(self.alive()) < self.quorum:
             return
         self.unelected = False
+        noticed &= self.alive() == online
         assert self.usable() <= set(self.image.online), "a directory that works is not online"
         for part in self.parts.values():
             assignment = self.assignment(part)
