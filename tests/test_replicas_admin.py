@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.keyspace import FORMAT_FILE
-from embedlog.replication import reassign, removal
+from embedlog.replication import reassign, recovery, removal
 from embedlog.replication.controller import Controller
 from embedlog.replication.metadata import MetadataImage
 
@@ -357,6 +358,61 @@ def test_a_move_to_a_directory_that_is_offline_waits_and_can_be_cancelled(tmp_pa
         bring_back(log)
         assert placements(log) == {0: [3]}
         assert values(log) == list(range(100))
+        assert healthy(log)
+
+
+def test_a_move_that_is_cancelled_while_it_copies_leaves_nothing(tmp_path):
+    """The process that copies removes the files, unless the move was begun again at once."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", 1, replication_factor=1)
+        log.reassign(all_at(1, partitions=1))
+        fill(log)
+        partition = log.root.partition("flights", 0)
+        directory = log.root.controller.directories[3]
+
+        def copy_while(again: bool) -> bool:
+            assert reassign.begin(log.root, all_at(3, partitions=1)) == 1
+
+            def cancel(_: int) -> None:
+                log.cancel_reassignment()
+                if again:
+                    reassign.begin(log.root, all_at(3, partitions=1))
+
+            return recovery.copy_partition(partition, directory, progress=cancel)
+
+        def has_files() -> bool:
+            return any((Path(paths[2]) / partition.directory).rglob("*.arrows"))
+
+        assert not copy_while(again=False)
+        assert placements(log) == {0: [1]}
+        assert not has_files()
+        assert not copy_while(again=True)  # the cancelled one; this is another move
+        assert has_files()
+        log.maintain()
+        assert values(log) == list(range(100))
+        assert placements(log) == {0: [3]}
+        assert healthy(log)
+
+
+def test_files_of_a_cancelled_move_are_removed_when_the_disk_comes_back(tmp_path):
+    """They could not be before, and nothing else would ever do it."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", 1, replication_factor=1)
+        log.reassign(all_at(1, partitions=1))
+        fill(log)
+        reassign.begin(log.root, all_at(1, 3, partitions=1))
+        recovery.replicate(log.root)
+        unplug(paths[2])
+        log.root.controller.take_offline({3: OSError("unplugged")})
+        assert log.cancel_reassignment() == 1
+        plug_in(paths[2])
+        files = Path(paths[2]) / log.root.topic("flights").directory / "0"
+        assert list(files.iterdir())
+        bring_back(log)
+        assert not files.exists()
+        assert placements(log) == {0: [1]}
         assert healthy(log)
 
 

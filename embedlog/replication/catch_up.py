@@ -87,8 +87,8 @@ class ReplicaCopy:
                 of it.
 
         Raises:
-            NotLeaderOrFollowerError: Another leader was elected.  What was copied may be wrong;
-                a new object compares it.
+            NotLeaderOrFollowerError: Another leader was elected, and a new object compares what
+                was copied; or the partition has no copy in the directory any more.
         """
         self._leader = self.log.leader_and_epoch()
         if history is not None:
@@ -107,10 +107,11 @@ class ReplicaCopy:
         """Copy the rest under the partition's lock, and have the copy join the ISR.
 
         Raises:
-            NotLeaderOrFollowerError: Another leader was elected since `catch_up` began.
+            NotLeaderOrFollowerError: Another leader was elected since `catch_up` began, or the
+                partition has no copy in the directory any more.
         """
-        log = self.log
-        with log.locked() if self._leader is None else log.locked_under(self._leader):
+        log, this = self.log, self.directory.id
+        with log.locked() if self._leader is None else log.locked_under(self._leader, this):
             tail = recovery.tail_locked(log)
             leader = log.assignment.leader
             assert leader is not None
@@ -124,8 +125,8 @@ class ReplicaCopy:
 
             def expand(assignment: PartitionAssignment) -> PartitionAssignment:
                 # With another leader, or none, the next attempt begins again.
-                same = assignment.leader == leader
-                return assignment.expand([self.directory.id]) if same else assignment
+                may_join = assignment.leader == leader and this in assignment.replicas
+                return assignment.expand([this]) if may_join else assignment
 
             log.controller.change_assignment(log.key, expand)
 
@@ -134,7 +135,7 @@ class ReplicaCopy:
         """Hold the partition's lock, if the leader is still the one of before."""
         self._check_stopped()
         assert self._leader is not None
-        with self.log.locked_under(self._leader):
+        with self.log.locked_under(self._leader, self.directory.id):
             yield
 
     def _check_stopped(self) -> None:
@@ -160,7 +161,7 @@ class ReplicaCopy:
             self.directory.files,
         )
         if leader is None:
-            raise self.log.led_by_another()
+            raise self.log.reassigned()
         try:
             source = leader.files.open(path)
         except StorageError as error:

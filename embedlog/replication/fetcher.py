@@ -16,6 +16,7 @@ from embedlog.errors import (
     NotLeaderOrFollowerError,
     ReplicaNotAvailableError,
     StorageError,
+    UnknownTopicOrPartitionError,
 )
 from embedlog.partition.tail import Tail
 from embedlog.replication.catch_up import History, history_of
@@ -69,8 +70,12 @@ class ReplicaFetcher:
             try:
                 if live.get(log.tail_key) is not None:  # used since the boot
                     copied += self._fetch_partition(log, stopped)
-            except (NotLeaderOrFollowerError, ReplicaNotAvailableError):
-                continue
+            except (
+                NotLeaderOrFollowerError,
+                ReplicaNotAvailableError,
+                UnknownTopicOrPartitionError,
+            ):
+                continue  # it changed meanwhile
             except StorageError as error:
                 _logger.warning("Replication of %s-%d: %s", log.topic, log.partition, error)
         self._seen_version = version
@@ -145,7 +150,7 @@ class ReplicaFetcher:
                     end = min(position + CHUNK_BYTES, stop)
                     count = copy_range(
                         *((source, fd), (follower, target), position, end),
-                        guard=partial(log.locked_under, leader),
+                        guard=partial(log.locked_under, leader, follower_id),
                     )
                     copied, position = copied + count, end
                 # Appends with acks="all" write there, too.

@@ -181,25 +181,30 @@ class ReplicatedPartition(PartitionLog):
         return LeaderAndEpoch(leader, self.tail().leader_epoch)
 
     @contextmanager
-    def locked_under(self, leader: LeaderAndEpoch) -> Iterator[Tail]:
-        """Hold the partition's lock if no other leader has taken over, and nothing was cut.
+    def locked_under(self, leader: LeaderAndEpoch, follower: int) -> Iterator[Tail]:
+        """Hold the partition's lock, to copy something from a leader to a follower.
 
         Published records never change under one leader, but the next one may lack those with
         ``acks=1``, and has others at their positions.
 
         Raises:
-            NotLeaderOrFollowerError: There is another leader, or epoch.
+            NotLeaderOrFollowerError: Another leader has taken over, the log was cut, or the
+                partition has no copy in the follower's directory any more.
         """
         with self.locked():
-            tail = recovery.tail_locked(self)
-            if (self.assignment.leader, tail.leader_epoch) != leader:
-                raise self.led_by_another()
+            tail, assignment = recovery.tail_locked(self), self.assignment
+            if (assignment.leader, tail.leader_epoch) != leader or (
+                follower not in assignment.replicas
+            ):
+                raise self.reassigned()
             yield tail
 
-    def led_by_another(self) -> NotLeaderOrFollowerError:
-        """Return the error of work that was begun under a leader before."""
+    def reassigned(self) -> NotLeaderOrFollowerError:
+        """Return the error of a copy that was begun before the leader, or the replicas, changed."""
         return NotLeaderOrFollowerError(
-            "Another directory became the leader meanwhile", **self.where, todo="Repeat the call."
+            "The partition has another leader, or other replicas, than before",
+            **self.where,
+            todo="Repeat the call.",
         )
 
     def complete_followers(self) -> None:

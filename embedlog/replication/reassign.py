@@ -20,18 +20,16 @@ from embedlog.errors import (
     InvalidReplicationAssignmentError,
     LockTimeoutError,
     ReplicaNotAvailableError,
-    StorageError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
 from embedlog.replication.controller import raised_epoch
-from embedlog.replication.directory import LogDirectory
 from embedlog.replication.isr import PartitionAssignment, check_replicas
 from embedlog.replication.metadata import ASSIGNMENTS, MetadataImage
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.replication.reassignment import reassign
-from embedlog.replication.recovery import HasDirectories, copy_partition
+from embedlog.replication.recovery import HasDirectories, copy_partition, remove_copies
 
 T = TypeVar("T")
 
@@ -140,10 +138,13 @@ def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
         may_be_unclean,
         lambda moving, unclean, online: moving.cancel_reassignment(online, unclean=unclean),
     )
-    for key, partition in keys.items():
+    for key, (name, number) in keys.items():
         moving = before[key]
-        if moving is not None:
-            _remove_copies(root, partition, moving.adding_replicas)
+        if moving is not None and moving.adding_replicas:
+            # Those that were in sync may be written to until the lock is free.
+            with suppress(ReplicaNotAvailableError), root.partition(name, number).locked():
+                pass
+            remove_copies(root.controller, root.topic(name), number, moving.adding_replicas)
     return count
 
 
@@ -326,19 +327,8 @@ def finish(root: HasDirectories, partitions: Collection[TopicPartition] | None =
             if not changed or after is None or after.is_reassigning:
                 continue
             finished += 1
-            _remove_copies(root, partition, set(before.replicas) - set(after.replicas))
+            remove_copies(controller, info, number, set(before.replicas) - set(after.replicas))
     return finished
-
-
-def _remove_copies(
-    root: HasDirectories, partition: TopicPartition, directories: Collection[int]
-) -> None:
-    path = f"{root.topic(partition.topic).directory}/{partition.partition}"
-    for each in directories:
-        directory = root.controller.directories.get(each)
-        if directory is not None:
-            with suppress(StorageError):
-                remove_copy(directory, path)
 
 
 def elect_preferred(
@@ -360,17 +350,8 @@ def elect_preferred(
             continue
         if assignment.elect_preferred(online) == assignment:
             continue
-        with log.locked():
+        with suppress(ReplicaNotAvailableError), log.locked():
             log.complete_followers()
             if root.controller.change_assignment(log.key, methodcaller("elect_preferred", online)):
                 elected.append(partition)
     return elected
-
-
-def remove_copy(directory: LogDirectory, path: str) -> None:
-    """Remove the files of a partition from a directory that has no copy of it any more."""
-    files = directory.files
-    if files.exists(path):
-        for name in files.list(path):
-            files.unlink(f"{path}/{name}", missing_ok=True)
-        files.remove_directory(path)

@@ -18,11 +18,12 @@ from embedlog.errors import (
     NotLeaderOrFollowerError,
     ReplicaNotAvailableError,
     StorageError,
+    UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
 from embedlog.files.paths import is_directory, is_mount_point, real_path
 from embedlog.files.throttle import Throttle
-from embedlog.keyspace import FORMAT_FILE
+from embedlog.keyspace import FORMAT_FILE, PARTITION_KEY
 from embedlog.partition import PartitionLog, pending_deletes
 from embedlog.partition.state import Context
 from embedlog.replication.catch_up import History, ReplicaCopy
@@ -165,7 +166,7 @@ def bring_back(
         raise
     controller.elect()  # partitions of which it has the only copy
     root.write_members()
-    _sweep(directory)
+    _sweep(root, directory)
     _logger.warning("Directory %s is online", path)
     return histories
 
@@ -234,12 +235,15 @@ def _histories(directory_id: int, txn: kv.Txn) -> dict[bytes, History]:
     return histories
 
 
-def _sweep(directory: LogDirectory) -> None:
-    """Remove the files of what was deleted, or replaced, while the directory was offline."""
+def _sweep(root: HasDirectories, directory: LogDirectory) -> None:
+    """Remove the files of what was deleted, replaced or moved while the directory was offline."""
     with suppress(StorageError):
         pending = pending_deletes.paths(directory.live)
         for path in startup.strays(directory.files, directory.state, pending):
             startup.remove_stray(directory.files, path)
+        for topic in directory.state.read(lambda txn: list(catalog.topics(txn))):
+            for partition in range(topic.partitions):
+                remove_copies(root.controller, topic, partition, [directory.id])
 
 
 def compare_copies(log: ReplicatedPartition) -> None:
@@ -271,7 +275,7 @@ def copy_partition(
     """
 
     def make() -> bool:
-        with _lock_copy(log, directory) as free:
+        with _lock_copy(directory, log.key) as free:
             # Another process may have finished it before the lock was taken; what is in sync
             # already must not be cut without the partition's lock.
             assignment = log.assignment
@@ -284,12 +288,46 @@ def copy_partition(
             copy = ReplicaCopy(
                 *(log, directory), throttle=throttle, stopped=stopped, progress=progress
             )
-            if not copy.catch_up(history):
-                return False
-            copy.join()
+            try:
+                if not copy.catch_up(history):
+                    return False
+                copy.join()
+            except NotLeaderOrFollowerError:
+                path = f"{log.directory}/{log.partition}"
+                _remove_unassigned(log.controller, log.key, path, directory)
+                raise
             return True
 
     return _guarded(log, make) or False
+
+
+def remove_copies(
+    controller: Controller, topic: TopicInfo, partition: int, directories: Iterable[int]
+) -> None:
+    """Remove the files of a partition from directories that have no copy of it any more.
+
+    A process that is making such a copy removes it itself.
+    """
+    key, path = topic.key(partition), f"{topic.directory}/{partition}"
+    for each in directories:
+        directory = controller.directories.get(each)
+        if directory is not None and directory.files.exists(path):
+            with suppress(StorageError), _lock_copy(directory, key) as free:
+                if free:
+                    _remove_unassigned(controller, key, path, directory)
+
+
+def _remove_unassigned(
+    controller: Controller, key: bytes, path: str, directory: LogDirectory
+) -> None:
+    """Remove a copy unless it is assigned; by the holder of its lock."""
+    assignment, files = controller.assignment(key), directory.files
+    if assignment is None or directory.id in assignment.replicas:
+        return
+    if files.exists(path):
+        for name in files.list(path):
+            files.unlink(f"{path}/{name}", missing_ok=True)
+        files.remove_directory(path)
 
 
 def _guarded(log: ReplicatedPartition, step: Callable[[], T]) -> T | None:
@@ -300,8 +338,8 @@ def _guarded(log: ReplicatedPartition, step: Callable[[], T]) -> T | None:
     except BrokenDirectoryError as broken:
         log.controller.take_offline({broken.directory.id: broken.error})
         return None
-    except (NotLeaderOrFollowerError, ReplicaNotAvailableError):
-        return None  # its leader broke meanwhile, or another one was elected
+    except (NotLeaderOrFollowerError, ReplicaNotAvailableError, UnknownTopicOrPartitionError):
+        return None  # it changed meanwhile
     except StorageError as error:
         found = log.controller.find_broken(error)
         if found is not None:
@@ -312,9 +350,10 @@ def _guarded(log: ReplicatedPartition, step: Callable[[], T]) -> T | None:
 
 
 @contextmanager
-def _lock_copy(log: ReplicatedPartition, directory: LogDirectory) -> Iterator[bool]:
+def _lock_copy(directory: LogDirectory, key: bytes) -> Iterator[bool]:
     """Hold the lock of who makes a copy; yields False if another process or thread has it."""
-    path = f"locks/{log.topic_id}-{log.partition}.copy"
+    topic_id, partition = PARTITION_KEY.unpack(key)
+    path = f"locks/{topic_id}-{partition}.copy"
     with directory.files.opened(path, write=True, create=True) as lock:
         yield directory.files.try_lock(lock)
 

@@ -65,7 +65,7 @@ def by_a_failover_while_copies_are_made() -> None:
             model.keep_house(0, False)
             model.append_to_leader(0, 0, 700)
             model.bring_back(behind - 1, False)
-            model.keep_house(0, False, at, True)
+            model.keep_house(0, False, at, "lose the leader")
 
 
 def by_a_copy_that_breaks_in_an_append() -> None:

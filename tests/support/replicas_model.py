@@ -76,6 +76,8 @@ KILLED = (
     *("create_topic", "delete_topic", "elect_preferred", "reassign", "keep_house", "close"),
 )
 """What a process may be killed in, besides appending."""
+DISTURBANCES = ("lose the leader", "roll", "compact", "elect", "move", "cancel", "move again")
+"""What may happen in the middle of the housekeeping."""
 LOST = (NotEnoughReplicasError, ReplicaNotAvailableError, StorageError, NotALogError)
 """What may be raised while too few directories are left to decide anything."""
 
@@ -684,7 +686,25 @@ class ReplicasModel(RuleBasedStateMachine):
                 controller.take_offline({directory.id: error})
         self._observe()
 
-    def _append_meanwhile(self, handle: int, at: int, fails_over: bool) -> Callable[[], bool]:
+    def _disturb(self, what: str, handle: int) -> None:
+        """Change something in the middle of the housekeeping."""
+        if what == "lose the leader":
+            self._lose_leader(handle)
+        elif what == "roll":
+            self.roll(0, handle)
+        elif what == "compact" and any(part.compacts for part in self.parts.values()):
+            self.compact(0, handle)
+        elif what == "elect":
+            self.elect_preferred(handle)
+        elif what == "move":
+            self.reassign(0, handle, self.numbers)
+        elif what == "cancel":
+            self.cancel(handle)
+        elif what == "move again":
+            self.cancel(handle)
+            self.reassign(0, handle, self.numbers)
+
+    def _append_meanwhile(self, handle: int, at: int, disturbance: str) -> Callable[[], bool]:
         """Return a function that the job calls, and that appends when it is called so often.
 
         Then it stops the job once all copies are in sync: the job would copy what they lack.
@@ -692,15 +712,14 @@ class ReplicasModel(RuleBasedStateMachine):
         Args:
             handle: Whose appends these are.
             at: The number of the call.
-            fails_over: Whether a leader is lost before.
+            disturbance: What else happens, before.
         """
         calls = iter(range(1, 1 << 30))
 
         def is_stopped() -> bool:
             call = next(calls)
             if call == at:
-                if fails_over:
-                    self._lose_leader(handle)
+                self._disturb(disturbance, handle)
                 for part in list(self.parts.values()):
                     lines = self._values(part, 1, 10)
                     part.uncertain.update(value for _, value in lines)
@@ -721,11 +740,11 @@ class ReplicasModel(RuleBasedStateMachine):
         handle=st.integers(0, 1),
         stopped=st.sampled_from([False, False, True]),
         meanwhile=st.integers(0, 8),
-        fails_over=st.sampled_from([False, False, True]),
+        disturbance=st.sampled_from(["", "", *DISTURBANCES]),
     )
     @precondition(lambda self: self.roots)
     def keep_house(
-        self, handle: int, stopped: bool, meanwhile: int = 0, fails_over: bool = False
+        self, handle: int, stopped: bool, meanwhile: int = 0, disturbance: str = ""
     ) -> None:
         """What works is online after a round, and in sync."""
         root = self.root(handle)
@@ -734,7 +753,7 @@ class ReplicasModel(RuleBasedStateMachine):
         noticed = set(self.image.online) == online
         job = jobs.ReplicationJob(MaintenanceConfig())
         if meanwhile and self.parts and not stopped:
-            is_stopped = self._append_meanwhile(handle + 1, meanwhile, fails_over)
+            is_stopped = self._append_meanwhile(handle + 1, meanwhile, disturbance)
         else:
             is_stopped = lambda: stopped  # noqa: E731
         done, _ = self._attempt(None, lambda: job.run(root, is_stopped))
@@ -742,7 +761,7 @@ class ReplicasModel(RuleBasedStateMachine):
         if not done or len(self.alive()) < self.quorum:
             return
         self.unelected = False
-        noticed &= self.alive() == online
+        noticed &= self.alive() == online and not (meanwhile and disturbance)
         assert self.usable() <= set(self.image.online), "a directory that works is not online"
         for part in self.parts.values():
             assignment = self.assignment(part)
@@ -769,6 +788,19 @@ class ReplicasModel(RuleBasedStateMachine):
         if len(target) >= part.min_isr:
             moves = {part.tp: target}
             self._attempt(part, lambda: reassign.begin(self.root(handle), moves))
+
+    @rule(handle=st.integers(0, 1))
+    @precondition(lambda self: self.roots and self.parts)
+    def cancel(self, handle: int) -> None:
+        """All moves are cancelled whose old copies can lead."""
+        root = self.root(handle)
+        for info, number, assignment in list(reassign.assignments(root)):
+            if assignment.is_reassigning and not set(assignment.isr) <= {
+                *assignment.adding_replicas,
+                NO_DIRECTORY,
+            }:
+                part = self.parts[info.name, number]
+                self._attempt(part, partial(reassign.cancel, root, [part.tp]))
 
     # Segments
 
@@ -1265,7 +1297,12 @@ class ReplicasModel(RuleBasedStateMachine):
         part = self.part(which)
         if part.destroyed:
             return
-        done, reader = self._attempt(part, lambda: self.log(part, handle).reader(part.start))
+        try:
+            done, reader = self._attempt(part, lambda: self.log(part, handle).reader(part.start))
+        except OffsetOutOfRangeError:
+            # What was deleted was lost, too; see `_reconcile`.
+            assert all(record.losable for record in part.records.values())
+            return
         if done:
             self.readers.append((self.root(handle), part, part.losses, reader))
 
