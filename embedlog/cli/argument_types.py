@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import threading
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,23 +21,21 @@ def count(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Parse a number of seconds to wait."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < threading.TIMEOUT_MAX:
-        raise argparse.ArgumentTypeError(f"must be a positive number of seconds, got {text!r}")
-    return number
+    return _positive(text, "seconds", threading.TIMEOUT_MAX)
 
 
 def rate(text: str) -> float:
     """Parse a number of bytes per second."""
+    return _positive(text, "bytes", inf)
+
+
+def _positive(text: str, unit: str, most: float) -> float:
     try:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"must be a positive number of bytes, got {text!r}")
+    if not 0 < number <= most:
+        raise argparse.ArgumentTypeError(f"must be a positive number of {unit}, got {text!r}")
     return number
 
 
