@@ -329,6 +329,7 @@ ERRORS: dict[str, dict[str, str]] = {
         "InvalidReplicationAssignmentError": "Name each directory once; `embedlog replicas list` "
         "prints their ids.",
         "NotEnoughReplicasError": "Bring the other directories back, or send with `acks=1`.",
+        "NotEnoughReplicasAfterAppendError": "Bring the other directories back.",
         "NotLeaderOrFollowerError": "Repeat the call.",
         "ReplicaNotAvailableError": "Bring one of its `replicas` back, or elect a leader that is "
         "not in sync.",

@@ -502,6 +502,13 @@ class NotEnoughReplicasError(EmbedlogError):
     required: int = 0
 
 
+class NotEnoughReplicasAfterAppendError(NotEnoughReplicasError):
+    """Copies failed in the flush after an append: the records are in the log, in too few copies.
+
+    Retriable: an idempotent producer does not write them twice.
+    """
+
+
 class NotLeaderOrFollowerError(EmbedlogError):
     """Another directory became the leader of the partition during the call; nothing was written.
 

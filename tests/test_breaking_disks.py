@@ -9,7 +9,12 @@ from support.failing_disks import FailingDisks
 from support.replicas import Directories, assignment, bring_back, notice
 from support.roots import encoded, rows, segment_files
 
-from embedlog.errors import NotEnoughReplicasError, ReplicaNotAvailableError, StorageError
+from embedlog.errors import (
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    ReplicaNotAvailableError,
+    StorageError,
+)
 from embedlog.replication import recovery
 from embedlog.replication.store import ReplicatedStore
 
@@ -103,6 +108,28 @@ def test_an_append_that_loses_too_many_copies_on_the_way_is_refused(log, disks, 
     bring_back(log)
     partition(log, "two").append([encoded(b"c")])
     assert values(log, "two") == [b"a", b"c"]
+
+
+def test_an_append_says_whether_it_lost_too_many_copies_before_or_after_it_was_written(log, disks):
+    """With "fsync" a copy may also fail in the flush, when the records can be read already."""
+    log.create_topic("two", config={"min.insync.replicas": 2}, replication_factor=2)
+    partition(log, "two").append([encoded(b"a")])
+    _, follower = replicas(log, "two")
+    written = {}
+    for after in range(8):
+        value = b"%d" % after
+        disks.break_disk(path(log, follower), errno.EIO, after=after)
+        try:
+            partition(log, "two").append([encoded(value)], durability="fsync")
+        except NotEnoughReplicasError as error:
+            facts = error.in_sync, error.required, value in values(log, "two")
+            written.setdefault(type(error), set()).add(facts)
+        disks.repair(path(log, follower))
+        bring_back(log)
+    assert written == {
+        NotEnoughReplicasError: {(1, 2, False)},
+        NotEnoughReplicasAfterAppendError: {(1, 2, True)},
+    }
 
 
 def test_a_leader_that_breaks_while_a_copy_catches_up_goes_offline_itself(log, disks, directories):

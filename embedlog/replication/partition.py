@@ -16,6 +16,7 @@ from embedlog.batch import EncodedBatch
 from embedlog.catalog import PartitionInfo, TopicInfo
 from embedlog.errors import (
     CorruptionError,
+    NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     StorageError,
@@ -110,7 +111,8 @@ class ReplicatedPartition(PartitionLog):
 
         Raises:
             NotEnoughReplicasError: Fewer than `min.insync.replicas` are in sync.  Nothing was
-                written, unless one of them failed in a flush.
+                written.
+            NotEnoughReplicasAfterAppendError: Copies failed in the flush; the records are there.
             ReplicaNotAvailableError: The partition has no leader.
         """
         self._acks.leader = acks not in ("all", -1)
@@ -122,8 +124,7 @@ class ReplicatedPartition(PartitionLog):
                 try:
                     receipts = super().append(encoded, durability=durability, timeout=timeout)
                     if not self._acks.leader and "fsync" in (durability, self.context.durability):
-                        # A copy may have failed in the flush, after the publication.
-                        self.check_replicas()
+                        self._check_flushed_replicas()
                     return receipts
                 except CorruptionError:
                     # A leader that was elected meanwhile lacks what was written with acks=1.
@@ -145,6 +146,17 @@ class ReplicatedPartition(PartitionLog):
         """
         self.refresh()
         self._check_min_isr(self.assignment)
+
+    def _check_flushed_replicas(self) -> None:
+        """Raise if copies failed in the flush, and too few are left."""
+        try:
+            self.check_replicas()
+        except NotEnoughReplicasError as error:
+            raise NotEnoughReplicasAfterAppendError(
+                f"The records were written, but {error.what[0].lower()}{error.what[1:]}",
+                todo=error.todo,
+                **error.facts,
+            ) from None
 
     def _check_min_isr(self, assignment: PartitionAssignment) -> None:
         try:

@@ -41,6 +41,7 @@ _NAMES: dict[type[BaseException], str] = {
     errors.InvalidReplicationFactorError: "INVALID_REPLICATION_FACTOR",
     errors.InvalidReplicationAssignmentError: "INVALID_REPLICA_ASSIGNMENT",
     errors.NotEnoughReplicasError: "NOT_ENOUGH_REPLICAS",
+    errors.NotEnoughReplicasAfterAppendError: "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
     errors.NotLeaderOrFollowerError: "NOT_LEADER_FOR_PARTITION",
     errors.ReplicaNotAvailableError: "LEADER_NOT_AVAILABLE",
     errors.ReplicasDivergedError: "KAFKA_STORAGE_ERROR",
