@@ -95,40 +95,13 @@ def test_a_follower_has_caught_up_when_it_is_seen_at_the_end():
     assert (progress.log_end_offset, progress.caught_up_ms) == (6, 1_000)
 
 
-def test_a_follower_that_leaves_lets_the_high_watermark_go_on():
+def test_a_follower_that_was_seen_once_leaves_when_it_lags():
     """PartitionTest.testMaybeShrinkIsr."""
     followers = {1: FollowerProgress().seen(10, 10, 0), 2: FollowerProgress()}
     state = three(0, 1, 2, partition_epoch=1)
-    ends = {0: 10, 1: 10, 2: 0}
     assert state.out_of_sync(followers, 10, 0, 30_000) == ()
-    assert state.high_watermark(ends, 0) == 0
-
-    lagging_followers = state.out_of_sync(followers, 10, 30_001, 30_000)
-    assert lagging_followers == (2,)
-    state = state.shrink(lagging_followers)
-    assert state == three(0, 1, partition_epoch=2)
-    assert state.high_watermark(ends, 0) == 10
-
-
-def test_a_follower_joins_when_it_has_all_below_the_high_watermark():
-    """PartitionTest.testIsrExpansion: the high watermark, and the epoch, begin at 10."""
-    state = PartitionAssignment((0, 1), (0,), 0, leader_epoch=5, partition_epoch=1)
-    assert not state.may_join(1, 3, high_watermark=10, epoch_start_offset=10)
-    assert state.may_join(1, 10, high_watermark=10, epoch_start_offset=10)
-
-    expanded = state.expand([1])
-    assert expanded == PartitionAssignment((0, 1), (0, 1), 0, leader_epoch=5, partition_epoch=2)
-    assert not expanded.may_join(1, 10, high_watermark=10, epoch_start_offset=10)
-    assert not state.may_join(7, 10, high_watermark=10, epoch_start_offset=10)
-
-
-@pytest.mark.parametrize(("end", "joins"), [(0, False), (1, False), (4, False), (5, True)])
-def test_a_follower_does_not_join_below_the_epoch_of_the_leader(end, joins):
-    """PartitionTest.testFollowerDoesNotJoinISRUntilCaughtUpToOffsetWithinCurrentLeaderEpoch.
-
-    The high watermark is 1, but the leader found 5 records when it was elected again.
-    """
-    assert three(0, 2).may_join(1, end, high_watermark=1, epoch_start_offset=5) == joins
+    assert state.out_of_sync(followers, 10, 30_001, 30_000) == (2,)
+    assert state.shrink([2]) == three(0, 1, partition_epoch=2)
 
 
 # Enough in-sync replicas
@@ -147,35 +120,14 @@ def test_a_follower_does_not_join_below_the_epoch_of_the_leader(end, joins):
     ],
 )
 def test_too_few_in_sync_replicas_refuse_an_append(state, min_insync_replicas, is_under):
-    """PartitionTest: nothing is appended, and the high watermark stays."""
+    """PartitionTest: nothing is appended."""
     assert state.is_under_min_isr(min_insync_replicas) == is_under
-    ends = dict.fromkeys(state.replicas, 10)
-    high_watermark = state.high_watermark(ends, 3, min_insync_replicas=min_insync_replicas)
-    assert high_watermark == (3 if is_under else 10)
     if is_under:
         with pytest.raises(NotEnoughReplicasError, match=r"min\.insync\.replicas is") as caught:
             state.check_min_isr(min_insync_replicas)
         assert caught.value.retriable
     else:
         state.check_min_isr(min_insync_replicas)
-
-
-@pytest.mark.parametrize(
-    ("isr", "ends", "joining", "current", "expected"),
-    [
-        ([0, 1, 2], {0: 9, 1: 7, 2: 8}, [], 0, 7),
-        ([0, 2], {0: 9, 1: 7, 2: 8}, [], 0, 8),
-        ([0, 2], {0: 9, 1: 7, 2: 8}, [1], 0, 7),  # maximalIsr
-        ([0], {0: 9, 1: 7}, [], 0, 9),
-        ([0, 1], {0: 9, 1: 3}, [], 5, 5),  # never back
-        ([0, 1], {0: 9}, [], 5, 5),  # unknown
-    ],
-)
-def test_the_high_watermark_is_what_all_in_sync_replicas_have(
-    isr, ends, joining, current, expected
-):
-    """And what those that join have."""
-    assert three(*isr).high_watermark(ends, current, joining=joining) == expected
 
 
 # Changes
@@ -413,7 +365,7 @@ class Partition(RuleBasedStateMachine):
         self.state = PartitionAssignment.create((0, 1, 2))
         self.alive = set(range(5))
         self.ends = dict.fromkeys(range(5), 0)
-        self.high_watermark = self.epoch_start = 0
+        self.high_watermark = 0
 
     def change(self, after):
         """Check the epochs of a change."""
@@ -423,7 +375,6 @@ class Partition(RuleBasedStateMachine):
             assert after.leader_epoch > before.leader_epoch
         leader = after.leader
         if leader is not None and leader != before.leader:
-            self.epoch_start = self.ends[leader]
             for replica in after.replicas:
                 self.ends[replica] = min(self.ends[replica], self.ends[leader])
 
@@ -435,7 +386,7 @@ class Partition(RuleBasedStateMachine):
         ends[state.leader] += count
         for follower in set(state.followers) & written & self.alive:
             ends[follower] = ends[state.leader]
-        self.high_watermark = state.high_watermark(ends, self.high_watermark)
+        self.high_watermark = max(self.high_watermark, min(ends[each] for each in state.isr))
 
     @rule(lost=st.sets(st.integers(0, 4)))
     def lose_directories(self, lost):
@@ -446,12 +397,12 @@ class Partition(RuleBasedStateMachine):
     @precondition(lambda self: self.state.leader is not None)
     @rule(replica=st.integers(0, 4))
     def leave_or_join(self, replica):
-        """Let a follower leave, or join if it may."""
-        end = self.ends[replica]
-        if self.state.may_join(replica, end, self.high_watermark, self.epoch_start):
-            self.change(self.state.expand([replica]))
-        elif replica in self.state.in_sync_followers:
-            self.change(self.state.shrink([replica]))
+        """Let a follower leave, or join if it has all of the leader's log."""
+        state, ends = self.state, self.ends
+        if replica in state.in_sync_followers:
+            self.change(state.shrink([replica]))
+        elif replica in state.followers and ends[replica] == ends[state.leader]:
+            self.change(state.expand([replica]))
 
     @rule(to=st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True))
     def begin(self, to):

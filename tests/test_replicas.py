@@ -236,6 +236,26 @@ def test_the_only_copy_is_not_replaced_by_an_empty_disk(directories):
         assert log.partition("t", 0).end_offset() == 0
 
 
+def test_the_only_copy_is_whole_after_its_databases_were_damaged(directories):
+    """Nobody knows whether it has everything; an unclean election goes on with what it has."""
+    with directories.open() as log:
+        log.create_topic("t", replication_factor=1, config={"segment.bytes": 1200})
+        send(log, "t", numbered(b"x", 30))
+        leader = assignment(log, "t").leader
+        directories.lose(log, leader)
+        for name in ("state", "live"):
+            data = directories.aside(leader) / name / "data.mdb"
+            data.write_bytes(b"damaged" * 1000)
+        directories.put_back(leader)
+        bring_back(log)
+
+        with pytest.raises(errors.ReplicaNotAvailableError, match="lost"):
+            values(log, "t")
+        assert log.elect_leaders(election="unclean") == [TopicPartition("t", 0)]
+        assert values(log, "t") == numbered(b"x", 30)
+        assert log.verify() == []
+
+
 def test_the_only_copy_leads_again_when_it_comes_back(directories, log):
     """Nothing of it is lost."""
     log.create_topic("t", replication_factor=1)

@@ -147,29 +147,6 @@ class PartitionAssignment:
         """Whether too few replicas are in sync for ``acks="all"``."""
         return self.leader is None or len(self.isr) < min(min_insync_replicas, len(self.replicas))
 
-    def high_watermark(
-        self,
-        log_ends: Mapping[int, int],
-        current: int,
-        *,
-        min_insync_replicas: int = 1,
-        joining: Collection[int] = (),
-    ) -> int:
-        """Return the high watermark: the offset below which all in-sync replicas have all.
-
-        Args:
-            log_ends: The log end offsets of the replicas, as far as they are known; one that
-                is not known holds the high watermark back.
-            current: The present high watermark; it never moves back.
-            min_insync_replicas: With fewer in sync the high watermark does not move.
-            joining: Replicas that are about to be in sync, and count already: otherwise the
-                high watermark could pass them while they join.
-        """
-        if self.is_under_min_isr(min_insync_replicas):
-            return current
-        ends = [log_ends.get(replica, current) for replica in {*self.isr, *joining}]
-        return max(current, min(ends))
-
     def out_of_sync(
         self,
         followers: Mapping[int, FollowerProgress],
@@ -184,17 +161,6 @@ class PartitionAssignment:
             if each not in followers
             or not followers[each].is_caught_up(leader_end, now_ms, max_lag_ms)
         )
-
-    def may_join(
-        self, replica: int, log_end_offset: int, high_watermark: int, epoch_start_offset: int
-    ) -> bool:
-        """Whether a follower that is out of sync may return.
-
-        It must have all records that are published, and all that this leader found when it
-        was elected: these may be published too, although the leader does not know it yet.
-        """
-        is_outside = replica in self.replicas and replica not in self.isr
-        return is_outside and log_end_offset >= max(high_watermark, epoch_start_offset)
 
     def shrink(self, replicas: Collection[int]) -> PartitionAssignment:
         """Return the state without these in-sync replicas.
@@ -215,7 +181,7 @@ class PartitionAssignment:
         return self._next(isr=isr)
 
     def expand(self, replicas: Collection[int]) -> PartitionAssignment:
-        """Return the state with more in-sync replicas; see `may_join`.
+        """Return the state with more in-sync replicas, which have all of the leader's log.
 
         Raises:
             IllegalStateError: There is no leader, or one of them is no replica.

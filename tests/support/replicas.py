@@ -37,7 +37,7 @@ class Directories:
 
     def take(self, directory: int) -> None:
         """Take a directory away, as when its disk is unmounted; no process notices yet."""
-        self.path(directory).rename(self._aside(directory))
+        self.path(directory).rename(self.aside(directory))
 
     def lose(self, log: embedlog.Log, directory: int) -> None:
         """Take a directory away, and have the log notice it."""
@@ -46,14 +46,15 @@ class Directories:
 
     def put_back(self, directory: int) -> None:
         """Put it back as it was."""
-        self._aside(directory).rename(self.path(directory))
+        self.aside(directory).rename(self.path(directory))
 
     def replace(self, directory: int) -> None:
         """Put a new, empty directory in its place."""
-        shutil.rmtree(self._aside(directory))
+        shutil.rmtree(self.aside(directory))
         self.path(directory).mkdir()
 
-    def _aside(self, directory: int) -> Path:
+    def aside(self, directory: int) -> Path:
+        """Return where a directory is that was taken away."""
         return self.path(directory).with_name("unmounted")
 
     def copies(self, topic: str) -> dict[int, dict[str, str]]:
