@@ -15,6 +15,7 @@ from embedlog.partition.replace import Replacement
 from embedlog.replication import recovery, root
 from embedlog.replication.fetcher import ReplicaFetcher
 from embedlog.replication.metadata import METADATA_VERSION
+from embedlog.retention.retain import delete_records
 from embedlog.segment import CHUNK_BYTES
 
 
@@ -314,6 +315,28 @@ def test_a_copy_with_another_history_leads_after_a_removal_with_what_it_shares(
     assert values(log, "t") == [b"shared"]
     assert send(log, "t", [b"next"])[0].offset == 1
     assert values(log, "t") == [b"shared", b"next"]
+
+
+def test_a_leader_that_was_not_in_sync_has_no_files_of_deleted_segments(directories, log):
+    """They were deleted where copies are in sync, and nobody else would do it here."""
+    config = {"unclean.leader.election.enable": True, "segment.bytes": 1200}
+    log.create_topic("t", replication_factor=2, config={**config, "file.delete.delay.ms": 0})
+    send(log, "t", [b"%d" % n for n in range(20)])
+    leader, follower = assignment(log, "t").isr
+    directories.lose(log, follower)
+    send(log, "t", [b"more"])
+    directories.put_back(follower)
+    recovery.try_bring_back(log.root)
+    delete_records(log.root.partition("t", 0), 10)
+    before = directories.copies("t")
+    deleted = before[follower].keys() - before[leader].keys()
+    directories.lose(log, leader)
+
+    assert values(log, "t")[-1] == b"19"
+    assert deleted
+    assert deleted.isdisjoint(directories.copies("t")[follower])
+    directories.put_back(leader)
+    bring_back(log)
 
 
 def test_a_copy_that_catches_up_while_another_leader_is_elected_has_nothing_of_the_first(

@@ -118,7 +118,7 @@ class ReplicaCopy:
             self._leader = LeaderAndEpoch(leader, tail.leader_epoch)
             self._throttle, self._stopped, self._guard = Throttle(), bool, nullcontext
             self._pass(tail)
-            self._remove_others()
+            self.removed_files += log.remove_unnamed(self.directory.files)
             if log.context.durability == "fsync" or self.copied_bytes or self.removed_files:
                 for path in (*reversed(log.directories),):
                     self.directory.files.sync_directory(path)
@@ -210,24 +210,6 @@ class ReplicaCopy:
                 break
             position += len(ours)
         return position
-
-    def _remove_others(self) -> None:
-        """Remove the segment files that the manifest does not name.
-
-        Also the uncommitted ones: they are unlinked where copies are in sync, and this one may
-        join too late for that.  A file that is still being written is written here again.
-        """
-        log, files = self.log, self.directory.files
-        directory = f"{log.directory}/{log.partition}"
-
-        def named(txn: kv.Txn) -> set[str]:
-            return {info.file_name for info in catalog.segments(txn, log.key)}
-
-        names = log.context.state.read(named)
-        for name in files.list(directory):
-            if catalog.SEGMENT_NAME.fullmatch(name) and name not in names:
-                files.unlink(f"{directory}/{name}")
-                self.removed_files += 1
 
 
 def history_of(log: ReplicatedPartition) -> History:

@@ -21,6 +21,7 @@ from embedlog.errors import (
     NotLeaderOrFollowerError,
     StorageError,
 )
+from embedlog.files import Files
 from embedlog.partition import leader_epochs, recovery, truncate
 from embedlog.partition.partition_log import PartitionLog, ReplicaPlacement
 from embedlog.partition.state import Context
@@ -219,6 +220,26 @@ class ReplicatedPartition(PartitionLog):
             todo="Repeat the call.",
         )
 
+    def remove_unnamed(self, files: Files) -> int:
+        """Remove the segment files of a copy that the manifest does not name; return how many.
+
+        For a copy that was not in sync, so that what was deleted or replaced meanwhile is still
+        there; under the lock.  Also the uncommitted files: they are unlinked where copies are in
+        sync, and this one may be too late for that.  A file that is still being written is
+        written again.
+        """
+
+        def named(txn: kv.Txn) -> set[str]:
+            return {info.file_name for info in catalog.segments(txn, self.key)}
+
+        names, removed = self.context.state.read(named), 0
+        path = f"{self.directory}/{self.partition}"
+        for name in files.list(path):
+            if catalog.SEGMENT_NAME.fullmatch(name) and name not in names:
+                files.unlink(f"{path}/{name}")
+                removed += 1
+        return removed
+
     def complete_followers(self) -> None:
         """Give the in-sync followers what was appended with ``acks=1``; under the lock.
 
@@ -334,6 +355,8 @@ class ReplicatedPartition(PartitionLog):
             )
             self._raise_epoch(assignment.leader_epoch - 1)
             truncate.truncate_locked(self, tail, end)
+        if assignment.leader_recovering:
+            self.remove_unnamed(self.context.files)
         self.context.wake.advance()
 
     def _log_end_offset(self, tail: Tail, *, compare: bool) -> int | None:
