@@ -238,6 +238,20 @@ def test_an_unclean_leader_is_alone_in_sync():
     assert elected == replace(FOO, isr=(2,), leader=2, **changes)
 
 
+def test_a_leader_that_is_left_over_was_not_in_sync():
+    """Its log is compared as after an unclean election, also if it comes back later."""
+    state = replace(FOO, isr=(3,), leader=3)
+    changes = {"replicas": (2, 1), "partition_epoch": 201, "leader_epoch": 101}
+
+    left = state.without([3], {1, 2})
+    assert left == replace(FOO, isr=(2,), leader=2, leader_recovering=True, **changes)
+
+    offline = state.without([3], set())
+    assert offline == replace(FOO, isr=(2, 1), leader=None, leader_recovering=True, **changes)
+    assert offline.elect({1}).leader_recovering
+    assert not FOO.without([1], {2, 3}).leader_recovering
+
+
 def test_the_preferred_leader_takes_over():
     """PartitionChangeBuilderTest.testElectLeader: 2 leads FOO again, but 2 of BAZ is behind."""
     preferred = FOO.elect_preferred({1, 2})
