@@ -104,8 +104,7 @@ class ReplicaFetcher:
         self, log: ReplicatedPartition, leader: LeaderAndEpoch, lagging: Collection[int]
     ) -> None:
         for each in lagging:
-            path = log.controller.image.directories[each].path
-            _logger.warning("%s-%d: the copy in %s lags", log.topic, log.partition, path)
+            _logger.warning("%s-%d: directory %d lags", log.topic, log.partition, each)
             self._histories.setdefault(each, {})[log.key] = history_of(log)
 
         def shrink(before: PartitionAssignment) -> PartitionAssignment:
