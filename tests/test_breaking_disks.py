@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 
 import pytest
 from support.failing_disks import FailingDisks
@@ -12,9 +13,11 @@ from support.roots import encoded, rows, segment_files
 from embedlog.errors import (
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
+    NotLeaderOrFollowerError,
     ReplicaNotAvailableError,
     StorageError,
 )
+from embedlog.keyspace import FORMAT_FILE
 from embedlog.replication import recovery
 from embedlog.replication.store import ReplicatedStore
 
@@ -130,6 +133,29 @@ def test_an_append_says_whether_it_lost_too_many_copies_before_or_after_it_was_w
         NotEnoughReplicasError: {(1, 2, False)},
         NotEnoughReplicasAfterAppendError: {(1, 2, True)},
     }
+
+
+@pytest.mark.parametrize("work", ["roll", "append", "append_one"])
+def test_a_leader_that_breaks_in_a_call_leaves_no_damage_behind(log, disks, directories, work):
+    """The next leader lacks what was appended with acks=1, which is not a damaged file."""
+    log.create_topic("two", replication_factor=2)
+    leader, _ = replicas(log, "two")
+    for after in range(6):
+        partition(log, "two").append([encoded(b"all")])
+        partition(log, "two").append([encoded(b"one")], acks=1)
+        with directories.open(files=disks) as other:
+            here = partition(other, "two")
+            here.refresh()
+            disks.break_disk(path(log, leader), errno.EIO, after=after, times=1, databases=False)
+            if work == "roll":
+                with suppress(NotLeaderOrFollowerError):
+                    here.roll()
+            else:
+                here.append([encoded(b"next")], acks="all" if work == "append" else 1)
+            disks.repair(path(log, leader))
+        bring_back(log)
+        log.elect_leaders()
+    assert log.verify() == []
 
 
 def test_a_leader_that_breaks_while_a_copy_catches_up_goes_offline_itself(log, disks, directories):
@@ -380,3 +406,18 @@ def test_a_disk_that_fails_once_when_it_returns_keeps_what_it_has(log, directori
         directories.lose(log, leader)
         directories.put_back(leader)
     bring_back(log)
+
+
+def test_no_log_is_begun_where_directories_are_not_mounted(directories, disks):
+    """The one that is there, and cannot be read, may be a directory of the log."""
+    directories.open(files=disks).close()
+    directories.take(1)
+    directories.take(2)
+    (directories.path(3) / FORMAT_FILE).unlink()  # nothing of it can be read
+    disks.hidden = {str(directories.path(3))}
+
+    with pytest.raises(StorageError, match="open the root failed"):
+        directories.open(files=disks)
+
+    assert not directories.path(1).exists()
+    assert not directories.path(2).exists()

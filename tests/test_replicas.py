@@ -5,6 +5,7 @@ import os
 import pickle
 
 import pytest
+from support import forks
 from support.replicas import Directories, assignment, bring_back, notice, values
 
 import embedlog
@@ -97,6 +98,25 @@ def test_a_forked_child_goes_on(log):
 
     assert child.exitcode == 0
     assert values(log, "t") == [b"parent", b"child"]
+
+
+def test_a_forked_child_begins_no_new_log(directories, log):
+    """All directories are gone that it knows, but for one that was replaced by an empty disk."""
+    log.create_topic("t")
+    for each in (1, 2, 3):
+        directories.take(each)
+    directories.path(3).mkdir()
+
+    def child() -> str:
+        with pytest.raises(errors.NotALogError) as raised:
+            log.topics()
+        return str(raised.value)
+
+    assert "has the log any more" in forks.call(child)
+    assert [each.exists() for each in directories.paths] == [False, False, True]
+    directories.path(3).rmdir()
+    for each in (1, 2, 3):
+        directories.put_back(each)
 
 
 # Copies

@@ -14,7 +14,7 @@ from typing import Any
 
 from embedlog import index, kv
 from embedlog.batch import EncodedBatch
-from embedlog.errors import CorruptionError, DiskFullError
+from embedlog.errors import DiskFullError
 from embedlog.files.files import LINK_CHECK_SECONDS
 from embedlog.index import IndexEntry
 from embedlog.partition import flush, producer_state, roll, validation
@@ -99,13 +99,7 @@ def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
     if size > tail.log_end_position:
         log.cut(file, tail.log_end_position)
     elif size < tail.log_end_position:
-        raise CorruptionError(
-            f"The file ends at byte {size}, {tail.log_end_position} were written",
-            **log.where,
-            path=file.path,
-            position=size,
-            todo="Run `embedlog repair`, which first reports what it would drop.",
-        )
+        raise log.bytes_missing(file, size, tail.log_end_position)
     return file, tail
 
 

@@ -24,6 +24,7 @@ from embedlog.catalog import Catalog, PartitionInfo, SegmentInfo, TopicInfo
 from embedlog.config import INT_MAX, LONG_MAX, TopicConfig
 from embedlog.errors import (
     ClosedError,
+    CorruptionError,
     DurabilityError,
     EmbedlogError,
     LockTimeoutError,
@@ -543,6 +544,16 @@ class PartitionState:
 
         self.context.live.write(step)
         return self.flush_failed(error.errno)
+
+    def bytes_missing(self, file: SegmentFile, size: int, expected: int) -> Exception:
+        """Return the error of a file that is shorter than what was written to it."""
+        return CorruptionError(
+            f"The file ends at byte {size}, {expected} were written",
+            **self.where,
+            path=file.path,
+            position=size,
+            todo="Run `embedlog repair`, which first reports what it would drop.",
+        )
 
     def end_moved(self) -> Exception:
         """Return the error of an append whose partition ends elsewhere than it was told."""

@@ -121,16 +121,11 @@ class ReplicatedPartition(PartitionLog):
             while True:
                 if not self._acks.leader:
                     self.check_replicas()
-                epoch = self.controller.current().epoch
                 try:
                     receipts = super().append(encoded, durability=durability, timeout=timeout)
                     if not self._acks.leader and "fsync" in (durability, self.context.durability):
                         self._check_flushed_replicas()
                     return receipts
-                except CorruptionError:
-                    # A leader that was elected meanwhile lacks what was written with acks=1.
-                    if self.controller.current().epoch == epoch:
-                        raise
                 except NotLeaderOrFollowerError:
                     # The next attempt goes to the new leader; each directory leads once at most.
                     if not self.assignment.isr:
@@ -277,6 +272,12 @@ class ReplicatedPartition(PartitionLog):
         if assignment is not None:
             self._check_min_isr(assignment)
         return publish(txn)
+
+    def bytes_missing(self, file: SegmentFile, size: int, expected: int) -> Exception:
+        """As `PartitionState.bytes_missing`: one that leads since a moment ago may lack them."""
+        if self._led_epoch != self.controller.current().epoch:
+            return self.reassigned()
+        return super().bytes_missing(file, size, expected)
 
     def end_moved(self) -> Exception:
         """As `PartitionState.end_moved`: the controller failed that had a write of before alone."""

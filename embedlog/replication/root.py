@@ -171,11 +171,15 @@ class ReplicatedRoot(Root):
             return context
 
     def _open_files(self, writable: bool) -> Files:
+        self._unopened = {}
         with ExitStack() as undo:
             opened = self._open_each(self.paths, writable)
             for files in opened.values():
                 undo.callback(files.close_all)
             cluster, paths = find_members(self.paths, opened)
+            if cluster != self.cluster_id and self.cluster_id:
+                # After a fork; or else a new log would be begun here.
+                raise NotALogError("None of the directories has the log any more", path=self.path)
             if cluster is None:
                 listed = [path for files in opened.values() for path in read_listed(files)]
                 self.paths = (*self.paths, *(path for path in listed if path not in self.paths))
@@ -214,6 +218,8 @@ class ReplicatedRoot(Root):
                     directory.close()
             return ReplicatedFiles(self.controller)
 
+    _unopened: dict[str, StorageError]
+    """Directories that exist, and could not be opened when the log was."""
     _to_add: Sequence[str] = ()
     """Directories that a process which was killed had begun to add."""
     _is_new_live = False
@@ -234,10 +240,13 @@ class ReplicatedRoot(Root):
                     )
                 except StorageError as error:
                     _logger.warning("Directory %s cannot be opened: %s", path, error)
+                    self._unopened[path] = error
         return opened
 
     def _require_log(self, opened: dict[str, Files], writable: bool) -> None:
         """Raise unless at most one of the directories is a log, to which others may be added."""
+        for error in self._unopened.values():
+            raise error  # what is there may be a directory of a log, whose others are not mounted
         logs = [path for path, files in opened.items() if files.exists(FORMAT_FILE)]
         if len(logs) > 1:
             raise NotALogError(
