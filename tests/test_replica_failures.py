@@ -12,7 +12,8 @@ from support.replicas import Directories, assignment, bring_back, notice, values
 from embedlog import catalog, errors, kv
 from embedlog.partition import leader_epochs, uncommitted_files
 from embedlog.partition.replace import Replacement
-from embedlog.replication import recovery, root
+from embedlog.record import TopicPartition
+from embedlog.replication import reassign, recovery, root
 from embedlog.replication.fetcher import ReplicaFetcher
 from embedlog.replication.metadata import METADATA_VERSION
 from embedlog.retention.retain import delete_records
@@ -392,6 +393,43 @@ def test_a_follower_is_not_written_to_for_a_leader_that_was_replaced(directories
     bring_back(log)
     first, second = (files for files in directories.copies("t").values() if files)
     assert first == second
+
+
+def test_what_a_killed_writer_left_in_a_follower_is_not_taken_for_a_copy(directories, log):
+    """It had written there first, and the leader alone has what comes next at that place."""
+    log.create_topic("t", replication_factor=2)
+    send(log, "t", [b"x"])
+    leader, follower = assignment(log, "t").isr
+    (file,) = directories.path(follower).glob("topics/t-*/0/*.arrows")
+    with file.open("ab") as left:
+        left.write(b"of a batch" * 500)
+
+    send(log, "t", [b"y"], acks=1)
+    ReplicaFetcher({}).fetch(log.root, lambda: False)
+    directories.lose(log, leader)
+
+    assert values(log, "t") == [b"x", b"y"]
+
+
+@pytest.mark.parametrize(("homes", "away"), [([1, 2], [2, 3]), ([1, 3], [1, 2]), ([1], [2])])
+def test_a_copy_that_was_moved_away_and_back_is_not_written_to_where_it_was_deleted(
+    directories, log, homes, away
+):
+    """A program did nothing meanwhile, and has the file open that was deleted."""
+    partition = TopicPartition("t", 0)
+    with directories.open() as idle:
+        log.create_topic("t", replication_factor=len(homes))
+        reassign.run(log.root, {partition: homes})
+        send(idle, "t", [b"a"])
+        reassign.run(log.root, {partition: away})
+        reassign.run(log.root, {partition: homes})
+        send(log, "t", [b"b"])
+
+        send(idle, "t", [b"c"])
+
+        assert values(log, "t") == values(idle, "t") == [b"a", b"b", b"c"]
+        assert len({str(files) for files in directories.copies("t").values() if files}) == 1
+        assert log.root.controller.current().image.online == (1, 2, 3)
 
 
 # Followers that lag

@@ -28,6 +28,7 @@ from embedlog.catalog import SegmentInfo
 from embedlog.errors import (
     EmbedlogError,
     LockTimeoutError,
+    LogDeletedError,
     NotLeaderOrFollowerError,
     StorageError,
 )
@@ -265,6 +266,8 @@ class ReplicatedFiles(Files):
             except StorageError as error:
                 if is_follower or not (error.missing and had_copies and handle.write):
                     raise
+                if self._lost_copy(error) is not None:
+                    raise
                 # It was elected in this operation, though it was not in sync.
                 raise _new_leader(handle.path) from error
             if handle.kept:
@@ -306,6 +309,10 @@ class ReplicatedFiles(Files):
                 for directory, copy in reversed(copies[1:]):
                     self._catch_up(copies[0], (directory, copy), position)
                     _attempt(directory, methodcaller("write", copy, buffers, position))
+            else:
+                for directory, copy in copies[1:]:
+                    # What a killed writer left there would pass for a copy of these bytes.
+                    _attempt(directory, partial(_cut, fd=copy, size=position))
             return _attempt(leader, lambda files: files.write(leader_fd, buffers, position))
 
         return self._repeat(once)
@@ -385,12 +392,7 @@ class ReplicatedFiles(Files):
 
     def truncate(self, fd: int, size: int) -> None:
         """Cut the copies to `size` bytes; a shorter copy stays as it is."""
-
-        def cut(files: Files, copy: int) -> None:
-            if files.size(copy) > size:
-                files.truncate(copy, size)
-
-        self._each(fd, cut)
+        self._each(fd, lambda files, copy: _cut(files, copy, size))
 
     def allocate(self, fd: int, size: int) -> None:
         """As `Files.allocate`."""
@@ -608,15 +610,38 @@ def _reopen(
 ) -> None:
     """Have a file open in these directories, and in no others.
 
-    What is open already stays.  If ``open_copy`` raises, nothing is closed.
+    What is open already stays, unless it was deleted: a copy that was moved away may have come
+    back, as another file.  If ``open_copy`` raises, nothing is closed.
     """
     opened, copies = dict(handle.copies), []
     for directory in directories:
-        fd = opened.pop(directory, None)
-        copies.append((directory, open_copy(directory) if fd is None else fd))
+        fd = opened.get(directory)
+        if fd is None or not _is_linked(directory, fd):
+            copies.append((directory, open_copy(directory)))
+            _close_each([] if fd is None else [(directory, fd)])
+        else:
+            copies.append((directory, fd))
+        opened.pop(directory, None)
         handle.copies = [*copies, *opened.items()]
     _close_each(opened.items())
     handle.copies = copies
+
+
+def _is_linked(directory: LogDirectory, fd: int) -> bool:
+    """Whether an open file still has a name."""
+    try:
+        directory.files.check_linked(fd)
+    except LogDeletedError:
+        return False
+    except StorageError:
+        pass  # the next operation finds that, too
+    return True
+
+
+def _cut(files: Files, fd: int, size: int) -> None:
+    """Cut a file to so many bytes, if it has more."""
+    if files.size(fd) > size:
+        files.truncate(fd, size)
 
 
 def _close_each(copies: Iterable[tuple[LogDirectory, int]]) -> None:
