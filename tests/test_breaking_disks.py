@@ -421,3 +421,27 @@ def test_no_log_is_begun_where_directories_are_not_mounted(directories, disks):
 
     assert not directories.path(1).exists()
     assert not directories.path(2).exists()
+
+
+def test_a_truncation_whose_leader_breaks_is_repeated_by_the_next_one(log, disks, directories):
+    """Even if that one has no files at all."""
+    for after in range(7):
+        name = f"t{after}"
+        log.create_topic(
+            name, config={"unclean.leader.election.enable": True}, replication_factor=2
+        )
+        partition(log, name).append([encoded(b"a"), encoded(b"b")])
+        leader, follower = replicas(log, name)
+        directories.lose(log, follower)
+        directories.replace(follower)
+        recovery.try_bring_back(log.root)
+        disks.break_disk(path(log, leader), errno.ENOSPC, after=after, databases=False)
+
+        with suppress(NotLeaderOrFollowerError):
+            partition(log, name).truncate_to(1)
+
+        assert values(log, name) in ([], [b"a"])
+        disks.repair(path(log, leader))
+        bring_back(log)
+        bring_back(log)
+    assert log.verify() == []

@@ -51,10 +51,15 @@ _FIRST_HANDLE = 1 << 32
 class _Handle:
     """A file that is open in several directories."""
 
-    __slots__ = ("copies", "epoch", "kept", "key", "leader_checked", "path", "write")
+    __slots__ = (
+        *("copies", "epoch", "first_epoch", "kept"),
+        *("key", "leader_checked", "path", "write"),
+    )
 
-    def __init__(self, path: str, key: bytes | None, write: bool) -> None:
+    def __init__(self, path: str, key: bytes | None, write: bool, epoch: int) -> None:
         self.path, self.key, self.write, self.kept = path, key, write, False
+        self.first_epoch = epoch
+        """The epoch in which it was opened."""
         self.epoch = -1
         """The epoch in which `copies` was looked up."""
         self.leader_checked = False
@@ -171,7 +176,7 @@ class ReplicatedFiles(Files):
         self, path: str, operation: Callable[[Files], T], *, some_may_lack_it: bool = False
     ) -> T:
         """Do something with a path in every directory that has it, in the leader's last."""
-        key = partition_of(path)
+        key, epoch = partition_of(path), self._controller.current().epoch
 
         def once() -> T:
             results: list[T] = []
@@ -184,6 +189,8 @@ class ReplicatedFiles(Files):
                         raise
                     missing = error
             if not results and missing is not None:
+                if key is not None and self._controller.epoch != epoch:
+                    raise _new_leader(path) from missing
                 raise missing
             return results[-1]
 
@@ -206,7 +213,7 @@ class ReplicatedFiles(Files):
         counted: bool = False,
     ) -> int:
         """As `Files.open`; the descriptor is one of this object only."""
-        handle = _Handle(path, partition_of(path), write)
+        handle = _Handle(path, partition_of(path), write, self._controller.current().epoch)
 
         def open_in(files: Files) -> int:
             return files.open(
@@ -252,7 +259,8 @@ class ReplicatedFiles(Files):
         """Open the copies of a file that exists at the leader; a follower may lack it."""
         epoch = self._controller.current().epoch
         directories = self._directories(handle.path, handle.key)
-        leader, had_copies = directories[0], bool(handle.copies)
+        leader = directories[0]
+        may_have_failed_over = bool(handle.copies) or epoch != handle.first_epoch
 
         def open_copy(directory: LogDirectory) -> int:
             is_follower = directory is not leader
@@ -264,7 +272,7 @@ class ReplicatedFiles(Files):
             try:
                 fd = _attempt(directory, open_file)
             except StorageError as error:
-                if is_follower or not (error.missing and had_copies and handle.write):
+                if is_follower or not (error.missing and may_have_failed_over and handle.write):
                     raise
                 if self._lost_copy(error) is not None:
                     raise

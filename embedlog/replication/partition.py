@@ -304,6 +304,22 @@ class ReplicatedPartition(PartitionLog):
         self._owner = None
         super().release()
 
+    @contextmanager
+    def locked(self, timeout: float | None = None) -> Iterator[None]:
+        """As `PartitionState.locked`.
+
+        Raises:
+            NotLeaderOrFollowerError: The leader broke meanwhile, and the next one lacks a file.
+        """
+        with super().locked(timeout):
+            epoch = self._led_epoch
+            try:
+                yield
+            except StorageError as error:
+                if error.missing and self.controller.current().epoch != epoch:
+                    raise self.reassigned() from error
+                raise
+
     def read_tail(self) -> Tail | None:
         """As `PartitionState.read_tail`, of the present leader."""
         tail = super().read_tail()
@@ -333,10 +349,16 @@ class ReplicatedPartition(PartitionLog):
             self._led_epoch = epoch  # or else `read_tail` would come here again
             try:
                 self._take_over(tail, assignment)
-            except BaseException:
+            except BaseException as error:
                 # Half of it may be done: the next to use the partition begins again.
                 self._led_epoch = -1
-                raise
+                if (
+                    not isinstance(error, NotLeaderOrFollowerError)
+                    or self.controller.current().epoch == epoch
+                ):
+                    raise
+                self._lead()  # that leader broke, too
+                return
         # Without a tail recovery finds what the leader has.
         self._led_epoch = epoch
 
