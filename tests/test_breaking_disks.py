@@ -445,3 +445,41 @@ def test_a_truncation_whose_leader_breaks_is_repeated_by_the_next_one(log, disks
         bring_back(log)
         bring_back(log)
     assert log.verify() == []
+
+
+@pytest.mark.parametrize("acks", ["all", 1])
+def test_what_a_leader_alone_has_is_not_acknowledged_after_it_broke(log, disks, directories, acks):
+    """Another one leads when the append is published, and lacks it."""
+    log.create_topic("two", config={"unclean.leader.election.enable": True}, replication_factor=2)
+    broke = 0
+    for after in range(4):
+        leader, follower = replicas(log, "two")
+        directories.lose(log, follower)
+        partition(log, "two").append([encoded(b"alone")])
+        directories.put_back(follower)
+        recovery.try_bring_back(log.root)
+        disks.break_disk(path(log, leader), errno.EIO, after=after)
+
+        partition(log, "two").append([encoded(b"%d" % after)], acks=acks)
+
+        if leader not in log.root.controller.image.online:
+            broke += 1
+            assert b"%d" % after in values(log, "two")
+        disks.repair(path(log, leader))
+        bring_back(log)
+    assert broke
+
+
+def test_an_append_goes_on_after_another_program_has_taken_over(log, directories, disks):
+    """A reader of this one has noticed that already."""
+    log.create_topic("two", replication_factor=2)
+    partition(log, "two").append([encoded(b"a")])
+    with directories.open(files=disks) as other:
+        leader, _ = replicas(log, "two")
+        directories.lose(other, leader)
+        partition(other, "two").append([encoded(b"b")])
+        assert values(log, "two") == [b"a", b"b"]
+        partition(log, "two").append([encoded(b"c")], acks=1)
+    assert values(log, "two") == [b"a", b"b", b"c"]
+    directories.put_back(leader)
+    bring_back(log)

@@ -60,6 +60,10 @@ class ReplicatedPartition(PartitionLog):
         self.controller = controller
         self._led_epoch = -1
         """The epoch in which the leader was last seen to have taken over."""
+        self._checked_epoch = -1
+        """The epoch in which enough replicas were last seen to be in sync."""
+        self._leader_epoch = -1
+        """Of that leader; set before `_led_epoch`, which says that it is up to date."""
         self._owner: int | None = None
         """The thread that holds the partition's lock."""
         self._acks = threading.local()
@@ -121,6 +125,7 @@ class ReplicatedPartition(PartitionLog):
             while True:
                 if not self._acks.leader:
                     self.check_replicas()
+                epoch = self.controller.current().epoch
                 try:
                     receipts = super().append(encoded, durability=durability, timeout=timeout)
                     if not self._acks.leader and "fsync" in (durability, self.context.durability):
@@ -128,7 +133,7 @@ class ReplicatedPartition(PartitionLog):
                     return receipts
                 except NotLeaderOrFollowerError:
                     # The next attempt goes to the new leader; each directory leads once at most.
-                    if not self.assignment.isr:
+                    if self.controller.current().epoch == epoch:
                         raise
         finally:
             self._acks.leader = False
@@ -141,7 +146,9 @@ class ReplicatedPartition(PartitionLog):
             ReplicaNotAvailableError: The partition has no leader.
         """
         self.refresh()
+        epoch = self.controller.epoch  # before: the assignment may be of a later one
         self._check_min_isr(self.assignment)
+        self._checked_epoch = epoch
 
     def _check_flushed_replicas(self) -> None:
         """Raise if copies failed in the flush, and too few are left."""
@@ -256,21 +263,33 @@ class ReplicatedPartition(PartitionLog):
         publish: kv.Step[T],
     ) -> T:
         """As `PartitionState.commit_locked`; for ``acks=1`` the bytes go to the leader only."""
+        publish = partial(self._publish_if_kept, publish)
         if not getattr(self._acks, "leader", False):
-            if self.config.min_insync_replicas > 1:
-                publish = partial(self._publish_if_enough, publish)
             return super().commit_locked(file, buffers, position, log_end_offset, publish)
         files = self.context.files
         assert isinstance(files, ReplicatedFiles)
         with files.leader_only():
             return super().commit_locked(file, buffers, position, log_end_offset, publish)
 
-    def _publish_if_enough(self, publish: kv.Step[T], txn: kv.Txn) -> T:
-        """Publish what was written, unless copies failed in the write, and too few are left."""
+    def _publish_if_kept(self, publish: kv.Step[T], txn: kv.Txn) -> T:
+        """Publish what was written, unless copies failed meanwhile, and too few have it.
+
+        Raises:
+            NotEnoughReplicasError: Fewer are left than the topic requires.
+            NotLeaderOrFollowerError: Another leader was elected, which does not have it.
+        """
         # The store has just checked that the image is the newest; this must not write.
-        assignment = self.controller.image.assignments.get(self.key)
-        if assignment is not None:
-            self._check_min_isr(assignment)
+        epoch = self.controller.epoch
+        if self._checked_epoch != epoch or self._led_epoch != epoch:
+            assignment = self.controller.image.assignments.get(self.key)
+            if assignment is not None:
+                is_leader_only = getattr(self._acks, "leader", False)
+                if not is_leader_only:
+                    self._check_min_isr(assignment)
+                if assignment.leader_epoch != self._leader_epoch and (
+                    is_leader_only or assignment.leader_recovering
+                ):
+                    raise self.reassigned()
         return publish(txn)
 
     def bytes_missing(self, file: SegmentFile, size: int, expected: int) -> Exception:
@@ -329,6 +348,7 @@ class ReplicatedPartition(PartitionLog):
                 _ = self.assignment
             elif tail.leader_epoch >= self.assignment.leader_epoch:
                 # The epoch of before: there may be another leader by now.
+                self._leader_epoch = self.assignment.leader_epoch
                 self._led_epoch = epoch
             elif self._owner == threading.get_ident():
                 self._lead()
@@ -344,6 +364,7 @@ class ReplicatedPartition(PartitionLog):
         if self._led_epoch == epoch:
             return
         assignment = self.assignment
+        self._leader_epoch = assignment.leader_epoch
         tail = TAILS.get(self.context.live, self.key)
         if tail is not None and tail.leader_epoch < assignment.leader_epoch:
             self._led_epoch = epoch  # or else `read_tail` would come here again

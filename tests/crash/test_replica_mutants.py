@@ -200,7 +200,7 @@ MUTANTS = [
     Mutant(
         "in-sync copies are not counted again before they are published",
         by_a_copy_that_breaks_in_an_append,
-        f"{REPLICATION}.partition:ReplicatedPartition._publish_if_enough",
+        f"{REPLICATION}.partition:ReplicatedPartition._publish_if_kept",
         {"self._check_min_isr(assignment)": "..."},
     ),
     Mutant(
@@ -213,7 +213,7 @@ MUTANTS = [
         "what a lost leader had is copied after another one was elected",
         by_a_failover_while_copies_are_made,
         f"{REPLICATION}.partition:ReplicatedPartition.locked_under",
-        {"if (self.assignment.leader, tail.leader_epoch) != leader:": "if False:"},
+        {"(assignment.leader, tail.leader_epoch) != leader or": "False or"},
     ),
     Mutant(
         "a copy is blamed for a leader that breaks",

@@ -14,7 +14,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -279,6 +279,10 @@ class ReplicasModel(RuleBasedStateMachine):
                 if info.online and info.since > self.emptied[each]:
                     del self.emptied[each]
             self.lost &= self.paths.keys() - self.alive()
+            for part in self.parts.values():
+                assignment = self.assignment(part)
+                if assignment is not None:
+                    self._forget_copies(part, part.holders - set(assignment.replicas))
             return
 
     def _check_elections(self, before: MetadataImage, image: MetadataImage) -> None:
@@ -632,6 +636,13 @@ class ReplicasModel(RuleBasedStateMachine):
             self.bring_back(leader - 1, False)
             self.keep_house(handle, not rolls)
 
+    def _forget_copies(self, part: Part, directories: Collection[int]) -> None:
+        """The files of copies were removed."""
+        part.holders -= set(directories)
+        if part.unclean and part.holders.isdisjoint(self.usable()):
+            for record in part.records.values():
+                record.losable = True
+
     def _lose(self, directory: int) -> None:
         self.lost.add(directory)
         for part in self.parts.values():
@@ -801,6 +812,7 @@ class ReplicasModel(RuleBasedStateMachine):
             }:
                 part = self.parts[info.name, number]
                 self._attempt(part, partial(reassign.cancel, root, [part.tp]))
+                self._forget_copies(part, assignment.adding_replicas)
 
     # Segments
 
