@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from operator import itemgetter
@@ -154,6 +154,20 @@ class ReplicatedPartition(PartitionLog):
                 error.what, todo=error.todo, **error.facts, **self.where
             ) from None
 
+    def roll(self) -> bool:
+        """As `PartitionLog.roll`."""
+        return self._repeat(super().roll)
+
+    def _repeat(self, operation: Callable[[], T]) -> T:
+        """Repeat an operation that a new leader ends: it lacks what was written with ``acks=1``."""
+        while True:
+            epoch = self.controller.current().epoch
+            try:
+                return operation()
+            except (CorruptionError, NotLeaderOrFollowerError):
+                if self.controller.current().epoch == epoch:
+                    raise
+
     def append_at(
         self,
         placed: Sequence[tuple[int, EncodedBatch]],
@@ -165,8 +179,15 @@ class ReplicatedPartition(PartitionLog):
     ) -> list[Appended]:
         """As `PartitionLog.append_at`, to all in-sync replicas."""
         self.check_replicas()
-        return super().append_at(
-            placed, durability=durability, timeout=timeout, identical=identical, mirror=mirror
+        return self._repeat(
+            partial(
+                super().append_at,
+                placed,
+                durability=durability,
+                timeout=timeout,
+                identical=identical,
+                mirror=mirror,
+            )
         )
 
     def leader_and_epoch(self) -> LeaderAndEpoch:
@@ -212,12 +233,19 @@ class ReplicatedPartition(PartitionLog):
 
         Then any of them can lead, and nothing is lost.
         """
-        tail = recovery.tail_locked(self)
         files = self.context.files
         assert isinstance(files, ReplicatedFiles)
-        fd = self.active_file().fd
-        assert fd is not None
-        files.complete(fd, tail.log_end_position)
+        while True:
+            epoch = self.controller.current().epoch
+            tail = recovery.tail_locked(self)
+            fd = self.active_file().fd
+            assert fd is not None
+            try:
+                files.complete(fd, tail.log_end_position)
+                return
+            except NotLeaderOrFollowerError:
+                if self.controller.current().epoch == epoch:
+                    raise
 
     def commit_locked(
         self,
