@@ -405,10 +405,16 @@ class Catalog:
         table = keyspace.RETENTION_BYTES
         self._state.write(table.delete if limit is None else partial(table.put, value=limit))
 
-    def delete_topic(self, info: TopicInfo) -> TopicInfo:
+    def delete_topic(
+        self, info: TopicInfo, *, unassign: Callable[[kv.Txn], None] | None = None
+    ) -> TopicInfo:
         """Delete the rows of a topic and its partitions, and note that its files must be deleted.
 
         Returns the topic as it was last; it may have more partitions than ``info``.
+
+        Args:
+            info: The topic.
+            unassign: Called in the transaction.
 
         Raises:
             UnknownTopicOrPartitionError: Another process deleted it, and may have created
@@ -423,6 +429,8 @@ class Catalog:
             keyspace.delete_partitions(txn, keyspace.STATE, map(topic.key, range(topic.partitions)))
             fields = {"name": topic.name, "partitions": topic.partitions}
             keyspace.DELETED_TOPICS.put(txn, topic.id, value=fields)
+            if unassign is not None:
+                unassign(txn)
             return topic
 
         return self._state.write(step)

@@ -14,8 +14,11 @@ from embedlog.partition import leader_epochs, uncommitted_files
 from embedlog.partition.replace import Replacement
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery, root
+from embedlog.replication.catch_up import ReplicaCopy
 from embedlog.replication.fetcher import ReplicaFetcher
+from embedlog.replication.files import ReplicatedFiles
 from embedlog.replication.metadata import METADATA_VERSION
+from embedlog.replication.verify_copies import verify_copies
 from embedlog.retention.retain import delete_records
 from embedlog.segment import CHUNK_BYTES
 
@@ -430,6 +433,135 @@ def test_a_copy_that_was_moved_away_and_back_is_not_written_to_where_it_was_dele
         assert values(log, "t") == values(idle, "t") == [b"a", b"b", b"c"]
         assert len({str(files) for files in directories.copies("t").values() if files}) == 1
         assert log.root.controller.current().image.online == (1, 2, 3)
+
+
+# What was begun with one leader, or one assignment, and ends with another one
+
+
+def no_files(directories, directory, topic):
+    return not list(directories.path(directory).glob(f"topics/{topic}-*/*/*.arrows"))
+
+
+def test_a_roll_goes_on_at_a_leader_that_is_elected_in_it_and_lacks_records(
+    directories, log, monkeypatch
+):
+    """That is no damage, although the log was longer a moment ago."""
+    log.create_topic("t")
+    send(log, "t", [b"shared"])
+    send(log, "t", [b"of 1"] * 5, acks=1)
+    leader = assignment(log, "t").leader
+    partition = log.root.partition("t", 0)
+    partition.close()
+    lost, open_file = [], partition.active_file
+
+    def fail_over():
+        if not lost:
+            lost.append(leader)
+            directories.lose(log, leader)
+        return open_file()
+
+    monkeypatch.setattr(partition, "active_file", fail_over)
+
+    assert partition.roll()
+    assert values(log, "t") == [b"shared"]
+    directories.put_back(leader)
+    bring_back(log)
+    check_equal(directories, log, "t")
+
+
+@pytest.mark.parametrize("call", ["elect", "finish", "cancel"])
+def test_a_leader_that_is_lost_while_followers_are_completed_fails_no_administration(
+    directories, log, monkeypatch, call
+):
+    """The next one has less; it is completed, too."""
+    partition = TopicPartition("t", 0)
+    log.create_topic("t", replication_factor=3)
+    send(log, "t", [b"shared"])
+    reassign.run(log.root, {partition: [1, 2, 3]})
+    reassign.elect_preferred(log.root)
+    reassign.begin(log.root, {partition: [2, 3, 1] if call == "elect" else [2, 3]})
+    send(log, "t", [b"of 1"] * 5, acks=1)
+    lost, complete = [], ReplicatedFiles.complete
+
+    def fail_over(files, fd, position):
+        if not lost:
+            lost.append(1)
+            directories.lose(log, 1)
+        complete(files, fd, position)
+
+    monkeypatch.setattr(ReplicatedFiles, "complete", fail_over)
+    if call == "elect":
+        reassign.elect_preferred(log.root)
+    elif call == "finish":
+        assert reassign.finish(log.root) == 1
+    else:
+        assert reassign.cancel(log.root, [partition]) == 1
+
+    assert lost
+    assert values(log, "t") == [b"shared"]
+    directories.put_back(1)
+    bring_back(log)
+    copies = [files for files in directories.copies("t").values() if files]
+    assert all(files == copies[0] for files in copies)
+
+
+def test_a_topic_that_is_deleted_while_it_is_copied_leaves_nothing(directories, log):
+    """Neither files nor a process that waits for the copy."""
+    partition = TopicPartition("t", 0)
+    log.create_topic("t", replication_factor=1)
+    reassign.run(log.root, {partition: [1]})
+    send(log, "t", [b"x"])
+
+    def delete(*_) -> None:
+        if "t" in log.root.topics():
+            with directories.open() as another:
+                another.delete_topic("t")
+
+    assert reassign.run(log.root, {partition: [2]}, progress=delete) == {}
+
+    assert "t" not in log.root.topics()
+    assert log.root.controller.current().image.assignments == {}
+    assert all(no_files(directories, each, "t") for each in (1, 2, 3))
+
+
+def test_a_copy_that_is_moved_away_as_it_joins_is_removed(directories, log, monkeypatch):
+    """The one that moves it away leaves that to the one that makes it, and is not done yet."""
+    log.create_topic("t")
+    send(log, "t", [b"x"])
+    directories.lose(log, 3)
+    directories.put_back(3)
+    recovery.try_bring_back(log.root)
+    join = ReplicaCopy.join
+
+    def move_away(copy):
+        join(copy)
+        reassign.run(log.root, {TopicPartition("t", 0): [1, 2]})
+
+    monkeypatch.setattr(ReplicaCopy, "join", move_away)
+    recovery.replicate(log.root)
+
+    assert assignment(log, "t").replicas == (1, 2)
+    assert no_files(directories, 3, "t")
+
+
+@pytest.mark.parametrize("what", ["lose", "move"])
+def test_copies_that_are_lost_or_moved_while_they_are_compared_are_no_difference(
+    directories, log, what
+):
+    """Nor does the comparison end with an error."""
+    log.create_topic("t")
+    send(log, "t", [b"x"])
+    done = []
+
+    def change(*_):
+        if not done:
+            done.append(what)
+            if what == "lose":
+                directories.lose(log, 3)
+            else:
+                reassign.run(log.root, {TopicPartition("t", 0): [1, 2]})
+
+    assert verify_copies(log.root, change) == []
 
 
 # Followers that lag

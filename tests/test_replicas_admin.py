@@ -395,6 +395,46 @@ def test_a_move_that_is_cancelled_while_it_copies_leaves_nothing(tmp_path):
         assert healthy(log)
 
 
+def test_a_move_that_is_cancelled_loses_nothing_although_a_new_copy_leads(tmp_path):
+    """What was sent with acks=1 to the new copy alone is given to the old ones first."""
+    with open_log(disks(tmp_path)) as log:
+        log.create_topic("flights", 1, replication_factor=2)
+        log.reassign(all_at(1, 2, partitions=1))
+        fill(log, count=10)
+        reassign.begin(log.root, all_at(3, 2, partitions=1))
+        recovery.replicate(log.root)
+        assert reassign.elect_preferred(log.root)
+        fill(log, count=10, first=10, acks=1)
+
+        assert log.cancel_reassignment() == 1
+
+        assert sorted(placements(log)[0]) == [1, 2]
+        assert values(log) == list(range(20))
+        assert healthy(log)
+
+
+def test_nothing_is_moved_to_a_directory_that_is_removed_at_that_moment(tmp_path, monkeypatch):
+    """It was there when the moves were checked."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", 1, replication_factor=1)
+        log.reassign(all_at(1, partitions=1))
+        check = reassign.check
+
+        def remove_then(root, moves):
+            keys = check(root, moves)
+            monkeypatch.undo()
+            removal.remove_directories(log.root, [3])
+            return keys
+
+        monkeypatch.setattr(reassign, "check", remove_then)
+        with pytest.raises(InvalidReplicationAssignmentError, match="no directory 3"):
+            reassign.begin(log.root, all_at(1, 3, partitions=1))
+
+        assert placements(log) == {0: [1]}
+        assert healthy(log)
+
+
 def test_files_of_a_cancelled_move_are_removed_when_the_disk_comes_back(tmp_path):
     """They could not be before, and nothing else would ever do it."""
     paths = disks(tmp_path)

@@ -108,11 +108,11 @@ class Replacement:
         schema = roll.schema_of(log, self.info, offsets=offsets)
         try:
             self._file = create(log.context.files, log.path_of(self.info), schema)
+            self.size = self._file.start
+            """How many bytes were written so far."""
         except BaseException:
             self.abandon()
             raise
-        self.size = self._file.start
-        """How many bytes were written so far."""
         self._entries: list[IndexEntry] = []
         self._unindexed, self._newest = 0, NO_TIME
         self._records = 0

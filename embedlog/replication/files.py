@@ -31,10 +31,12 @@ from embedlog.errors import (
     LogDeletedError,
     NotLeaderOrFollowerError,
     StorageError,
+    UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.replication.controller import Controller, offline_error
+from embedlog.replication.copies import remove_copies
 from embedlog.replication.directory import LogDirectory
 from embedlog.segment import CHUNK_BYTES
 
@@ -144,9 +146,20 @@ class ReplicatedFiles(Files):
                 self._controller.take_offline({broken.directory.id: broken.error})
             except StorageError as error:
                 directory = self._lost_copy(error) if error.missing else None
-                if directory is None:
+                if directory is not None:
+                    self._controller.take_offline({directory.id: error})
+                elif not (error.missing and self._is_elsewhere(error)):
                     raise
-                self._controller.take_offline({directory.id: error})
+
+    def _is_elsewhere(self, error: StorageError) -> bool:
+        """Whether a file is missing in a directory from which its copy was moved meanwhile."""
+        for directory in self._controller.online:
+            path = (error.path or "").removeprefix(f"{directory.path}/")
+            key = partition_of(f"{path}/")
+            if key is not None and path != error.path:
+                assignment = self._controller.assignment(key)
+                return assignment is not None and directory.id not in assignment.replicas
+        return False
 
     def _lost_copy(self, error: StorageError) -> LogDirectory | None:
         """Return the directory of which someone deleted a segment file that others in sync have.
@@ -214,6 +227,8 @@ class ReplicatedFiles(Files):
     ) -> int:
         """As `Files.open`; the descriptor is one of this object only."""
         handle = _Handle(path, partition_of(path), write, self._controller.current().epoch)
+        if create and handle.key is not None:
+            self._check_exists(handle.key)
 
         def open_in(files: Files) -> int:
             return files.open(
@@ -227,6 +242,8 @@ class ReplicatedFiles(Files):
                 for directory in directories if write or create else directories[:1]:
                     fd = self._open_in(directory, open_in, path, create)
                     handle.copies.append((directory, fd))
+                if create:
+                    self._remove_if_moved(handle)
             except BaseException:
                 self._close_copies(handle)
                 raise
@@ -258,6 +275,8 @@ class ReplicatedFiles(Files):
     def _open_copies(self, handle: _Handle) -> None:
         """Open the copies of a file that exists at the leader; a follower may lack it."""
         epoch = self._controller.current().epoch
+        if handle.write and handle.key is not None:
+            self._check_exists(handle.key)
         directories = self._directories(handle.path, handle.key)
         leader = directories[0]
         may_have_failed_over = bool(handle.copies) or epoch != handle.first_epoch
@@ -283,7 +302,23 @@ class ReplicatedFiles(Files):
             return fd
 
         _reopen(handle, directories if handle.write else directories[:1], open_copy)
+        if handle.write:
+            self._remove_if_moved(handle)
         handle.epoch, handle.leader_checked = epoch, False
+
+    def _remove_if_moved(self, handle: _Handle) -> None:
+        """Remove the file where the partition has no copy any more: it was just created there."""
+        if handle.key is not None:
+            topic = "/".join(handle.path.split("/")[:2])
+            directories = [directory.id for directory, _ in handle.copies]
+            remove_copies(self._controller, handle.key, topic, directories)
+
+    def _check_exists(self, key: bytes) -> None:
+        """Raise if the topic of a partition was deleted: a file of it would stay for ever."""
+        if self._controller.assignment(key) is None:
+            raise UnknownTopicOrPartitionError(
+                "The topic was just deleted", partition=PARTITION_KEY.unpack(key)[1]
+            )
 
     def _copies(self, fd: int) -> Copies:
         """Return the open copies of a file as of the present epoch."""
@@ -348,10 +383,15 @@ class ReplicatedFiles(Files):
         return size != position
 
     def complete(self, fd: int, position: int) -> None:
-        """As `Files.complete`: also of a copy that joined the ISR since the file was written."""
+        """As `Files.complete`: also of a copy that joined the ISR since the file was written.
+
+        Raises:
+            NotLeaderOrFollowerError: Another leader was elected, and lacks something of it.
+        """
 
         def once() -> None:
             copies = self._copies(fd)
+            self._check_leader(self._handles[fd], position)
             for directory, copy in reversed(copies[1:]):
                 if self._catch_up(copies[0], (directory, copy), position):
                     _attempt(directory, methodcaller("sync", copy))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from operator import itemgetter
@@ -122,21 +122,30 @@ class ReplicatedPartition(PartitionLog):
         """
         self._acks.leader = acks not in ("all", -1)
         try:
-            while True:
-                if not self._acks.leader:
-                    self.check_replicas()
-                epoch = self.controller.current().epoch
-                try:
-                    receipts = super().append(encoded, durability=durability, timeout=timeout)
-                    if not self._acks.leader and "fsync" in (durability, self.context.durability):
-                        self._check_flushed_replicas()
-                    return receipts
-                except NotLeaderOrFollowerError:
-                    # The next attempt goes to the new leader; each directory leads once at most.
-                    if self.controller.current().epoch == epoch:
-                        raise
+            return self._repeat(partial(self._append, encoded, durability, timeout))
         finally:
             self._acks.leader = False
+
+    def _append(
+        self, encoded: Sequence[EncodedBatch], durability: str | None, timeout: float | None
+    ) -> list[Appended]:
+        if self._acks.leader:
+            return super().append(encoded, durability=durability, timeout=timeout)
+        self.check_replicas()
+        receipts = super().append(encoded, durability=durability, timeout=timeout)
+        if "fsync" in (durability, self.context.durability):
+            self._check_flushed_replicas()
+        return receipts
+
+    def _repeat(self, operation: Callable[[], T]) -> T:
+        """Repeat an operation whose leader broke, with the next one; each breaks once at most."""
+        while True:
+            epoch = self.controller.current().epoch
+            try:
+                return operation()
+            except NotLeaderOrFollowerError:
+                if self.controller.current().epoch == epoch:
+                    raise
 
     def check_replicas(self) -> None:
         """Raise unless as many copies are in sync as the topic requires.
@@ -169,6 +178,10 @@ class ReplicatedPartition(PartitionLog):
                 error.what, todo=error.todo, **error.facts, **self.where
             ) from None
 
+    def roll(self) -> bool:
+        """As `PartitionLog.roll`."""
+        return self._repeat(super().roll)
+
     def append_at(
         self,
         placed: Sequence[tuple[int, EncodedBatch]],
@@ -180,8 +193,15 @@ class ReplicatedPartition(PartitionLog):
     ) -> list[Appended]:
         """As `PartitionLog.append_at`, to all in-sync replicas."""
         self.check_replicas()
-        return super().append_at(
-            placed, durability=durability, timeout=timeout, identical=identical, mirror=mirror
+        return self._repeat(
+            partial(
+                super().append_at,
+                placed,
+                durability=durability,
+                timeout=timeout,
+                identical=identical,
+                mirror=mirror,
+            )
         )
 
     def leader_and_epoch(self) -> LeaderAndEpoch:
@@ -247,12 +267,19 @@ class ReplicatedPartition(PartitionLog):
 
         Then any of them can lead, and nothing is lost.
         """
-        tail = recovery.tail_locked(self)
         files = self.context.files
         assert isinstance(files, ReplicatedFiles)
-        fd = self.active_file().fd
-        assert fd is not None
-        files.complete(fd, tail.log_end_position)
+        while True:
+            epoch = self.controller.current().epoch
+            tail = recovery.tail_locked(self)
+            fd = self.active_file().fd
+            assert fd is not None
+            try:
+                files.complete(fd, tail.log_end_position)
+                return
+            except NotLeaderOrFollowerError:
+                if self.controller.current().epoch == epoch:
+                    raise
 
     def commit_locked(
         self,

@@ -10,26 +10,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from operator import methodcaller
-from typing import TypeVar
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, TypeVar
 
 from embedlog import kv
 from embedlog.catalog import TopicInfo
 from embedlog.errors import (
     InvalidReplicationAssignmentError,
     LockTimeoutError,
+    NotLeaderOrFollowerError,
     ReplicaNotAvailableError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
 from embedlog.replication.controller import raised_epoch
+from embedlog.replication.copies import remove_copies
 from embedlog.replication.isr import PartitionAssignment, check_replicas
 from embedlog.replication.metadata import ASSIGNMENTS, MetadataImage
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.replication.reassignment import reassign
-from embedlog.replication.recovery import HasDirectories, copy_partition, remove_copies
+from embedlog.replication.recovery import HasDirectories, copy_partition
 
 T = TypeVar("T")
 
@@ -39,6 +40,8 @@ Progress = Callable[[int, int], object]
 
 _LOCK = "locks/reassignment"
 _RETRY_SECONDS = 0.1
+_CHANGED = (NotLeaderOrFollowerError, ReplicaNotAvailableError, UnknownTopicOrPartitionError)
+"""What says that a partition has another leader, or none, or was deleted meanwhile."""
 
 
 def assignments(root: HasDirectories) -> Iterator[tuple[TopicInfo, int, PartitionAssignment]]:
@@ -92,8 +95,14 @@ def begin(root: HasDirectories, moves: Moves) -> int:
         InvalidReplicationAssignmentError: There is no such directory, or one occurs twice.
         UnknownTopicOrPartitionError: There is no such partition.  Nothing was changed.
     """
-    keys = check(root, moves)
-    return _change(root, keys, lambda before, replicas, _: before.begin_reassignment(replicas))
+
+    def begin_one(
+        before: PartitionAssignment, replicas: tuple[int, ...], image: MetadataImage
+    ) -> PartitionAssignment:
+        _check_directories(image, replicas)  # one may have been removed meanwhile
+        return before.begin_reassignment(replicas)
+
+    return _change(root, check(root, moves), begin_one)
 
 
 def check(root: HasDirectories, moves: Moves) -> dict[bytes, tuple[int, ...]]:
@@ -106,17 +115,20 @@ def check(root: HasDirectories, moves: Moves) -> dict[bytes, tuple[int, ...]]:
     keys = {}
     for partition, replicas in moves.items():
         key = key_of(root, partition)
-        unknown = [each for each in replicas if each not in image.directories]
-        if unknown:
-            raise InvalidReplicationAssignmentError(
-                f"The log has no directory {unknown[0]}",
-                topic=partition.topic,
-                partition=partition.partition,
-                todo="`embedlog replicas list` shows the directories.",
-            )
+        _check_directories(image, replicas, topic=partition.topic, partition=partition.partition)
         check_replicas(replicas)
         keys[key] = tuple(replicas)
     return keys
+
+
+def _check_directories(image: MetadataImage, replicas: Sequence[int], **where: Any) -> None:
+    unknown = [each for each in replicas if each not in image.directories]
+    if unknown:
+        raise InvalidReplicationAssignmentError(
+            f"The log has no directory {unknown[0]}",
+            **where,
+            todo="`embedlog replicas list` shows the directories.",
+        )
 
 
 def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
@@ -129,37 +141,50 @@ def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
     """
     keys = {key_of(root, partition): partition for partition in partitions}
     before = {key: root.controller.assignment(key) for key in keys}
+    topics = {partition.topic: root.topic(partition.topic) for partition in partitions}
     may_be_unclean = {
-        key: root.topic(partition.topic).config.unclean_leader_election_enable
+        key: topics[partition.topic].config.unclean_leader_election_enable
         for key, partition in keys.items()
     }
-    count = _change(
-        root,
-        may_be_unclean,
-        lambda moving, unclean, online: moving.cancel_reassignment(online, unclean=unclean),
-    )
+
+    new_copies: set[int] = set()
+
+    def cancel_one(
+        moving: PartitionAssignment, unclean: bool, image: MetadataImage
+    ) -> PartitionAssignment:
+        new_copies.update(moving.adding_replicas)
+        return moving.cancel_reassignment(image.online, unclean=unclean)
+
+    image, count = root.controller.current().image, 0
+    for key, moving in before.items():
+        if moving is not None:
+            cancel_one(moving, may_be_unclean[key], image)  # or raises, before any is changed
     for key, (name, number) in keys.items():
-        moving = before[key]
-        if moving is not None and moving.adding_replicas:
-            # Those that were in sync may be written to until the lock is free.
-            with suppress(ReplicaNotAvailableError), root.partition(name, number).locked():
-                pass
-            remove_copies(root.controller, root.topic(name), number, moving.adding_replicas)
+        log, topic = root.partition(name, number), topics[name]
+        new_copies.clear()
+        assert isinstance(log, ReplicatedPartition)
+        with ExitStack() as held:
+            # What only a new copy has, which leads, is not lost.  And those that are in sync are
+            # written to by the holder of the lock.
+            with suppress(ReplicaNotAvailableError):
+                held.enter_context(log.locked())
+                log.complete_followers()
+            count += _change(root, {key: may_be_unclean[key]}, cancel_one)
+        remove_copies(root.controller, key, topic.directory, new_copies)
     return count
 
 
 def _change(
     root: HasDirectories,
     keys: Mapping[bytes, T],
-    change: Callable[[PartitionAssignment, T, Collection[int]], PartitionAssignment],
+    change: Callable[[PartitionAssignment, T, MetadataImage], PartitionAssignment],
 ) -> int:
     """Change assignments in one write; return how many changed.
 
     Args:
         root: The log.
         keys: The keys of the partitions, each with a value for ``change``.
-        change: Gets an assignment, that value and the directories that are online; returns the
-            next assignment.
+        change: Gets an assignment, that value and the metadata; returns the next assignment.
     """
     changed: list[bytes] = []
 
@@ -169,7 +194,7 @@ def _change(
             before = ASSIGNMENTS.get(txn, key)
             if before is None:
                 continue
-            after = raised_epoch(txn, key, before, change(before, value, image.online))
+            after = raised_epoch(txn, key, before, change(before, value, image))
             if after != before:
                 ASSIGNMENTS.put(txn, key, value=after)
                 changed.append(key)
@@ -263,10 +288,12 @@ def lock(root: HasDirectories, timeout: float | None = None) -> Iterator[bool]:
 
 
 def _bytes_to_copy(root: HasDirectories, partition: TopicPartition) -> int:
-    assignment = root.controller.assignment(key_of(root, partition))
+    assignment = None
+    with suppress(UnknownTopicOrPartitionError):
+        assignment = root.controller.assignment(key_of(root, partition))
     if assignment is None:
         return 0
-    with suppress(ReplicaNotAvailableError):
+    with suppress(ReplicaNotAvailableError, UnknownTopicOrPartitionError):
         missing = set(assignment.adding_replicas) - set(assignment.isr)
         return root.partition(*partition).size_bytes() * len(missing)
     return 0
@@ -315,20 +342,28 @@ def finish(root: HasDirectories, partitions: Collection[TopicPartition] | None =
             continue
         if before.leader is None or not set(before.target_replicas) <= set(before.isr):
             continue
-        online = controller.image.online
-        log = root.partition(*partition)
-        assert isinstance(log, ReplicatedPartition)
-        with suppress(ReplicaNotAvailableError), log.locked():
-            log.complete_followers()
-            changed = controller.change_assignment(
-                info.key(number), methodcaller("finish_reassignment", online)
+        key = info.key(number)
+        with suppress(*_CHANGED), _complete(root, partition):
+            changed = _change(
+                root, {key: None}, lambda before, _, image: before.finish_reassignment(image.online)
             )
-            after = controller.assignment(info.key(number))
+            after = controller.assignment(key)
             if not changed or after is None or after.is_reassigning:
                 continue
             finished += 1
-            remove_copies(controller, info, number, set(before.replicas) - set(after.replicas))
+            old_copies = set(before.replicas) - set(after.replicas)
+            remove_copies(controller, key, info.directory, old_copies)
     return finished
+
+
+@contextmanager
+def _complete(root: HasDirectories, partition: TopicPartition) -> Iterator[None]:
+    """Hold the lock of a partition, and have its in-sync followers as long as the leader."""
+    log = root.partition(*partition)
+    assert isinstance(log, ReplicatedPartition)
+    with log.locked():
+        log.complete_followers()
+        yield
 
 
 def elect_preferred(
@@ -350,8 +385,9 @@ def elect_preferred(
             continue
         if assignment.elect_preferred(online) == assignment:
             continue
-        with suppress(ReplicaNotAvailableError), log.locked():
-            log.complete_followers()
-            if root.controller.change_assignment(log.key, methodcaller("elect_preferred", online)):
+        with suppress(*_CHANGED), _complete(root, partition):
+            if _change(
+                root, {log.key: None}, lambda before, _, image: before.elect_preferred(image.online)
+            ):
                 elected.append(partition)
     return elected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -23,11 +23,12 @@ from embedlog.errors import (
 from embedlog.files import Files
 from embedlog.files.paths import is_directory, is_mount_point, real_path
 from embedlog.files.throttle import Throttle
-from embedlog.keyspace import FORMAT_FILE, PARTITION_KEY
+from embedlog.keyspace import FORMAT_FILE
 from embedlog.partition import PartitionLog, pending_deletes
 from embedlog.partition.state import Context
 from embedlog.replication.catch_up import History, ReplicaCopy
 from embedlog.replication.controller import Controller
+from embedlog.replication.copies import lock_copy, remove_copies
 from embedlog.replication.directory import LogDirectory, describe
 from embedlog.replication.files import BrokenDirectoryError
 from embedlog.replication.member_file import DirectoryMember, read_member, write_member
@@ -243,7 +244,8 @@ def _sweep(root: HasDirectories, directory: LogDirectory) -> None:
             startup.remove_stray(directory.files, path)
         for topic in directory.state.read(lambda txn: list(catalog.topics(txn))):
             for partition in range(topic.partitions):
-                remove_copies(root.controller, topic, partition, [directory.id])
+                key = topic.key(partition)
+                remove_copies(root.controller, key, topic.directory, [directory.id])
 
 
 def compare_copies(log: ReplicatedPartition) -> None:
@@ -275,7 +277,7 @@ def copy_partition(
     """
 
     def make() -> bool:
-        with _lock_copy(directory, log.key) as free:
+        with lock_copy(directory, log.key) as free:
             # Another process may have finished it before the lock was taken; what is in sync
             # already must not be cut without the partition's lock.
             assignment = log.assignment
@@ -288,46 +290,16 @@ def copy_partition(
             copy = ReplicaCopy(
                 *(log, directory), throttle=throttle, stopped=stopped, progress=progress
             )
-            try:
-                if not copy.catch_up(history):
-                    return False
-                copy.join()
-            except NotLeaderOrFollowerError:
-                path = f"{log.directory}/{log.partition}"
-                _remove_unassigned(log.controller, log.key, path, directory)
-                raise
+            if not copy.catch_up(history):
+                return False
+            copy.join()
             return True
 
-    return _guarded(log, make) or False
-
-
-def remove_copies(
-    controller: Controller, topic: TopicInfo, partition: int, directories: Iterable[int]
-) -> None:
-    """Remove the files of a partition from directories that have no copy of it any more.
-
-    A process that is making such a copy removes it itself.
-    """
-    key, path = topic.key(partition), f"{topic.directory}/{partition}"
-    for each in directories:
-        directory = controller.directories.get(each)
-        if directory is not None and directory.files.exists(path):
-            with suppress(StorageError), _lock_copy(directory, key) as free:
-                if free:
-                    _remove_unassigned(controller, key, path, directory)
-
-
-def _remove_unassigned(
-    controller: Controller, key: bytes, path: str, directory: LogDirectory
-) -> None:
-    """Remove a copy unless it is assigned; by the holder of its lock."""
-    assignment, files = controller.assignment(key), directory.files
-    if assignment is None or directory.id in assignment.replicas:
-        return
-    if files.exists(path):
-        for name in files.list(path):
-            files.unlink(f"{path}/{name}", missing_ok=True)
-        files.remove_directory(path)
+    joined = _guarded(log, make) or False
+    # Now that the lock is free: whoever moved the copy away meanwhile could not remove it.
+    with suppress(EmbedlogError):
+        remove_copies(log.controller, log.key, log.directory, [directory.id])
+    return joined
 
 
 def _guarded(log: ReplicatedPartition, step: Callable[[], T]) -> T | None:
@@ -347,15 +319,6 @@ def _guarded(log: ReplicatedPartition, step: Callable[[], T]) -> T | None:
         elif log.controller.current().epoch == epoch:
             raise  # no other process has taken the directory offline meanwhile, either
         return None
-
-
-@contextmanager
-def _lock_copy(directory: LogDirectory, key: bytes) -> Iterator[bool]:
-    """Hold the lock of who makes a copy; yields False if another process or thread has it."""
-    topic_id, partition = PARTITION_KEY.unpack(key)
-    path = f"locks/{topic_id}-{partition}.copy"
-    with directory.files.opened(path, write=True, create=True) as lock:
-        yield directory.files.try_lock(lock)
 
 
 def try_bring_back(root: HasDirectories) -> dict[int, dict[bytes, History]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from time import monotonic
@@ -158,6 +158,14 @@ class ReplicatedRoot(Root):
             put_epoch(txn, image.epoch + 1, image.controller_id)
 
         return assign
+
+    def _unassign_replicas(self) -> Callable[[kv.Txn], None]:
+        def unassign(txn: kv.Txn) -> None:
+            # With the old image, others would go on to move copies, and to wait for them.
+            image = MetadataImage.load(txn)
+            put_epoch(txn, image.epoch + 1, image.controller_id)
+
+        return unassign
 
     # Attaching
 

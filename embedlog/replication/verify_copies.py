@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from embedlog.errors import CorruptionError, EmbedlogError, ReplicaNotAvailableError, StorageError
+from embedlog.catalog import TopicInfo
+from embedlog.errors import (
+    ClosedError,
+    CorruptionError,
+    EmbedlogError,
+    ReplicaNotAvailableError,
+    StorageError,
+    UnknownTopicOrPartitionError,
+)
 from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.state import Context
@@ -15,7 +23,11 @@ from embedlog.partition.tail import Tail
 from embedlog.replication import reassign
 from embedlog.replication.compare import ReplicaDifference, compare_replicas
 from embedlog.replication.directory import LogDirectory
+from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.recovery import HasDirectories
+
+_ATTEMPTS = 5
+"""How often a comparison begins again because the copies changed meanwhile."""
 
 
 def verify_copies(
@@ -31,30 +43,55 @@ def verify_copies(
     """
     differences: list[ReplicaDifference] = []
     partitions = list(reassign.assignments(root))
-    with ExitStack() as closing:
-        contexts: dict[int, Context] = {}
-        for directory in root.controller.current().online:
-            with suppress(StorageError):
-                context = _context(root, directory)
-                closing.callback(context.files.close_all)
-                contexts[directory.id] = context
-        for done, (info, number, assignment) in enumerate(partitions):
+    contexts: dict[LogDirectory, Context] = {}
+    try:
+        for done, (info, number, _) in enumerate(partitions):
             if progress is not None:
                 progress(done, len(partitions))
-            with suppress(ReplicaNotAvailableError):
-                root.partition(info.name, number).tail()  # a new leader has taken over now
-            order = (assignment.leader, *assignment.in_sync_followers)
-            copies = {
-                contexts[each].root: _CopyLog(contexts[each], info, number)
-                for each in order
-                if each in contexts
-            }
-            try:
-                differences += compare_replicas(copies)
-            finally:
-                for copy in copies.values():
-                    copy.close()
+            for _attempt in range(_ATTEMPTS):
+                with suppress(ReplicaNotAvailableError, UnknownTopicOrPartitionError):
+                    root.partition(info.name, number).tail()  # a new leader has taken over now
+                before = root.controller.assignment(info.key(number))
+                found = [] if before is None else _compare(root, contexts, info, number, before)
+                # What was moved away, or left the ISR, while it was read, is no difference.
+                if not found or root.controller.assignment(info.key(number)) == before:
+                    differences += found
+                    break
+    finally:
+        for context in contexts.values():
+            context.files.close_all()
     return differences
+
+
+def _compare(
+    root: HasDirectories,
+    contexts: dict[LogDirectory, Context],
+    info: TopicInfo,
+    number: int,
+    assignment: PartitionAssignment,
+) -> list[ReplicaDifference]:
+    """Compare the in-sync copies of one partition."""
+    directories: list[LogDirectory] = []
+    copies: dict[str, PartitionLog] = {}
+    for each in (assignment.leader, *assignment.in_sync_followers):
+        directory = None if each is None else root.controller.directories.get(each)
+        if directory is None:
+            continue
+        directories.append(directory)
+        with suppress(StorageError):
+            if directory not in contexts:
+                contexts[directory] = _context(root, directory)
+            copies[directory.path] = _CopyLog(contexts[directory], info, number)
+    try:
+        return compare_replicas(copies)
+    except ClosedError:
+        now = root.controller.directories
+        if all(now.get(each.id) is each for each in directories):
+            raise
+        return []  # a directory went offline
+    finally:
+        for copy in copies.values():
+            copy.close()
 
 
 def _context(root: HasDirectories, directory: LogDirectory) -> Context:

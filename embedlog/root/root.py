@@ -219,6 +219,10 @@ class Root:
             )
         return None
 
+    def _unassign_replicas(self) -> Callable[[kv.Txn], None] | None:
+        """Return what is to be done in the transaction that deletes a topic."""
+        return None
+
     def grow_topic(self, name: str, partitions: int) -> TopicInfo:
         """Add partitions to a topic."""
         self.context.check_writable()
@@ -247,7 +251,7 @@ class Root:
         info = self.topic(name)
         # If a stopped process holds a partition, nothing is deleted.
         topic_deletion.wait_for_writers(context, info)
-        info = context.catalog.delete_topic(info)
+        info = context.catalog.delete_topic(info, unassign=self._unassign_replicas())
         for key, log in list(self._partitions.items()):
             if log.topic_id == info.id:
                 log.close()

@@ -206,7 +206,7 @@ MUTANTS = [
     Mutant(
         "preferred leaders are elected before they have everything",
         by_a_preferred_leader,
-        f"{REPLICATION}.reassign:elect_preferred",
+        f"{REPLICATION}.reassign:_complete",
         {"log.complete_followers()": "..."},
     ),
     Mutant(

@@ -14,13 +14,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from embedlog.files import Files
 from support.patience import patient
 
 DEADLOCK_SECONDS = 60.0
 WAIT_SECONDS = 0.02
 """How long to let the second call wait for something other than a lock, such as progress."""
 
-_real_lock = threading.Lock
+_real_lock, _real_rlock = threading.Lock, threading.RLock
+_lock_slowly = Files._lock_slowly
 
 
 class _SecondCall(threading.local):
@@ -55,25 +57,53 @@ class WatchedLock:
         self.release()
 
 
+class WatchedRLock(WatchedLock):
+    """A reentrant lock that reports when the second call waits for it."""
+
+    def __init__(self) -> None:
+        lock: Any = _real_rlock()
+        self._lock, self.release = lock, lock.release
+        self._is_owned, self._release_save = lock._is_owned, lock._release_save
+        self._acquire_restore = lock._acquire_restore
+
+
+def _lock_file_slowly(files: Files, fd: int, timeout: float, shared: bool) -> None:
+    """As `Files._lock_slowly`; reports that the second call waits."""
+    if _second_call.waits is not None:
+        _second_call.waits.set()
+    _lock_slowly(files, fd, timeout, shared)
+
+
 @contextmanager
 def watched_locks() -> Iterator[None]:
-    """Make the locks that are created meanwhile watched ones."""
+    """Make the locks that are created meanwhile watched ones, and those of files."""
     threading.Lock = WatchedLock  # type: ignore[misc,assignment]
+    threading.RLock = WatchedRLock  # type: ignore[misc,assignment]
+    Files._lock_slowly = _lock_file_slowly  # type: ignore[method-assign]
     try:
         yield
     finally:
-        threading.Lock = _real_lock  # type: ignore[misc]
+        threading.Lock, threading.RLock = _real_lock, _real_rlock  # type: ignore[misc]
+        Files._lock_slowly = _lock_slowly  # type: ignore[method-assign]
 
 
 class Pair:
     """Two calls, the second of which is made while the first one is stopped."""
 
     def __init__(
-        self, first: Callable[[], Any], second: Callable[[], Any], package: str, line: int
+        self,
+        first: Callable[[], Any],
+        second: Callable[[], Any],
+        package: str | tuple[str, ...],
+        line: int,
+        wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         self.calls, self.package, self.line = (first, second), package, line
+        self.wait_seconds = wait_seconds
         self.lines_seen = 0
         """How many lines of ``package`` the first call has reached."""
+        self.places: list[str] = []
+        """These lines."""
         self.stopped_at = "after the end"
         self.errors: list[BaseException | None] = [None, None]
         self._second: threading.Thread | None = None
@@ -111,15 +141,17 @@ class Pair:
     def _trace_lines(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line" and self._second is None:
             self.lines_seen += 1
+            place = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+            self.places.append(place)
             if self.lines_seen > self.line:
-                self.stopped_at = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+                self.stopped_at = place
                 self._start_second()
         return self._trace_lines
 
     def _start_second(self) -> None:
         self._second = threading.Thread(target=self._run_second, daemon=True)
         self._second.start()
-        self._waits.wait(WAIT_SECONDS)
+        self._waits.wait(self.wait_seconds)
 
     def _run_second(self) -> None:
         _second_call.waits = self._waits
