@@ -435,6 +435,35 @@ def test_a_copy_that_was_moved_away_and_back_is_not_written_to_where_it_was_dele
         assert log.root.controller.current().image.online == (1, 2, 3)
 
 
+@pytest.mark.parametrize("before", ["write", "refresh"])
+def test_a_directory_that_comes_back_while_it_is_taken_offline_gets_every_write(
+    directories, log, monkeypatch, before
+):
+    """Another process brings it back before the first one has written, or seen, that it is gone."""
+    log.create_topic("t")
+    with directories.open() as another:
+        send(another, "t", [b"a"])
+        directories.take(2)
+        controller = log.root.controller
+        place = controller.state if before == "write" else controller
+        call = getattr(place, before)
+
+        def come_back(*arguments):
+            monkeypatch.undo()
+            notice(another)
+            directories.put_back(2)
+            assert bring_back(another) == [2]
+            return call(*arguments)
+
+        monkeypatch.setattr(place, before, come_back)
+        notice(log)
+
+        assert [each.id for each in controller.online] == [1, 2, 3]
+        send(log, "t", [b"b"])
+        check_equal(directories, log, "t")
+        assert len(another.root.controller.current().online) == 3
+
+
 # What was begun with one leader, or one assignment, and ends with another one
 
 

@@ -78,8 +78,9 @@ class Controller:
         self.directories = dict(directories)
         self._open_directory, self._regain_quorum = open_directory, regain_quorum
         self._lock = threading.RLock()
-        self._excluded: frozenset[int] = frozenset()
-        """Directories that this process is taking offline."""
+        self._excluded: dict[int, int] = {}
+        """Directories that this process is taking offline, and the epoch in which they failed:
+        one that another process has brought back since is not meant."""
         self._given_up = frozenset(given_up)
         self.image = MetadataImage()
         self.epoch = 0
@@ -161,6 +162,11 @@ class Controller:
         Returns the errors of those that cannot be opened.
         """
         failed: dict[int, Exception] = {}
+        self._excluded = {
+            each: epoch
+            for each, epoch in self._excluded.items()
+            if each in image.online and image.directories[each].since <= epoch
+        }
         for each in self.directories.keys() - image.directories.keys() if image.epoch else ():
             self.directories.pop(each).detach()  # it was removed
         for each, info in image.directories.items():
@@ -175,8 +181,8 @@ class Controller:
                     self.directories[each] = directory
                 except EmbedlogError as error:
                     failed[each] = error
-        self._excluded &= frozenset(image.online)
-        online = [each for each in image.online if each not in self._excluded | failed.keys()]
+        unusable = self._excluded.keys() | failed.keys()
+        online = [each for each in image.online if each not in unusable]
         if not online:
             raise NotEnoughReplicasError(
                 "No directory of the log can be used", todo="Bring one of them back."
@@ -259,7 +265,7 @@ class Controller:
         """
         with self._lock:
             failed = {each: failed[each] for each in failed if each in self.image.online}
-            left = set(self.image.online) - failed.keys() - self._excluded
+            left = set(self.image.online) - failed.keys() - self._excluded.keys()
             if not failed:
                 return
             error = next(iter(failed.values()))
@@ -271,7 +277,7 @@ class Controller:
                 for each, reason in failed.items():
                     path = self.image.directories[each].path
                     _logger.error("Directory %s is offline: %s", path, describe(reason))
-                self._excluded |= failed.keys()
+                self._excluded |= dict.fromkeys(failed, epoch)
                 if not self.writable:
                     # It cannot change the metadata, but it can read on.
                     self._adopt(_without(self.image, left, failed))
@@ -290,11 +296,12 @@ class Controller:
             return
         reasons = {each: describe(error) for each, error in failed.items()}
         try:
-            self.state.write(lambda txn: self._offline(txn, reasons))
+            self.state.write(lambda txn: self._offline(txn, reasons, epoch))
         except BaseException:
             # The metadata still has them online, so every write must go to them, too.
             with self._lock:
-                self._excluded -= failed.keys()
+                for each in failed:
+                    self._excluded.pop(each, None)
                 self._adopt(self.image)
             raise
         self.refresh()
@@ -316,11 +323,15 @@ class Controller:
             return error
         return None
 
-    def _offline(self, txn: kv.Txn, reasons: Mapping[int, str]) -> None:
+    def _offline(self, txn: kv.Txn, reasons: Mapping[int, str], epoch: int) -> None:
         image = MetadataImage.load(txn)
-        gone = {each: reason for each, reason in reasons.items() if each in image.online}
+        gone = {
+            each: reason
+            for each, reason in reasons.items()
+            if each in image.online and image.directories[each].since <= epoch
+        }
         if not gone:
-            return  # another process was faster
+            return  # another process was faster, and may have brought it back already
         check_quorum(without(image, self._given_up), set(image.online) - gone.keys())
         self._put_offline(txn, image, gone)
 

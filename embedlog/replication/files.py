@@ -307,11 +307,16 @@ class ReplicatedFiles(Files):
         handle.epoch, handle.leader_checked = epoch, False
 
     def _remove_if_moved(self, handle: _Handle) -> None:
-        """Remove the file where the partition has no copy any more: it was just created there."""
+        """Remove the file where the partition has no copy any more: it was just created there.
+
+        Raises:
+            UnknownTopicOrPartitionError: The topic was deleted.
+        """
         if handle.key is not None:
             topic = "/".join(handle.path.split("/")[:2])
             directories = [directory.id for directory, _ in handle.copies]
             remove_copies(self._controller, handle.key, topic, directories)
+            self._check_exists(handle.key)
 
     def _check_exists(self, key: bytes) -> None:
         """Raise if the topic of a partition was deleted: a file of it would stay for ever."""

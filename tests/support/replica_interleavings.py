@@ -734,4 +734,16 @@ def find_faults(
     return pairs.runs, faults
 
 
-__all__ = ["FIRST", "SECOND", "Pairs", "find_faults", "made"]
+def check_pair(first: str, second: str) -> None:
+    """Make a pair of calls at all lines, in any order, up to the first fault, which is raised."""
+    pairs = Pairs()
+    try:
+        lines = pairs.lines(first, second)
+        random.Random(len(lines)).shuffle(lines)
+        for line in lines:
+            pairs.run(first, second, line)
+    finally:
+        pairs.close()
+
+
+__all__ = ["FIRST", "SECOND", "Pairs", "check_pair", "find_faults", "made"]

@@ -1,0 +1,94 @@
+"""Work that begins under one leader, assignment or set of directories, and ends under another.
+
+Each call is stopped at its lines while another handle makes a second one:
+`support/replica_interleavings.py` has the calls, and what must be true afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from support import forks
+from support import replica_interleavings as interleavings
+from support.mutants import Change
+from support.replica_interleavings import FIRST, SECOND
+from support.tiers import choose
+
+SECONDS = choose(test=2, all=len(SECOND))
+"""With how many of the second calls each first one is tried."""
+LINES = choose(test=1, all=None)
+"""At how many lines of each pair the first call is stopped; by default at all of them."""
+
+
+def check(first: str, handles: int, most: int | None) -> None:
+    rng = random.Random(f"{first} {handles}")
+    seconds = list(SECOND) if len(SECOND) == SECONDS else rng.sample(list(SECOND), SECONDS)
+    with interleavings.made():
+        runs, faults = interleavings.find_faults(first, seconds, most, handles)
+    assert runs > len(seconds)
+    assert not faults, "\n".join(map(str, faults))
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_a_call_may_be_stopped_anywhere_while_another_process_makes_one(first):
+    """Nothing that was acknowledged is lost, the copies are equal, and nothing is left."""
+    check(first, 2, LINES)
+
+
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("first", FIRST)
+def test_a_call_may_be_stopped_anywhere_while_another_thread_makes_one(first):
+    """The same by two threads that share a handle, at some of the lines."""
+    check(first, 1, choose(all=20, nightly=None))
+
+
+# Planted bugs
+
+REPLICATION = "embedlog.replication"
+BUGS = {
+    "a copy goes on with the bytes of a leader that was replaced": (
+        ("copy a partition", "lose the leader, and bring it back"),
+        Change(
+            f"{REPLICATION}.partition:ReplicatedPartition.locked_under",
+            {"(assignment.leader, tail.leader_epoch) != leader": "False"},
+        ),
+    ),
+    "a file that was deleted is written to": (
+        ("append during a move", "move there and back"),
+        Change(f"{REPLICATION}.files:_is_linked", {"return False": "return True"}),
+    ),
+    "a cancelled move forgets what a new copy has alone": (
+        ("cancel one that leads", "append"),
+        Change(f"{REPLICATION}.reassign:cancel", {"log.complete_followers()": "pass"}),
+    ),
+    "a roll ends with the leader that it began with": (
+        ("roll", "lose the leader"),
+        Change(
+            f"{REPLICATION}.partition:ReplicatedPartition._repeat",
+            {"self.controller.current().epoch == epoch": "True"},
+        ),
+    ),
+    "a move goes to a directory that was removed": (
+        ("remove a directory", "elect"),
+        Change(
+            f"{REPLICATION}.reassign:begin", {"_check_directories(image, replicas)  #": "pass  #"}
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug):
+    """At one of the lines of a pair of calls."""
+    (first, second), *changes = BUGS[bug]
+
+    def play() -> None:
+        for change in changes:
+            change()
+        with interleavings.made():
+            interleavings.check_pair(first, second)
+
+    finding = forks.run(play, patience=120).finding()
+    assert finding is not None
+    assert "was stopped at" in finding, finding
