@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import threading
 
 import lmdb
 import pytest
@@ -493,6 +494,32 @@ def test_a_roll_goes_on_at_a_leader_that_is_elected_in_it_and_lacks_records(
 
     assert partition.roll()
     assert values(log, "t") == [b"shared"]
+    directories.put_back(leader)
+    bring_back(log)
+    check_equal(directories, log, "t")
+
+
+def test_a_thread_that_reads_waits_until_another_has_taken_over(directories, log, monkeypatch):
+    """The log that the new leader does not have yet, or any more, is not damaged."""
+    log.create_topic("t")
+    send(log, "t", [b"shared"])
+    send(log, "t", [b"of 1"] * 5, acks=1)
+    leader = assignment(log, "t").leader
+    partition, read = log.root.partition("t", 0), []
+    take_over = partition._take_over
+    reader = threading.Thread(target=lambda: read.append(values(log, "t")))
+
+    def take_over_while_it_is_read(*arguments):
+        reader.start()
+        reader.join(0.2)
+        take_over(*arguments)
+
+    monkeypatch.setattr(partition, "_take_over", take_over_while_it_is_read)
+    directories.lose(log, leader)
+    send(log, "t", [b"of 2"])
+    reader.join()
+
+    assert read == [[b"shared"]] or read == [[b"shared", b"of 2"]]
     directories.put_back(leader)
     bring_back(log)
     check_equal(directories, log, "t")

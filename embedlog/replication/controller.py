@@ -132,6 +132,14 @@ class Controller:
             self.refresh()
         return self
 
+    def opened(self, directories: Sequence[int]) -> list[LogDirectory]:
+        """Return those of some directories that are open, in their order."""
+        found = [self.directories.get(each) for each in directories]
+        if None in found:
+            with self._lock:  # another thread may just be opening one of them again
+                found = [self.directories.get(each) for each in directories]
+        return [directory for directory in found if directory is not None]
+
     def refresh(self) -> None:
         """Take the newest image that any directory has."""
         failed = self._take_newest()

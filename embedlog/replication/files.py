@@ -116,13 +116,13 @@ class ReplicatedFiles(Files):
         assignment = controller.assignment(key)
         if assignment is None:  # of a deleted topic
             return [first, *(each for each in controller.online if each is not first)]
-        directories = controller.directories
-        if assignment.leader is None or assignment.leader not in directories:
+        leader = assignment.leader
+        found = [] if leader is None else controller.opened([leader, *assignment.in_sync_followers])
+        if not found or found[0].id != leader:
             topic = path.split("/")[1].rpartition("-")[0]
             where = {"topic": topic, "partition": PARTITION_KEY.unpack(key)[1]}
             raise offline_error(controller.image, assignment, where)
-        followers = [each for each in assignment.in_sync_followers if each in directories]
-        return [directories[each] for each in (assignment.leader, *followers)]
+        return found
 
     @contextmanager
     def leader_only(self) -> Iterator[None]:

@@ -64,6 +64,8 @@ class ReplicatedPartition(PartitionLog):
         """The epoch in which enough replicas were last seen to be in sync."""
         self._leader_epoch = -1
         """Of that leader; set before `_led_epoch`, which says that it is up to date."""
+        self._taking_over = -1
+        """The epoch in which it does so, by the holder of the lock."""
         self._owner: int | None = None
         """The thread that holds the partition's lock."""
         self._acks = threading.local()
@@ -378,8 +380,9 @@ class ReplicatedPartition(PartitionLog):
                 self._leader_epoch = self.assignment.leader_epoch
                 self._led_epoch = epoch
             elif self._owner == threading.get_ident():
-                self._lead()
-                return super().read_tail()
+                if self._taking_over != epoch:
+                    self._lead()
+                    return super().read_tail()
             else:
                 with self.locked():
                     return super().read_tail()
@@ -388,25 +391,28 @@ class ReplicatedPartition(PartitionLog):
     def _lead(self) -> None:
         """Make the leader's log that of the partition, if it was elected since; under the lock."""
         epoch = self.controller.current().epoch
-        if self._led_epoch == epoch:
+        if epoch in (self._led_epoch, self._taking_over):
             return
         assignment = self.assignment
         self._leader_epoch = assignment.leader_epoch
         tail = TAILS.get(self.context.live, self.key)
         if tail is not None and tail.leader_epoch < assignment.leader_epoch:
-            self._led_epoch = epoch  # or else `read_tail` would come here again
+            # `read_tail` does not come here again; other threads wait until it is done.
+            self._taking_over = epoch
             try:
                 self._take_over(tail, assignment)
-            except BaseException as error:
-                # Half of it may be done: the next to use the partition begins again.
+            except NotLeaderOrFollowerError:
                 self._led_epoch = -1
-                if (
-                    not isinstance(error, NotLeaderOrFollowerError)
-                    or self.controller.current().epoch == epoch
-                ):
+                if self.controller.current().epoch == epoch:
                     raise
                 self._lead()  # that leader broke, too
                 return
+            except BaseException:
+                # Half of it may be done: the next to use the partition begins again.
+                self._led_epoch = -1
+                raise
+            finally:
+                self._taking_over = -1
         # Without a tail recovery finds what the leader has.
         self._led_epoch = epoch
 

@@ -38,8 +38,9 @@ class WatchedLock:
     """A lock that reports when the second call waits for it."""
 
     def __init__(self) -> None:
-        lock = _real_lock()
+        lock: Any = _real_lock()
         self._lock, self.release, self.locked = lock, lock.release, lock.locked
+        self._at_fork_reinit = lock._at_fork_reinit
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         if self._lock.acquire(False):
@@ -63,6 +64,7 @@ class WatchedRLock(WatchedLock):
     def __init__(self) -> None:
         lock: Any = _real_rlock()
         self._lock, self.release = lock, lock.release
+        self._at_fork_reinit = lock._at_fork_reinit
         self._is_owned, self._release_save = lock._is_owned, lock._release_save
         self._acquire_restore = lock._acquire_restore
 

@@ -314,11 +314,14 @@ class ReplicasModel(RuleBasedStateMachine):
         self, part: Part | None, operation: Callable[[], Any], *, strong: bool = False
     ) -> tuple[bool, Any]:
         """Do something that may fail if directories are missing; return whether it worked."""
+        epoch = self.image.epoch
         try:
             return True, operation()
         except EmbedlogError as error:
             self._observe()
-            if not self._may_fail(part, error, strong):
+            retried = isinstance(error, (NotLeaderOrFollowerError, FencedError))
+            is_expected = retried and self.image.epoch > epoch
+            if not is_expected and not self._may_fail(part, error, strong):
                 raise
             return False, error
 
