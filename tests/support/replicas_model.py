@@ -118,6 +118,8 @@ class Part:
     start: int = 0
     maybe_start: int = 0
     """Where it begins, if a call that failed nevertheless did something."""
+    sure_start: int = 0
+    """Where it begins at least, after a power cut."""
     uncertain: set[bytes] = field(default_factory=set)
     """Values whose appends failed, or died: each may be there, or not."""
     losses: int = 0
@@ -839,7 +841,7 @@ class ReplicasModel(RuleBasedStateMachine):
             part, lambda: delete_records(log, min(offset, log.end_offset()))
         )
         if done:
-            part.start = max(part.start, result)
+            part.start = part.sure_start = max(part.start, result)
         part.maybe_start = max(part.maybe_start, offset)
 
     @rule(which=st.integers(0, 3), handle=st.integers(0, 1), share=st.floats(0, 1))
@@ -1124,6 +1126,8 @@ class ReplicasModel(RuleBasedStateMachine):
         """What was flushed is there; of the rest, each copy may have lost another part."""
         if self.alive() != set(self.paths) or any(p.destroyed for p in self.parts.values()):
             return
+        if any(part.sure_start < part.start for part in self.parts.values()):
+            return  # who moved it was killed: what was deleted may be there again
         floors: dict[Path, int] = {}
         for part in self.parts.values():
             assignment = self.assignment(part)
