@@ -17,7 +17,7 @@ from support.tiers import choose, runs
 
 SECONDS = choose(test=2, all=len(SECOND))
 """With how many of the second calls each first one is tried."""
-LINES = choose(test=1, all=8, nightly=None)
+LINES = choose(test=1, all=4, nightly=None)
 """At how many lines of each pair the first call is stopped; None is all of them: 325,000 pairs,
 which take some hours."""
 
@@ -41,7 +41,7 @@ def test_a_call_may_be_stopped_anywhere_while_another_process_makes_one(first):
 @pytest.mark.parametrize("first", FIRST)
 def test_a_call_may_be_stopped_anywhere_while_another_thread_makes_one(first):
     """The same by two threads that share a handle, at some of the lines."""
-    check(first, 1, choose(all=3, nightly=20))
+    check(first, 1, choose(all=2, nightly=20))
 
 
 # Planted bugs
