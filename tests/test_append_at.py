@@ -356,6 +356,25 @@ def test_without_identical_a_copy_belongs_to_its_own_log(root):
         target.append_at([(100, encoded(b"x" * 100))])
 
 
+@pytest.mark.parametrize("headers", [None, [[("h", b"1")]]])
+def test_records_of_a_compacted_batch_have_the_time_at_which_they_are_appended(root, headers):
+    """All readers say so: the column of timestamps, and what is in front of it (A7)."""
+    source = compacted(root)
+    target = make_log(root, {"message.timestamp.type": "LogAppendTime"}, "target")
+    target.append_at([(0, encoded(b"x", headers=headers))])
+    root.clock.advance(777)
+    copy(source, target)
+
+    for batch in target.reader(1).read():
+        times = batch.columns(["timestamp"]).column(0).cast(pa.int64()).to_pylist()
+        assert batch.has_offsets
+        assert batch.is_log_append_time
+        assert set(times) == {batch.min_timestamp} == {batch.max_timestamp} == {root.clock()}
+    assert rows(target)[1:] == [
+        (row[0], root.clock(), *row[2:]) for row in rows(source) if row[0] > 0
+    ]
+
+
 def epoch(encoded_batch, number):
     encoded_batch.leader_epoch = number
     return encoded_batch

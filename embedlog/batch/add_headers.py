@@ -1,10 +1,10 @@
-"""Operations on a batch that is encoded already: add headers, find null keys, copy, trim it."""
+"""Operations on a batch that is encoded already: add headers, set the time, copy, trim it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from embedlog.batch.arrays import number
+from embedlog.batch.arrays import number, repeated
 from embedlog.batch.decode import Batch, parse
 from embedlog.batch.encode import EncodedBatch, PlacedBatch, encode
 from embedlog.batch.wire import (
@@ -15,6 +15,7 @@ from embedlog.batch.wire import (
     TRAILER,
     headers_type,
     schema,
+    timestamp_type,
 )
 from embedlog.lazy import pa, pc
 
@@ -33,6 +34,27 @@ def add_headers(encoded: EncodedBatch) -> EncodedBatch:
     columns = pa.RecordBatch.from_arrays(arrays, schema=target)
     timestamps = encoded.min_timestamp, encoded.max_timestamp
     result = encode(columns, batch.codec, offsets=batch.has_offsets, timestamps=timestamps)
+    return like(result, encoded)
+
+
+def with_timestamp(encoded: EncodedBatch, timestamp: int) -> EncodedBatch:
+    """Return the same records, all with one timestamp in their column.
+
+    For a batch with a column of offsets: readers take its timestamps from the column, since a
+    compacted batch has records of several appends.
+    """
+    batch = to_batch(encoded)
+    columns = batch.columns(batch.layout.names, verify=False)
+    index = batch.layout.time
+    field = columns.schema.field(index)
+    times = repeated(timestamp, timestamp_type(), columns.num_rows).cast(field.type)
+    result = encode(
+        columns.set_column(index, field, times),
+        batch.codec,
+        offsets=batch.has_offsets,
+        timestamps=(timestamp, timestamp),
+        statistics=batch.statistics,
+    )
     return like(result, encoded)
 
 

@@ -13,7 +13,8 @@ from time import monotonic
 from typing import Any
 
 from embedlog import index, kv
-from embedlog.batch import EncodedBatch
+from embedlog.batch import EXPLICIT_OFFSETS, EncodedBatch
+from embedlog.batch.add_headers import with_timestamp
 from embedlog.errors import DiskFullError
 from embedlog.files.files import LINK_CHECK_SECONDS
 from embedlog.index import IndexEntry
@@ -248,6 +249,8 @@ class PendingAppend:
         if identical:
             append_time = None
             epoch = epoch if batch.leader_epoch is None else batch.leader_epoch
+        elif append_time is not None and batch.flags & EXPLICIT_OFFSETS:
+            batch = with_timestamp(batch, append_time)
         count = batch.count if batch.span is None else batch.span
         next_offset, end = base + count, position + batch.size
         self.buffers += batch.stamp(base, epoch, append_time, gap=base - expected)
