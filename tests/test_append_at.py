@@ -365,11 +365,11 @@ def test_records_of_a_compacted_batch_have_the_time_at_which_they_are_appended(r
     root.clock.advance(777)
     copy(source, target)
 
-    for batch in target.reader(1).read():
-        times = batch.columns(["timestamp"]).column(0).cast(pa.int64()).to_pylist()
-        assert batch.has_offsets
-        assert batch.is_log_append_time
-        assert set(times) == {batch.min_timestamp} == {batch.max_timestamp} == {root.clock()}
+    for each in target.reader(1).read():
+        times = each.columns(["timestamp"]).column(0).cast(pa.int64()).to_pylist()
+        assert each.has_offsets
+        assert each.is_log_append_time
+        assert set(times) == {each.min_timestamp} == {each.max_timestamp} == {root.clock()}
     assert rows(target)[1:] == [
         (row[0], root.clock(), *row[2:]) for row in rows(source) if row[0] > 0
     ]
