@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import pytest
 from support import forks, replica_kills
@@ -109,13 +108,11 @@ def by_kills() -> None:
             replica_kills.check(replica_kills.Kill(work, at, False))
 
 
-class Mutant(NamedTuple):
+class Mutant:
     """A planted bug, and the check that finds it."""
 
-    name: str
-    check: Check
-    where: str
-    edits: dict[str, str]
+    def __init__(self, name: str, check: Check, where: str, edits: dict[str, str]) -> None:
+        self.name, self.check, self.change = name, check, Change(where, edits)
 
 
 MUTANTS = [
@@ -237,7 +234,7 @@ def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     """A check that never failed proves nothing."""
 
     def work() -> str | None:
-        Change(mutant.where, mutant.edits)()
+        mutant.change()
         try:
             mutant.check()
         except BaseException as error:  # noqa: BLE001 - whatever it is, it was found

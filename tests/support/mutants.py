@@ -11,6 +11,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -18,14 +19,26 @@ from embedlog.batch import decode
 from embedlog.segment import SegmentFile
 from support.power_cut import Commit, DiskModel, with_pages
 
+PLANNED: list[Change] = []
+"""All changes of the modules that were imported."""
 
-class Change(NamedTuple):
+
+@dataclass(frozen=True)
+class Change:
     """Edits of one function: ``where`` is "module:function" or "module:Class.method"."""
 
     where: str
     edits: dict[str, str]
 
-    def __call__(self) -> None:
+    def __post_init__(self) -> None:
+        PLANNED.append(self)
+
+    def plan(self) -> tuple[Any, Any, str, str]:
+        """Return the module, the owner of the function, its name and its new source.
+
+        Raises:
+            AttributeError, LookupError: It is not there any more, or has another text.
+        """
         module_name, _, name = self.where.partition(":")
         module = import_module(module_name)
         owner_name, _, function_name = name.rpartition(".")
@@ -35,8 +48,12 @@ class Change(NamedTuple):
             if old not in source:
                 raise LookupError(f"{self.where} has no {old!r} to change")
             source = source.replace(old, new)
+        return module, owner, function_name, source
+
+    def __call__(self) -> None:
+        module, owner, function_name, source = self.plan()
         namespace: dict[str, Any] = {}
-        code = compile(source, f"<mutant of {name}>", "exec")
+        code = compile(source, f"<mutant of {function_name}>", "exec")
         future = "annotations"
         assert future in vars(module), "the module postpones annotations"
         exec(code, vars(module), namespace)
@@ -241,7 +258,7 @@ MUTANTS = [
                 f"{RECOVERY}:_copy_active", {"files.sync(fd)": "...", "files.sync_directory": "str"}
             ),
             Change(
-                "embedlog.partition.truncate:_truncate_locked",
+                "embedlog.partition.truncate:truncate_locked",
                 {"synced=True": "synced=False"},
             ),
         ),
