@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import threading
+from time import monotonic
 
 import lmdb
 import pytest
@@ -523,6 +524,40 @@ def test_a_thread_that_reads_waits_until_another_has_taken_over(directories, log
     directories.put_back(leader)
     bring_back(log)
     check_equal(directories, log, "t")
+
+
+def test_a_process_does_not_wait_for_itself_when_a_directory_is_lost_while_it_deletes_records(
+    directories, monkeypatch
+):
+    """In a transaction of one database it would read the other one, and close the directory."""
+    with directories.open(lock_timeout=30) as log, directories.open() as another:
+        log.create_topic("t")
+        send(log, "t", [b"a"])
+        log.root.partition("t", 0).roll()
+        send(log, "t", [b"b"])
+        live = log.root.context.live
+        write = live.write
+
+        def lose_then_write(step, timeout=None):
+            monkeypatch.undo()
+
+            def lose_and_step(txn):
+                if 3 in another.root.controller.image.online:
+                    directories.lose(another, 3)
+                return step(txn)
+
+            return write(lose_and_step, timeout)
+
+        monkeypatch.setattr(live, "write", lose_then_write)
+        began = monotonic()
+
+        assert delete_records(log.root.partition("t", 0), 1) == 1
+
+        assert monotonic() - began < 20
+        directories.put_back(3)
+        bring_back(log)
+        assert values(log, "t") == [b"b"]
+        assert set(assignment(log, "t").isr) == {1, 2, 3}
 
 
 @pytest.mark.parametrize("call", ["elect", "finish", "cancel"])

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import NamedTuple
 
+from sortedcontainers import SortedDict
+
 from embedlog import catalog, keyspace, kv
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import OffsetOutOfRangeError
@@ -105,10 +107,12 @@ def _move_locked(
     log: PartitionState, tail: Tail, offset: int, whole: bool, limit: Limit | None
 ) -> LogStartChange:
     highest = log.context.live.read(limit) if limit else offset
-    goal = _goal(log, tail, offset, whole, highest)
+    goal = _goal(log.segments, tail, offset, whole, highest)
     if goal == tail.log_end_offset and not tail.empty:
         tail = roll(log, tail)
-    if goal == tail.start_offset and not _before(log, goal):
+    # Before the write: in a transaction of `live` nothing may read `state`.
+    segments = log.segments
+    if goal == tail.start_offset and not _before(segments, goal):
         return LogStartChange(goal)
     due = pending_deletes.due(log)
 
@@ -116,17 +120,17 @@ def _move_locked(
         current = TAILS.unpack(txn.get(log.tail_key))
         start = goal
         if limit is not None:
-            start = min(goal, _goal(log, current, goal, whole, limit(txn)))
+            start = min(goal, _goal(segments, current, goal, whole, limit(txn)))
         # Nothing below the start can be lost any more, so all of it counts as durable.
         durable = max(current.durable_offset, start)
         changed = current._replace(start_offset=start, durable_offset=durable)
         TAILS.put(txn, log.key, value=changed)
-        for info in _before(log, start):
+        for info in _before(segments, start):
             pending_deletes.put(txn, log, info, due)
         return start
 
     start = log.context.live.write(step)
-    dropped = _before(log, start)
+    dropped = _before(segments, start)
     # In offset order: what a crash leaves is below the start, and the next call drops it.
     for number in range(0, max(len(dropped), 1), _NAMES_PER_COMMIT):
 
@@ -137,17 +141,20 @@ def _move_locked(
     return LogStartChange(start, len(dropped), sum(info.size for info in dropped))
 
 
-def _goal(log: PartitionState, tail: Tail, offset: int, whole: bool, highest: int) -> int:
+def _goal(
+    segments: SortedDict[int, SegmentInfo], tail: Tail, offset: int, whole: bool, highest: int
+) -> int:
     """Return how far the start may move: never back, and with ``whole`` to a segment's base."""
     goal = min(offset, highest)
     if whole and goal < tail.log_end_offset:
-        goal = min(goal, log.segment_at(goal).base_offset)
+        base: int = segments.peekitem(max(segments.bisect_right(goal) - 1, 0))[0]
+        goal = min(goal, base)
     return max(goal, tail.start_offset)
 
 
-def _before(log: PartitionState, start: int) -> list[SegmentInfo]:
+def _before(segments: SortedDict[int, SegmentInfo], start: int) -> list[SegmentInfo]:
     """Return the sealed segments that end at or below an offset."""
-    sealed = takewhile(lambda info: info.sealed, log.segments.values())
+    sealed = takewhile(lambda info: info.sealed, segments.values())
     return list(takewhile(lambda info: info.next_offset <= start, sealed))
 
 

@@ -79,7 +79,7 @@ def unlinked_first(monkeypatch):
 
     def wrong(log, tail, offset, whole, limit):
         log.refresh()
-        for info in log_start._before(log, min(offset, tail.high_watermark)):
+        for info in log_start._before(log.segments, min(offset, tail.high_watermark)):
             log.context.files.unlink(log.path_of(info), missing_ok=True)
         return move_locked(log, tail, offset, whole, limit)
 
@@ -95,10 +95,10 @@ def not_finished(monkeypatch):
     """A start that moved is taken for a finished move."""
     goal = log_start._goal
 
-    def wrong(log, tail, offset, whole, highest):
-        start = goal(log, tail, offset, whole, highest)
+    def wrong(segments, tail, offset, whole, highest):
+        start = goal(segments, tail, offset, whole, highest)
         if start == tail.start_offset:
-            monkeypatch.setattr(log_start, "_before", lambda log, start: [])
+            monkeypatch.setattr(log_start, "_before", lambda segments, start: [])
         return start
 
     monkeypatch.setattr(log_start, "_goal", wrong)
