@@ -629,7 +629,9 @@ def offline_error(
     image: MetadataImage, assignment: PartitionAssignment, where: Mapping[str, Any]
 ) -> ReplicaNotAvailableError:
     """Return the error of a partition that has no leader."""
-    paths = tuple(image.directories[each].path for each in assignment.replicas)
+    # One may have been removed since.
+    infos = [image.directories[each] for each in assignment.replicas if each in image.directories]
+    paths = tuple(info.path for info in infos)
     if set(assignment.isr) == {NO_DIRECTORY}:
         return ReplicaNotAvailableError(
             f"The partition is offline: its last copy that was in sync is lost, of "

@@ -104,7 +104,8 @@ class ReplicaFetcher:
         self, log: ReplicatedPartition, leader: LeaderAndEpoch, lagging: Collection[int]
     ) -> None:
         for each in lagging:
-            path = log.controller.image.directories[each].path
+            info = log.controller.image.directories.get(each)
+            path = "a directory that was removed" if info is None else info.path
             _logger.warning("%s-%d: the copy in %s lags", log.topic, log.partition, path)
             self._histories.setdefault(each, {})[log.key] = history_of(log)
 

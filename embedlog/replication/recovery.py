@@ -144,7 +144,9 @@ def bring_back(
         NotALogError: Another directory is at its path.
     """
     controller = root.controller
-    info = controller.current().image.directories[directory_id]
+    info = controller.current().image.directories.get(directory_id)
+    if info is None:
+        return {}  # it was just removed
     path = info.path
     if info.is_mount_point and not is_mount_point(path):
         # Otherwise everything would be copied to the disk that has the mount point.
@@ -155,7 +157,7 @@ def bring_back(
         _prepare(root, directory)
         histories = directory.state.read(partial(_histories, directory_id))
         directory.probe()
-        lost = _is_older(root, directory, failed or {})
+        lost = _is_older(root, directory, info, failed or {})
         was_offline = controller.bring_online(directory, lost=lost, failed=failed)
         if not was_offline:
             directory.close()
@@ -206,11 +208,13 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
 
 
 def _is_older(
-    root: HasDirectories, directory: LogDirectory, failed: Mapping[int, Exception]
+    root: HasDirectories,
+    directory: LogDirectory,
+    info: DirectoryInfo,
+    failed: Mapping[int, Exception],
 ) -> bool:
     """Whether a directory lacks what it had when it went offline: it is new, or an old copy."""
     own = METADATA_VERSION.get(directory.state)
-    info = root.controller.image.directories[directory.id]
     last = info.version
     if info.online:
         # It counts as online since too few others are left to change that.
