@@ -435,6 +435,18 @@ def test_nothing_is_moved_to_a_directory_that_is_removed_at_that_moment(tmp_path
         assert healthy(log)
 
 
+def test_a_directory_that_was_just_removed_does_not_come_back(tmp_path):
+    """The housekeeping had found that it is offline, a moment before."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.root.controller.take_offline({3: OSError("unplugged")})
+        removal.remove_directories(log.root, [3], force=True)
+
+        assert recovery.bring_back(log.root, 3) == {}
+
+        assert len(log.root.controller.image.online) == 2
+
+
 def test_files_of_a_cancelled_move_are_removed_when_the_disk_comes_back(tmp_path):
     """They could not be before, and nothing else would ever do it."""
     paths = disks(tmp_path)

@@ -98,7 +98,7 @@ class Controller:
     @property
     def writable(self) -> bool:
         """Whether the log was opened to write."""
-        return all(directory.files.writable for directory in self.directories.values())
+        return all(each.files.writable for each in list(self.directories.values()))
 
     # The image
 
@@ -151,7 +151,7 @@ class Controller:
         """As `refresh`, but return the errors of the directories that cannot be opened."""
         with self._lock:
             best, source = self.image, None
-            for directory in self.directories.values():
+            for directory in list(self.directories.values()):
                 if "state" not in directory.stores:
                     continue
                 try:
@@ -535,7 +535,7 @@ class Controller:
 
     def close(self) -> None:
         """Close all directories."""
-        for directory in self.directories.values():
+        for directory in list(self.directories.values()):
             with suppress(EmbedlogError):
                 directory.close()
 
@@ -629,7 +629,9 @@ def offline_error(
     image: MetadataImage, assignment: PartitionAssignment, where: Mapping[str, Any]
 ) -> ReplicaNotAvailableError:
     """Return the error of a partition that has no leader."""
-    paths = tuple(image.directories[each].path for each in assignment.replicas)
+    # One may have been removed since.
+    infos = [image.directories[each] for each in assignment.replicas if each in image.directories]
+    paths = tuple(info.path for info in infos)
     if set(assignment.isr) == {NO_DIRECTORY}:
         return ReplicaNotAvailableError(
             f"The partition is offline: its last copy that was in sync is lost, of "

@@ -12,6 +12,7 @@ from embedlog import catalog, kv
 from embedlog.catalog import TopicInfo
 from embedlog.errors import (
     CorruptionError,
+    DiskFullError,
     EmbedlogError,
     IllegalStateError,
     NotALogError,
@@ -45,6 +46,9 @@ from embedlog.root import startup
 from embedlog.root.root import check_format
 
 T = TypeVar("T")
+
+_MIN_FREE_BYTES = 1 << 20
+"""What a directory must have free to come back."""
 
 _logger = logging.getLogger("embedlog.replication")
 
@@ -144,7 +148,9 @@ def bring_back(
         NotALogError: Another directory is at its path.
     """
     controller = root.controller
-    info = controller.current().image.directories[directory_id]
+    info = controller.current().image.directories.get(directory_id)
+    if info is None:
+        return {}  # it was just removed
     path = info.path
     if info.is_mount_point and not is_mount_point(path):
         # Otherwise everything would be copied to the disk that has the mount point.
@@ -154,8 +160,7 @@ def bring_back(
     try:
         _prepare(root, directory)
         histories = directory.state.read(partial(_histories, directory_id))
-        directory.probe()
-        lost = _is_older(root, directory, failed or {})
+        lost = _is_older(root, directory, info, failed or {})
         was_offline = controller.bring_online(directory, lost=lost, failed=failed)
         if not was_offline:
             directory.close()
@@ -184,6 +189,16 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
         raise NotALogError(f"This is not directory {directory.id} of the log", path=directory.path)
     for name in ("locks", "topics"):
         files.make_directory(name)
+    # LMDB maps its files: on a disk that cannot be written, or has no room for the page of a lock
+    # file, the process would die of SIGBUS.
+    directory.probe()
+    if files.free_bytes() < _MIN_FREE_BYTES:
+        raise DiskFullError(
+            "There is no room for the databases",
+            path=directory.path,
+            operation="open",
+            todo="Free some space; the directory is tried again by itself.",
+        )
     lock = files.open("locks/root", write=True, create=True)
     files.lock(lock, root.lock_timeout)
     try:
@@ -206,11 +221,13 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
 
 
 def _is_older(
-    root: HasDirectories, directory: LogDirectory, failed: Mapping[int, Exception]
+    root: HasDirectories,
+    directory: LogDirectory,
+    info: DirectoryInfo,
+    failed: Mapping[int, Exception],
 ) -> bool:
     """Whether a directory lacks what it had when it went offline: it is new, or an old copy."""
     own = METADATA_VERSION.get(directory.state)
-    info = root.controller.image.directories[directory.id]
     last = info.version
     if info.online:
         # It counts as online since too few others are left to change that.

@@ -446,8 +446,8 @@ class ReplicatedRoot(Root):
         if moved:
 
             def step(txn: kv.Txn, image: MetadataImage) -> bool:
-                for each, path in moved.items():
-                    info = image.directories[each]._replace(path=path)
+                for each in moved.keys() & image.directories.keys():
+                    info = image.directories[each]._replace(path=moved[each])
                     DIRECTORIES.put(txn, each, value=info)
                 return True
 
