@@ -75,6 +75,7 @@ class Controller:
         regain_quorum: Callable[[Mapping[int, Exception]], bool],
         given_up: Collection[int] = (),
     ) -> None:
+        # Other threads may change it at any time: iterate over a copy.
         self.directories = dict(directories)
         self._open_directory, self._regain_quorum = open_directory, regain_quorum
         self._lock = threading.RLock()
@@ -98,7 +99,7 @@ class Controller:
     @property
     def writable(self) -> bool:
         """Whether the log was opened to write."""
-        return all(directory.files.writable for directory in self.directories.values())
+        return all(directory.files.writable for directory in list(self.directories.values()))
 
     # The image
 
@@ -151,7 +152,7 @@ class Controller:
         """As `refresh`, but return the errors of the directories that cannot be opened."""
         with self._lock:
             best, source = self.image, None
-            for directory in self.directories.values():
+            for directory in list(self.directories.values()):
                 if "state" not in directory.stores:
                     continue
                 try:
@@ -535,7 +536,7 @@ class Controller:
 
     def close(self) -> None:
         """Close all directories."""
-        for directory in self.directories.values():
+        for directory in list(self.directories.values()):
             with suppress(EmbedlogError):
                 directory.close()
 

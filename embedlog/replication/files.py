@@ -636,7 +636,7 @@ class ReplicatedFiles(Files):
 
     def after_fork(self) -> None:
         """As `Files.after_fork`."""
-        for directory in self._controller.directories.values():
+        for directory in list(self._controller.directories.values()):
             directory.files.after_fork()
 
 

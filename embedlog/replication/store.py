@@ -376,7 +376,7 @@ class ReplicatedStore:
 
     def close(self) -> None:
         """Close it in every directory."""
-        for directory in self._controller.directories.values():
+        for directory in list(self._controller.directories.values()):
             store = directory.stores.get(self._name)
             if store is not None:
                 with suppress(EmbedlogError):
