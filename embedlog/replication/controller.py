@@ -75,6 +75,7 @@ class Controller:
         regain_quorum: Callable[[Mapping[int, Exception]], bool],
         given_up: Collection[int] = (),
     ) -> None:
+        # Other threads may change it at any time: iterate over a copy.
         self.directories = dict(directories)
         self._open_directory, self._regain_quorum = open_directory, regain_quorum
         self._lock = threading.RLock()

@@ -215,6 +215,7 @@ class Log:
         for handle in self.handles:
             self.append(handle)
         replicas = self.assignment(self.first).replicas
+        members = self.first.root.controller.image.directories
         for handle in self.handles:
             read = rows(self.log(handle))
             values = [row[3] for row in read]
@@ -234,6 +235,7 @@ class Log:
         copies = {
             each: {path: content for path, content in files.items() if content != _EMPTY}
             for each, files in self.directories.copies(self.topic).items()
+            if each in members  # one that was removed while it was away has what it had
         }
         first, *others = [copies[each] for each in replicas]
         assert first
