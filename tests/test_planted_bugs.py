@@ -17,7 +17,7 @@ MODULES = [
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: file.stem)
 def test_what_is_changed_to_plant_a_bug_is_still_there(file, monkeypatch):
-    """A function that was renamed or rewritten is planted anew, not forgotten."""
+    """A bug must be planted again when its function was renamed or rewritten."""
     monkeypatch.syspath_prepend(file.parent)
     importlib.import_module(file.stem)
     assert mutants.PLANNED

@@ -324,7 +324,7 @@ def test_a_copy_with_another_history_leads_after_a_removal_with_what_it_shares(
 
 
 def test_a_leader_that_was_not_in_sync_has_no_files_of_deleted_segments(directories, log):
-    """They were deleted where copies are in sync, and nobody else would do it here."""
+    """Segments are deleted in the in-sync copies only, so the new leader must remove its own."""
     config = {"unclean.leader.election.enable": True, "segment.bytes": 1200}
     log.create_topic("t", replication_factor=2, config={**config, "file.delete.delay.ms": 0})
     send(log, "t", [b"%d" % n for n in range(20)])
@@ -694,7 +694,7 @@ def test_a_follower_that_lags_leaves_the_isr_and_joins_when_it_has_everything(di
 
 
 def test_a_follower_that_was_as_long_as_the_log_during_a_pause_does_not_lag(directories, log):
-    """It has had everything until now, although nobody looked."""
+    """It had all records during the pause, although the housekeeping did not check."""
     log.create_topic("t", replication_factor=2, config={"replica.lag.time.max.ms": 1000})
     leader, follower = assignment(log, "t").isr
     clock = ManualClock()

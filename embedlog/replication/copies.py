@@ -41,7 +41,7 @@ def remove_copies(
             and directory.files.exists(path)
         ):
             with suppress(StorageError), lock_copy(directory, key) as free:
-                # Now nobody makes the copy, in case that it is assigned again.
+                # Checked again under the lock: it may have been assigned again meanwhile.
                 if free and _is_unassigned(controller, key, each):
                     _remove_copy(directory.files, path)
                     if controller.assignment(key) is None:

@@ -59,13 +59,13 @@ class ReplicatedPartition(PartitionLog):
         super().__init__(context, topic, partition)
         self.controller = controller
         self._led_epoch = -1
-        """The epoch in which the leader was last seen to have taken over."""
-        self._checked_epoch = -1
-        """The epoch in which enough replicas were last seen to be in sync."""
+        """The epoch of the metadata in which the leader was last seen to have taken over."""
         self._leader_epoch = -1
-        """Of that leader; set before `_led_epoch`, which says that it is up to date."""
+        """The epoch of that leader; set before `_led_epoch`, which says that it is up to date."""
         self._taking_over = -1
-        """The epoch in which it does so, by the holder of the lock."""
+        """The epoch of the metadata in which a leader is taking over; by the holder of the lock."""
+        self._checked_epoch = -1
+        """The epoch of the metadata in which enough replicas were last seen to be in sync."""
         self._owner: int | None = None
         """The thread that holds the partition's lock."""
         self._acks = threading.local()
@@ -271,17 +271,14 @@ class ReplicatedPartition(PartitionLog):
         """
         files = self.context.files
         assert isinstance(files, ReplicatedFiles)
-        while True:
-            epoch = self.controller.current().epoch
+
+        def complete() -> None:
             tail = recovery.tail_locked(self)
             fd = self.active_file().fd
             assert fd is not None
-            try:
-                files.complete(fd, tail.log_end_position)
-                return
-            except NotLeaderOrFollowerError:
-                if self.controller.current().epoch == epoch:
-                    raise
+            files.complete(fd, tail.log_end_position)
+
+        self._repeat(complete)
 
     def commit_locked(
         self,

@@ -313,7 +313,7 @@ def copy_partition(
             return True
 
     joined = _guarded(log, make) or False
-    # Now that the lock is free: whoever moved the copy away meanwhile could not remove it.
+    # A process that moved the copy away meanwhile could not remove it: this one held the lock.
     with suppress(EmbedlogError):
         remove_copies(log.controller, log.key, log.directory, [directory.id])
     return joined
