@@ -44,6 +44,8 @@ _Key = tuple[str, int, int]
 """Name, and device and inode of the root, which may be replaced while it is open."""
 
 MAX_READERS = 2048
+LOCK_BYTES = 192 + 64 * (MAX_READERS - 1)
+"""The size of LMDB's lock file: a header, and a slot per reader."""
 FIRST_MAP_BYTES = 64 << 20
 LARGEST_MAP_BYTES = 1 << 40
 VERSION_WORDS = 18, 512 + 18
@@ -218,6 +220,23 @@ class _Environment:
                 handle.close()
                 raise
         self.handle, self.usable = handle, True
+
+
+def _reserve_lock_file(files: Files, path: str) -> None:
+    """Reserve the space of a lock file, for LMDB stores to its pages through a map.
+
+    To touch a page for which a full or broken disk has no room is a SIGBUS.  Call it only while
+    this process does not have the environment open: closing a file frees the locks of `fcntl`
+    that the process holds on it.
+
+    Raises:
+        DiskFullError: There is no space for it.
+        StorageError: It cannot be created, or written.
+    """
+    with files.opened(path, write=True, create=True) as lock:
+        # Two processes may both do so, with the same result.
+        if files.size(lock) < LOCK_BYTES:
+            files.allocate(lock, LOCK_BYTES)
 
 
 class Store:
@@ -516,6 +535,8 @@ class Store:
             close_unused()
             shared = _environments.get(key)
             if shared is None:
+                if self._files.writable:
+                    _reserve_lock_file(self._files, f"{self._name}/lock.mdb")
                 shared = _Environment(key, self.path, self._durable, self._files.writable)
                 _environments[key] = shared
             elif self._files.writable:
@@ -880,7 +901,7 @@ def create(files: Files, name: str, *, durable: bool, rows: dict[bytes, bytes]) 
     path = files.path(aside)
     with (
         _typed(files, "create itself", path),
-        lmdb.open(path, map_size=FIRST_MAP_BYTES, mode=0o600, sync=durable) as env,
+        lmdb.open(path, map_size=FIRST_MAP_BYTES, mode=0o600, sync=durable, lock=False) as env,
         env.begin(write=True) as txn,
     ):
         for key, value in rows.items():

@@ -476,6 +476,15 @@ def test_a_database_truncated_while_it_is_open_is_damage_and_not_a_sigbus(tmp_pa
         store.close()
 
 
+def test_the_lock_file_has_room_for_every_reader(tmp_path):
+    """A reader stores to its slot through a map: without room on the disk that is a SIGBUS."""
+    store = make_store(tmp_path)
+    lock = Path(store.path, "lock.mdb").stat()
+    assert lock.st_size == kv.LOCK_BYTES <= lock.st_blocks * 512
+    assert store.readers()[1] == kv.MAX_READERS
+    store.close()
+
+
 @pytest.mark.parametrize("damage", [empty_file, one_byte, cut_in_half])
 def test_a_database_truncated_while_others_use_it_cannot_be_opened(tmp_path, damage):
     """The first process checked the file, before it was truncated."""

@@ -189,12 +189,11 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
         raise NotALogError(f"This is not directory {directory.id} of the log", path=directory.path)
     for name in ("locks", "topics"):
         files.make_directory(name)
-    # LMDB maps its files: on a disk that cannot be written, or has no room for the page of a lock
-    # file, the process would die of SIGBUS.
     directory.probe()
     if files.free_bytes() < _MIN_FREE_BYTES:
+        # The next append would take it offline again, and each time elect other leaders.
         raise DiskFullError(
-            "There is no room for the databases",
+            "There is too little space left",
             path=directory.path,
             operation="open",
             todo="Free some space; the directory is tried again by itself.",

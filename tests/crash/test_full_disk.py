@@ -95,6 +95,31 @@ def test_appends_go_on_by_themselves_once_the_background_made_room(directory: Pa
     tell(f"{count} records through a disk of 16 MiB")
 
 
+def _error_of_opening(path: Path) -> str:
+    try:
+        embedlog.open(path, maintenance=False).close()
+    except DiskFullError as error:
+        return str(error)
+    return ""
+
+
+def test_a_log_that_a_full_disk_has_no_room_to_open_is_an_error_and_no_death(
+    directory: Path,
+) -> None:
+    """P10: LMDB stores to its lock files through a map, which would be a SIGBUS."""
+    with full_disk.small_disk(directory / "opened") as disk:
+        if disk is None:
+            pytest.skip("mounting a tmpfs is not allowed here")
+        root = disk.path / "root"
+        assert not forks.call(lambda: _error_of_opening(root))
+        for name in ("state", "live"):
+            (root / name / "lock.mdb").unlink()
+        disk.leave(0)
+        assert "lock.mdb" in forks.call(lambda: _error_of_opening(root))
+        disk.free()
+        assert not forks.call(lambda: _error_of_opening(root))
+
+
 def test_a_log_of_root_goes_on_where_blocks_are_reserved_for_root(directory: Path) -> None:
     """P10: none are free for other users; appends went into the reserved ones until no more did."""
     with full_disk.ext4_disk(directory / "ext4", reserved_percent=20) as disk:
