@@ -364,7 +364,20 @@ def test_a_reassignment_replaces_the_one_before():
     again = begun.begin_reassignment((3, 4))
 
     assert again.target_replicas == (3, 4)
-    assert (again.adding_replicas, again.removing_replicas) == ((4,), (0, 1, 2))
+    assert (again.adding_replicas, again.removing_replicas) == ((2, 3, 4), (0, 1, 2))
+    assert again.begin_reassignment((3, 4)) is again
+    assert set(again.cancel_reassignment(range(5)).replicas) == {0, 1}
+    finished = replace(again, isr=again.replicas).finish_reassignment(range(5))
+    assert (finished.replicas, finished.is_reassigning) == ((3, 4), False)
+
+
+def test_a_reassignment_is_not_cancelled_once_all_old_replicas_are_given_up():
+    """Nothing would be left."""
+    begun = PartitionAssignment.create((0, 1)).begin_reassignment((2, 3))
+    left = replace(begun, isr=begun.replicas).without([0, 1], {2, 3})
+    for unclean in (False, True):
+        with pytest.raises(IllegalStateError, match="Only replicas that the reassignment added"):
+            left.cancel_reassignment({2, 3}, unclean=unclean)
 
 
 class Partition(RuleBasedStateMachine):
@@ -449,7 +462,7 @@ class Partition(RuleBasedStateMachine):
         assert set(state.isr) <= set(state.replicas)
         assert len(set(state.replicas)) == len(state.replicas)
         assert state.leader is None or state.leader in state.isr
-        assert set(state.adding_replicas) <= set(state.target_replicas) <= set(state.replicas)
+        assert {*state.adding_replicas, *state.target_replicas} <= set(state.replicas)
         assert all(self.ends[replica] >= self.high_watermark for replica in state.isr)
 
 

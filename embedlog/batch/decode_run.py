@@ -8,7 +8,7 @@ the general form, which reports what is wrong.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -289,10 +289,23 @@ class BatchRun:
         columns = self._columns_fast(names)
         if columns is not None:
             return columns
-        stop = self.start + self.size
-        starts = (self._starts + self._shift).tolist()
-        parts = [Batch(self._source, start, stop).columns(names) for start in starts]
+        parts = [batch.columns(names) for batch in self._batches()]
         return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+
+    def check_crcs(self) -> None:
+        """Check the CRC of every column; decodes nothing.
+
+        Raises:
+            CorruptBatchError: One is wrong.
+        """
+        if not self._are_intact(self._source.layout.column_indexes):
+            for batch in self._batches():
+                batch.check_crcs()
+
+    def _batches(self) -> Iterator[Batch]:
+        stop = self.start + self.size
+        for start in (self._starts + self._shift).tolist():
+            yield Batch(self._source, start, stop)
 
     def _columns_fast(self, names: Sequence[str]) -> Any:
         """Return columns; None if anything is damaged or unusual."""

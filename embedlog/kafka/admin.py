@@ -726,7 +726,11 @@ class KafkaAdminClient(LogClient):
         return {
             TopicPartition(info.name, number): {
                 "replicas": list(assignment.replicas),
-                "adding_replicas": list(assignment.adding_replicas),
+                "adding_replicas": [
+                    each
+                    for each in assignment.adding_replicas
+                    if each in assignment.target_replicas
+                ],
                 "removing_replicas": list(assignment.removing_replicas),
             }
             for info, number, assignment in reassign.assignments(root)

@@ -4,7 +4,7 @@ A directory that comes back may have less than the leader, or, if it led without
 history of its own.  The leader epochs of both logs say where the histories part
 (`epochs.truncation_offset`); below that, and below what had been flushed, a file is trusted.
 What else it has is compared with the leader's bytes, and cut where they differ.  Then the rest
-is copied.
+is copied, batch by batch, if the leader's checksums are right.
 
 Published bytes never change while the same directory leads, so they are read without a lock.
 Each write takes the partition's lock, and first sees that no other directory has taken over:
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from embedlog import catalog, kv
 from embedlog.catalog import PartitionInfo, SegmentInfo
-from embedlog.errors import StorageError
+from embedlog.errors import CorruptionError, StorageError
 from embedlog.files.throttle import Throttle
 from embedlog.partition import recovery
 from embedlog.partition.tail import Tail
@@ -29,7 +29,7 @@ from embedlog.replication.epochs import EpochCache, truncation_point
 from embedlog.replication.files import copy_range, make_parents
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.partition import LeaderAndEpoch, ReplicatedPartition
-from embedlog.segment import CHUNK_BYTES
+from embedlog.segment import CHUNK_BYTES, SegmentFile
 
 _MOST_PASSES = 100
 
@@ -89,6 +89,7 @@ class ReplicaCopy:
         Raises:
             NotLeaderOrFollowerError: Another leader was elected, and a new object compares what
                 was copied; or the partition has no copy in the directory any more.
+            CorruptionError: The leader's copy is damaged; nothing of that was copied.
         """
         self._leader = self.log.leader_and_epoch()
         if history is not None:
@@ -156,42 +157,94 @@ class ReplicaCopy:
         """Make one file equal to the leader's up to a position."""
         path = self.log.path_of(info)
         assert self._leader is not None
-        leader, files = (
-            self.log.controller.directories.get(self._leader.leader),
-            self.directory.files,
-        )
+        leader = self.log.controller.directories.get(self._leader.leader)
         if leader is None:
             raise self.log.reassigned()
         try:
-            source = leader.files.open(path)
+            source = SegmentFile(leader.files, path)
         except StorageError as error:
             if error.missing:
                 return  # compacted or deleted meanwhile; the next pass sees that
             raise
+        files = self.directory.files
         try:
             make_parents(files, path)
-            target = files.open(path, write=True, create=True)
-            try:
-                size = files.size(target)
-                same = self._equal_bytes(info, (leader, source), target, min(size, stop))
-                if size > same:
-                    with self._guard():
-                        files.truncate(target, same)
-                for start in range(same, stop, CHUNK_BYTES):
-                    end = min(start + CHUNK_BYTES, stop)
-                    self._throttle.spend(end - start, self._check_stopped)
-                    self.copied_bytes += copy_range(
-                        *((leader, source), (self.directory, target), start, end),
-                        guard=self._guard,
-                    )
-                    self._progress(end - start)
+            with files.opened(path, write=True, create=True) as target:
+                self._copy_file(info, (leader, source), target, stop)
                 files.sync(target)
-            finally:
-                files.close(target)
         finally:
             with suppress(StorageError):
-                leader.files.close(source)
+                source.close()
         self._done[info.id] = stop
+
+    def _copy_file(
+        self, info: SegmentInfo, source: tuple[LogDirectory, SegmentFile], target: int, stop: int
+    ) -> None:
+        leader, file = source
+        files, fd = self.directory.files, file.fd
+        assert fd is not None
+        size = files.size(target)
+        same = self._equal_bytes(info, (leader, fd), target, min(size, stop))
+        # Before anything is cut: of two copies that differ, the leader's may be the damaged one.
+        for start, end in self._checked_ranges(info, source, same, stop):
+            if size > same:
+                self._cut(target, same)
+                size = same
+            self._throttle.spend(end - start, self._check_stopped)
+            self.copied_bytes += copy_range(
+                *((leader, fd), (self.directory, target), start, end), guard=self._guard
+            )
+            self._progress(end - start)
+        if size > stop:
+            self._cut(target, stop)
+
+    def _cut(self, target: int, size: int) -> None:
+        with self._guard():
+            self.directory.files.truncate(target, size)
+
+    def _checked_ranges(
+        self, info: SegmentInfo, source: tuple[LogDirectory, SegmentFile], start: int, stop: int
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of the leader's file from ``start`` on, once their batches are checked.
+
+        As Kafka's followers do, so that damage of one disk is not copied to the others.
+
+        Raises:
+            CorruptionError: The leader's copy is damaged.
+        """
+        leader, file = source
+        batches_end = min(info.end_position, stop) if info.sealed else stop
+        try:
+            position = self._batch_start(info, file, start, batches_end)
+            while position < batches_end:
+                batches = file.read_fast(position, batches_end)
+                for batch in batches:
+                    batch.check_crcs()
+                end = batches[-1].position + batches[-1].size
+                yield start, end
+                start = position = end
+        except CorruptionError as error:
+            with self._guard():  # raises if there is another leader by now, which may lack it
+                raise CorruptionError(
+                    f"The leader's copy is damaged, and is not copied: {error.what}",
+                    **self.log.where,
+                    path=f"{leader.path}/{file.path}",
+                    todo="Run `embedlog repair --yes`: if another copy in sync is good, it takes over.",
+                ) from error
+        if start < stop:
+            yield start, stop  # the end mark
+
+    def _batch_start(self, info: SegmentInfo, file: SegmentFile, position: int, stop: int) -> int:
+        """Return where the batch at a position begins; the first one, for what is before it."""
+        if position and position == self._done.get(info.id):
+            return position
+        start = file.start
+        if position > start:
+            for batch in file.heads(start, stop):
+                if batch.position + batch.size > position:
+                    break
+                start = batch.position + batch.size
+        return start
 
     def _equal_bytes(
         self, info: SegmentInfo, source: tuple[LogDirectory, int], target: int, stop: int
@@ -207,9 +260,25 @@ class ReplicaCopy:
             ours = self.directory.files.read(target, length, position)
             self.compared_bytes += len(ours)
             if ours != theirs:
-                break
+                return position + _common_length(ours, theirs)
             position += len(ours)
         return position
+
+
+def _common_length(first: bytes, second: bytes) -> int:
+    """Return how many bytes two strings have in common at their beginning.
+
+    >>> _common_length(b"flights", b"fleet")
+    2
+    """
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def history_of(log: ReplicatedPartition) -> History:

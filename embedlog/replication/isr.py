@@ -120,6 +120,11 @@ class PartitionAssignment:
         return _without(self.replicas, self.removing_replicas)
 
     @property
+    def _original_replicas(self) -> set[int]:
+        """The replicas before the reassignment."""
+        return set(self.replicas) - set(self.adding_replicas)
+
+    @property
     def is_under_replicated(self) -> bool:
         """Whether fewer are in sync than the partition has replicas, without those being added."""
         return len(self.isr) < len(self.replicas) - len(self.adding_replicas)
@@ -237,15 +242,16 @@ class PartitionAssignment:
     def begin_reassignment(self, target: Sequence[int]) -> PartitionAssignment:
         """Return the state in which the partition moves to other replicas.
 
-        The old replicas stay until `finish_reassignment`.  A target with the same replicas in
-        another order only changes who is preferred.
+        The old replicas stay until `finish_reassignment`, and so do the new ones of a reassignment
+        that this one replaces.  A target with the same replicas in another order only changes who
+        is preferred.
 
         Raises:
             InvalidReplicationAssignmentError: ``target`` is empty, or a replica occurs twice.
         """
         check_replicas(target)
         removing = tuple(sorted(set(self.replicas) - set(target)))
-        adding = tuple(sorted(set(target) - set(self.replicas)))
+        adding = tuple(sorted({*self.adding_replicas, *target} - self._original_replicas))
         begun = self._next(
             replicas=(*target, *removing), adding_replicas=adding, removing_replicas=removing
         )
@@ -273,13 +279,14 @@ class PartitionAssignment:
                 first old one becomes the only in-sync replica.
 
         Raises:
-            IllegalStateError: Only new replicas are in sync, and ``unclean`` is false.
+            IllegalStateError: Only new replicas are in sync, and ``unclean`` is false, or there are
+                no old ones any more.
         """
         if not self.is_reassigning:
             return self
         original = _without(self.replicas, self.adding_replicas)
         if set(self.isr) <= set(self.adding_replicas):
-            if not unclean:
+            if not unclean or not original:
                 raise IllegalStateError(
                     "Only replicas that the reassignment added are in sync",
                     todo="Let it finish, or allow unclean.leader.election.enable.",

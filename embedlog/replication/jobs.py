@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog.config import MaintenanceConfig
-from embedlog.errors import EmbedlogError, ReplicaNotAvailableError, StorageError
+from embedlog.errors import (
+    CorruptionError,
+    EmbedlogError,
+    ReplicaNotAvailableError,
+    StorageError,
+)
 from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery
@@ -28,6 +34,8 @@ PROBE_SECONDS = 5.0
 _ROUNDS_TO_WAIT = 3
 RETRY_SECONDS = 1.0
 """How often a directory that is offline is tried again."""
+DAMAGE_SECONDS = 60.0
+"""When to copy again from a leader whose copy is damaged: it may have been repaired."""
 
 
 class ReplicationResult(NamedTuple):
@@ -57,6 +65,9 @@ class ReplicationJob:
         self._probed = self._retried = self._balanced = monotonic()
         self._histories: dict[int, dict[bytes, History]] = {}
         """By directory: what the copies had that have to catch up."""
+        self._damaged: dict[recovery.Copy, CorruptionError] = {}
+        """The copies that cannot be made, since the leader's is damaged."""
+        self._damaged_until = 0.0
         self._fetcher = ReplicaFetcher(self._histories)
         self._led_epoch = -1
         self._waited = 0
@@ -123,14 +134,22 @@ class ReplicationJob:
         if not waiting:
             self._histories.clear()
             return 0
-        joined = recovery.replicate(
-            *(root, self._histories), throttle=self.throttle, stopped=stopped, with_new=False
+        now, damaged = monotonic(), self._damaged
+        if now >= self._damaged_until:
+            damaged.clear()
+        before = set(damaged)
+        copy = partial(
+            recovery.replicate, root, throttle=self.throttle, stopped=stopped, damaged=damaged
         )
+        joined = copy(self._histories, with_new=False)
         if any(assignment.is_reassigning for assignment in waiting):
             with reassign.lock(root) as free:
                 if free:
-                    joined += recovery.replicate(root, throttle=self.throttle, stopped=stopped)
+                    joined += copy()
                     reassign.finish(root)
+        for key in damaged.keys() - before:
+            self._damaged_until = now + DAMAGE_SECONDS
+            _logger.warning("Replication to directory %d: %s", key[1], damaged[key])
         return joined
 
     def _lead_all(self, root: ReplicatedRoot) -> None:

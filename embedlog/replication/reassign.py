@@ -294,7 +294,7 @@ def _bytes_to_copy(root: HasDirectories, partition: TopicPartition) -> int:
     if assignment is None:
         return 0
     with suppress(ReplicaNotAvailableError, UnknownTopicOrPartitionError):
-        missing = set(assignment.adding_replicas) - set(assignment.isr)
+        missing = set(assignment.target_replicas) - set(assignment.isr)
         return root.partition(*partition).size_bytes() * len(missing)
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
@@ -46,6 +46,9 @@ from embedlog.root import startup
 from embedlog.root.root import check_format
 
 T = TypeVar("T")
+
+Copy = tuple[bytes, int]
+"""The copy of a partition: its key, and the directory."""
 
 _MIN_FREE_BYTES = 1 << 20
 """What a directory must have free to come back."""
@@ -290,6 +293,9 @@ def copy_partition(
 
     Returns False if it was stopped, if another process makes this copy, or if another leader was
     elected.  If the directory, or that of the leader, turns out to be broken, it goes offline.
+
+    Raises:
+        CorruptionError: The leader's copy is damaged.
     """
 
     def make() -> bool:
@@ -373,22 +379,28 @@ def regain_quorum(root: HasDirectories, failed: Mapping[int, Exception]) -> bool
 
 def replicate(
     root: HasDirectories,
-    histories: Mapping[int, Mapping[bytes, History]] | None = None,
+    histories: Mapping[int, MutableMapping[bytes, History]] | None = None,
     *,
     throttle: Throttle | None = None,
     stopped: Callable[[], bool] = lambda: False,
     with_new: bool = True,
+    damaged: MutableMapping[Copy, CorruptionError] | None = None,
 ) -> int:
     """Have all replicas that are online and not in sync catch up; return how many did.
 
     Args:
         root: The log.
-        histories: By directory, what `bring_back` returned.
+        histories: By directory, what `bring_back` returned.  What is said of copies that are in
+            sync is removed: they may lose something later.
         throttle: Limits the copying.
         stopped: Whether to end early.
         with_new: Also make the new copies of reassignments.
+        damaged: Gets the errors of copies that cannot be made; those that it has are left out.
+
+    Raises:
+        CorruptionError: Without ``damaged``: the leader's copy is damaged.  All others were copied.
     """
-    joined = 0
+    joined, errors = 0, {} if damaged is None else damaged
     for log in root.partition_logs(root.topics().values()):
         assert isinstance(log, ReplicatedPartition)
         try:
@@ -396,16 +408,25 @@ def replicate(
         except ReplicaNotAvailableError:
             continue
         for each in assignment.replicas:
+            known = (histories or {}).get(each, {})
+            if each in assignment.isr:
+                known.pop(log.key, None)
+                continue
             directory = log.controller.directories.get(each)
             is_left_out = each in assignment.adding_replicas and not with_new
-            if each in assignment.isr or directory is None or is_left_out or stopped():
+            if directory is None or is_left_out or (log.key, each) in errors or stopped():
                 continue
-            known = (histories or {}).get(each, {})
-            joined += copy_partition(
-                log,
-                directory,
-                history=known.get(log.key),
-                throttle=throttle,
-                stopped=stopped,
-            )
+            try:
+                if copy_partition(
+                    *(log, directory),
+                    history=known.get(log.key),
+                    throttle=throttle,
+                    stopped=stopped,
+                ):
+                    joined += 1
+                    known.pop(log.key, None)
+            except CorruptionError as error:
+                errors[log.key, each] = error
+    if damaged is None and errors:
+        raise next(iter(errors.values()))
     return joined
