@@ -526,6 +526,60 @@ def test_a_thread_that_reads_waits_until_another_has_taken_over(directories, log
     check_equal(directories, log, "t")
 
 
+def test_a_file_that_is_just_being_deleted_is_not_created_again_in_a_follower(directories, log):
+    """Its name is not in the manifest any more, so nothing would remove it there."""
+    log.create_topic("t", config={"segment.bytes": 1200})
+    send(log, "t", [b"x" * 100] * 9)
+    partition = log.root.partition("t", 0)
+    oldest = partition.segment_at(0)
+    path, follower = partition.path_of(oldest), assignment(log, "t").in_sync_followers[0]
+    (directories.path(follower) / path).unlink()
+
+    files = log.root.context.files
+    files.close(files.open(path, write=True))
+    assert (directories.path(follower) / path).exists()  # one that lags gets it
+    delete_records(partition, oldest.next_offset)
+    (directories.path(follower) / path).unlink()
+    with pytest.raises(errors.StorageError, match="No such file"):
+        files.open(path, write=True)
+
+    assert not (directories.path(follower) / path).exists()
+
+
+def test_a_reader_returns_nothing_of_a_new_leader_that_is_cut_next(directories, log, monkeypatch):
+    """It knew the end of the log of before; Kafka's fetch has the leader epoch for that."""
+    log.create_topic("t", replication_factor=2, config={"unclean.leader.election.enable": True})
+    send(log, "t", [b"shared"])
+    first, second = assignment(log, "t").isr
+
+    def fail_over(leader, to):
+        directories.put_back(to)
+        recovery.try_bring_back(log.root)
+        directories.lose(log, leader)
+        assert assignment(log, "t").leader == to
+
+    directories.lose(log, second)
+    send(log, "t", [b"of the first"])
+    fail_over(first, second)
+    send(log, "t", [b"of the second", b"more"])
+    reader = log.root.partition("t", 0).reader(1)
+    read = reader._read
+
+    def read_after_failover(*arguments):
+        monkeypatch.undo()
+        fail_over(second, first)
+        return read(*arguments)
+
+    monkeypatch.setattr(reader, "_read", read_after_failover)
+    assert reader.read() == []
+    assert reader.offset == 1
+    assert values(log, "t") == [b"shared"]
+    directories.put_back(second)
+    bring_back(log)
+    assert sorted(assignment(log, "t").isr) == sorted([first, second])
+    assert log.verify(replicas=True) == []
+
+
 def test_a_process_does_not_wait_for_itself_when_a_directory_is_lost_while_it_deletes_records(
     directories, monkeypatch
 ):

@@ -22,7 +22,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from embedlog import index, keyspace, kv
+from embedlog import catalog, index, keyspace, kv
 from embedlog.catalog import SegmentInfo
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.partition.state import Context, PartitionState
@@ -98,11 +98,15 @@ def _read(context: Context, key: bytes) -> JournalEntry | None:
     return context.state.read(lambda txn: JOURNAL.get(txn, key))
 
 
-def files_of(txn: kv.Txn, key: bytes) -> set[str]:
-    """Return the names of the segment files that a prepared publication creates."""
-    entry = JOURNAL.get(txn, key)
-    files = () if entry is None else entry.files
-    return {SegmentInfo(base, number, 0).file_name for base, number in files}
+def file_names(txn: kv.Txn, key: bytes) -> set[str]:
+    """Return the names of the segment files that a partition has, or is about to have.
+
+    That is those of the manifest, uncommitted ones, and those that a prepared publication creates.
+    """
+    infos = [*catalog.segments(txn, key), *catalog.uncommitted_files(txn, key)]
+    if (entry := JOURNAL.get(txn, key)) is not None:
+        infos += [SegmentInfo(base, number, 0) for base, number in entry.files]
+    return {info.file_name for info in infos}
 
 
 # The next process; under the partition's lock

@@ -174,7 +174,7 @@ class PartitionReader:
     def _read_next(
         self, max_bytes: int, recent: Tail | None, columns: ColumnIndexes | None
     ) -> list[Batch]:
-        log = self._log
+        log, offset = self._log, self.offset
         for attempt in range(_ATTEMPTS):
             log.refresh()
             tail, recent = recent, None
@@ -202,7 +202,16 @@ class PartitionReader:
                 if attempt == _ATTEMPTS - 1:
                     raise
                 continue
-            if batches is not None:
+            if batches is None:
+                continue
+            is_of_log = False
+            try:
+                # A leader that was elected meanwhile may have other records there, and is cut.
+                is_of_log = log.has_same_leader(tail)
+            finally:
+                if not is_of_log:
+                    self.offset, self._info, self._file = offset, None, None
+            if is_of_log:
                 return batches
         return []
 

@@ -545,6 +545,13 @@ class PartitionState:
         self.context.live.write(step)
         return self.flush_failed(error.errno)
 
+    def has_same_leader(self, tail: Tail) -> bool:
+        """Return whether the log still has the leader that it had when a tail was read.
+
+        One that was just elected takes over first.  With one copy, there is none.
+        """
+        return True
+
     def bytes_missing(self, file: SegmentFile, size: int, expected: int) -> Exception:
         """Return the error of a file that is shorter than what was written to it."""
         return CorruptionError(

@@ -229,7 +229,7 @@ class ReplicaCopy:
                     f"The leader's copy is damaged, and is not copied: {error.what}",
                     **self.log.where,
                     path=f"{leader.path}/{file.path}",
-                    todo="Run `embedlog repair --yes`: if another copy in sync is good, it takes over.",
+                    todo="Run `embedlog repair --yes`: a good copy takes over, if one is in sync.",
                 ) from error
         if start < stop:
             yield start, stop  # the end mark

@@ -35,6 +35,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.keyspace import PARTITION_KEY
+from embedlog.partition import journal
 from embedlog.replication.controller import Controller, offline_error
 from embedlog.replication.copies import remove_copies
 from embedlog.replication.directory import LogDirectory
@@ -282,21 +283,19 @@ class ReplicatedFiles(Files):
         may_have_failed_over = bool(handle.copies) or epoch != handle.first_epoch
 
         def open_copy(directory: LogDirectory) -> int:
-            is_follower = directory is not leader
-            if is_follower:
-                _attempt(directory, partial(make_parents, path=handle.path))
-            open_file = partial(
-                _open_file, path=handle.path, write=handle.write, create=is_follower
-            )
+            open_file = partial(_open_file, path=handle.path, write=handle.write, create=False)
             try:
                 fd = _attempt(directory, open_file)
             except StorageError as error:
-                if is_follower or not (error.missing and may_have_failed_over and handle.write):
+                if not error.missing or not handle.write:
                     raise
-                if self._lost_copy(error) is not None:
+                if directory is not leader:
+                    fd = self._create_copy(directory, handle, error)
+                elif may_have_failed_over and self._lost_copy(error) is None:
+                    # It was elected in this operation, though it was not in sync.
+                    raise _new_leader(handle.path) from error
+                else:
                     raise
-                # It was elected in this operation, though it was not in sync.
-                raise _new_leader(handle.path) from error
             if handle.kept:
                 directory.files.keep(fd)
             return fd
@@ -305,6 +304,23 @@ class ReplicatedFiles(Files):
         if handle.write:
             self._remove_if_moved(handle)
         handle.epoch, handle.leader_checked = epoch, False
+
+    def _create_copy(self, directory: LogDirectory, handle: _Handle, error: StorageError) -> int:
+        """Create a file that a follower lacks; raise ``error`` if it was just deleted everywhere.
+
+        What unlinks a file has removed its name from the manifest before, and unlinks it in the
+        followers first: after that nothing would remove this one.
+        """
+        _attempt(directory, partial(make_parents, path=handle.path))
+        fd = _attempt(directory, partial(_open_file, path=handle.path, write=True, create=True))
+        key = handle.key
+        assert key is not None
+        named = self._controller.state.read(lambda txn: journal.file_names(txn, key))
+        if handle.path.rpartition("/")[2] in named:
+            return fd
+        _close_each([(directory, fd)])
+        _attempt(directory, methodcaller("unlink", handle.path, True))
+        raise error
 
     def _remove_if_moved(self, handle: _Handle) -> None:
         """Remove the file where the partition has no copy any more: it was just created there.

@@ -318,6 +318,13 @@ class ReplicatedPartition(PartitionLog):
                     raise self.reassigned()
         return publish(txn)
 
+    def has_same_leader(self, tail: Tail) -> bool:
+        """As `PartitionState.has_same_leader`."""
+        if not self.context.files.writable:
+            return True  # It cannot have a leader take over, and reads what that one has.
+        current = self.read_tail()
+        return current is not None and current.leader_epoch == tail.leader_epoch
+
     def bytes_missing(self, file: SegmentFile, size: int, expected: int) -> Exception:
         """As `PartitionState.bytes_missing`: one that leads since a moment ago may lack them."""
         if self._led_epoch != self.controller.current().epoch:

@@ -542,8 +542,7 @@ def _named(txn: kv.Txn) -> tuple[set[str], set[str], set[str]]:
         topics.add(info.directory)
         for number in range(info.partitions):
             key = info.key(number)
-            segments = [*catalog.segments(txn, key), *catalog.uncommitted_files(txn, key)]
-            names = {segment.file_name for segment in segments} | journal.files_of(txn, key)
+            names = journal.file_names(txn, key)
             paths.update(f"{info.directory}/{number}/{name}" for name in names)
     return topics, paths, {topic.directory for topic in catalog.deleted_topics(txn)}
 
