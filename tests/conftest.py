@@ -25,8 +25,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from support import tiers
 from support.clock import ManualClock
+from support.replicas import Directories
 from support.roots import healthy, make_log, open_root
 
+import embedlog
 from embedlog.cli import main
 from embedlog.partition import PartitionLog
 from embedlog.root.root import Root
@@ -140,3 +142,18 @@ def root(tmp_path: Path, clock: ManualClock) -> Iterator[Root]:
 def log(root: Root) -> PartitionLog:
     """The log of a partition with Kafka's defaults, in a root that is checked."""
     return make_log(root)
+
+
+@pytest.fixture
+def directories(tmp_path: Path) -> Directories:
+    """Three directories, of which none has a log yet."""
+    return Directories(tmp_path)
+
+
+@pytest.fixture
+def replicated_log(directories: Directories) -> Iterator[embedlog.Log]:
+    """A log over three directories; healthy when the test is done."""
+    log = directories.open()
+    yield log
+    assert log.verify() == []
+    log.close()

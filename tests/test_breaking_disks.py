@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 from support.failing_disks import FailingDisks
-from support.replicas import Directories, assignment, bring_back, notice
+from support.replicas import assignment, bring_back, notice
 from support.roots import encoded, rows, segment_files
 
 from embedlog.errors import (
@@ -25,11 +25,6 @@ from embedlog.replication.store import ReplicatedStore
 @pytest.fixture
 def disks():
     return FailingDisks()
-
-
-@pytest.fixture
-def directories(tmp_path):
-    return Directories(tmp_path)
 
 
 @pytest.fixture
@@ -276,8 +271,7 @@ def test_a_directory_that_returns_does_not_keep_batches_where_a_segment_ends(log
     bring_back(log)
 
     assert values(log, "two") == [b"a"]
-    one, other = (segment_files(path(log, each)) for each in (leader, follower))
-    assert [file.read_bytes() for file in one] == [file.read_bytes() for file in other]
+    directories.assert_equal_copies("two", 2)
 
 
 def test_a_directory_that_returns_twice_is_not_trusted_for_what_it_never_copied(log, directories):

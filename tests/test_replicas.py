@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 from support import forks
-from support.replicas import Directories, assignment, bring_back, notice, values
+from support.replicas import Directories, assignment, bring_back, notice, send, values
 
 import embedlog
 from embedlog import errors
@@ -18,22 +18,9 @@ from embedlog.replication.jobs import ReplicationJob
 
 
 @pytest.fixture
-def directories(tmp_path):
-    return Directories(tmp_path)
-
-
-@pytest.fixture
-def log(directories):
-    """A log over three directories; healthy after every test."""
-    log = directories.open()
-    yield log
-    assert log.verify() == []
-    log.close()
-
-
-def send(log, topic, sent, **config):
-    with log.producer(**config) as producer:
-        return [producer.send(topic, value).result() for value in sent]
+def log(replicated_log):
+    """The whole log, over three directories; in other files `log` is that of a partition."""
+    return replicated_log
 
 
 def numbered(prefix, count):
@@ -149,9 +136,7 @@ def test_all_in_sync_copies_are_equal_byte_for_byte(directories, log):
     log.maintain()
 
     for topic in ("t", "c"):
-        first, *others = directories.copies(topic).values()
-        assert first
-        assert all(other == first for other in others)
+        directories.assert_equal_copies(topic)
 
 
 @pytest.mark.parametrize("factor", [0, 4, -1])
@@ -221,9 +206,7 @@ def test_a_lost_directory_comes_back_and_catches_up(directories, log):
     send(log, "t", numbered(b"after", 5))
 
     assert all(set(assignment(log, "t", n).isr) == {1, 2, 3} for n in range(3))
-    first, *others = directories.copies("t").values()
-    assert first
-    assert all(other == first for other in others)
+    directories.assert_equal_copies("t")
 
 
 def test_a_directory_on_a_new_disk_gets_everything(directories, log):
@@ -235,9 +218,7 @@ def test_a_directory_on_a_new_disk_gets_everything(directories, log):
 
     assert bring_back(log) == [1]
 
-    first, *others = directories.copies("t").values()
-    assert first
-    assert all(other == first for other in others)
+    directories.assert_equal_copies("t")
 
 
 def test_the_only_copy_is_not_replaced_by_an_empty_disk(directories):
@@ -415,12 +396,10 @@ def test_acks_1_writes_to_the_leader_and_the_others_follow(directories, log):
 
     log.maintain()
 
-    first, second = (files for files in directories.copies("t").values() if files)
-    assert first == second
+    directories.assert_equal_copies("t", 2)
     send(log, "t", numbered(b"one", 10), acks=1)
     send(log, "t", [b"all"])
-    first, second = (files for files in directories.copies("t").values() if files)
-    assert first == second
+    directories.assert_equal_copies("t", 2)
 
 
 def test_a_new_leader_that_lags_truncates(directories, log):
@@ -438,8 +417,7 @@ def test_a_new_leader_that_lags_truncates(directories, log):
         log.partition("t", 0).reader(5, reader_epoch)
     directories.put_back(leader)
     bring_back(log)
-    first, second = (files for files in directories.copies("t").values() if files)
-    assert first == second
+    directories.assert_equal_copies("t", 2)
 
 
 def test_a_preferred_leader_loses_nothing(directories, log):
@@ -477,8 +455,7 @@ def test_a_mirror_goes_on_when_the_target_loses_a_directory(directories, log, tm
 
         assert values(log, "t") == values(source, "t")
     assert sorted(assignment(log, "t").isr) == [1, 2, 3]
-    first, *others = directories.copies("t").values()
-    assert all(other == first for other in others)
+    directories.assert_equal_copies("t")
 
 
 # Damage
@@ -507,8 +484,7 @@ def test_a_damaged_copy_is_made_again_from_a_good_one(directories, log, of_leade
     assert log.verify(replicas=True) == []
     assert sorted(assignment(log, "t").isr) == [1, 2, 3]
     assert values(log, "t") == sent
-    first, *others = directories.copies("t").values()
-    assert all(other == first for other in others)
+    directories.assert_equal_copies("t")
 
 
 def test_a_damaged_leader_is_not_copied(directories, log):

@@ -18,7 +18,7 @@ from embedlog.api.log import Log
 from embedlog.api.log import open as open_log
 from embedlog.display import html_table, moment, plural, public_names, text_table
 from embedlog.errors import EmbedlogError, InvalidConfigError, StorageError
-from embedlog.mirrors.ends import MirrorSource, MirrorTarget
+from embedlog.mirrors.ends import KAFKA_SCHEME, MirrorSource, MirrorTarget
 from embedlog.mirrors.mirror import Mirror, MirrorOptions, Progress
 from embedlog.mirrors.root_source import RootSource
 from embedlog.mirrors.root_target import RootTarget
@@ -30,7 +30,6 @@ from embedlog.root.root import Root
 End = Log | str | os.PathLike[str]
 """An open log, the directory of one, or ``kafka://host:port``."""
 
-KAFKA = "kafka://"
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 _STOP_SECONDS = 30.0
 _CHECK_SECONDS = 0.05
@@ -118,7 +117,7 @@ def mirror(
 
 
 def _source(stack: ExitStack, end: End) -> tuple[MirrorSource, Root | None]:
-    if isinstance(end, str) and end.startswith(KAFKA):
+    if isinstance(end, str) and end.startswith(KAFKA_SCHEME):
         kafka_source: MirrorSource = _kafka_ends().open_source(end)
         stack.callback(kafka_source.close)
         return kafka_source, None
@@ -149,7 +148,7 @@ def _target(
     relay: bool,
     durability: Durability | None,
 ) -> tuple[MirrorTarget, Root | None]:
-    if isinstance(end, str) and end.startswith(KAFKA):
+    if isinstance(end, str) and end.startswith(KAFKA_SCHEME):
         if source is None:
             raise InvalidConfigError(
                 "A mirror needs a log at one of its ends",

@@ -22,6 +22,9 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 if TYPE_CHECKING:
     from embedlog.schemas.topic_schema import TopicSchema
 
+KAFKA_SCHEME = "kafka://"
+"""Begins the address of an end that is a Kafka cluster."""
+
 
 @dataclass(frozen=True)
 class SourceTopic:

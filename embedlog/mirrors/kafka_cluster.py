@@ -13,11 +13,11 @@ from urllib.parse import parse_qsl
 
 from embedlog.display import need
 from embedlog.errors import InvalidConfigError, KafkaClusterError
+from embedlog.mirrors.ends import KAFKA_SCHEME
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")
 
-SCHEME = "kafka://"
 REQUEST_SECONDS = 30.0
 _PAUSE_SECONDS = 0.1
 GROUP_PREFIX = "embedlog.mirror."
@@ -55,13 +55,13 @@ class KafkaCluster:
     """
 
     def __init__(self, address: str) -> None:
-        servers, _, options = address.removeprefix(SCHEME).partition("?")
+        servers, _, options = address.removeprefix(KAFKA_SCHEME).partition("?")
         servers = servers.rstrip("/")
-        if not address.startswith(SCHEME) or not servers or "/" in servers:
+        if not address.startswith(KAFKA_SCHEME) or not servers or "/" in servers:
             raise InvalidConfigError(
                 f"The address of a Kafka cluster must be kafka://HOST:PORT, got {address!r}"
             )
-        self.address = SCHEME + servers
+        self.address = KAFKA_SCHEME + servers
         """Without settings, which may be secret."""
         settings = {
             name: _VARIABLE.sub(_variable, value)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import embedlog
 from embedlog.errors import StorageError
-from embedlog.record import TopicPartition
+from embedlog.record import RecordMetadata, TopicPartition
 from embedlog.replication import recovery
 from embedlog.replication.isr import PartitionAssignment
 
@@ -68,6 +69,17 @@ class Directories:
             if path.exists()
         }
 
+    def assert_equal_copies(self, topic: str, count: int | None = None) -> None:
+        """Fail unless so many directories (by default all) have files of a topic, and equal ones.
+
+        The others may be there, but must have no files of the topic.
+        """
+        expected = len(self.paths) if count is None else count
+        copies = {number: files for number, files in self.copies(topic).items() if files}
+        assert len(copies) == expected, f"{topic} is in directories {[*copies]}, not in {expected}"
+        first, *others = copies.values()
+        assert all(other == first for other in others), f"the copies of {topic} differ: {copies}"
+
 
 def notice(log: embedlog.Log) -> None:
     """Have the log look at its directories, as the housekeeping does."""
@@ -91,6 +103,14 @@ def assignment(log: embedlog.Log, topic: str, partition: int = 0) -> PartitionAs
     found = log.root.controller.assignment(log.root.topic(topic).key(partition))
     assert found is not None
     return found
+
+
+def send(
+    log: embedlog.Log, topic: str, sent: Iterable[bytes], **config: Any
+) -> list[RecordMetadata]:
+    """Send values with a producer of their own, each after the one before is acknowledged."""
+    with log.producer(**config) as producer:
+        return [producer.send(topic, value).result() for value in sent]
 
 
 def values(log: embedlog.Log, topic: str) -> list[bytes]:
