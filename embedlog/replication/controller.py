@@ -240,18 +240,35 @@ class Controller:
         self, key: bytes, change: Callable[[PartitionAssignment], PartitionAssignment]
     ) -> bool:
         """Change the assignment of a partition; see `change`."""
+        return bool(self.change_assignments([key], lambda _key, before, _image: change(before)))
+
+    def change_assignments(
+        self,
+        keys: Collection[bytes],
+        change: Callable[[bytes, PartitionAssignment, MetadataImage], PartitionAssignment],
+    ) -> list[bytes]:
+        """Change the assignments of partitions in one write; return the keys of those that changed.
+
+        Args:
+            keys: The keys of the partitions; those of deleted topics are left out.
+            change: Gets a key, the assignment and the metadata; returns the next assignment.
+        """
+        changed: list[bytes] = []
 
         def step(txn: kv.Txn, image: MetadataImage) -> bool:
-            before = ASSIGNMENTS.get(txn, key)
-            if before is None:
-                return False  # the topic was deleted
-            after = raised_epoch(txn, key, before, change(before))
-            if after == before:
-                return False
-            ASSIGNMENTS.put(txn, key, value=after)
-            return True
+            changed.clear()
+            for key in keys:
+                before = ASSIGNMENTS.get(txn, key)
+                if before is None:
+                    continue
+                after = raised_epoch(txn, key, before, change(key, before, image))
+                if after != before:
+                    ASSIGNMENTS.put(txn, key, value=after)
+                    changed.append(key)
+            return bool(changed)
 
-        return self.change(step)
+        self.change(step)
+        return changed
 
     def assignment(self, key: bytes) -> PartitionAssignment | None:
         """Return the assignment of a partition; None if the topic was deleted."""
@@ -519,20 +536,13 @@ class Controller:
 
         Records that only the in-sync replicas have are lost.
         """
-        elected: list[bytes] = []
 
-        def step(txn: kv.Txn, image: MetadataImage) -> bool:
-            elected.clear()
-            for key, before in image.assignments.items():
-                if key in keys and before.leader is None:
-                    after = raised_epoch(txn, key, before, before.elect(image.online, unclean=True))
-                    if after != before:
-                        ASSIGNMENTS.put(txn, key, value=after)
-                        elected.append(key)
-            return bool(elected)
+        def elect(
+            _key: bytes, before: PartitionAssignment, image: MetadataImage
+        ) -> PartitionAssignment:
+            return before.elect(image.online, unclean=True) if before.leader is None else before
 
-        self.change(step)
-        return elected
+        return self.change_assignments(keys, elect)
 
     def close(self) -> None:
         """Close all directories."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
-from embedlog import kv
 from embedlog.catalog import TopicInfo
 from embedlog.errors import (
     InvalidReplicationAssignmentError,
@@ -24,10 +23,9 @@ from embedlog.errors import (
 )
 from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
-from embedlog.replication.controller import raised_epoch
 from embedlog.replication.copies import remove_copies
 from embedlog.replication.isr import PartitionAssignment, check_replicas
-from embedlog.replication.metadata import ASSIGNMENTS, MetadataImage
+from embedlog.replication.metadata import MetadataImage
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.replication.reassignment import reassign
 from embedlog.replication.recovery import HasDirectories, copy_partition
@@ -96,13 +94,15 @@ def begin(root: HasDirectories, moves: Moves) -> int:
         UnknownTopicOrPartitionError: There is no such partition.  Nothing was changed.
     """
 
-    def begin_one(
-        before: PartitionAssignment, replicas: tuple[int, ...], image: MetadataImage
-    ) -> PartitionAssignment:
-        _check_directories(image, replicas)  # one may have been removed meanwhile
-        return before.begin_reassignment(replicas)
+    replicas = check(root, moves)
 
-    return _change(root, check(root, moves), begin_one)
+    def begin_one(
+        key: bytes, before: PartitionAssignment, image: MetadataImage
+    ) -> PartitionAssignment:
+        _check_directories(image, replicas[key])  # one may have been removed meanwhile
+        return before.begin_reassignment(replicas[key])
+
+    return len(root.controller.change_assignments(replicas, begin_one))
 
 
 def check(root: HasDirectories, moves: Moves) -> dict[bytes, tuple[int, ...]]:
@@ -150,15 +150,15 @@ def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
     new_copies: set[int] = set()
 
     def cancel_one(
-        moving: PartitionAssignment, unclean: bool, image: MetadataImage
+        key: bytes, moving: PartitionAssignment, image: MetadataImage
     ) -> PartitionAssignment:
         new_copies.update(moving.adding_replicas)
-        return moving.cancel_reassignment(image.online, unclean=unclean)
+        return moving.cancel_reassignment(image.online, unclean=may_be_unclean[key])
 
     image, count = root.controller.current().image, 0
     for key, moving in before.items():
         if moving is not None:
-            cancel_one(moving, may_be_unclean[key], image)  # or raises, before any is changed
+            cancel_one(key, moving, image)  # or raises, before any is changed
     for key, (name, number) in keys.items():
         log, topic = root.partition(name, number), topics[name]
         new_copies.clear()
@@ -169,39 +169,9 @@ def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
             with suppress(ReplicaNotAvailableError):
                 held.enter_context(log.locked())
                 log.complete_followers()
-            count += _change(root, {key: may_be_unclean[key]}, cancel_one)
+            count += len(root.controller.change_assignments([key], cancel_one))
         remove_copies(root.controller, key, topic.directory, new_copies)
     return count
-
-
-def _change(
-    root: HasDirectories,
-    keys: Mapping[bytes, T],
-    change: Callable[[PartitionAssignment, T, MetadataImage], PartitionAssignment],
-) -> int:
-    """Change assignments in one write; return how many changed.
-
-    Args:
-        root: The log.
-        keys: The keys of the partitions, each with a value for ``change``.
-        change: Gets an assignment, that value and the metadata; returns the next assignment.
-    """
-    changed: list[bytes] = []
-
-    def step(txn: kv.Txn, image: MetadataImage) -> bool:
-        changed.clear()
-        for key, value in keys.items():
-            before = ASSIGNMENTS.get(txn, key)
-            if before is None:
-                continue
-            after = raised_epoch(txn, key, before, change(before, value, image))
-            if after != before:
-                ASSIGNMENTS.put(txn, key, value=after)
-                changed.append(key)
-        return bool(changed)
-
-    root.controller.change(step)
-    return len(changed)
 
 
 def key_of(root: HasDirectories, partition: TopicPartition) -> bytes:
@@ -344,8 +314,8 @@ def finish(root: HasDirectories, partitions: Collection[TopicPartition] | None =
             continue
         key = info.key(number)
         with suppress(*_CHANGED), _complete(root, partition):
-            changed = _change(
-                root, {key: None}, lambda before, _, image: before.finish_reassignment(image.online)
+            changed = controller.change_assignments(
+                [key], lambda _, before, image: before.finish_reassignment(image.online)
             )
             after = controller.assignment(key)
             if not changed or after is None or after.is_reassigning:
@@ -386,8 +356,8 @@ def elect_preferred(
         if assignment.elect_preferred(online) == assignment:
             continue
         with suppress(*_CHANGED), _complete(root, partition):
-            if _change(
-                root, {log.key: None}, lambda before, _, image: before.elect_preferred(image.online)
+            if root.controller.change_assignments(
+                [log.key], lambda _, before, image: before.elect_preferred(image.online)
             ):
                 elected.append(partition)
     return elected

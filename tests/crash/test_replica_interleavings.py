@@ -66,7 +66,8 @@ BUGS = {
     "a move goes to a directory that was removed": (
         ("remove a directory", "elect"),
         Change(
-            f"{REPLICATION}.reassign:begin", {"_check_directories(image, replicas)  #": "pass  #"}
+            f"{REPLICATION}.reassign:begin",
+            {"_check_directories(image, replicas[key])  #": "pass  #"},
         ),
     ),
 }
