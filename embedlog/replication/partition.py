@@ -194,17 +194,20 @@ class ReplicatedPartition(PartitionLog):
         mirror: str = "",
     ) -> list[Appended]:
         """As `PartitionLog.append_at`, to all in-sync replicas."""
-        self.check_replicas()
-        return self._repeat(
-            partial(
-                super().append_at,
-                placed,
-                durability=durability,
-                timeout=timeout,
-                identical=identical,
-                mirror=mirror,
-            )
+        append = partial(
+            super().append_at,
+            placed,
+            durability=durability,
+            timeout=timeout,
+            identical=identical,
+            mirror=mirror,
         )
+
+        def append_to_enough() -> list[Appended]:
+            self.check_replicas()
+            return append()
+
+        return self._repeat(append_to_enough)
 
     def leader_and_epoch(self) -> LeaderAndEpoch:
         """Return the leader, once it has taken over, and the epoch of its log.
