@@ -46,6 +46,7 @@ _Key = tuple[str, int, int]
 MAX_READERS = 2048
 LOCK_BYTES = 192 + 64 * (MAX_READERS - 1)
 """The size of LMDB's lock file: a header, and a slot per reader."""
+_LOCK_PAGE_BYTES = 4096
 FIRST_MAP_BYTES = 64 << 20
 LARGEST_MAP_BYTES = 1 << 40
 VERSION_WORDS = 18, 512 + 18
@@ -225,18 +226,22 @@ class _Environment:
 def _reserve_lock_file(files: Files, path: str) -> None:
     """Reserve the space of a lock file, for LMDB stores to its pages through a map.
 
-    To touch a page for which a full or broken disk has no room is a SIGBUS.  Call it only while
-    this process does not have the environment open: closing a file frees the locks of `fcntl`
-    that the process holds on it.
+    To touch a page for which a full disk has no room is a SIGBUS.  Call it only while this process
+    does not have the environment open: closing a file frees the locks of `fcntl` that the process
+    holds on it.
 
     Raises:
         DiskFullError: There is no space for it.
         StorageError: It cannot be created, or written.
     """
     with files.opened(path, write=True, create=True) as lock:
-        # Two processes may both do so, with the same result.
-        if files.size(lock) < LOCK_BYTES:
-            files.allocate(lock, LOCK_BYTES)
+        # Two processes may do this at once, with the same result.
+        if files.allocated_bytes(lock) < LOCK_BYTES:
+            try:
+                files.allocate(lock, LOCK_BYTES)
+            except DiskFullError:
+                # A log must be opened to delete what fills the disk: this is enough for 61 readers.
+                files.allocate(lock, _LOCK_PAGE_BYTES)
 
 
 class Store:

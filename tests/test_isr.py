@@ -365,6 +365,7 @@ def test_a_reassignment_replaces_the_one_before():
 
     assert again.target_replicas == (3, 4)
     assert (again.adding_replicas, again.removing_replicas) == ((2, 3, 4), (0, 1, 2))
+    assert (again.original_replicas, again.given_up_replicas) == ((0, 1), (2,))
     assert again.begin_reassignment((3, 4)) is again
     assert set(again.cancel_reassignment(range(5)).replicas) == {0, 1}
     finished = replace(again, isr=again.replicas).finish_reassignment(range(5))

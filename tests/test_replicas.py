@@ -10,11 +10,9 @@ from support.replicas import Directories, assignment, bring_back, notice, send, 
 
 import embedlog
 from embedlog import errors
-from embedlog.config import MaintenanceConfig
 from embedlog.kafka import confluent
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery
-from embedlog.replication.jobs import ReplicationJob
 
 
 @pytest.fixture
@@ -456,89 +454,6 @@ def test_a_mirror_goes_on_when_the_target_loses_a_directory(directories, log, tm
         assert values(log, "t") == values(source, "t")
     assert sorted(assignment(log, "t").isr) == [1, 2, 3]
     directories.assert_equal_copies("t")
-
-
-# Damage
-
-
-@pytest.mark.parametrize("of_leader", [True, False])
-def test_a_damaged_copy_is_made_again_from_a_good_one(directories, log, of_leader):
-    """`repair` drops nothing that another copy has, whoever led."""
-    log.create_topic("t", config={"segment.bytes": 2000})
-    sent = numbered(b"x", 60)
-    send(log, "t", sent)
-    isr = assignment(log, "t").isr
-    damaged = isr[0] if of_leader else isr[1]
-    file = sorted(directories.path(damaged).glob("topics/t-*/0/*.arrows"))[1]
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    file.write_bytes(data)
-
-    (difference,) = log.verify(replicas=True)
-    assert difference.copy == str(directories.path(damaged))
-    would = log.repair()
-    (message,) = log.repair(dry_run=False)
-
-    assert would == [message]
-    assert "the copy is made again" in message
-    assert log.verify(replicas=True) == []
-    assert sorted(assignment(log, "t").isr) == [1, 2, 3]
-    assert values(log, "t") == sent
-    directories.assert_equal_copies("t")
-
-
-def test_a_damaged_leader_is_not_copied(directories, log):
-    """A copy that moves away from it would be deleted although it is good; as Kafka's followers."""
-    log.create_topic("t", replication_factor=2, config={"segment.bytes": 2000})
-    sent = numbered(b"x", 60)
-    send(log, "t", sent)
-    leader, follower = assignment(log, "t").isr
-    (free,) = {1, 2, 3} - {leader, follower}
-    file = sorted(directories.path(leader).glob("topics/t-*/0/*.arrows"))[1]
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    file.write_bytes(data)
-
-    with pytest.raises(errors.CorruptionError, match="is not copied") as caught:
-        log.reassign({TopicPartition("t", 0): [leader, free]})
-    assert caught.value.path == str(file)
-    job = ReplicationJob(MaintenanceConfig.parse({}))
-    for _ in range(2):
-        job.run(log.root, lambda: False)
-    assert assignment(log, "t").isr == (leader, follower)
-    assert log.repair(dry_run=False)
-    job = ReplicationJob(MaintenanceConfig.parse({}))
-    job.run(log.root, lambda: False)
-
-    assert sorted(assignment(log, "t").replicas) == sorted([leader, free])
-    assert values(log, "t") == sent
-    assert log.verify(replicas=True) == log.verify() == []
-
-
-def test_of_two_copies_that_differ_the_good_one_is_not_cut(directories, log):
-    """The leader's may be the damaged one."""
-    log.create_topic("t", replication_factor=2)
-    send(log, "t", numbered(b"x", 20))
-    leader, follower = assignment(log, "t").isr
-    directories.lose(log, follower)
-    send(log, "t", numbered(b"y", 20))
-    (file,) = directories.path(leader).glob("topics/t-*/0/*.arrows")
-    good = file.read_bytes()
-    data = bytearray(good)
-    data[len(data) // 4] ^= 0xFF
-    file.write_bytes(data)
-    directories.put_back(follower)
-    (copy,) = directories.path(follower).glob("topics/t-*/0/*.arrows")
-    before = copy.read_bytes()
-
-    for _, histories in recovery.try_bring_back(log.root).items():
-        histories.clear()
-        with pytest.raises(errors.CorruptionError, match="is not copied"):
-            recovery.replicate(log.root)
-    assert copy.read_bytes() == before
-    file.write_bytes(good)
-    assert recovery.replicate(log.root) == 1
-    assert copy.read_bytes() == good
 
 
 # Moving copies

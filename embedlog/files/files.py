@@ -284,6 +284,11 @@ class Files:
         except OSError as error:
             raise self._failed(error, "size", fd) from error
 
+    def allocated_bytes(self, fd: int) -> int:
+        """Return for how many bytes of the file the disk has room."""
+        with self._errors("stat", fd):
+            return os.fstat(fd).st_blocks * 512
+
     def check_linked(self, fd: int) -> None:
         """Raise if the file has no name any more: what is written to it is lost when it is closed.
 

@@ -410,10 +410,13 @@ class PartitionState:
         active = None if info.sealed else self.open_active(info.id)
         return active or self.open_segment(info)
 
-    def open_segment(self, info: SegmentInfo, *, write: bool = False) -> SegmentFile:
-        """Open one of the partition's segment files."""
+    def open_segment(
+        self, info: SegmentInfo, *, write: bool = False, files: Files | None = None
+    ) -> SegmentFile:
+        """Open one of the partition's segment files; in ``files``, if it has several copies."""
         expected = partial(self._expected_schemas, info)
-        return SegmentFile(self.context.files, self.path_of(info), write=write, expected=expected)
+        files = self.context.files if files is None else files
+        return SegmentFile(files, self.path_of(info), write=write, expected=expected)
 
     def schema_of(
         self,

@@ -14,22 +14,24 @@ the lock, copies what came meanwhile, flushes, and has the copy join the ISR.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from operator import attrgetter
 from typing import NamedTuple
 
 from embedlog import catalog, kv
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import CorruptionError, StorageError
 from embedlog.files.throttle import Throttle
-from embedlog.partition import recovery
+from embedlog.partition import lookup, recovery
 from embedlog.partition.tail import Tail
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.epochs import EpochCache, truncation_point
 from embedlog.replication.files import copy_range, make_parents
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.partition import LeaderAndEpoch, ReplicatedPartition
-from embedlog.segment import CHUNK_BYTES, SegmentFile
+from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
 _MOST_PASSES = 100
 
@@ -161,7 +163,7 @@ class ReplicaCopy:
         if leader is None:
             raise self.log.reassigned()
         try:
-            source = SegmentFile(leader.files, path)
+            source = self.log.open_segment(info, files=leader.files)
         except StorageError as error:
             if error.missing:
                 return  # compacted or deleted meanwhile; the next pass sees that
@@ -170,7 +172,7 @@ class ReplicaCopy:
         try:
             make_parents(files, path)
             with files.opened(path, write=True, create=True) as target:
-                self._copy_file(info, (leader, source), target, stop)
+                self._copy_file(info, leader, source, target, stop)
                 files.sync(target)
         finally:
             with suppress(StorageError):
@@ -178,72 +180,72 @@ class ReplicaCopy:
         self._done[info.id] = stop
 
     def _copy_file(
-        self, info: SegmentInfo, source: tuple[LogDirectory, SegmentFile], target: int, stop: int
+        self, info: SegmentInfo, leader: LogDirectory, source: SegmentFile, target: int, stop: int
     ) -> None:
-        leader, file = source
-        files, fd = self.directory.files, file.fd
+        fd, files = source.fd, self.directory.files
         assert fd is not None
         size = files.size(target)
         same = self._equal_bytes(info, (leader, fd), target, min(size, stop))
-        # Before anything is cut: of two copies that differ, the leader's may be the damaged one.
-        for start, end in self._checked_ranges(info, source, same, stop):
-            if size > same:
-                self._cut(target, same)
-                size = same
+        if size > same:
+            # All of it before the cut: of two copies that differ, the leader's may be the bad one.
+            for _ in self._checked_ranges(info, leader, source, same, stop):
+                self._check_stopped()
+            with self._guard():
+                files.truncate(target, same)
+        for start, end in self._checked_ranges(info, leader, source, same, stop):
             self._throttle.spend(end - start, self._check_stopped)
             self.copied_bytes += copy_range(
                 *((leader, fd), (self.directory, target), start, end), guard=self._guard
             )
             self._progress(end - start)
-        if size > stop:
-            self._cut(target, stop)
-
-    def _cut(self, target: int, size: int) -> None:
-        with self._guard():
-            self.directory.files.truncate(target, size)
 
     def _checked_ranges(
-        self, info: SegmentInfo, source: tuple[LogDirectory, SegmentFile], start: int, stop: int
+        self, info: SegmentInfo, leader: LogDirectory, source: SegmentFile, start: int, stop: int
     ) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of the leader's file from ``start`` on, once their batches are checked.
+        """Yield the ranges of ``[start, stop)`` of the leader's file, their batches checked.
 
         As Kafka's followers do, so that damage of one disk is not copied to the others.
 
         Raises:
             CorruptionError: The leader's copy is damaged.
         """
-        leader, file = source
         batches_end = min(info.end_position, stop) if info.sealed else stop
         try:
-            position = self._batch_start(info, file, start, batches_end)
+            position = self._batch_start(info, source, start, batches_end)
             while position < batches_end:
-                batches = file.read_fast(position, batches_end)
+                batches = source.read_fast(position, batches_end)
                 for batch in batches:
                     batch.check_crcs()
                 end = batches[-1].position + batches[-1].size
                 yield start, end
                 start = position = end
+            mark = source.bytes(batches_end, stop - batches_end)
+            if not END_MARK.endswith(mark):
+                raise CorruptionError(f"The stream ends with {mark!r}")
         except CorruptionError as error:
             with self._guard():  # raises if there is another leader by now, which may lack it
                 raise CorruptionError(
                     f"The leader's copy is damaged, and is not copied: {error.what}",
                     **self.log.where,
-                    path=f"{leader.path}/{file.path}",
-                    todo="Run `embedlog repair --yes`: a good copy takes over, if one is in sync.",
+                    path=f"{leader.path}/{source.path}",
+                    todo="Run `embedlog repair --yes`: a good copy takes over, if one is in sync; "
+                    "otherwise the damaged records are dropped.",
                 ) from error
         if start < stop:
-            yield start, stop  # the end mark
+            yield start, stop
 
-    def _batch_start(self, info: SegmentInfo, file: SegmentFile, position: int, stop: int) -> int:
-        """Return where the batch at a position begins; the first one, for what is before it."""
-        if position and position == self._done.get(info.id):
+    def _batch_start(self, info: SegmentInfo, source: SegmentFile, position: int, stop: int) -> int:
+        """Return where the batch at a position begins; batches end at ``stop``."""
+        if position >= stop or self._done.get(info.id) == position:
             return position
-        start = file.start
-        if position > start:
-            for batch in file.heads(start, stop):
-                if batch.position + batch.size > position:
+        indexed = lookup.searchable(self.log, info)
+        count = bisect_right(indexed, position, key=attrgetter("position"))
+        start = indexed[count - 1].position if count else source.start
+        if start < position:
+            for batch in source.heads(start, stop):
+                start = batch.position
+                if start + batch.size > position:
                     break
-                start = batch.position + batch.size
         return start
 
     def _equal_bytes(

@@ -70,6 +70,11 @@ class _Handle:
         self.copies: Copies = []
         """The directories and their descriptors; the one that is read comes first."""
 
+    @property
+    def directory_ids(self) -> _list[int]:
+        """Where it is open."""
+        return [directory.id for directory, _ in self.copies]
+
 
 class ReplicatedFiles(Files):
     """The files of all directories; has the methods of `Files`.
@@ -244,7 +249,7 @@ class ReplicatedFiles(Files):
                     fd = self._open_in(directory, open_in, path, create)
                     handle.copies.append((directory, fd))
                 if create:
-                    self._remove_if_moved(handle)
+                    self._remove_if_moved(handle, handle.directory_ids)
             except BaseException:
                 self._close_copies(handle)
                 raise
@@ -302,14 +307,17 @@ class ReplicatedFiles(Files):
 
         _reopen(handle, directories if handle.write else directories[:1], open_copy)
         if handle.write:
-            self._remove_if_moved(handle)
+            self._remove_if_moved(handle, handle.directory_ids)
         handle.epoch, handle.leader_checked = epoch, False
 
     def _create_copy(self, directory: LogDirectory, handle: _Handle, error: StorageError) -> int:
         """Create a file that a follower lacks; raise ``error`` if it was just deleted everywhere.
 
-        What unlinks a file has removed its name from the manifest before, and unlinks it in the
-        followers first: after that nothing would remove this one.
+        Who deletes a file first removes its name from the manifest, then the file in the followers.
+        A file that is created after that would stay for ever.
+
+        Raises:
+            UnknownTopicOrPartitionError: The topic was deleted.
         """
         _attempt(directory, partial(make_parents, path=handle.path))
         fd = _attempt(directory, partial(_open_file, path=handle.path, write=True, create=True))
@@ -320,9 +328,10 @@ class ReplicatedFiles(Files):
             return fd
         _close_each([(directory, fd)])
         _attempt(directory, methodcaller("unlink", handle.path, True))
+        self._remove_if_moved(handle, [directory.id])
         raise error
 
-    def _remove_if_moved(self, handle: _Handle) -> None:
+    def _remove_if_moved(self, handle: _Handle, directories: Iterable[int]) -> None:
         """Remove the file where the partition has no copy any more: it was just created there.
 
         Raises:
@@ -330,7 +339,6 @@ class ReplicatedFiles(Files):
         """
         if handle.key is not None:
             topic = "/".join(handle.path.split("/")[:2])
-            directories = [directory.id for directory, _ in handle.copies]
             remove_copies(self._controller, handle.key, topic, directories)
             self._check_exists(handle.key)
 

@@ -120,9 +120,14 @@ class PartitionAssignment:
         return _without(self.replicas, self.removing_replicas)
 
     @property
-    def _original_replicas(self) -> set[int]:
-        """The replicas before the reassignment."""
-        return set(self.replicas) - set(self.adding_replicas)
+    def original_replicas(self) -> tuple[int, ...]:
+        """The replicas before the reassignment; now, if there is none."""
+        return _without(self.replicas, self.adding_replicas)
+
+    @property
+    def given_up_replicas(self) -> tuple[int, ...]:
+        """What a reassignment had begun to add that another one has replaced since."""
+        return tuple(each for each in self.adding_replicas if each in self.removing_replicas)
 
     @property
     def is_under_replicated(self) -> bool:
@@ -242,16 +247,16 @@ class PartitionAssignment:
     def begin_reassignment(self, target: Sequence[int]) -> PartitionAssignment:
         """Return the state in which the partition moves to other replicas.
 
-        The old replicas stay until `finish_reassignment`, and so do the new ones of a reassignment
-        that this one replaces.  A target with the same replicas in another order only changes who
-        is preferred.
+        The old replicas stay until `finish_reassignment`, and so does what a reassignment that
+        this one replaces had begun to add.  A target with the same replicas in another order only
+        changes who is preferred.
 
         Raises:
             InvalidReplicationAssignmentError: ``target`` is empty, or a replica occurs twice.
         """
         check_replicas(target)
         removing = tuple(sorted(set(self.replicas) - set(target)))
-        adding = tuple(sorted({*self.adding_replicas, *target} - self._original_replicas))
+        adding = tuple(sorted({*self.adding_replicas, *target} - set(self.original_replicas)))
         begun = self._next(
             replicas=(*target, *removing), adding_replicas=adding, removing_replicas=removing
         )
@@ -284,7 +289,7 @@ class PartitionAssignment:
         """
         if not self.is_reassigning:
             return self
-        original = _without(self.replicas, self.adding_replicas)
+        original = self.original_replicas
         if set(self.isr) <= set(self.adding_replicas):
             if not unclean or not original:
                 raise IllegalStateError(

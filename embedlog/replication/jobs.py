@@ -35,7 +35,7 @@ _ROUNDS_TO_WAIT = 3
 RETRY_SECONDS = 1.0
 """How often a directory that is offline is tried again."""
 DAMAGE_SECONDS = 60.0
-"""When to copy again from a leader whose copy is damaged: it may have been repaired."""
+"""How long copies are left out whose leader is damaged; it may have been repaired then."""
 
 
 class ReplicationResult(NamedTuple):
@@ -134,8 +134,8 @@ class ReplicationJob:
         if not waiting:
             self._histories.clear()
             return 0
-        now, damaged = monotonic(), self._damaged
-        if now >= self._damaged_until:
+        damaged = self._damaged
+        if monotonic() >= self._damaged_until:
             damaged.clear()
         before = set(damaged)
         copy = partial(
@@ -148,7 +148,7 @@ class ReplicationJob:
                     joined += copy()
                     reassign.finish(root)
         for key in damaged.keys() - before:
-            self._damaged_until = now + DAMAGE_SECONDS
+            self._damaged_until = monotonic() + DAMAGE_SECONDS
             _logger.warning("Replication to directory %d: %s", key[1], damaged[key])
         return joined
 

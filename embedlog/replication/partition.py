@@ -324,7 +324,7 @@ class ReplicatedPartition(PartitionLog):
     def has_same_leader(self, tail: Tail) -> bool:
         """As `PartitionState.has_same_leader`."""
         if not self.context.files.writable:
-            return True  # It cannot have a leader take over, and reads what that one has.
+            return True  # it cannot cut the copy of a new leader, and reads what that has
         current = self.read_tail()
         return current is not None and current.leader_epoch == tail.leader_epoch
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from embedlog.catalog import TopicInfo
 from embedlog.errors import (
+    CorruptionError,
     InvalidReplicationAssignmentError,
     LockTimeoutError,
     NotLeaderOrFollowerError,
@@ -209,6 +210,7 @@ def run(
     Raises:
         InvalidReplicationAssignmentError, UnknownTopicOrPartitionError: As `begin`.
         LockTimeoutError: Another process runs a reassignment.
+        CorruptionError: A leader's copy is damaged.  All other partitions were moved.
     """
     with lock(root, root.lock_timeout):
         begin(root, moves)
@@ -226,11 +228,17 @@ def run(
             if progress is not None:
                 progress(copied, max(total, copied))
 
-        pending = {}
+        pending, damaged = {}, list[CorruptionError]()
         for partition in reassigning:
-            left = _move(root, partition, throttle, count)
+            try:
+                left = _move(root, partition, throttle, count)
+            except CorruptionError as error:
+                damaged.append(error)
+                continue
             if left is not None:
                 pending[partition] = left
+        if damaged:
+            raise damaged[0]
         return pending
 
 

@@ -32,6 +32,7 @@ from embedlog.replication.controller import Controller
 from embedlog.replication.copies import lock_copy, remove_copies
 from embedlog.replication.directory import LogDirectory, describe
 from embedlog.replication.files import BrokenDirectoryError
+from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.member_file import DirectoryMember, read_member, write_member
 from embedlog.replication.metadata import (
     ASSIGNMENTS,
@@ -268,16 +269,31 @@ def _sweep(root: HasDirectories, directory: LogDirectory) -> None:
 
 
 def compare_copies(log: ReplicatedPartition) -> None:
-    """Make the in-sync copies equal, past what had been flushed, after a power cut."""
+    """Make the in-sync copies equal, past what had been flushed, after a power cut.
+
+    If the leader's copy is damaged, those that lack what is damaged leave the ISR.
+    """
+    for each in log.assignment.in_sync_followers:
+        try:
+            _compare_copy(log, each)
+        except CorruptionError as error:
+            _logger.warning("%s-%d, directory %d: %s", log.topic, log.partition, each, error)
+
+            def leave(before: PartitionAssignment, each: int = each) -> PartitionAssignment:
+                return before.shrink([each]) if each in before.in_sync_followers else before
+
+            log.controller.change_assignment(log.key, leave)
+
+
+def _compare_copy(log: ReplicatedPartition, follower: int) -> None:
     log.tail()
     info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
     trusted = 0 if info is None else info.recovery_offset
-    for each in log.assignment.in_sync_followers:
-        directory = log.controller.directories.get(each)
-        if directory is not None:
-            copy = ReplicaCopy(log, directory, trusted_offset=trusted)
-            # All of it under the partition's lock: others may append to an in-sync copy.
-            _guarded(log, copy.join)
+    directory = log.controller.directories.get(follower)
+    if directory is not None:
+        copy = ReplicaCopy(log, directory, trusted_offset=trusted)
+        # All of it under the partition's lock: others may append to an in-sync copy.
+        _guarded(log, copy.join)
 
 
 def copy_partition(
@@ -398,7 +414,8 @@ def replicate(
         damaged: Gets the errors of copies that cannot be made; those that it has are left out.
 
     Raises:
-        CorruptionError: Without ``damaged``: the leader's copy is damaged.  All others were copied.
+        CorruptionError: Without ``damaged``: a leader's copy is damaged.  The copies of other
+            partitions were made all the same.
     """
     joined, errors = 0, {} if damaged is None else damaged
     for log in root.partition_logs(root.topics().values()):
@@ -413,7 +430,9 @@ def replicate(
                 known.pop(log.key, None)
                 continue
             directory = log.controller.directories.get(each)
-            is_left_out = each in assignment.adding_replicas and not with_new
+            is_left_out = each in assignment.given_up_replicas or (
+                each in assignment.adding_replicas and not with_new
+            )
             if directory is None or is_left_out or (log.key, each) in errors or stopped():
                 continue
             try:

@@ -39,7 +39,8 @@ def repair_copies(
         elif not dry_run:
             _leave_isr(log, directories)
     if messages and not dry_run:
-        replicate(root)
+        # A leader that no other copy can replace is repaired next, as a log with one copy is.
+        replicate(root, damaged={})
     return messages
 
 

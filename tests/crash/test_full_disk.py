@@ -16,7 +16,7 @@ from support.resource_limits import NOBODY
 from support.tiers import sample
 
 import embedlog
-from embedlog import batch
+from embedlog import batch, kv
 from embedlog.errors import DiskFullError
 from embedlog.files import Files
 
@@ -103,17 +103,23 @@ def _error_of_opening(path: Path) -> str:
     return ""
 
 
-def test_a_log_that_a_full_disk_has_no_room_to_open_is_an_error_and_no_death(
-    directory: Path,
-) -> None:
+def test_a_log_is_opened_on_a_full_disk_or_that_is_an_error_and_no_death(directory: Path) -> None:
     """P10: LMDB stores to its lock files through a map, which would be a SIGBUS."""
     with full_disk.small_disk(directory / "opened") as disk:
         if disk is None:
             pytest.skip("mounting a tmpfs is not allowed here")
         root = disk.path / "root"
         assert not forks.call(lambda: _error_of_opening(root))
-        for name in ("state", "live"):
-            (root / name / "lock.mdb").unlink()
+        locks = [root / name / "lock.mdb" for name in ("state", "live")]
+        for lock in locks:  # a page each, as LMDB makes them
+            lock.write_bytes(bytes(4096))
+            os.truncate(lock, kv.LOCK_BYTES)
+        disk.leave(0)
+        assert not forks.call(lambda: _error_of_opening(root))
+        disk.free()
+        assert not forks.call(lambda: _error_of_opening(root))
+        for lock in locks:
+            lock.unlink()
         disk.leave(0)
         assert "lock.mdb" in forks.call(lambda: _error_of_opening(root))
         disk.free()

@@ -119,7 +119,7 @@ class Part:
     maybe_start: int = 0
     """Where it begins, if a call that failed nevertheless did something."""
     sure_start: int = 0
-    """Where it begins at least, after a power cut."""
+    """Where it begins at least, after a power cut, or once directories were lost."""
     uncertain: set[bytes] = field(default_factory=set)
     """Values whose appends failed, or died: each may be there, or not."""
     losses: int = 0
@@ -1200,12 +1200,16 @@ class ReplicasModel(RuleBasedStateMachine):
         if start < part.start and all(record.losable for record in part.records.values()):
             # What was deleted was lost, too; its offsets are given to other records.
             part.start, part.losses = start, part.losses + 1
-        assert part.start <= start <= max(part.start, part.maybe_start), (
+        # Who deleted records and was killed may have done so in one directory only, lost since.
+        lowest = min(part.start, part.sure_start)
+        assert lowest <= start <= max(part.start, part.maybe_start), (
             f"{part.tp} begins at {start}, not at {part.start}"
         )
         part.start = start
         for offset in [offset for offset in part.records if offset < start]:
-            del part.records[offset]
+            record = part.records.pop(offset)
+            if start > part.sure_start:
+                part.uncertain.add(record.value)
         values = [row[3] for row in read]
         assert len(set(values)) == len(values), f"{part.tp}: a record is there twice"
         found = {row[0]: row for row in read}

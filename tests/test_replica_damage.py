@@ -1,0 +1,229 @@
+"""Copies that are damaged: the damage of one disk does not spread, and nothing good is dropped."""
+
+from pathlib import Path
+
+import pytest
+from support.replicas import Directories, assignment, bring_back, send, values
+
+from embedlog import errors
+from embedlog.config import MaintenanceConfig
+from embedlog.files import Files
+from embedlog.record import TopicPartition
+from embedlog.replication import files as replicated_files
+from embedlog.replication import recovery
+from embedlog.replication.jobs import ReplicationJob
+
+
+@pytest.fixture
+def log(replicated_log):
+    return replicated_log
+
+
+def numbered(prefix, count):
+    return [b"%s-%d" % (prefix, number) for number in range(count)]
+
+
+def segment(directories, directory, topic="t", number=0):
+    """Return the path of a segment file of partition 0."""
+    return sorted(directories.path(directory).glob(f"topics/{topic}-*/0/*.arrows"))[number]
+
+
+def flip(file: Path, at: int | bytes) -> bytes:
+    """Change a byte, at a position or within the only occurrence; return what the file had."""
+    before = file.read_bytes()
+    data = bytearray(before)
+    data[before.index(at) if isinstance(at, bytes) else at] ^= 0xFF
+    file.write_bytes(data)
+    return before
+
+
+def run_job(log):
+    """Do what the housekeeping does in its first round."""
+    return ReplicationJob(MaintenanceConfig.parse({})).run(log.root, lambda: False)
+
+
+@pytest.mark.parametrize("of_leader", [True, False])
+def test_a_damaged_copy_is_made_again_from_a_good_one(directories, log, of_leader):
+    """`repair` drops nothing that another copy has, whoever led."""
+    log.create_topic("t", config={"segment.bytes": 2000})
+    sent = numbered(b"x", 60)
+    send(log, "t", sent)
+    isr = assignment(log, "t").isr
+    damaged = isr[0] if of_leader else isr[1]
+    flip(segment(directories, damaged, number=1), b"x-5")
+
+    (difference,) = log.verify(replicas=True)
+    assert difference.copy == str(directories.path(damaged))
+    would = log.repair()
+    (message,) = log.repair(dry_run=False)
+
+    assert would == [message]
+    assert "the copy is made again" in message
+    assert log.verify(replicas=True) == []
+    assert sorted(assignment(log, "t").isr) == [1, 2, 3]
+    assert values(log, "t") == sent
+    directories.assert_equal_copies("t")
+
+
+def test_a_damaged_leader_is_not_copied(directories, log):
+    """A copy that moves away from it would be deleted although it is good; as Kafka's followers."""
+    for topic in ("t", "u"):
+        log.create_topic(topic, replication_factor=2, config={"segment.bytes": 2000})
+        send(log, topic, numbered(b"x", 60))
+    leader, follower = assignment(log, "t").isr
+    (free,) = {1, 2, 3} - {leader, follower}
+    file = segment(directories, leader, number=1)
+    flip(file, b"x-5")
+    (elsewhere,) = {1, 2, 3} - set(assignment(log, "u").isr)
+    moves = {("t", 0): [leader, free], ("u", 0): [assignment(log, "u").leader, elsewhere]}
+
+    with pytest.raises(errors.CorruptionError, match="is not copied") as caught:
+        log.reassign({TopicPartition(*each): replicas for each, replicas in moves.items()})
+    assert caught.value.path == str(file)
+    assert sorted(assignment(log, "u").replicas) == sorted(moves["u", 0])
+    for _ in range(2):
+        run_job(log)
+    assert assignment(log, "t").isr == (leader, follower)
+    assert log.repair(dry_run=False)
+    run_job(log)
+
+    assert sorted(assignment(log, "t").replicas) == sorted([leader, free])
+    assert values(log, "t") == numbered(b"x", 60)
+    assert log.verify(replicas=True) == log.verify() == []
+
+
+@pytest.mark.parametrize("of_both", [False, True])
+def test_of_two_copies_that_differ_the_good_one_is_not_cut(directories, log, of_both):
+    """The leader's may be the damaged one; also if the other one has damage before that."""
+    log.create_topic("t", replication_factor=2)
+    send(log, "t", [b"first", *(b"%d" % number + b"." * 400_000 for number in range(5)), b"last"])
+    leader, follower = assignment(log, "t").isr
+    directories.lose(log, follower)
+    send(log, "t", [b"since"])
+    file = segment(directories, leader)
+    good = flip(file, b"last")
+    directories.put_back(follower)
+    copy = segment(directories, follower)
+    if of_both:
+        flip(copy, b"first")
+    before = copy.read_bytes()
+
+    for histories in recovery.try_bring_back(log.root).values():
+        histories.clear()
+    with pytest.raises(errors.CorruptionError, match="is not copied"):
+        recovery.replicate(log.root)
+    assert copy.read_bytes() == before
+    file.write_bytes(good)
+    assert recovery.replicate(log.root) == 1
+    assert copy.read_bytes() == good
+
+
+def test_a_copy_that_has_what_is_damaged_at_the_leader_joins_and_repairs_it(directories, log):
+    """Nothing of that segment is missing, so nothing of it is read."""
+    log.create_topic("t", replication_factor=2, config={"segment.bytes": 2000})
+    sent = numbered(b"x", 20)
+    send(log, "t", sent)
+    log.flush()
+    leader, follower = assignment(log, "t").isr
+    directories.lose(log, follower)
+    send(log, "t", [b"since"])
+    directories.put_back(follower)
+    flip(segment(directories, leader), 600)
+
+    assert bring_back(log) == [follower]
+    assert set(assignment(log, "t").isr) == {leader, follower}
+    (message,) = log.repair(dry_run=False)
+    assert "made again from a good one" in message
+    assert values(log, "t") == [*sent, b"since"]
+
+
+@pytest.mark.parametrize("where", [b"value", b"of t"])
+def test_a_damaged_partition_does_not_stop_the_others(directories, log, where):
+    """Whatever is damaged: here the name of a column, or a value."""
+    for topic in ("t", "u"):
+        log.create_topic(topic)
+        send(log, topic, [b"of " + topic.encode()])
+    leader = assignment(log, "t").leader
+    lost = next(iter({1, 2, 3} - {leader, assignment(log, "u").leader}))
+    directories.lose(log, lost)
+    directories.replace(lost)
+    recovery.try_bring_back(log.root)
+    good = flip(segment(directories, leader), where)
+
+    assert run_job(log).joined == 1
+    assert len(assignment(log, "u").isr) == 3
+    assert lost not in assignment(log, "t").isr
+    segment(directories, leader).write_bytes(good)
+    assert run_job(log).joined == 1
+
+
+def test_repair_makes_copies_although_another_partition_has_no_good_one(directories, log):
+    """In one call; the damaged records that no copy in sync has are dropped as with one copy."""
+    for topic in ("t", "u"):
+        log.create_topic(topic, replication_factor=2)
+        send(log, topic, numbered(b"x", 20))
+    leader, follower = assignment(log, "t").isr
+    directories.lose(log, follower)
+    send(log, "t", [b"lost", b"kept"])
+    flip(segment(directories, leader), b"lost")
+    directories.put_back(follower)
+    with pytest.raises(errors.CorruptionError):
+        bring_back(log)
+    flip(segment(directories, assignment(log, "u").in_sync_followers[0], "u"), b"x-7")
+
+    copied, dropped = log.repair(dry_run=False)
+
+    assert "made again" in copied
+    assert "dropped" in dropped
+    assert values(log, "t") == [*numbered(b"x", 20), b"kept"]
+    assert values(log, "u") == numbered(b"x", 20)
+    recovery.replicate(log.root)
+    assert log.verify(replicas=True) == []
+
+
+def test_after_a_power_cut_damage_of_one_partition_leaves_no_other_one_uncompared(
+    tmp_path, monkeypatch
+):
+    """Copies that are not compared would count as in sync, with other bytes."""
+    directories = Directories(tmp_path)
+    with directories.open() as log:
+        for topic in ("t", "u"):
+            log.create_topic(topic, replication_factor=2)
+            send(log, topic, numbered(b"x", 9))
+        damaged, torn = (assignment(log, topic).isr for topic in ("t", "u"))
+    flip(segment(directories, damaged[0]), b"x-7")
+    copy = segment(directories, torn[1], "u")
+    good = copy.read_bytes()
+    copy.write_bytes(good[:-200] + bytes(200))
+    # With "os" nothing of it was flushed; the clean close is that of another boot.
+    monkeypatch.setattr(Files, "boot_id", lambda _: "another")
+
+    with directories.open() as log:
+        assert copy.read_bytes() == good
+        assert len(assignment(log, "u").isr) == 2
+        assert assignment(log, "t").isr == damaged[:1]
+
+
+def test_a_file_of_a_topic_that_is_deleted_at_that_moment_is_not_created(
+    directories, log, monkeypatch
+):
+    """Nor its directory; and the error says what happened."""
+    log.create_topic("t", replication_factor=2)
+    send(log, "t", [b"x"])
+    partition = log.root.partition("t", 0)
+    path, make_parents = partition.path_of(partition.active_segment), replicated_files.make_parents
+    follower = assignment(log, "t").in_sync_followers[0]
+    (directories.path(follower) / path).unlink()
+    with directories.open() as another:
+
+        def delete_then(*arguments, **options):
+            monkeypatch.undo()
+            another.delete_topic("t")
+            make_parents(*arguments, **options)
+
+        monkeypatch.setattr(replicated_files, "make_parents", delete_then)
+        with pytest.raises(errors.UnknownTopicOrPartitionError, match="just deleted"):
+            log.root.context.files.open(path, write=True)
+
+        another.maintain()
+    assert [*directories.path(follower).glob("topics/*")] == []
