@@ -130,6 +130,28 @@ def test_an_append_says_whether_it_lost_too_many_copies_before_or_after_it_was_w
     }
 
 
+def test_what_was_acknowledged_can_be_read_although_the_only_copy_failed_in_the_flush(log, disks):
+    """The next leader was not in sync and lacks it, so it is appended there again."""
+    config = {"unclean.leader.election.enable": True}
+    log.create_topic("two", config=config, replication_factor=2)
+    partition(log, "two").append([encoded(b"a")])
+    for after in range(8):
+        leader, follower = replicas(log, "two")
+        disks.break_disk(path(log, follower), errno.EIO)
+        partition(log, "two").append([encoded(b"b")])
+        disks.repair(path(log, follower))
+        recovery.try_bring_back(log.root)
+        assert assignment(log, "two").isr == (leader,)
+
+        disks.break_disk(path(log, leader), errno.EIO, after=after)
+        value = b"%d" % after
+        partition(log, "two").append([encoded(value)], durability="fsync")
+        disks.repair(path(log, leader))
+        assert values(log, "two").count(value) == 1
+        bring_back(log)
+    assert log.verify(replicas=True) == []
+
+
 @pytest.mark.parametrize("work", ["roll", "append", "append_one"])
 def test_a_leader_that_breaks_in_a_call_leaves_no_damage_behind(log, disks, directories, work):
     """The next leader lacks what was appended with acks=1, which is not a damaged file."""

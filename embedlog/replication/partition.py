@@ -133,10 +133,11 @@ class ReplicatedPartition(PartitionLog):
     ) -> list[Appended]:
         if self._acks.leader:
             return super().append(encoded, durability=durability, timeout=timeout)
+        self._acks.published_epoch = None
         self.check_replicas()
         receipts = super().append(encoded, durability=durability, timeout=timeout)
         if "fsync" in (durability, self.context.durability):
-            self._check_flushed_replicas()
+            self._check_flushed_replicas(self._acks.published_epoch)
         return receipts
 
     def _repeat(self, operation: Callable[[], T]) -> T:
@@ -161,8 +162,15 @@ class ReplicatedPartition(PartitionLog):
         self._check_min_isr(self.assignment)
         self._checked_epoch = epoch
 
-    def _check_flushed_replicas(self) -> None:
-        """Raise if copies failed in the flush, and too few are left."""
+    def _check_flushed_replicas(self, leader_epoch: int | None) -> None:
+        """Raise if copies failed in the flush, and too few are left, or none.
+
+        Args:
+            leader_epoch: Of the leader at which the records were published, if they were.
+        """
+        assignment = self.assignment
+        if leader_epoch not in (None, assignment.leader_epoch) and assignment.leader_recovering:
+            raise self.reassigned()
         try:
             self.check_replicas()
         except NotEnoughReplicasError as error:
@@ -319,6 +327,7 @@ class ReplicatedPartition(PartitionLog):
                     is_leader_only or assignment.leader_recovering
                 ):
                     raise self.reassigned()
+        self._acks.published_epoch = self._leader_epoch
         return publish(txn)
 
     def has_same_leader(self, tail: Tail) -> bool:

@@ -128,6 +128,8 @@ class Part:
     """The directories that have all records that must not be lost."""
     destroyed: bool = False
     """Whether no directory has it any more."""
+    key: bytes = b""
+    """Its key in the metadata, once it was looked up."""
     producer: Producer | None = None
     flushed: int = 0
 
@@ -260,7 +262,10 @@ class ReplicasModel(RuleBasedStateMachine):
     def assignment(self, part: Part) -> PartitionAssignment | None:
         for root in self.roots:
             info = root.topics().get(part.topic)
-            return None if info is None else self.image.assignments.get(info.key(part.number))
+            if info is None:
+                return None
+            part.key = info.key(part.number)
+            return self.image.assignments.get(part.key)
         return None
 
     def _observe(self) -> None:
@@ -679,7 +684,8 @@ class ReplicasModel(RuleBasedStateMachine):
         self.emptied[directory] = self.image.epoch
         for part in self.parts.values():
             part.holders.discard(directory)
-            assignment = self.assignment(part)
+            # Also while no process has the log open.
+            assignment = self.image.assignments.get(part.key)
             isr = set(assignment.isr) if assignment is not None else part.holders
             if not part.holders or isr == {directory}:
                 part.destroyed = True
