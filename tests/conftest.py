@@ -6,11 +6,11 @@ import ctypes
 import gc
 import io
 import os
-import re
 import shutil
 import signal
 import sys
 import tempfile
+import weakref
 
 # Before Arrow is loaded: its own allocator has locks that a fork copies as they are, and
 # tests fork from threads that are in it (docs/guarantees.md).
@@ -40,6 +40,8 @@ _M_MMAP_THRESHOLD = -3
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES = 2 << 30
 """What must be free there for the directories of the tests; they need some hundred MiB."""
+_passed: list[Path] = []
+"""Directories in memory to remove when this process ends."""
 
 _COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 for _tier, _examples in tiers.EXAMPLES.items():
@@ -88,6 +90,22 @@ def _use_memory() -> None:
     with suppress(OSError):  # no such directory
         if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES:
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+    # It runs after the finalizers of logs that tests left open: those are younger.
+    weakref.finalize(tiers, _remove_directories, os.getpid())
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Give the memory back after a run that passed; the next run replaces what is left."""
+    directory = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    is_worker = hasattr(session.config, "workerinput")
+    if exitstatus == 0 and not is_worker and directory.is_relative_to(_MEMORY):
+        _passed.append(directory)
+
+
+def _remove_directories(pid: int) -> None:
+    if os.getpid() == pid:  # not in a child that was forked
+        for directory in _passed:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -123,19 +141,13 @@ def _first_tier(item: pytest.Item) -> str:
 
 
 @pytest.fixture
-def tmp_path(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
-    """A new directory; on the disk for a test marked `disk`, otherwise see `_use_memory`.
-
-    pytest's own would be gone after the test, and with it the files of a log that is still open.
-    """
-    if request.node.get_closest_marker("disk"):
+def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A new directory; on the disk for a test marked `disk`, otherwise see `_use_memory`."""
+    if request.node.get_closest_marker("disk") and tmp_path.is_relative_to(_MEMORY):
         with tempfile.TemporaryDirectory(prefix="embedlog-", ignore_cleanup_errors=True) as path:
             yield Path(path)
     else:
-        name = re.sub(r"\W", "_", request.node.name)[:30]
-        yield tmp_path_factory.mktemp(name)
+        yield tmp_path
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 from typing import ClassVar
 
-# Imported here, or each child that converts would do it, which takes half a second.
-import fastavro  # noqa: F401
-import pandas  # noqa: F401
+import fastavro  # noqa: F401 - otherwise each child that converts would import it
 
 from embedlog.api import Log
 from embedlog.convert import Conversion, ConversionOptions, stored_rows
