@@ -283,9 +283,7 @@ def test_slots_of_killed_readers_are_freed_when_the_table_is_full(
     assert store.readers()[0] <= slots
 
 
-@pytest.mark.parametrize(
-    "size", [1 << power for power in sample(range(14, 26), 4)], ids="{}B".format
-)
+@pytest.mark.parametrize("power", sample(range(14, 26), 4))
 def test_a_full_map_grows_by_itself_and_stays_small(stores, tmp_path, monkeypatch, power):
     """P21: no caller sees MapFull; a write larger than the map succeeds."""
     monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 16)
