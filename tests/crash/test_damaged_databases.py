@@ -265,6 +265,7 @@ def test_slots_of_killed_readers_are_freed_when_the_table_is_full(
 ):
     """P21: a full reader table is looked through, and the read tried again, once."""
     monkeypatch.setattr(kv, "MAX_READERS", slots)
+    monkeypatch.setattr(kv, "LOCK_BYTES", 192 + 64 * (slots - 1))
     stores(rows={b"k": b"v"}).close()
     os.unlink(tmp_path / "live/lock.mdb")
     store = stores()
