@@ -299,8 +299,9 @@ def slow_handler(record):
 
 
 @pytest.mark.tier("test")
-def test_a_run_commits_the_rest_of_a_batch_that_it_committed_in_part(tmp_path):
+def test_a_run_commits_the_rest_of_a_batch_that_it_committed_in_part(tmp_path, monkeypatch):
     """A slow handler commits its first records early, and the rest when they are handled."""
+    monkeypatch.setattr(group_worker, "COMMIT_SECONDS", 0.2)
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
         log.partition("t", 0).append([encoded(*[b"v"] * 4, at=START)])

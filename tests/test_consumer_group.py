@@ -22,6 +22,7 @@ from support.group_consumers import (
 )
 from support.patience import patient
 from support.roots import abandon, fill, healthy, open_root
+from support.tiers import choose
 
 import embedlog
 from embedlog.config import TopicConfig
@@ -1672,7 +1673,7 @@ def test_members_may_be_closed_from_any_thread_at_any_time(root, monkeypatch):
     threads = [threading.Thread(target=work, args=(random.Random(seed),)) for seed in range(6)]
     for thread in threads:
         thread.start()
-    threading.Event().wait(2)
+    threading.Event().wait(choose(test=0.7, all=2))
     done.set()
     for thread in threads:
         thread.join()

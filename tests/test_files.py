@@ -31,6 +31,8 @@ from embedlog.errors import (
 )
 from embedlog.files import Files, WakePage
 
+pytestmark = pytest.mark.disk  # what it promises depends on the file system
+
 HOLDER = """
 import sys, time
 from embedlog.files import Files

@@ -16,6 +16,8 @@ from embedlog import kv
 from embedlog.errors import CorruptionError, LockTimeoutError, StorageError
 from embedlog.files import Files
 
+pytestmark = pytest.mark.disk  # what it promises depends on the file system
+
 
 @pytest.fixture
 def store(tmp_path):

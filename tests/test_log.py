@@ -41,6 +41,8 @@ from embedlog.errors import (
 from embedlog.partition import PartitionReader
 from embedlog.record import Appended
 
+pytestmark = pytest.mark.disk  # what it promises depends on the file system
+
 # Appending
 
 

@@ -20,6 +20,7 @@ from support.roots import (
     segment_files,
     values,
 )
+from support.tiers import sample
 
 from embedlog import catalog
 from embedlog.errors import InvalidConfigError
@@ -119,10 +120,10 @@ def test_headers_in_an_empty_segment_replace_it(root, log):
 
 
 def test_a_kill_while_an_empty_segment_is_replaced_is_no_damage(tmp_path):
-    """At each operation: `verify` has no finding, and the next append goes on (A14)."""
+    """At any operation: `verify` has no finding, and the next append goes on (A14)."""
     headers = encoded(b"x", headers=[[("a", b"1")]])
     survived = 0
-    for n in range(100):
+    for n in sample(range(100), 26):
         path = tmp_path / str(n)
         with closing(open_root(path)) as root:
             make_log(root)

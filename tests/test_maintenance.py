@@ -134,8 +134,9 @@ def test_a_changed_setting_applies_at_the_next_round(root):
         eventually(lambda: log.start_offset() == 6)
 
 
-def test_one_of_several_handles_is_the_owner(tmp_path):
+def test_one_of_several_handles_is_the_owner(tmp_path, monkeypatch):
     """Of two handles, one is the owner; when it closes, the other takes over."""
+    monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.3)
     with (
         closing(open_root(tmp_path / "log")) as first_root,
         closing(open_root(tmp_path / "log")) as second_root,
@@ -185,8 +186,9 @@ def test_when_the_owner_is_killed_another_takes_over_at_once(tmp_path):
     assert seconds < patient(1)
 
 
-def test_a_stopped_owner_is_replaced_and_deletes_nothing_when_it_resumes(tmp_path):
+def test_a_stopped_owner_is_replaced_and_deletes_nothing_when_it_resumes(tmp_path, monkeypatch):
     """P14, R3: it is past its deadline; the transaction that deletes checks its epoch."""
+    monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.3)
     path = tmp_path / "log"
     with closing(open_root(path)) as root:
         log = make_log(root, OLD)

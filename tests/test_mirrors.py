@@ -38,6 +38,8 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.mirrors import mirror as mirror_module
+from embedlog.mirrors import root_target
 from embedlog.mirrors.hops import HEADER, hops_of
 from embedlog.mirrors.root_source import RootSource
 from embedlog.mirrors.root_target import RootTarget
@@ -46,6 +48,12 @@ from embedlog.publish.transaction import Publication, publish
 from embedlog.record import TopicPartition
 
 P0 = TopicPartition("t", 0)
+
+
+@pytest.fixture(autouse=True)
+def look_again_soon(monkeypatch):
+    """Look for groups, starts, errors and the end more often than once a second."""
+    monkeypatch.setattr(mirror_module, "_WAIT_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -565,8 +573,9 @@ def test_copies_do_not_go_round_in_circles(a, b, tmp_path):
             assert log.topics() == sorted(["t", *(f"{path}t" for path in paths)])
 
 
-def test_a_mirror_with_a_name_runs_once_at_a_time(a, b):
+def test_a_mirror_with_a_name_runs_once_at_a_time(a, b, monkeypatch):
     """The second one is told so."""
+    monkeypatch.setattr(root_target, "_LOCK_SECONDS", 0.1)
     a.create_topic("t")
     with mirror(a, b, follow=True) as run:
         settled(lambda: b.mirrors())

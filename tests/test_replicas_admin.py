@@ -26,9 +26,15 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.keyspace import FORMAT_FILE
-from embedlog.replication import reassign, recovery, removal
+from embedlog.replication import jobs, reassign, recovery, removal
 from embedlog.replication.controller import Controller
 from embedlog.replication.metadata import MetadataImage
+
+
+@pytest.fixture(autouse=True)
+def try_directories_again_soon(monkeypatch):
+    """Try a directory that is offline again after a shorter time than a second."""
+    monkeypatch.setattr(jobs, "RETRY_SECONDS", 0.05)
 
 
 def disks(tmp_path, count=3):
@@ -61,7 +67,7 @@ def plug_in(path):
 def bring_back(log):
     """Run the housekeeping until directories that work are online and have caught up."""
     log.maintain()
-    time.sleep(1.1)  # A directory is tried again after a second.
+    time.sleep(jobs.RETRY_SECONDS + 0.05)
     log.maintain()
 
 

@@ -21,6 +21,8 @@ from embedlog.files.reserve import RESERVE_BYTES, RESERVE_FILE, Reserve
 from embedlog.partition import pending_deletes
 from embedlog.retention import retain
 
+pytestmark = pytest.mark.disk  # what it promises depends on the file system
+
 
 @pytest.fixture
 def root(tmp_path):

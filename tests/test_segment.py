@@ -11,6 +11,8 @@ from embedlog import batch, segment
 from embedlog.errors import CorruptBatchError, CorruptionError, StorageError
 from embedlog.files import Files
 
+pytestmark = pytest.mark.disk  # what it promises depends on the file system
+
 PATH = "00000000000000000000-1.arrows"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas  # noqa: F401 - otherwise pyarrow imports it, in each child: half a second
 import pytest
 from support.faulty_files import scratch_directory
 from support.program_faults import Templates

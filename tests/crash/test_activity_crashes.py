@@ -128,7 +128,7 @@ def check_fault(case: tuple[int, bool], *, directory: Path) -> bool:
 
 def test_a_process_that_is_killed_tells_nothing_wrong_and_nothing_twice(directory, counted):
     """At every operation: an event may be missing, and the log is whole."""
-    places = sample(range(sum(counted.values())), 40)
+    places = sample(range(sum(counted.values())), 16)
     ends = forks.spread(places, check_kill, directory=directory)
     tell(f"{sum(killed for killed, _ in ends)} kills, {sum(count for _, count in ends)} events")
     assert sum(killed for killed, _ in ends) > len(places) / 2
@@ -138,7 +138,7 @@ def test_a_disk_that_fails_is_no_failure_of_who_tells(directory, counted):
     """P8, P10: any operation, once or from then on; what is reported after it is as before."""
     total = sum(counted.get(kind, 0) for kind in FALLIBLE)
     cases = [(number, forever) for number in range(total) for forever in (False, True)]
-    cases = sample(cases, 40)
+    cases = sample(cases, 16)
     whole = forks.spread(cases, check_fault, directory=directory)
     tell(f"{len(cases)} faults, after {sum(whole)} of which nothing was missing")
     assert sum(whole) > 0

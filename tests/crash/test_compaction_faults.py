@@ -9,7 +9,7 @@ from support import compaction_faults, forks
 from support.forks import WORKERS, tell
 from support.tiers import choose, sample
 
-STATES = 60
+STATES = 24
 """How many the small tiers check."""
 
 
@@ -45,7 +45,7 @@ def test_a_compaction_may_be_killed(directory: Path, step: int) -> None:
     """P1: with a signal, so that what the files held is what is left."""
     total, _ = compaction_faults.file_states(directory / f"count-{step}-{compaction_faults.typed}")
     killed = forks.spread(
-        sample(range(0, total, step), 10), compaction_faults.check_kill, directory=directory
+        sample(range(0, total, step), 6), compaction_faults.check_kill, directory=directory
     )
     tell(f"{sum(killed)} kills at {total} operations")
     assert sum(killed) >= 0.7 * len(killed)
@@ -57,7 +57,7 @@ def test_every_operation_of_a_compaction_may_fail(
     directory: Path, forever: bool, step: int
 ) -> None:
     """P8, P9, P10: the log is as it was; when the fault is over the next one goes through."""
-    cases = sample(compaction_faults.failures(directory, step, forever=forever), 40)
+    cases = sample(compaction_faults.failures(directory, step, forever=forever), 16)
     errors = forks.spread(cases, compaction_faults.check_failure, directory=directory)
     tell(f"{len(cases)} faults: { {name: errors.count(name) for name in sorted(set(errors))} }")
     assert sum(map(bool, errors)) >= len(cases) / 3
@@ -65,19 +65,19 @@ def test_every_operation_of_a_compaction_may_fail(
 
 def test_a_compaction_may_be_interrupted_after_any_commit(directory: Path) -> None:
     """P1: what was swapped in stays, even if the call never returned."""
-    calls = sample(range(1, 12), 5)
+    calls = sample(range(1, 12), 3)
     forks.spread(calls, compaction_faults.check_lost_answer, directory=directory)
 
 
 def test_a_compaction_may_be_cut_short_anywhere(directory: Path) -> None:
     """D22, D26: a truncation at any of its chunks stands, and loses nothing that was before it."""
-    chunks = sample(range(1, 30), 10)
+    chunks = sample(range(1, 30), 6)
     fenced = forks.spread(chunks, compaction_faults.check_truncation, directory=directory)
-    assert sum(fenced) >= choose(test=2, all=5)
+    assert sum(fenced) >= choose(test=1, all=5)
 
 
 @pytest.mark.parametrize(
-    "limit", [choose(test=150, all=900), pytest.param(20_000, marks=pytest.mark.tier("nightly"))]
+    "limit", [choose(test=60, all=900), pytest.param(20_000, marks=pytest.mark.tier("nightly"))]
 )
 def test_the_power_may_go_at_any_moment(directory: Path, limit: int) -> None:
     """D24, P4: what was flushed before the compaction is readable after it, by its last values."""

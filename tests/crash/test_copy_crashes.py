@@ -24,20 +24,20 @@ def test_when_it_is_killed_the_copy_is_a_prefix(directory, counted, company):
     """At every operation; the next call goes on exactly there."""
     total = sum(counted.values())
     cases = [Case(n, "after", company) for n in range(total)]
-    assert FAULTS.check_kills(directory, sample(cases, 24)) >= choose(test=16, all=100)
+    assert FAULTS.check_kills(directory, sample(cases, 10)) >= choose(test=6, all=100)
 
 
 def test_when_it_fails_nothing_is_lost(directory, counted):
     """Any operation, once or from then on; with the same handle all is done after."""
     total = sum(counted.get(kind, 0) for kind in FALLIBLE)
     cases = [Case(n, how) for n in range(total) for how in ("once", "forever")]
-    assert FAULTS.check_faults(directory, sample(cases, 24)) >= choose(test=6, all=60)
+    assert FAULTS.check_faults(directory, sample(cases, 10)) >= choose(test=2, all=60)
 
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 def test_after_a_power_cut_the_copy_is_a_prefix(directory, durability):
     """At every cut; with fsync it has all that was acknowledged, gaps or not."""
-    limit = choose(test=60, all=1500)
+    limit = choose(test=30, all=1500)
     recording = FAULTS.record(directory, durability)
     assert FAULTS.check_power_cuts(recording, limit, directory, durability) >= limit / 6
 

@@ -33,7 +33,7 @@ def test_a_mirror_that_is_killed_goes_on_where_it_was(own: Path, faults: RootFau
     total = sum(faults.count(own).values())
     step = max(total // MOST, 1)  # All of them would take an hour.
     cases = [Case(n, ("before", "middle", "after")[n % 3], company) for n in range(0, total, step)]
-    assert faults.check_kills(own, sample(cases, 12)) >= choose(test=6, all=80)
+    assert faults.check_kills(own, sample(cases, 6)) >= choose(test=3, all=80)
 
 
 @BOTH
@@ -43,7 +43,7 @@ def test_a_mirror_that_fails_loses_nothing(own: Path, faults: RootFaults):
     total = sum(counted.get(kind, 0) for kind in FALLIBLE)
     step = max(total // MOST, 1)
     cases = [Case(n, ("once", "forever")[n // step % 2]) for n in range(0, total, step)]
-    assert faults.check_faults(own, sample(cases, 12)) >= choose(test=3, all=20)
+    assert faults.check_faults(own, sample(cases, 6)) >= choose(test=1, all=20)
 
 
 @BOTH
@@ -52,7 +52,7 @@ def test_after_a_power_cut_a_mirror_goes_on_where_the_copy_ends(
     own: Path, faults: RootFaults, durability: str
 ):
     """The target may lose what was not flushed, and gets it again."""
-    limit = choose(test=20, all=300)
+    limit = choose(test=10, all=300)
     recording = faults.record(own, durability)
     assert faults.check_power_cuts(recording, limit, own, durability) >= limit / 4
 
@@ -62,9 +62,9 @@ def test_writers_and_mirrors_that_are_killed_at_random_leave_the_same_records(
     tmp_path: Path, merge: bool
 ):
     """Real processes and SIGKILL, at any instant."""
-    least = choose(test=2, all=20)
+    least = choose(test=1, all=20)
 
     def run(seed: int):
-        return run_chaos(tmp_path / str(seed), choose(test=3, all=20), seed, merge=merge)
+        return run_chaos(tmp_path / str(seed), choose(test=1, all=20), seed, merge=merge)
 
     until_enough(run, {"writers killed": least, "mirrors killed": least, "records": 100})

@@ -7,7 +7,7 @@ from support.case_workers import share_out
 from support.power_cut_workload import Cut, cut_everywhere, cut_the_recovery
 from support.tiers import choose
 
-EACH = choose(test=50, all=400)
+EACH = choose(test=25, all=400)
 """States of each workload: the few of a small tier come from as many workloads as possible."""
 
 
@@ -22,7 +22,7 @@ def cases(states: int, cuts: int, synced: tuple[float, ...], first: int = 0) -> 
 
 @pytest.mark.parametrize(
     "states",
-    [choose(test=400, all=20_000), pytest.param(1_000_000, marks=pytest.mark.tier("nightly"))],
+    [choose(test=150, all=20_000), pytest.param(1_000_000, marks=pytest.mark.tier("nightly"))],
     ids="states={}".format,
 )
 def test_what_was_acknowledged_under_fsync_survives_a_power_cut(states, record_property):
@@ -36,7 +36,7 @@ def test_what_was_acknowledged_under_fsync_survives_a_power_cut(states, record_p
 
 @pytest.mark.parametrize(
     "states",
-    [choose(test=250, all=10_000), pytest.param(500_000, marks=pytest.mark.tier("nightly"))],
+    [choose(test=100, all=10_000), pytest.param(500_000, marks=pytest.mark.tier("nightly"))],
     ids="states={}".format,
 )
 def test_without_fsync_a_prefix_survives_that_holds_what_was_flushed(states, record_property):
@@ -50,7 +50,7 @@ def test_without_fsync_a_prefix_survives_that_holds_what_was_flushed(states, rec
 
 @pytest.mark.parametrize(
     "states",
-    [choose(test=75, all=2_000), pytest.param(50_000, marks=pytest.mark.tier("nightly"))],
+    [choose(test=40, all=2_000), pytest.param(50_000, marks=pytest.mark.tier("nightly"))],
     ids="states={}".format,
 )
 def test_a_recovery_that_is_cut_short_is_done_again(states, record_property):

@@ -33,7 +33,7 @@ def kills(counted: dict[str, dict[str, int]], company: bool, step: int) -> list[
         cases += [Case(n, "after", company, durability=mode) for n in numbers]
         writes = range(shift, kinds["write"], 2 * step)
         cases += [Case(n, "middle", company, ("write",), mode) for n in writes]
-    return sample(cases, 16)
+    return sample(cases, 8)
 
 
 def faults(counted: dict[str, dict[str, int]], step: int) -> list[Case]:
@@ -44,7 +44,7 @@ def faults(counted: dict[str, dict[str, int]], step: int) -> list[Case]:
         cases += [
             Case(n, ("once", "forever")[n % 2], durability=mode) for n in range(shift, total, step)
         ]
-    return sample(cases, 12)
+    return sample(cases, 8)
 
 
 def check_power_cuts(directory: Path, durability: str, limit: int) -> int:
@@ -57,14 +57,14 @@ def test_a_publication_that_is_killed_is_there_in_all_partitions_or_in_none(
     directory: Path, counted: dict[str, dict[str, int]], company: bool
 ) -> None:
     """P1, P2: a repetition publishes what is missing, and nothing else."""
-    assert FAULTS.check_kills(directory, kills(counted, company, 8)) >= choose(test=10, all=35)
+    assert FAULTS.check_kills(directory, kills(counted, company, 8)) >= choose(test=5, all=35)
 
 
 def test_a_publication_that_fails_is_there_in_all_partitions_or_in_none(
     directory: Path, counted: dict[str, dict[str, int]]
 ) -> None:
     """P8, P9, P10: any operation, once or from then on; with the same handle all is done after."""
-    assert FAULTS.check_faults(directory, faults(counted, step=8)) >= choose(test=4, all=20)
+    assert FAULTS.check_faults(directory, faults(counted, step=8)) >= choose(test=2, all=20)
 
 
 @pytest.mark.parametrize("durability", MODES)
@@ -72,7 +72,7 @@ def test_after_a_power_cut_a_publication_is_there_in_all_partitions_or_in_none(
     directory: Path, durability: str
 ) -> None:
     """P4: at every cut.  P5: without flushes a prefix of each, and a repetition loses nothing."""
-    limit = choose(test=25, all=100)
+    limit = choose(test=15, all=100)
     assert check_power_cuts(directory, durability, limit) >= 0.8 * limit
 
 

@@ -22,7 +22,7 @@ def chaos(case: Chaos) -> dict[str, int]:
 
 def test_random_kills_and_stops_lose_and_repeat_nothing() -> None:
     """P3: acked records are there, once; offsets never change under a reader, batches are whole."""
-    case = choose(test=Chaos(seconds=4, least=100), all=Chaos())
+    case = choose(test=Chaos(seconds=2, least=60), all=Chaos())
     least = {"acked": 10 * case.least, "seen": 10 * case.least}
     done = until_enough(lambda seed: chaos(case._replace(seed=seed)), least)
     assert done["kills"] + done["stops"] >= case.least

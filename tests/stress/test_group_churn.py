@@ -9,6 +9,7 @@ from support.group_churn import Churn, Worker, check_churn
 from support.group_consumers import GroupThreads, PipedChild, partitions
 from support.patience import until_enough
 from support.roots import fill
+from support.tiers import choose
 
 import embedlog
 from embedlog.consumer.group_member import GroupMember
@@ -31,7 +32,12 @@ def patient(**how) -> Churn:
     return Churn(session_ms=8000, stops=(0.02, 0.2, 0.5), strategy="range", **how)
 
 
-@pytest.mark.parametrize("case", [Churn(seconds=5), patient(seconds=5)], ids=["short", "long"])
+SECONDS = choose(test=2.5, all=5.0)
+
+
+@pytest.mark.parametrize(
+    "case", [Churn(seconds=SECONDS), patient(seconds=SECONDS)], ids=["short", "long"]
+)
 def test_under_churn_every_record_is_read_and_commits_are_fenced(case):
     """M22, P14: at least once, in order, none twice of members that left cleanly; and no
     member commits for others.  With short and with long sessions."""

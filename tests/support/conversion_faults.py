@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from typing import ClassVar
 
+import fastavro  # noqa: F401 - otherwise each child that converts would import it
+
 from embedlog.api import Log
 from embedlog.convert import Conversion, ConversionOptions, stored_rows
 from embedlog.errors import EmbedlogError

@@ -167,7 +167,6 @@ def spread(
         for number in range(workers)
     ]
     ends = [child.end(WORKER_PATIENCE) for child in children]
-    gc.unfreeze()
     results_of_workers = [end.result("a worker") for end in ends]
     errors = [error for results in results_of_workers for _, error in results if error is not None]
     text = "".join(errors)

@@ -19,6 +19,7 @@ import embedlog
 from embedlog.api import Log
 from embedlog.config import TopicConfig
 from embedlog.errors import EmbedlogError
+from embedlog.mirrors import merging_target  # noqa: F401 - or each child would import it
 from embedlog.mirrors import mirror as mirror_module
 from embedlog.mirrors.hops import HEADER, hops_of
 from embedlog.partition import pending_deletes

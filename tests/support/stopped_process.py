@@ -38,7 +38,7 @@ class StopSeries(NamedTuple):
 
 def stop_series(templates: Templates, at_once: int = 20) -> list[StopSeries]:
     """Every operation of the program, as one process of many at a root makes them; or a sample."""
-    operations = sample(range(sum(templates.count(SCENARIO).values())), 24)
+    operations = sample(range(sum(templates.count(SCENARIO).values())), 12)
     return [
         StopSeries(tuple(operations[first : first + at_once]))
         for first in range(0, len(operations), at_once)
