@@ -551,7 +551,7 @@ class PartitionState:
     def has_same_leader(self, tail: Tail) -> bool:
         """Return whether the log still has the leader that it had when a tail was read.
 
-        One that was just elected takes over first.  With one copy, there is none.
+        A leader that was just elected takes over first.  A log with one copy has no other one.
         """
         return True
 

@@ -71,7 +71,7 @@ class _Handle:
         """The directories and their descriptors; the one that is read comes first."""
 
     @property
-    def directory_ids(self) -> _list[int]:
+    def directory_ids(self) -> list[int]:
         """Where it is open."""
         return [directory.id for directory, _ in self.copies]
 

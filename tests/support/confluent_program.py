@@ -41,7 +41,10 @@ def let_brokers_agree():
 def create(admin):
     topics = [
         admin_module.NewTopic(TOPIC, num_partitions=3, replication_factor=1),
-        admin_module.NewTopic(COMPACTED, 1, 1, config={"cleanup.policy": "compact"}),
+        # The broker of the tests has another `retention.ms` than Kafka, for records of the past.
+        admin_module.NewTopic(
+            COMPACTED, 1, 1, config={"cleanup.policy": "compact", "retention.ms": "604800000"}
+        ),
     ]
     for name, future in sorted(admin.create_topics(topics).items()):
         print("created", name, future.result())

@@ -175,6 +175,8 @@ class Record:
         return inode
 
     def opened(self, fd: int, path: str) -> None:
+        if path.endswith("/lock.mdb"):
+            return  # the first process to open the log deletes it, whatever it is
         if not is_volatile(path):
             self.inodes[fd] = self._adopt(path)
         elif not path.startswith(("live", "staging")):

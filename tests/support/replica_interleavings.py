@@ -20,6 +20,7 @@ from embedlog import kv
 from embedlog.compaction import CleanOptions, try_clean
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import (
+    CorruptionError,
     EmbedlogError,
     FencedError,
     IllegalStateError,
@@ -281,6 +282,8 @@ class Call(NamedTuple):
     prepare: Callable[[Log], Any] = lambda log: None
     replicas: tuple[int, ...] = (1, 2, 3)
     may_raise: tuple[type[Exception], ...] = ()
+    second_may_raise: tuple[type[Exception], ...] = ()
+    """What the second call may raise besides `SECOND_MAY_RAISE`."""
     is_fresh: bool = False
     """Whether it needs a log of its own."""
 
@@ -475,6 +478,7 @@ FIRST: dict[str, Call] = {
     "repair copies": Call(
         lambda log: repair_copies.repair_copies(log.first.root, dry_run=False),
         _damage,
+        second_may_raise=(CorruptionError,),  # a damaged leader is not copied
         is_fresh=True,
     ),
     "verify copies": Call(_verify, _lag),
@@ -651,7 +655,10 @@ class Pairs:
                 wait_seconds=patient(5),
             )
             pair.run()
-            may_raise = (*MAY_RAISE, *call.may_raise), SECOND_MAY_RAISE
+            may_raise = (
+                (*MAY_RAISE, *call.may_raise),
+                (*SECOND_MAY_RAISE, *call.second_may_raise),
+            )
             for error, allowed in zip(pair.errors, may_raise, strict=True):
                 if getattr(error, "missing", False) and first == "compact":
                     continue  # the copy that it wrote to was moved away and back
