@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.replicas import Directories, assignment, bring_back, send, values
+from support.replicas import Directories, assignment, bring_back, numbered, send, values
 
 from embedlog import errors
 from embedlog.config import MaintenanceConfig
@@ -17,10 +17,6 @@ from embedlog.replication.jobs import ReplicationJob
 @pytest.fixture
 def log(replicated_log):
     return replicated_log
-
-
-def numbered(prefix, count):
-    return [b"%s-%d" % (prefix, number) for number in range(count)]
 
 
 def segment(directories, directory, topic="t", number=0):
@@ -44,7 +40,7 @@ def run_job(log):
 
 @pytest.mark.parametrize("of_leader", [True, False])
 def test_a_damaged_copy_is_made_again_from_a_good_one(directories, log, of_leader):
-    """`repair` drops nothing that another copy has, whoever led."""
+    """No record is dropped that another copy still has, whichever of them led."""
     log.create_topic("t", config={"segment.bytes": 2000})
     sent = numbered(b"x", 60)
     send(log, "t", sent)
@@ -135,6 +131,24 @@ def test_a_copy_that_has_what_is_damaged_at_the_leader_joins_and_repairs_it(dire
     (message,) = log.repair(dry_run=False)
     assert "made again from a good one" in message
     assert values(log, "t") == [*sent, b"since"]
+
+
+def test_what_a_copy_had_before_it_came_back_is_not_trusted_once_it_was_in_sync(directories, log):
+    """It may be damaged later, and a repair takes it out of the ISR for that."""
+    log.create_topic("t", replication_factor=2, config={"segment.bytes": 2000})
+    send(log, "t", numbered(b"x", 20))
+    log.flush()
+    _, follower = assignment(log, "t").isr
+    directories.lose(log, follower)
+    directories.put_back(follower)
+    histories = recovery.try_bring_back(log.root)
+    assert recovery.replicate(log.root, histories) == 1
+
+    flip(segment(directories, follower), b"x-1")
+    partition = log.root.partition("t", 0)
+    log.root.controller.change_assignment(partition.key, lambda before: before.shrink([follower]))
+    assert recovery.replicate(log.root, histories) == 1
+    directories.assert_equal_copies("t", 2)
 
 
 @pytest.mark.parametrize("where", [b"value", b"of t"])

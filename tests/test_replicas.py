@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 from support import forks
-from support.replicas import Directories, assignment, bring_back, notice, send, values
+from support.replicas import Directories, assignment, bring_back, notice, numbered, send, values
 
 import embedlog
 from embedlog import errors
@@ -19,10 +19,6 @@ from embedlog.replication import reassign, recovery
 def log(replicated_log):
     """The whole log, over three directories; in other files `log` is that of a partition."""
     return replicated_log
-
-
-def numbered(prefix, count):
-    return [b"%s-%d" % (prefix, number) for number in range(count)]
 
 
 # Opening

@@ -286,7 +286,9 @@ def compare_copies(log: ReplicatedPartition) -> None:
 
 
 def _compare_copy(log: ReplicatedPartition, follower: int) -> None:
-    log.tail()
+    log.tail()  # a leader that breaks here is replaced, and its followers change
+    if follower not in log.assignment.in_sync_followers:
+        return
     info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
     trusted = 0 if info is None else info.recovery_offset
     directory = log.controller.directories.get(follower)

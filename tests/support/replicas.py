@@ -113,6 +113,11 @@ def send(
         return [producer.send(topic, value).result() for value in sent]
 
 
+def numbered(prefix: bytes, count: int) -> list[bytes]:
+    """Return values that begin with a prefix and end with their number."""
+    return [b"%s-%d" % (prefix, number) for number in range(count)]
+
+
 def values(log: embedlog.Log, topic: str) -> list[bytes]:
     """Return the values of a topic, by partition and offset."""
     partitions = range(log.root.partitions(topic))
