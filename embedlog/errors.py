@@ -194,9 +194,10 @@ class OffsetsOutOfOrderError(EmbedlogError, ValueError):
 
 
 class UnexpectedAppendOffsetError(EmbedlogError, ValueError):
-    """A batch with given offsets begins below the log end (A8).
+    """A batch with given offsets begins below the log end, or the log ends elsewhere (A8).
 
-    Nothing was written.  A retry does not help: skip the batches that the log has already.
+    Nothing was written.  A retry does not help: skip the batches that the log has already, or
+    append those that it lacks first.
     """
 
 

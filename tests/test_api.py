@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 import threading
 import time
+import traceback
 from functools import partial
 from pathlib import Path
 
@@ -270,6 +271,15 @@ def test_closing_under_another_thread_raises_closed_error_there(path, operation)
     assert {type(error) for error in raised} == {errors.ClosedError}, raised
     with embedlog.open(path) as log:
         assert log.verify() == []
+
+
+def test_an_error_of_closing_does_not_hide_the_one_before(path):
+    """Both are in the traceback."""
+    with pytest.raises(errors.LogDeletedError) as raised, embedlog.open(path, maintenance=False):
+        shutil.rmtree(path)
+        raise ZeroDivisionError
+    text = "".join(traceback.format_exception(raised.value))
+    assert "ZeroDivisionError" in text
 
 
 def test_a_reader_keeps_its_file_open_when_the_log_is_closed(path, tmp_path):

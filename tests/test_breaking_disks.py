@@ -89,26 +89,48 @@ def test_a_reader_goes_on_when_the_leader_breaks_under_it(log, disks):
     bring_back(log)
 
 
+def append(log, value, durability=None):
+    """Append a record to the topic "two"."""
+    partition(log, "two").append([encoded(value)], durability=durability)
+
+
+def append_at(log, value, durability=None):
+    """Append it at a given offset, as a mirror does."""
+    end = partition(log, "two").tail().log_end_offset
+    partition(log, "two").append_at([(end, encoded(value))], durability=durability)
+
+
+both_appends = pytest.mark.parametrize("append", [append, append_at])
+
+
+@both_appends
 @pytest.mark.parametrize("durability", ["os", "fsync"])
-def test_an_append_that_loses_too_many_copies_on_the_way_is_refused(log, disks, durability):
-    """With "os" nothing of it is in the log."""
+@pytest.mark.parametrize("broken", ["leader", "follower"])
+def test_an_append_that_loses_too_many_copies_on_the_way_is_refused(
+    log, disks, broken, durability, append
+):
+    """Nothing of it is in the log, also if the leader broke and the append is repeated."""
     log.create_topic("two", config={"min.insync.replicas": 2}, replication_factor=2)
-    partition(log, "two").append([encoded(b"a")])
-    _, follower = replicas(log, "two")
-    disks.break_disk(path(log, follower), errno.EROFS)
+    append(log, b"a")
+    leader, follower = replicas(log, "two")
+    directory = path(log, leader if broken == "leader" else follower)
+    disks.break_disk(directory, errno.EROFS)
 
     with pytest.raises(NotEnoughReplicasError) as raised:
-        partition(log, "two").append([encoded(b"b")], durability=durability)
+        append(log, b"b", durability)
 
     assert (raised.value.in_sync, raised.value.required) == (1, 2)
     assert values(log, "two") == [b"a"]
-    disks.repair(path(log, follower))
+    disks.repair(directory)
     bring_back(log)
     partition(log, "two").append([encoded(b"c")])
     assert values(log, "two") == [b"a", b"c"]
 
 
-def test_an_append_says_whether_it_lost_too_many_copies_before_or_after_it_was_written(log, disks):
+@both_appends
+def test_an_append_says_whether_it_lost_too_many_copies_before_or_after_it_was_written(
+    log, disks, append
+):
     """With "fsync" a copy may also fail in the flush, when the records can be read already."""
     log.create_topic("two", config={"min.insync.replicas": 2}, replication_factor=2)
     partition(log, "two").append([encoded(b"a")])
@@ -118,7 +140,7 @@ def test_an_append_says_whether_it_lost_too_many_copies_before_or_after_it_was_w
         value = b"%d" % after
         disks.break_disk(path(log, follower), errno.EIO, after=after)
         try:
-            partition(log, "two").append([encoded(value)], durability="fsync")
+            append(log, value, "fsync")
         except NotEnoughReplicasError as error:
             facts = error.in_sync, error.required, value in values(log, "two")
             written.setdefault(type(error), set()).add(facts)
@@ -130,7 +152,10 @@ def test_an_append_says_whether_it_lost_too_many_copies_before_or_after_it_was_w
     }
 
 
-def test_what_was_acknowledged_can_be_read_although_the_only_copy_failed_in_the_flush(log, disks):
+@both_appends
+def test_what_was_acknowledged_can_be_read_although_the_only_copy_failed_in_the_flush(
+    log, disks, append
+):
     """The next leader was not in sync and lacks it, so it is appended there again."""
     config = {"unclean.leader.election.enable": True}
     log.create_topic("two", config=config, replication_factor=2)
@@ -145,7 +170,7 @@ def test_what_was_acknowledged_can_be_read_although_the_only_copy_failed_in_the_
 
         disks.break_disk(path(log, leader), errno.EIO, after=after)
         value = b"%d" % after
-        partition(log, "two").append([encoded(value)], durability="fsync")
+        append(log, value, "fsync")
         disks.repair(path(log, leader))
         assert values(log, "two").count(value) == 1
         bring_back(log)

@@ -17,6 +17,7 @@ from support.clock import START, ManualClock
 from support.forks import Child
 from support.manual_compaction import keep
 from support.patience import patient
+from support.replicas import assignment, values
 from support.roots import encoded
 from support.staged_files import stage
 
@@ -46,6 +47,7 @@ from embedlog.mirrors.root_target import RootTarget
 from embedlog.partition import recovery
 from embedlog.publish.transaction import Publication, publish
 from embedlog.record import TopicPartition
+from embedlog.replication import recovery as recovery_of_replicas
 
 P0 = TopicPartition("t", 0)
 
@@ -54,6 +56,7 @@ P0 = TopicPartition("t", 0)
 def look_again_soon(monkeypatch):
     """Look for groups, starts, errors and the end more often than once a second."""
     monkeypatch.setattr(mirror_module, "_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(mirror_module, "_RETRY_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -778,6 +781,31 @@ def test_a_mirror_that_follows_copies_what_comes(a, b):
     assert (run.status.state, run.running, run.errors) == ("stopped", False, [])
     assert records(b, "later") == records(a, "later")
     assert committed(b) == {P0: 1}
+
+
+def test_what_an_unclean_election_took_from_a_copy_is_copied_again(a, replicated_log, directories):
+    """Its log ends earlier than the mirror knew, and must have no gap there."""
+    a.create_topic("t")
+    send(a, "t", b"1")
+    b = replicated_log
+    b.create_topic("t", replication_factor=2)
+    leader, follower = assignment(b, "t").replicas
+    with mirror(a, b, follow=True) as run:
+        settled(lambda: run.status.records == 1)
+        b.alter_topic("t", {"unclean.leader.election.enable": True})
+        directories.lose(b, follower)
+        send(a, "t", b"2")
+        settled(lambda: run.status.records == 2)
+        directories.put_back(follower)
+        recovery_of_replicas.try_bring_back(b.root)
+        directories.lose(b, leader)
+        assert values(b, "t") == [b"1"]
+
+        send(a, "t", b"3")
+
+        settled(lambda: values(b, "t")[-1:] == [b"3"])
+    assert records(b, "t") == records(a, "t")
+    directories.put_back(leader)
 
 
 def test_what_a_mirror_does_can_be_seen_by_other_processes(a, b, tmp_path):

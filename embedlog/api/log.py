@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
+from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -1150,27 +1151,35 @@ class Log:
 
     def close(self) -> None:
         """Flush and close producers, consumers and the log; later calls raise `ClosedError`."""
-        self._close(autocommit=True)
+        self._closing(autocommit=True).close()
 
-    def _close(self, autocommit: bool) -> None:
+    def _closing(self, autocommit: bool) -> ExitStack:
+        """Return what closes everything: the last callback runs first, and all do if one raises."""
+        closing = ExitStack()
         if self.root.closed:
-            return
-        # All callbacks run, the last one first, even if some raise.
-        with ExitStack() as closing:
-            closing.callback(_open_logs.discard, self)
-            closing.callback(self.root.close)
-            for child in list(self._children):
-                is_consumer = hasattr(child, "poll")
-                closing.callback(child.close, **({"autocommit": autocommit} if is_consumer else {}))
-            if self._maintenance is not None:
-                closing.callback(self._maintenance.close)
+            return closing
+        closing.callback(_open_logs.discard, self)
+        closing.callback(self.root.close)
+        for child in list(self._children):
+            is_consumer = hasattr(child, "poll")
+            closing.callback(child.close, **({"autocommit": autocommit} if is_consumer else {}))
+        if self._maintenance is not None:
+            closing.callback(self._maintenance.close)
+        return closing
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         # As of a consumer: after an error its last record may not be processed.
-        self._close(autocommit=exc_type is None)
+        closing = self._closing(autocommit=error is None)
+        # It is told of the error, so that an error of its own does not hide that one.
+        closing.__exit__(exc_type, error, traceback)
 
     def __reduce__(
         self,
@@ -1427,7 +1436,7 @@ def _close_all() -> None:
     for log in open_logs():
         try:
             # An error, Ctrl-C or `sys.exit` may have ended the program amid a record.
-            log._close(autocommit=False)
+            log._closing(autocommit=False).close()
         except EmbedlogError as error:
             # At the exit of the interpreter there is no caller to raise it to.
             _logger.error("Cannot close %s: %s", log.path, error)

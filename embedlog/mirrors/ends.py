@@ -157,6 +157,7 @@ class MirrorTarget(Protocol):
 
         Raises:
             MirrorConflictError: The position is not the one at which the batches were fetched.
+            LogTruncatedError: It was moved back, since the target lost records.
         """
 
     def move_start(self, name: str, partition: int, offset: int) -> None:

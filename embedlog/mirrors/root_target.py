@@ -21,6 +21,7 @@ from embedlog.config import TopicConfig
 from embedlog.consumer.group_client import open_group
 from embedlog.errors import (
     LockTimeoutError,
+    LogTruncatedError,
     MirrorConflictError,
     MirrorDivergedError,
     UnexpectedAppendOffsetError,
@@ -61,6 +62,8 @@ class RootTarget:
         self._durability = durability
         self._copies: dict[str, MirroredTopic] = {}
         """By the name of the copy: its row, as it is in `state`."""
+        self._ends: dict[tuple[str, int], int] = {}
+        """Where the copies ended when they were last looked at, or written to."""
 
     @contextmanager
     def exclusive(self, mirror: str) -> Iterator[None]:
@@ -190,9 +193,9 @@ class RootTarget:
 
     def position(self, name: str, partition: int) -> MirrorPosition | None:
         """Return the log end offset of the copy."""
-        return MirrorPosition(
-            self._log(name, partition).tail().log_end_offset, self._copies[name].epoch(partition)
-        )
+        end = self._log(name, partition).tail().log_end_offset
+        self._ends[name, partition] = end
+        return MirrorPosition(end, self._copies[name].epoch(partition))
 
     def append(self, name: str, partition: int, fetch: Fetch) -> int:
         """Write batches at the offsets that they have at the source; see `MirrorTarget.append`."""
@@ -204,11 +207,25 @@ class RootTarget:
             self._put(name, copy)
         if not fetch.batches:
             return 0
+        key, log = (name, partition), self._log(name, partition)
         try:
-            self._log(name, partition).append_at(
-                fetch.batches, identical=True, mirror=copy.source, durability=self._durability
+            receipts = log.append_at(
+                fetch.batches,
+                identical=True,
+                mirror=copy.source,
+                durability=self._durability,
+                expected_end=self._ends[key],
             )
         except UnexpectedAppendOffsetError as error:
+            expected, end = self._ends[key], log.tail().log_end_offset
+            if end < expected:
+                raise LogTruncatedError(
+                    f"The copy ended at offset {expected}, and has lost records since",
+                    topic=name,
+                    partition=partition,
+                    next_offset=end,
+                    todo="A mirror that follows copies them again; otherwise repeat the call.",
+                ) from error
             raise MirrorConflictError(
                 "Another process wrote to the copy",
                 topic=name,
@@ -216,6 +233,7 @@ class RootTarget:
                 offset=error.offset,
                 todo="Is another mirror running that copies the same topic?",
             ) from error
+        self._ends[key] = receipts[-1].next_offset
         return fetch.records
 
     def move_start(self, name: str, partition: int, offset: int) -> None:
@@ -232,6 +250,7 @@ class RootTarget:
     def skip_to(self, name: str, partition: int, offset: int) -> None:
         """Move the log end offset forward, without records."""
         self._log(name, partition).skip_to(offset, mirror=self._copies[name].source)
+        self.position(name, partition)
 
     def _log(self, name: str, partition: int) -> PartitionLog:
         log = self.root.partition(name, partition)

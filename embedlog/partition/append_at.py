@@ -42,6 +42,7 @@ def append_at(
     timeout: float | None,
     identical: bool,
     mirror: str,
+    expected_end: int | None,
 ) -> list[Appended]:
     """Write batches at the offsets given with them; see `PartitionLog.append_at`."""
     if not placed:
@@ -52,7 +53,7 @@ def append_at(
     log.acquire(timeout)
     try:
         _, tail = end_locked(log)
-        if placed[0][0] < tail.log_end_offset:
+        if placed[0][0] < tail.log_end_offset or expected_end not in (None, tail.log_end_offset):
             raise UnexpectedAppendOffsetError(
                 f"The log goes on at offset {tail.log_end_offset}",
                 **log.where,

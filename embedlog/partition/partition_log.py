@@ -113,6 +113,7 @@ class PartitionLog(PartitionState):
         timeout: float | None = None,
         identical: bool = False,
         mirror: str = "",
+        expected_end: int | None = None,
     ) -> list[Appended]:
         """Write batches at the offsets given with them, as a copy of another log does (A8).
 
@@ -130,9 +131,11 @@ class PartitionLog(PartitionState):
                 epochs, timestamps and columns, and without the checks that they passed where
                 they were appended first.  The log takes note of their producers.
             mirror: With ``identical``: the topic that is copied, as in ``mirror.source``.
+            expected_end: The log end offset that the caller goes by, if no other may be there.
 
         Raises:
-            UnexpectedAppendOffsetError: The first one is below the end; nothing was written.
+            UnexpectedAppendOffsetError: The first one is below the end, or the end is not the
+                expected one; nothing was written.
             OffsetsOutOfOrderError: They overlap, go back, or do not fit 63 bits; nothing
                 was written.
             FencedLeaderEpochError: With ``identical``, one is of an earlier leader epoch than the
@@ -140,7 +143,9 @@ class PartitionLog(PartitionState):
             MirrorConflictError: The topic is no copy of that one, or not any more.
             Exception: As `append`.
         """
-        return append_at.append_at(self, placed, durability, timeout, identical, mirror)
+        return append_at.append_at(
+            self, placed, durability, timeout, identical, mirror, expected_end
+        )
 
     def skip_to(self, offset: int, *, mirror: str = "") -> None:
         """Let the log go on at an offset, without records before it; durable when it returns.

@@ -122,21 +122,22 @@ class ReplicatedPartition(PartitionLog):
             NotEnoughReplicasAfterAppendError: Copies failed in the flush; the records are there.
             ReplicaNotAvailableError: The partition has no leader.
         """
-        self._acks.leader = acks not in ("all", -1)
+        append = partial(super().append, encoded, durability=durability, timeout=timeout)
+        if acks in ("all", -1):
+            return self._repeat(partial(self._append_to_all, append, durability))
+        self._acks.leader = True
         try:
-            return self._repeat(partial(self._append, encoded, durability, timeout))
+            return self._repeat(append)
         finally:
             self._acks.leader = False
 
-    def _append(
-        self, encoded: Sequence[EncodedBatch], durability: str | None, timeout: float | None
+    def _append_to_all(
+        self, append: Callable[[], list[Appended]], durability: str | None
     ) -> list[Appended]:
-        if self._acks.leader:
-            return super().append(encoded, durability=durability, timeout=timeout)
         self._acks.published_epoch = None
         self.check_replicas()
-        receipts = super().append(encoded, durability=durability, timeout=timeout)
-        if "fsync" in (durability, self.context.durability):
+        receipts = append()
+        if (durability or self.context.durability) == "fsync":
             self._check_flushed_replicas(self._acks.published_epoch)
         return receipts
 
@@ -200,6 +201,7 @@ class ReplicatedPartition(PartitionLog):
         timeout: float | None = None,
         identical: bool = False,
         mirror: str = "",
+        expected_end: int | None = None,
     ) -> list[Appended]:
         """As `PartitionLog.append_at`, to all in-sync replicas."""
         append = partial(
@@ -209,13 +211,9 @@ class ReplicatedPartition(PartitionLog):
             timeout=timeout,
             identical=identical,
             mirror=mirror,
+            expected_end=expected_end,
         )
-
-        def append_to_enough() -> list[Appended]:
-            self.check_replicas()
-            return append()
-
-        return self._repeat(append_to_enough)
+        return self._repeat(partial(self._append_to_all, append, durability))
 
     def leader_and_epoch(self) -> LeaderAndEpoch:
         """Return the leader, once it has taken over, and the epoch of its log.
