@@ -519,12 +519,9 @@ class Files:
         with self._errors("name a path for a library", relative):
             return "/".join([self.root, *parts(relative)])
 
-    def path_for_tasks(self, relative: str) -> str:
-        """Return the path by which other processes find a file below the root.
-
-        It is relative, since they know the root; if a log has several, it is absolute.
-        """
-        return relative
+    def directories_of(self, relative: str) -> tuple[str, ...]:
+        """Return which directories have a file, of a log of several; that of the leader first."""
+        return ()
 
     def identity(self) -> tuple[int, int]:
         """Return device and inode of the root; those of a copy or another mount differ."""

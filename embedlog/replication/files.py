@@ -629,9 +629,9 @@ class ReplicatedFiles(Files):
         key = partition_of(f"{relative}/") or partition_of(relative)
         return self._directories(relative, key)[0].files.path(relative)
 
-    def path_for_tasks(self, relative: str) -> str:
-        """As `Files.path_for_tasks`: absolute, in the directory of the leader."""
-        return self.path(relative)
+    def directories_of(self, relative: str) -> tuple[str, ...]:
+        """As `Files.directories_of`: those with in-sync replicas."""
+        return tuple(each.path for each in self._directories(relative, partition_of(relative)))
 
     def identity(self) -> tuple[int, int]:
         """As `Files.identity`, of the controller's directory."""

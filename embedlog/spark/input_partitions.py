@@ -79,17 +79,18 @@ class _LocatedRange(NamedTuple):
 
     def to_slice(self) -> PartitionSlice:
         """Return what a task reads."""
-        path_for_tasks = self.log.context.files.path_for_tasks
         chunks = tuple(
             FileChunk(
-                *(path_for_tasks(path), info.sealed, info.headers, position, end_position),
+                *(path, info.sealed, info.headers, position, end_position),
                 *(info.schema_version, info.tombstones),
             )
             for info, path, _, _, position, end_position in self.extents
         )
+        directories_of = self.log.context.files.directories_of
         return PartitionSlice(
             *(self.log.topic, self.log.partition, self.from_offset, self.until_offset),
             *(self.leader_epoch, chunks, self.size, self.rows),
+            directories_of(chunks[0].path) if chunks else (),
         )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -74,53 +73,71 @@ def read_input_partition(
         NotALogError: The log does not exist on this host.
     """
     freeze_gc()
-    opened: dict[str, Files] = {}
+    directories = _Directories(partition.root)
     try:
         for part in partition.slices:
-            root, part = _located(partition.root, part)
-            files = opened.get(root)
-            if files is None:
-                files = opened[root] = _open_root(root)
             try:
                 versions = partition.schemas.get(part.topic)
                 if versions is None:
-                    yield from _read_slice(files, part, names)
+                    yield from _read_slice(directories, part, names)
                 else:
                     reader = TypedSliceReader(fields, part, versions)
-                    yield from _read_typed_slice(files, part, reader)
+                    yield from _read_typed_slice(directories, part, reader)
             except DataLossError as error:
                 if fail_on_data_loss:
                     raise
                 _logger.warning("%s", error)
     finally:
-        for files in opened.values():
+        directories.close()
+
+
+class _Directories:
+    """The log roots that a task reads from, opened when they are needed.
+
+    Args:
+        root: The only one of a log in one directory.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._opened: dict[str, Files] = {}
+
+    def of(self, part: PartitionSlice) -> tuple[str, ...]:
+        """Return the log roots that have the files of a slice, in the order to try them."""
+        return part.directories or (self._root,)
+
+    def open(self, root: str, part: PartitionSlice) -> Files:
+        """Return the files of a log root.
+
+        Raises:
+            NotALogError: It is not on this host, or cannot be read.
+        """
+        if root not in self._opened:
+            try:
+                files = Files(root, writable=False)
+            except (NotALogError, StorageError) as error:
+                raise NotALogError(
+                    "The log is not on this host",
+                    path=root,
+                    todo="Executors read its files: share the directory under the same path on all "
+                    "hosts.",
+                ) from error
+            # A map of a file on a disk that breaks ends the process.
+            files.maps_segments = not part.directories
+            self._opened[root] = files
+        return self._opened[root]
+
+    def close(self) -> None:
+        """Close all files."""
+        for files in self._opened.values():
             files.close_all()
 
 
-def _located(root: str, part: PartitionSlice) -> tuple[str, PartitionSlice]:
-    """Return the directory of a slice's files, and the slice with paths relative to it."""
-    if not part.chunks or not part.chunks[0].path.startswith("/"):
-        return root, part
-    # One of several directories of the log: all files of a partition are in that of its leader.
-    root = part.chunks[0].path.rpartition("/topics/")[0]
-    chunks = [chunk._replace(path=chunk.path[len(root) + 1 :]) for chunk in part.chunks]
-    return root, replace(part, chunks=tuple(chunks))
-
-
-def _open_root(root: str) -> Files:
-    try:
-        return Files(root, writable=False)
-    except (NotALogError, StorageError) as error:
-        raise NotALogError(
-            "The log is not on this host",
-            path=root,
-            todo="Executors read its files: share the directory under the same path on all hosts.",
-        ) from error
-
-
-def _read_slice(files: Files, part: PartitionSlice, names: tuple[str, ...]) -> Iterator[Any]:
+def _read_slice(
+    directories: _Directories, part: PartitionSlice, names: tuple[str, ...]
+) -> Iterator[Any]:
     schema = arrow_columns.segment_schema(names)
-    groups = _row_groups(files, part, _schemas_of_bytes)
+    groups = _row_groups(directories, part, _schemas_of_bytes)
     by_type = groupby(groups, lambda rows: int(rows[0][0].is_log_append_time))
     for timestamp_type, same_type in by_type:
         for rows in _combined(same_type, lambda group: table(group, part.partition, schema)):
@@ -130,8 +147,10 @@ def _read_slice(files: Files, part: PartitionSlice, names: tuple[str, ...]) -> I
                 )
 
 
-def _read_typed_slice(files: Files, part: PartitionSlice, rows: TypedSliceReader) -> Iterator[Any]:
-    groups = _row_groups(files, part, rows.stored_schemas)
+def _read_typed_slice(
+    directories: _Directories, part: PartitionSlice, rows: TypedSliceReader
+) -> Iterator[Any]:
+    groups = _row_groups(directories, part, rows.stored_schemas)
     by_type = groupby(groups, lambda group: int(group[0][0].is_log_append_time))
     for timestamp_type, same_type in by_type:
         for table_of_rows in _combined(same_type, rows.table):
@@ -167,11 +186,13 @@ def _combined(
 
 
 def _row_groups(
-    files: Files, part: PartitionSlice, schemas_of: Callable[[FileChunk], tuple[Any, ...]]
+    directories: _Directories,
+    part: PartitionSlice,
+    schemas_of: Callable[[FileChunk], tuple[Any, ...]],
 ) -> Iterator[list[PieceRows]]:
     """Yield rows of one segment and one timestampType, as many as become one table."""
     for chunk in part.chunks:
-        for decoded in _read_batches(files, part, chunk, schemas_of(chunk)):
+        for decoded in _read_batches(directories, part, chunk, schemas_of(chunk)):
             rows = rows_in_range(decoded, part.from_offset, part.until_offset)
             # Damage in a batch without any of these rows is no error.
             trimmed = (
@@ -209,24 +230,48 @@ def _schemas_of_bytes(chunk: FileChunk) -> tuple[Any, ...]:
 
 
 def _read_batches(
-    files: Files, part: PartitionSlice, chunk: FileChunk, schemas: tuple[Any, ...]
+    directories: _Directories, part: PartitionSlice, chunk: FileChunk, schemas: tuple[Any, ...]
 ) -> Iterator[list[Batch | BatchRun]]:
     """Yield the batches of a part of a file, a few megabytes at a time.
 
+    If a directory fails, it goes on in the next one that has the file.
+
     Args:
-        files: The files of the log.
+        directories: The log roots.
         part: What is read of the partition.
         chunk: The part of a file.
         schemas: Those that the file may have: no checksum covers its own.
     """
-    try:
-        file = SegmentFile(files, chunk.path, expected=lambda: schemas)
-    except StorageError as error:
-        if not error.missing:
-            raise
+    failure: NotALogError | StorageError | None = None
+    for root in directories.of(part):
+        try:
+            for pieces in _read_copy(directories.open(root, part), part, chunk, schemas):
+                yield pieces
+                chunk = chunk._replace(position=pieces[-1].position + pieces[-1].size)
+            return
+        except (NotALogError, StorageError) as error:
+            # That a file is missing says the least: retention may have deleted all copies.
+            if failure is None or _is_missing(failure):
+                failure = error
+            if root != directories.of(part)[-1]:
+                _logger.warning("Reading %s in another directory: %s", chunk.path, error)
+    assert failure is not None
+    if _is_missing(failure):
         raise _data_loss(
             part, f"The file {chunk.path} was deleted after the query was planned"
-        ) from error
+        ) from failure
+    raise failure
+
+
+def _is_missing(error: Exception) -> bool:
+    return isinstance(error, StorageError) and error.missing
+
+
+def _read_copy(
+    files: Files, part: PartitionSlice, chunk: FileChunk, schemas: tuple[Any, ...]
+) -> Iterator[list[Batch | BatchRun]]:
+    """Yield the batches of a part of a file in one directory; see `_read_batches`."""
+    file = SegmentFile(files, chunk.path, expected=lambda: schemas)
     position, end = chunk.position or file.start, chunk.end_position
     if position > end:
         # No checksum covers the length of the schema; else there would be no rows, and no error.

@@ -28,7 +28,7 @@ class FileChunk(NamedTuple):
     """A part of one segment file; a plan has one or more for each segment, so they are tuples."""
 
     path: str
-    """Relative to the log root; absolute in a log of several directories."""
+    """Relative to the log root."""
     sealed: bool
     headers: bool
     """Whether the file has a column of headers."""
@@ -56,12 +56,15 @@ class PartitionSlice:
     """About how many bytes to read."""
     rows: int | None = None
     """How many records there are; None if offsets may lack records, as after compaction."""
+    directories: tuple[str, ...] = ()
+    """The log roots with the files, in a log of several directories: that of the leader comes
+    first, and the others are read if it fails."""
 
     def to_json(self) -> list[Any]:
         """Return it as a list for `json.dumps`, with a list for each chunk."""
         return [
             *(self.topic, self.partition, self.from_offset, self.until_offset),
-            *(self.leader_epoch, self.size, self.rows, self.chunks),
+            *(self.leader_epoch, self.size, self.rows, self.chunks, self.directories),
         ]
 
 

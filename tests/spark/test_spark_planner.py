@@ -118,7 +118,7 @@ def values_in(plan):
     tasks = []
     for task in plan["tasks"]:
         slices = []
-        for topic, partition, start, until, epoch, size, _, chunks in task:
+        for topic, partition, start, until, epoch, size, _, chunks, _ in task:
             files = tuple(FileChunk(*chunk) for chunk in chunks)
             slices.append(PartitionSlice(topic, partition, start, until, epoch, files, size))
         tasks.append(LogInputPartition(plan["root"], tuple(slices)))

@@ -367,7 +367,10 @@ def test_the_plan_as_json_has_all_that_a_task_needs(log, options, send):
         LogInputPartition(
             plan["root"],
             tuple(
-                PartitionSlice(*part[:5], tuple(FileChunk(*chunk) for chunk in part[7]), *part[5:7])
+                PartitionSlice(
+                    *(*part[:5], tuple(FileChunk(*chunk) for chunk in part[7]), *part[5:7]),
+                    tuple(part[8]),
+                )
                 for part in task
             ),
         )

@@ -2,11 +2,8 @@ package embedlog.spark;
 
 import java.io.IOException;
 import java.nio.ByteBuffer;
-import java.nio.channels.FileChannel;
-import java.nio.file.Files;
-import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
-import java.nio.file.StandardOpenOption;
+import java.util.List;
 
 /** Reads a part of a segment file, batch by batch: first the head, then the wanted columns. */
 final class ChunkReader implements AutoCloseable {
@@ -16,7 +13,7 @@ final class ChunkReader implements AutoCloseable {
   private final DirectMemory memory;
   private final BatchHead head;
   private final BatchBody body;
-  private final FileChannel file;
+  private final SegmentFile file;
   private final FileWindow window;
   private long position;
 
@@ -29,7 +26,7 @@ final class ChunkReader implements AutoCloseable {
   /**
    * Opens the file.
    *
-   * @param root the log root
+   * @param roots the log roots that have it, in the order to try them
    * @param slice what the chunk is part of
    * @param chunk what to read
    * @param layouts the columns of its batches
@@ -40,7 +37,7 @@ final class ChunkReader implements AutoCloseable {
    * @throws DataLossException if the file was deleted
    */
   ChunkReader(
-      Path root,
+      List<Path> roots,
       PartitionSlice slice,
       FileChunk chunk,
       BatchLayouts layouts,
@@ -55,21 +52,9 @@ final class ChunkReader implements AutoCloseable {
     this.memory = memory;
     this.head = head;
     this.body = body;
-    this.file = open(root);
+    this.file = new SegmentFile(roots, slice, chunk);
     this.position = chunk.position();
     this.window = new FileWindow(memory, file, position, chunk.endPosition(), readAhead);
-  }
-
-  private FileChannel open(Path root) throws IOException {
-    try {
-      return FileChannel.open(root.resolve(chunk.path()), StandardOpenOption.READ);
-    } catch (NoSuchFileException error) {
-      if (!Files.exists(root.resolve("embedlog.toml"))) {
-        throw EmbedlogException.noLogOnHost(root.toString());
-      }
-      throw new DataLossException(
-          "The file " + chunk.path() + " was deleted after the query was planned", slice);
-    }
   }
 
   /** Returns how many bytes were read. */

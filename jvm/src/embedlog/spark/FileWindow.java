@@ -2,7 +2,6 @@ package embedlog.spark;
 
 import java.io.IOException;
 import java.nio.ByteBuffer;
-import java.nio.channels.FileChannel;
 
 /**
  * The bytes of a segment file that are in memory: some of a batch, or many small batches.
@@ -12,7 +11,7 @@ import java.nio.channels.FileChannel;
  */
 final class FileWindow {
   private final DirectMemory memory;
-  private final FileChannel file;
+  private final SegmentFile file;
   private final long end;
   private final int readAhead;
   private long start;
@@ -31,7 +30,7 @@ final class FileWindow {
    * @param end the position that nothing is read beyond
    * @param readAhead how many bytes to read at once for the head of a batch
    */
-  FileWindow(DirectMemory memory, FileChannel file, long position, long end, int readAhead) {
+  FileWindow(DirectMemory memory, SegmentFile file, long position, long end, int readAhead) {
     this.memory = memory;
     this.file = file;
     this.start = position;

@@ -3,6 +3,7 @@ package embedlog.spark;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.Iterator;
+import java.util.List;
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
@@ -18,7 +19,7 @@ import org.slf4j.LoggerFactory;
 final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
   private static final Logger LOGGER = LoggerFactory.getLogger("embedlog.spark");
 
-  private final Path root;
+  private final Path logRoot;
   private final ReadRequest request;
   private final Iterator<PartitionSlice> slices;
   private final DirectMemory memory = new DirectMemory();
@@ -28,6 +29,10 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
   private final ReadMetrics metrics = new ReadMetrics();
   private PartitionSlice slice;
   private Iterator<FileChunk> chunks;
+
+  /** The log roots that have the files of the slice. */
+  private List<Path> roots;
+
   private ChunkReader chunk;
   private ColumnarBatch batch;
   private long rows;
@@ -38,7 +43,7 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
   private int lastRow;
 
   LogPartitionReader(LogInputPartition partition, ReadRequest request) {
-    this.root = Path.of(partition.root());
+    this.logRoot = Path.of(partition.root());
     this.request = request;
     this.slices = partition.slices().iterator();
     DamagedValues damaged = reason -> chunk.damaged(reason);
@@ -78,6 +83,8 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
     }
     slice = slices.next();
     chunks = slice.chunks().iterator();
+    List<String> directories = slice.directories();
+    roots = directories.isEmpty() ? List.of(logRoot) : directories.stream().map(Path::of).toList();
     columns.begin(slice);
     return true;
   }
@@ -117,7 +124,7 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
     FileChunk next = chunks.next();
     chunk =
         new ChunkReader(
-            root,
+            roots,
             slice,
             next,
             columns.layouts(slice, next),

@@ -13,6 +13,8 @@ import java.util.List;
  * @param leaderEpoch the log's epoch when this was planned: batches of a later epoch are not part
  *     of the plan
  * @param chunks the files, in the order of their offsets
+ * @param directories the log roots with the files, in a log of several directories: that of the
+ *     leader comes first, and the others are read if it fails
  */
 record PartitionSlice(
     String topic,
@@ -20,5 +22,6 @@ record PartitionSlice(
     long fromOffset,
     long untilOffset,
     long leaderEpoch,
-    List<FileChunk> chunks)
+    List<FileChunk> chunks,
+    List<String> directories)
     implements Serializable {}

@@ -46,13 +46,16 @@ record ReadPlan(long sizeInBytes, OptionalLong rows, LogInputPartition[] partiti
               chunk.get(4).asLong(),
               chunk.get(5).asInt()));
     }
+    List<String> directories = new ArrayList<>();
+    slice.get(8).forEach(directory -> directories.add(directory.asText()));
     return new PartitionSlice(
         slice.get(0).asText(),
         slice.get(1).asInt(),
         slice.get(2).asLong(),
         slice.get(3).asLong(),
         slice.get(4).asLong(),
-        chunks);
+        chunks,
+        directories);
   }
 
   /** Whether each task reads a log partition of its own, so that Spark need not shuffle by it. */

@@ -1,0 +1,104 @@
+package embedlog.spark;
+
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.channels.ClosedChannelException;
+import java.nio.channels.FileChannel;
+import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
+import java.util.Iterator;
+import java.util.List;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/** A segment file, which is read in the next directory that has it if one fails. */
+final class SegmentFile implements AutoCloseable {
+  private static final Logger LOGGER = LoggerFactory.getLogger("embedlog.spark");
+
+  private final PartitionSlice slice;
+  private final FileChunk chunk;
+  private final Iterator<Path> roots;
+  private Exception failure;
+  private FileChannel channel;
+
+  /**
+   * Opens the file.
+   *
+   * @param roots the log roots that have it, in the order to try them
+   * @param slice what is read of the partition
+   * @param chunk what is read of the file
+   * @throws DataLossException if it was deleted
+   */
+  SegmentFile(List<Path> roots, PartitionSlice slice, FileChunk chunk) throws IOException {
+    this.slice = slice;
+    this.chunk = chunk;
+    this.roots = roots.iterator();
+    openNext();
+  }
+
+  /** Opens the file in the next directory where that is possible. */
+  private void openNext() throws IOException {
+    while (roots.hasNext()) {
+      Path root = roots.next();
+      try {
+        channel = FileChannel.open(root.resolve(chunk.path()), StandardOpenOption.READ);
+        return;
+      } catch (NoSuchFileException error) {
+        note(Files.exists(root.resolve("embedlog.toml")) ? deleted() : noLog(root));
+      } catch (IOException error) {
+        note(error);
+      }
+    }
+    if (failure instanceof IOException error) {
+      throw error;
+    }
+    throw (RuntimeException) failure;
+  }
+
+  private Exception deleted() {
+    return new DataLossException(
+        "The file " + chunk.path() + " was deleted after the query was planned", slice);
+  }
+
+  private static Exception noLog(Path root) {
+    return EmbedlogException.noLogOnHost(root.toString());
+  }
+
+  /** Keeps an error to throw if no directory is left. */
+  private void note(Exception error) {
+    // That a file is missing says the least: retention may have deleted all copies.
+    if (failure == null || failure instanceof DataLossException) {
+      failure = error;
+    }
+    if (roots.hasNext()) {
+      LOGGER.warn("Reading {} in another directory: {}", chunk.path(), error.toString());
+    }
+  }
+
+  /** Reads bytes from a position on, as {@link FileChannel#read(ByteBuffer, long)} does. */
+  int read(ByteBuffer target, long position) throws IOException {
+    while (true) {
+      try {
+        return channel.read(target, position);
+      } catch (ClosedChannelException error) {
+        throw error; // The task was ended, which is no failure of the directory.
+      } catch (IOException error) {
+        note(error);
+        channel.close();
+        openNext();
+      }
+    }
+  }
+
+  /** Returns how many bytes the file has. */
+  long size() throws IOException {
+    return channel.size();
+  }
+
+  @Override
+  public void close() throws IOException {
+    channel.close();
+  }
+}
