@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import weakref
 from functools import partial
 from typing import Any, ClassVar
 
@@ -177,6 +178,8 @@ class SharedRoot:
 
     def __init__(self) -> None:
         self.path = tempfile.mkdtemp(prefix=f"embedlog-{os.getpid()}-", dir=in_memory())
+        # The last one is left to the end of the process.
+        self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
         self.clock, self.boots, self.topics = ManualClock(), 0, 0
         self.root = self.open()
 
@@ -195,7 +198,7 @@ class SharedRoot:
     def leave(self) -> None:
         self.root.context.files.heal()
         abandon(self.root)
-        shutil.rmtree(self.path, ignore_errors=True)
+        self._remove()
 
 
 class CompactionModel(RuleBasedStateMachine):
