@@ -113,7 +113,7 @@ def test_two_stores_on_one_path_share_an_environment(store, tmp_path):
 
 def test_a_path_through_a_link_is_the_same_environment(store, tmp_path):
     """Environments are compared by their real paths."""
-    link = tmp_path.parent / f"{tmp_path.name}-link"
+    link = tmp_path / "link"
     link.symlink_to(tmp_path)
     other = kv.Store(Files(link), "live", durable=False, timeout=5)
 
