@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import pickle
+import shutil
 
 import pytest
 from support import forks
@@ -51,6 +52,81 @@ def test_a_log_in_one_directory_gets_others(tmp_path):
         assert sorted(assignment(log, "new").replicas) == [1, 2]
         assert values(log, "old") == [b"x"]
         assert log.verify() == []
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_log_that_was_begun_in_the_place_of_a_directory_is_not_overwritten(
+    directories, log, is_open
+):
+    """Another program opened the path of a directory that was lost; it has records of its own."""
+    log.create_topic("t", partitions=3)
+    directories.lose(log, 2)
+    with directories.alone(2) as stranger:
+        stranger.create_topic("precious")
+        send(stranger, "precious", [b"1"])
+        if is_open:
+            assert bring_back(log) == []
+            send(stranger, "precious", [b"2"])
+    assert bring_back(log) == []
+    (lost,) = [each for each in log.replicas() if not each.online]
+    assert (lost.id, "another log is there" in lost.reason) == (2, True)
+
+    with directories.alone(2) as stranger:
+        assert stranger.topics() == ["precious"]
+        assert values(stranger, "precious") == ([b"1", b"2"] if is_open else [b"1"])
+    with directories.open() as again:
+        assert recovery.try_bring_back(again.root) == {}
+
+    shutil.rmtree(directories.path(2))
+    directories.put_back(2)
+    assert bring_back(log) == [2]
+
+
+def test_a_directory_of_another_log_in_the_place_of_one_is_offline(directories, tmp_path):
+    """The log goes on with the others, and can give that one up."""
+    with directories.open() as log:
+        log.create_topic("t", partitions=3)
+        send(log, "t", [b"x"])
+    with embedlog.open([tmp_path / "a", tmp_path / "b"], maintenance=False) as other:
+        other.create_topic("precious")
+    directories.take(3)
+    shutil.copytree(tmp_path / "b", directories.path(3))
+
+    with embedlog.open(directories.path(1), maintenance=False) as found:
+        assert [each.id for each in found.replicas() if each.online] == [1, 2]
+        assert values(found, "t") == [b"x"]
+        assert recovery.try_bring_back(found.root) == {}
+        found.remove_replica(directories.path(3), force=True)
+        assert [each.id for each in found.replicas()] == [1, 2]
+    assert (directories.path(3) / "topics").exists()
+    with pytest.raises(errors.NotALogError, match="belong to different logs"):
+        directories.open()
+    shutil.rmtree(directories.path(3))
+
+
+def test_a_closed_log_says_so(directories):
+    """As one in a single directory does."""
+    log = directories.open()
+    log.close()
+    for call in (log.topics, log.verify, log.replicas, log.elect_leaders, log.reassign):
+        with pytest.raises(errors.ClosedError):
+            call()
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_log_closes_without_a_directory_that_was_lost(directories, lost):
+    """The others are as after every close."""
+    with directories.open() as log:
+        log.create_topic("t", partitions=3)
+        send(log, "t", [b"x"])
+        directories.take(lost)
+    with directories.open() as log:
+        assert [each.id for each in log.replicas() if not each.online] == [lost]
+        assert log.root.startup_report == []
+        assert values(log, "t") == [b"x"]
+        directories.put_back(lost)
+        assert bring_back(log) == [lost]
+        assert log.verify(replicas=True) == []
 
 
 def test_two_logs_are_not_one(tmp_path):

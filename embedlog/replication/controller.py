@@ -332,6 +332,24 @@ class Controller:
             raise
         self.refresh()
 
+    def check_directories(self, *, probe: bool = False) -> None:
+        """Take directories offline that are not there any more.
+
+        Args:
+            probe: Also those that cannot be written.
+
+        Raises:
+            NotEnoughReplicasError: Too few directories would be left.
+        """
+        for directory in self.current().online:
+            try:
+                if probe:
+                    directory.probe()
+                else:
+                    directory.check_in_place()
+            except StorageError as error:
+                self.take_offline({directory.id: error})
+
     def find_broken(self, error: StorageError) -> LogDirectory | None:
         """Return the directory that an error of a file operation says is broken, if any is."""
         path = error.path or ""

@@ -206,7 +206,6 @@ class LogDirectory:
         self.epoch_page = self._epoch_fd = None
         for store in self.stores.values():
             store.close()
-        self.stores.clear()
         self.files.close_all()
 
 

@@ -13,7 +13,6 @@ from embedlog.errors import (
     CorruptionError,
     EmbedlogError,
     ReplicaNotAvailableError,
-    StorageError,
 )
 from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
@@ -109,18 +108,11 @@ class ReplicationJob:
             controller.change(lambda _txn, _image: True)
 
     def _check_directories(self, root: ReplicatedRoot) -> None:
-        controller, now = root.controller, monotonic()
+        now = monotonic()
         probe = now - self._probed >= PROBE_SECONDS
         if probe:
             self._probed = now
-        for directory in controller.current().online:
-            try:
-                if probe:
-                    directory.probe()
-                else:
-                    directory.check_in_place()
-            except StorageError as error:
-                controller.take_offline({directory.id: error})
+        root.controller.check_directories(probe=probe)
 
     def _replicate(self, root: ReplicatedRoot, stopped: Callable[[], bool]) -> int:
         """Have copies that are out of sync catch up, and finish reassignments."""

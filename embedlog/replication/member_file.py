@@ -88,6 +88,19 @@ def read_member(files: Files) -> DirectoryMember | None:
         ) from error
 
 
+def is_member(files: Files, cluster_id: str, directory_id: int) -> bool:
+    """Return whether a directory says that it is one of a log.
+
+    Raises:
+        NotALogError: The file cannot be read.
+    """
+    member = read_member(files)
+    return member is not None and (member.cluster_id, member.directory_id) == (
+        cluster_id,
+        directory_id,
+    )
+
+
 def write_member(files: Files, member: DirectoryMember) -> None:
     """Note the directories in the file of one; keeps what else it says."""
     text = files.read_file(FORMAT_FILE).decode()
@@ -124,20 +137,22 @@ def new_cluster_id() -> str:
 
 
 def find_members(
-    paths: Iterable[str], open_files: Mapping[str, Files]
+    paths: Iterable[str], open_files: Mapping[str, Files], cluster: str | None = None
 ) -> tuple[str | None, dict[int, str]]:
     """Return the id of the log and its directories, as the files of these directories have it.
 
     Args:
-        paths: The directories that the caller named; each is read.
+        paths: The directories; each is read.
         open_files: Their files, by path, of those that could be opened.  One that cannot be
             read after all is left out.
+        cluster: The id of the log, if it is known: directories of others are left out.  Without
+            it, the directories are those that the caller named.
 
     Raises:
         NotALogError: They belong to different logs.
         StorageError: One cannot be read, and no other one belongs to a log.
     """
-    cluster, found = None, dict[int, str]()
+    found, is_known = dict[int, str](), cluster is not None
     unreadable: StorageError | None = None
     for path in paths:
         try:
@@ -149,6 +164,8 @@ def find_members(
         if member is None:
             continue
         if cluster not in (None, member.cluster_id):
+            if is_known:
+                continue  # another disk is mounted there
             raise NotALogError(
                 "The directories belong to different logs",
                 path=path,
@@ -164,13 +181,14 @@ def find_members(
     return cluster, found
 
 
-def paths_to_add(directories: Iterable[Files]) -> list[str]:
+def paths_to_add(cluster_id: str, directories: Iterable[Files]) -> list[str]:
     """Return the paths that a process had begun to add, as the files of directories have it."""
     paths: list[str] = []
     for files in directories:
         with suppress(StorageError):  # `find_members` has reported it
             member = read_member(files)
-            paths += () if member is None else member.to_add
+            if member is not None and member.cluster_id == cluster_id:
+                paths += member.to_add
     return paths
 
 

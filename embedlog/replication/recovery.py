@@ -33,7 +33,12 @@ from embedlog.replication.copies import lock_copy, remove_copies
 from embedlog.replication.directory import LogDirectory, describe
 from embedlog.replication.files import BrokenDirectoryError
 from embedlog.replication.isr import PartitionAssignment
-from embedlog.replication.member_file import DirectoryMember, read_member, write_member
+from embedlog.replication.member_file import (
+    DirectoryMember,
+    is_member,
+    read_member,
+    write_member,
+)
 from embedlog.replication.metadata import (
     ASSIGNMENTS,
     DIRECTORIES,
@@ -177,20 +182,15 @@ def bring_back(
     controller.elect()  # partitions of which it has the only copy
     root.write_members()
     _sweep(root, directory)
-    _logger.warning("Directory %s is online", path)
+    level = logging.WARNING if info.version else logging.INFO  # it was just added
+    _logger.log(level, "Directory %s is online", path)
     return histories
 
 
 def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
     """Check a directory that no process uses, or make an empty one a directory of the log."""
-    files, controller = directory.files, root.controller
+    files = directory.files
     check_format(files, replicated=True)
-    paths = {each: info.path for each, info in controller.image.directories.items()}
-    member = read_member(files)
-    if member is None:
-        write_member(files, DirectoryMember(root.cluster_id, directory.id, paths))
-    elif (member.cluster_id, member.directory_id) != (root.cluster_id, directory.id):
-        raise NotALogError(f"This is not directory {directory.id} of the log", path=directory.path)
     for name in ("locks", "topics"):
         files.make_directory(name)
     directory.probe()
@@ -205,6 +205,7 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
     lock = files.open("locks/root", write=True, create=True)
     files.lock(lock, root.lock_timeout)
     try:
+        _check_member(root, directory)
         directory.attached = files.open("locks/attached", write=True, create=True)
         if files.try_lock(directory.attached):
             kv.close_unused()
@@ -221,6 +222,28 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
         files.unlock(lock)
         files.close(lock)
     directory.open_stores(root.lock_timeout)
+
+
+def _check_member(root: HasDirectories, directory: LogDirectory) -> None:
+    """Raise unless a directory is the one that the log has at its path, or is new; under its lock.
+
+    Then nobody else makes a log there.
+
+    Raises:
+        NotALogError: It belongs to another log, or is one.
+    """
+    files = directory.files
+    if is_member(files, root.cluster_id, directory.id):
+        return
+    if read_member(files) is not None or startup.has_state(files):
+        raise NotALogError(
+            f"This is not directory {directory.id} of the log: another log is there",
+            path=directory.path,
+            todo="Move it to another path.",
+        )
+    infos = root.controller.image.directories
+    paths = {each: info.path for each, info in infos.items()}
+    write_member(files, DirectoryMember(root.cluster_id, directory.id, paths))
 
 
 def _is_older(
@@ -371,7 +394,25 @@ def try_bring_back(root: HasDirectories) -> dict[int, dict[bytes, History]]:
             results[each] = bring_back(root, each)
         except (EmbedlogError, OSError) as error:
             _logger.debug("Directory %s stays offline: %s", info.path, describe(error))
+            if isinstance(error, NotALogError):
+                with suppress(EmbedlogError):
+                    _note_stranger(root, each, describe(error))
     return results
+
+
+def _note_stranger(root: HasDirectories, directory_id: int, reason: str) -> None:
+    """Note that something else is at the path of a directory."""
+
+    def step(txn: kv.Txn, image: MetadataImage) -> bool:
+        info = image.directories.get(directory_id)
+        if info is None or info.online or info.reason == reason:
+            return False
+        DIRECTORIES.put(txn, directory_id, value=info._replace(reason=reason))
+        return True
+
+    info = root.controller.current().image.directories.get(directory_id)
+    if info is not None and info.reason != reason and root.controller.change(step):
+        _logger.error("Directory %s stays offline: %s", info.path, reason)
 
 
 def regain_quorum(root: HasDirectories, failed: Mapping[int, Exception]) -> bool:

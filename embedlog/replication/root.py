@@ -20,6 +20,7 @@ from embedlog import catalog, kv
 from embedlog.catalog import NewPartitions, TopicInfo
 from embedlog.errors import (
     DiskFullError,
+    EmbedlogError,
     InvalidReplicationAssignmentError,
     LockTimeoutError,
     NotALogError,
@@ -38,10 +39,10 @@ from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.member_file import (
     DirectoryMember,
     find_members,
+    is_member,
     new_cluster_id,
     paths_to_add,
     read_listed,
-    read_member,
     write_member,
 )
 from embedlog.replication.metadata import (
@@ -201,8 +202,8 @@ class ReplicatedRoot(Root):
             for path, files in self._open_each(more, writable).items():
                 opened[path] = files
                 undo.callback(files.close_all)
-            cluster, paths = find_members([*self.paths, *opened], opened)
-            self._to_add = paths_to_add(opened.values())
+            _, paths = find_members([*self.paths, *opened], opened, cluster)
+            self._to_add = paths_to_add(cluster, opened.values())
             directories = self._check_each(paths, opened, writable, undo)
             if not directories:
                 raise NotALogError("None of the directories can be opened", path=self.path)
@@ -308,8 +309,7 @@ class ReplicatedRoot(Root):
                 continue
             try:
                 check_format(files, replicated=True)
-                member = read_member(files)
-                if member is None or member.directory_id != directory_id:
+                if not is_member(files, self.cluster_id, directory_id):
                     raise NotALogError(
                         f"This is not directory {directory_id} of the log", path=path
                     )
@@ -415,11 +415,7 @@ class ReplicatedRoot(Root):
                     path=path,
                     operation="open",
                 )
-            member = read_member(files)
-            if member is None or (member.cluster_id, member.directory_id) != (
-                self.cluster_id,
-                directory_id,
-            ):
+            if not is_member(files, self.cluster_id, directory_id):
                 raise StorageError(
                     f"This is not directory {directory_id} of the log",
                     path=path,
@@ -504,8 +500,14 @@ class ReplicatedRoot(Root):
 
     # Detaching
 
+    def _leave(self, context: Context) -> None:
+        if context.files.writable:
+            with suppress(EmbedlogError):  # the next process to open the log finds out as well
+                self.controller.check_directories()
+        super()._leave(context)
+
     def _mark_clean(self, context: Context) -> None:
-        online = self.controller.online
+        online = [each for each in self.controller.online if each.is_in_place()]
         held: list[tuple[LogDirectory, int]] = []
         try:
             last = True

@@ -34,6 +34,7 @@ from embedlog.errors import (
     EmbedlogError,
     InvalidReplicationAssignmentError,
     InvalidReplicationFactorError,
+    LogDeletedError,
     NotALogError,
     ReplicaNotAvailableError,
     StorageError,
@@ -392,6 +393,8 @@ class Root:
         root_lock = files.open("locks/root", write=True, create=True)
         files.lock(root_lock, self.lock_timeout)
         try:
+            # Again: a log may have made it one of its directories meanwhile.
+            self._check_format(files)
             self._attached = files.open("locks/attached", write=True, create=True)
             if files.try_lock(self._attached):
                 kv.close_unused()
@@ -471,6 +474,12 @@ class Root:
 
     def _mark_clean(self, context: Context) -> None:
         files = context.files
+        if not files.is_in_place():
+            raise LogDeletedError(
+                "The log was moved or deleted while it was open",
+                path=self.path,
+                todo="Open it where it is now.",
+            )
         context.state.check_linked()
         root_lock = files.open("locks/root", write=True, create=True)
         files.lock(root_lock, self.lock_timeout)

@@ -54,7 +54,7 @@ def check_databases(files: Files) -> tuple[list[str], bool]:
         if f"locks/{name}".startswith(membership.LOCKS):  # the members are dead, too
             files.unlink(f"locks/{name}")
     forget_waiters(files)
-    new = not files.exists("state") and not files.exists(COPY)
+    new = not has_state(files)
     rebooted = not live_is_valid(files)
     done = _check_state(files, clean)
     if done or rebooted or not _live_is_whole(files, clean):
@@ -66,6 +66,11 @@ def check_databases(files: Files) -> tuple[list[str], bool]:
             done.append("live was of another boot, or damaged: it was created again")
     # A power cut can undo the last unlinks, and the unlink of the clean mark.
     return done, not new and bool(clean is None or rebooted or done)
+
+
+def has_state(files: Files) -> bool:
+    """Return whether the root has metadata, so that it is no new one."""
+    return files.exists("state") or files.exists(COPY)
 
 
 def remove_clean_mark(files: Files) -> dict[str, int] | None:

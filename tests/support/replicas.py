@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import embedlog
-from embedlog.errors import StorageError
 from embedlog.record import RecordMetadata, TopicPartition
 from embedlog.replication import recovery
 from embedlog.replication.isr import PartitionAssignment
@@ -31,6 +30,10 @@ class Directories:
     def open(self, **options: Any) -> embedlog.Log:
         """Open the log without housekeeping: a test calls its steps itself."""
         return embedlog.open(self.paths, **{"maintenance": False, **options})
+
+    def alone(self, directory: int) -> embedlog.Log:
+        """Open the log at the path of one directory."""
+        return embedlog.open(self.path(directory), maintenance=False)
 
     def path(self, directory: int) -> Path:
         """Return where a directory, counted from 1 as in the log, is."""
@@ -83,12 +86,7 @@ class Directories:
 
 def notice(log: embedlog.Log) -> None:
     """Have the log look at its directories, as the housekeeping does."""
-    controller = log.root.controller
-    for directory in controller.current().online:
-        try:
-            directory.check_in_place()
-        except StorageError as error:
-            controller.take_offline({directory.id: error})
+    log.root.controller.check_directories()
 
 
 def bring_back(log: embedlog.Log) -> list[int]:
