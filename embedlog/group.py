@@ -378,10 +378,16 @@ class Group:
         self.update_without_dead_members(step, timeout)
         self.checkpoint(timeout=timeout)
 
-    def advance(self, positions: Positions) -> dict[TopicPartition, int]:
+    def advance(
+        self, positions: Positions, known: Mapping[TopicPartition, CommittedOffset | None]
+    ) -> dict[TopicPartition, int]:
         """Move commits of a group without members forward, as a mirror does; return what moved.
 
         A commit that is as far already stays, and nothing changes in a group with members.
+
+        Args:
+            positions: Where to move them.
+            known: The commits as the caller knows them: one that was changed since stays.
 
         Raises:
             ValueError, OffsetMetadataTooLargeError: A position is invalid; nothing was committed.
@@ -397,6 +403,8 @@ class Group:
             ahead = {}
             for key, partition in partitions.items():
                 committed = COMMITTED.get(txn, self.key, key)
+                if committed != known[partition]:
+                    continue
                 if committed is None or committed.position.offset < positions[partition].offset:
                     ahead[key] = rows[key]
             offsets.put(txn, self.key, ahead)

@@ -39,6 +39,7 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.group import Group
 from embedlog.mirrors import mirror as mirror_module
 from embedlog.mirrors import root_target
 from embedlog.mirrors.hops import HEADER, hops_of
@@ -488,6 +489,45 @@ def test_after_a_failover_the_copy_is_written_to_and_no_longer_mirrored(a, b):
 
     assert [record.value for record in b["t"]] == [b"1", b"2"]
     assert b.topic("t").config["mirror.source"] == ""
+
+
+def test_after_a_failover_the_mirror_moves_no_commits(a, b, monkeypatch):
+    """A mirror that runs says that the topic is no copy any more, also without new records."""
+    monkeypatch.setattr(mirror_module, "_GROUPS_SECONDS", 0.05)
+    for name in ("t", "u"):
+        a.create_topic(name)
+        send(a, name, *(b"%d" % number for number in range(10)))
+        commit(a, 4, topic=name)
+    with mirror(a, b, follow=True, groups=".*") as run:
+        settled(lambda: run.status.commits == 2)
+        b.failover("g", "earliest", topics=["t"], dry_run=False)
+        commit(a, 7)
+        commit(a, 7, topic="u")
+        settled(lambda: committed(b)[TopicPartition("u", 0)] == 7)
+        assert committed(b)[P0] == 0
+        settled(lambda: run.errors)
+        assert isinstance(run.errors[0], MirrorConflictError)
+    assert committed(b)[P0] == 0
+
+
+def test_commits_that_a_failover_makes_while_a_mirror_copies_them_stay(a, b, monkeypatch):
+    """It happens between the look at the topics and the transaction."""
+    a.create_topic("t")
+    send(a, "t", b"1", b"2", b"3")
+    commit(a, 1)
+    mirror(a, b, groups=".*")
+    commit(a, 2)
+    encode = Group.encode
+
+    def fail_over_first(group, positions):
+        monkeypatch.setattr(Group, "encode", encode)
+        b.failover("g", "earliest", dry_run=False)
+        return encode(group, positions)
+
+    monkeypatch.setattr(Group, "encode", fail_over_first)
+    mirror(a, b, groups=".*")
+    assert Group.encode is encode
+    assert committed(b) == {P0: 0}
 
 
 def test_after_a_failover_the_mirror_can_go_into_the_other_direction(a, b):

@@ -146,6 +146,9 @@ class MirrorTarget(Protocol):
             MirrorConflictError: There is a topic of that name that is no copy of this one.
         """
 
+    def is_copy(self, name: str) -> bool:
+        """Return whether a topic that was prepared is a copy still, which a failover ends."""
+
     def position(self, name: str, partition: int) -> MirrorPosition | None:
         """Return where the mirror goes on; None if nothing was copied to the partition yet."""
 
@@ -178,7 +181,8 @@ class MirrorTarget(Protocol):
     ) -> dict[TopicPartition, int]:
         """Commit offsets of the target for a group; return those that were committed.
 
-        Moves no commit back, and changes nothing for a group that has members here.
+        Moves no commit back, and changes nothing for a group that has members here, or in topics
+        that are no copies any more.
         """
 
     def flush(self) -> None:

@@ -345,6 +345,10 @@ class KafkaTarget:
             self._batch_bytes = limit
             self._drop_producer()
 
+    def is_copy(self, name: str) -> bool:
+        """Return True: in a cluster there is no failover."""
+        return True
+
     # Records
 
     def position(self, name: str, partition: int) -> MirrorPosition | None:

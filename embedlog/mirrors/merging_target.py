@@ -134,6 +134,10 @@ class MergingTarget:
         self._topics[name] = topic
         return True
 
+    def is_copy(self, name: str) -> bool:
+        """Return True: every site may write to it anyway."""
+        return True
+
     # Records
 
     def position(self, name: str, partition: int) -> MirrorPosition | None:

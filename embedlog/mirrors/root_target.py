@@ -189,6 +189,11 @@ class RootTarget:
         if MIRRORED_TOPICS.get(state, topic_id) != copy:
             state.write(lambda txn: MIRRORED_TOPICS.put(txn, topic_id, value=copy))
 
+    def is_copy(self, name: str) -> bool:
+        """Return whether no failover made it a topic of its own; see `MirrorTarget.is_copy`."""
+        info = self.root.topics().get(name)
+        return info is not None and info.config.mirror_source == self._copies[name].source
+
     # Records
 
     def position(self, name: str, partition: int) -> MirrorPosition | None:
@@ -267,7 +272,11 @@ class RootTarget:
         self, group: str, positions: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> dict[TopicPartition, int]:
         """Commit offsets for a group; see `MirrorTarget.commit`."""
-        return open_group(self.root, group).advance(positions)
+        client = open_group(self.root, group)
+        # Before the look: a failover makes the topics no copies first, and commits then.
+        known = client.committed(positions)
+        copied = {part: known[part] for part in positions if self.is_copy(part.topic)}
+        return client.advance({part: positions[part] for part in copied}, copied)
 
     # The end
 
