@@ -129,6 +129,23 @@ def test_a_log_closes_without_a_directory_that_was_lost(directories, lost):
         assert log.verify(replicas=True) == []
 
 
+def test_no_directory_is_inside_another_one(directories, log, tmp_path):
+    """Nothing is created."""
+    for inner in (directories.path(1) / "sub", directories.path(2) / "topics" / "t-9"):
+        with pytest.raises(errors.NotALogError, match=f"inside {inner.parents[-1]}"):
+            log.add_replica(inner)
+        assert not inner.exists()
+    with pytest.raises(errors.NotALogError, match="inside"):
+        log.add_replica(directories.path(3).parent)
+    for paths in ([tmp_path / "a", tmp_path / "a/b"], [tmp_path / "a/b", tmp_path / "a"]):
+        with pytest.raises(errors.NotALogError, match="inside"):
+            embedlog.open(paths)
+    assert not (tmp_path / "a").exists()
+    beside = [tmp_path / "a", tmp_path / "a-2", tmp_path / "a.b"]
+    with embedlog.open(beside, maintenance=False) as three:
+        assert len(three.replicas()) == 3
+
+
 def test_two_logs_are_not_one(tmp_path):
     """Bad input changes nothing."""
     for name in ("a", "b"):

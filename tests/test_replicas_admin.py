@@ -645,9 +645,12 @@ def test_the_only_copy_is_not_given_up_without_force(tmp_path):
             log.remove_replica(paths[2])
         assert len(log.replicas()) == 3
         log.remove_replica(paths[2], force=True)
+        with open_log(paths[0], mode="r") as reader:  # before anything is written
+            kept = values(reader, "lonely")
+            assert reader.verify() == []
         assert log.replicas().leaderless == ()
         assert values(log) == list(range(100))
-        kept = values(log, "lonely")
+        assert values(log, "lonely") == kept
         assert kept == [n for n in range(100) if n % 3 != lost.partition]
         fill(log, "lonely", first=100)
         assert values(log, "lonely") == [*kept, *range(100, 200)]

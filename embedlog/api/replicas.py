@@ -178,7 +178,7 @@ def remove_directories(
     progress: Callable[[int, int], object] | None,
 ) -> None:
     """Remove directories; see `Log.remove_replica`."""
-    from embedlog.replication.removal import check_left
+    from embedlog.replication.removal import check_left, take_over
     from embedlog.replication.root import ReplicatedRoot
 
     log = several(root)
@@ -194,6 +194,7 @@ def remove_directories(
             left = [each for each in ids if each in writable.controller.image.directories]
             if left:
                 _remove(writable, left, force, throttle, progress)
+            take_over(writable)
         finally:
             writable.close()
         return

@@ -13,6 +13,7 @@ import tomllib
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from typing import NamedTuple
 
 from embedlog.errors import EmbedlogError, NotALogError, StorageError
@@ -197,8 +198,26 @@ def real_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 
     Raises:
         EmbedlogError: There is none.
+        NotALogError: One is inside another one.
     """
     real = list(dict.fromkeys(real_path(path) for path in paths))
     if not real:
         raise EmbedlogError("A log has at least one directory, got none")
+    check_apart(real)
     return real
+
+
+def check_apart(paths: Iterable[str]) -> None:
+    """Raise if a directory is inside another one.
+
+    Raises:
+        NotALogError: That is so.
+    """
+    # In this order, what is inside a directory comes right behind it.
+    for outer, inner in pairwise(sorted(paths, key=lambda path: path.split("/"))):
+        if inner.startswith(f"{outer}/"):
+            raise NotALogError(
+                f"The directory is inside {outer}",
+                path=inner,
+                todo="Name one beside it, best on a disk of its own.",
+            )

@@ -35,6 +35,7 @@ from embedlog.replication.files import BrokenDirectoryError
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.member_file import (
     DirectoryMember,
+    check_apart,
     is_member,
     read_member,
     write_member,
@@ -97,7 +98,8 @@ def add_directory(root: HasDirectories, path: str, rack: str | None = None) -> i
     It has no copies yet: new topics get some there, and `reassign` moves others to it.
 
     Raises:
-        NotALogError: The directory holds other files, or belongs to another log.
+        NotALogError: The directory holds other files, belongs to another log, or is inside another
+            directory.
         IllegalStateError: It belongs to this log already.
     """
     path = real_path(path)
@@ -105,6 +107,7 @@ def add_directory(root: HasDirectories, path: str, rack: str | None = None) -> i
     image = controller.current().image
     if path in paths_of(image.directories.values()):
         raise IllegalStateError("The directory belongs to the log already", path=path)
+    check_apart([path, *paths_of(image.directories.values())])
     Files.create_root(path)
     files = root.files(path, writable=True, unsafe_filesystem=root.unsafe_filesystem)
     try:

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from embedlog.display import plural
 from embedlog.errors import (
+    CorruptionError,
     EmbedlogError,
     IllegalStateError,
     NotEnoughReplicasError,
@@ -90,10 +91,18 @@ def remove_directories(
             break
         moves = reassign.plan(root, gone)  # a topic was created meanwhile
     root.write_members()
+    take_over(root)
     for directory in opened.values():
         if directory is not None and directory.id not in broken:
             with suppress(EmbedlogError):
                 _clear(directory)
+
+
+def take_over(root: HasDirectories) -> None:
+    """Make the log of each partition that of its leader: programs that only read cannot do it."""
+    for log in root.partition_logs(root.topics().values()):
+        with suppress(ReplicaNotAvailableError, CorruptionError):
+            log.tail()
 
 
 def check_left(image: MetadataImage, directories: Collection[int]) -> None:
