@@ -216,3 +216,17 @@ def test_directories_are_completed(command_line, disks):
     """For `replicas remove`."""
     _, out, _ = command_line("__complete", "replicas", "remove", "")
     assert [line.split("\t")[0] for line in out.splitlines()] == disks
+
+
+def test_topics_get_more_copies(command_line, disks):
+    """Those that are named, or all; a move beside it is a wrong command."""
+    command_line("topics", "create", "one", "--replication-factor", "1")
+    assert command_line("reassign", "--replication-factor", "2", "one")[0] == 0
+    assert len(replicas_of(disks[0], "one")[0]) == 1  # it was a dry run
+    assert command_line("reassign", "--replication-factor", "2", "one", "--execute")[0] == 0
+    assert len(replicas_of(disks[0], "one")[0]) == 2
+    assert command_line("reassign", "--replication-factor", "1", "--execute")[0] == 0
+    assert len(replicas_of(disks[0], "flights")[0]) == 1
+    for wrong in (["one:0=1"], ["--cancel"], ["--from", "moves.json"]):
+        code, _, err = command_line("reassign", "--replication-factor", "2", *wrong)
+        assert (code, "not both" in err) == (2, True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from embedlog.errors import InvalidReplicationFactorError
 from embedlog.replication.placement import assign_replicas
-from embedlog.replication.reassignment import reassign
+from embedlog.replication.reassignment import reassign, resize
 
 KAFKA = {"foo-0": (0, 1, 2), "foo-1": (1, 2, 3), "bar-0": (2, 3, 0)}
 
@@ -172,3 +172,28 @@ def test_a_plan_for_many_partitions_is_even_and_final(data):
     most = -(-len(current) * factor // len(left))
     at_least = must_leave + sum(max(0, old[each] - most) for each in left)
     assert at_least <= count_moves(current, new) <= 2 * at_least + len(left)
+
+
+@given(st.randoms(use_true_random=False))
+def test_more_or_fewer_replicas_keep_what_they_can(rng):
+    """The first ones stay in their order; new ones are in as many racks as possible, and even."""
+    directories = {each: rng.choice("abc") for each in range(1, rng.randint(2, 7))}
+    count, factor = rng.randint(1, 9), rng.randint(1, len(directories))
+    before = assign_replicas(count, rng.randint(1, len(directories)), directories, rng=rng)
+    chosen = {each: factor for each in before if rng.random() < 0.7}
+    for each, replicas in resize(before, chosen, directories).items():
+        wanted = chosen.get(each, len(before[each]))
+        kept = min(wanted, len(before[each]))
+        assert len(set(replicas)) == len(replicas) == wanted
+        assert replicas[:kept] == tuple(before[each][:kept])
+        racks = {directories[replica] for replica in replicas}
+        new = wanted - kept
+        old_racks = {directories[replica] for replica in replicas[:kept]}
+        assert len(racks) == min(len(old_racks) + new, len(set(directories.values())))
+
+
+def test_new_replicas_are_where_the_fewest_are():
+    """Without racks the loads are even."""
+    before = dict.fromkeys(range(6), (1,))
+    resized = resize(before, dict.fromkeys(before, 2), no_racks(1, 2, 3, 4))
+    assert counts(resized, no_racks(1, 2, 3, 4)) == [6, 2, 2, 2]

@@ -17,6 +17,7 @@ from embedlog.errors import (
     IllegalStateError,
     InvalidConfigError,
     InvalidReplicationAssignmentError,
+    InvalidReplicationFactorError,
     LockTimeoutError,
     NotALogError,
     NotEnoughReplicasError,
@@ -580,6 +581,47 @@ def test_a_directory_is_removed_after_its_copies_have_moved(tmp_path):
     with open_log(paths[2]) as log:
         assert values(log) == list(range(200))
         assert log.add_replica(paths[0]) == 4
+
+
+def test_topics_get_more_or_fewer_copies(tmp_path):
+    """As after a log in one directory got others; the new copies are even."""
+    paths = disks(tmp_path)
+    with open_log(paths[:1]) as log:
+        log.create_topic("flights", 6)
+        log.create_topic("other")
+        fill(log)
+    with open_log(paths) as log:
+        planned = log.reassign(replication_factor={"flights": 2}, dry_run=True)
+        assert all(each == [1] for each in placements(log).values())
+        done = log.reassign(replication_factor={"flights": 2})
+        assert dict(done) == dict(planned)
+        assert all(len(each) == 2 for each in placements(log).values())
+        assert len(placements(log, "other")[0]) == 1
+        assert sorted(each.replicas for each in log.replicas()) == [4, 4, 5]
+        assert log.reassign(replication_factor={"flights": 2}) == {}
+        log.reassign(replication_factor=3)
+        assert all(sorted(each) == [1, 2, 3] for each in placements(log).values())
+        assert sorted(placements(log, "other")[0]) == [1, 2, 3]
+        log.reassign(replication_factor=1)
+        assert all(len(each) == 1 for each in placements(log).values())
+        assert values(log) == list(range(100))
+        assert healthy(log)
+
+
+def test_wrong_numbers_of_copies_change_nothing(tmp_path):
+    """A directory has one copy at most."""
+    paths = disks(tmp_path, 2)
+    with open_log(paths) as log:
+        log.create_topic("flights", 2)
+        before = placements(log)
+        for factor in (0, 3, {"flights": 3}):
+            with pytest.raises(InvalidReplicationFactorError, match="1 to 2 copies"):
+                log.reassign(replication_factor=factor)
+        with pytest.raises(UnknownTopicOrPartitionError):
+            log.reassign(replication_factor={"nope": 1})
+        with pytest.raises(InvalidConfigError, match="not both"):
+            log.reassign(all_at(1), replication_factor=1)
+        assert placements(log) == before
 
 
 def test_a_topic_with_a_copy_everywhere_has_one_less_after_a_removal(tmp_path):

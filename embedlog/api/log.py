@@ -832,6 +832,7 @@ class Log:
         self,
         moves: Mapping[TopicPartition, Sequence[int]] | None = None,
         *,
+        replication_factor: int | Mapping[str, int] | None = None,
         throttle: float | None = None,
         dry_run: bool = False,
         progress: Progress | bool = True,
@@ -844,6 +845,8 @@ class Log:
             moves: The ids of the directories of each partition, the preferred leader first; more
                 or fewer than before change how many copies it has.  By default the fewest moves
                 that make the copies even over all directories.
+            replication_factor: How many copies to have, of all topics or by the name of the topic,
+                instead of as many as there are; not with ``moves``.
             throttle: Bytes per second to copy at most.
             dry_run: Change nothing.
             progress: Called with the bytes done, and all bytes.  By default a progress bar
@@ -851,6 +854,7 @@ class Log:
 
         Raises:
             InvalidReplicationAssignmentError: There is no such directory, or one occurs twice.
+            InvalidReplicationFactorError: There are not so many directories online.
             UnknownTopicOrPartitionError: There is no such partition.
             LockTimeoutError: Another process moves copies.
         """
@@ -860,6 +864,7 @@ class Log:
             return reassign(
                 self.root,
                 moves,
+                replication_factor=replication_factor,
                 dry_run=dry_run,
                 throttle=throttle,
                 progress=bar if progress is True else progress or None,

@@ -269,6 +269,7 @@ def reassign(
     root: Root,
     moves: Mapping[TopicPartition, Sequence[int]] | None,
     *,
+    replication_factor: int | Mapping[str, int] | None,
     throttle: float | None,
     dry_run: bool,
     progress: Callable[[int, int], object] | None,
@@ -277,8 +278,13 @@ def reassign(
     from embedlog.replication import reassign as replication
 
     log, limit = several(root), _throttle(throttle)
+    if moves is not None and replication_factor is not None:
+        raise InvalidConfigError("Pass moves or replication_factor, not both")
     if moves is None:
-        moves = replication.plan(log)
+        factors = {} if replication_factor is None else replication_factor
+        if not isinstance(factors, Mapping):
+            factors = dict.fromkeys(log.topics(), factors)
+        moves = replication.plan(log, replication_factors=factors)
     replication.check(log, moves)
     before = {
         TopicPartition(info.name, number): assignment

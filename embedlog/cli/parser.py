@@ -225,7 +225,8 @@ examples:
 REASSIGN = """\
 Without moves, the fewest that make the copies even over all directories.  A move names the
 directories of a partition by their ids in `embedlog replicas list`, the preferred leader first;
-more or fewer than before change how many copies it has.  Without --execute nothing is changed.
+more or fewer than before change how many copies it has.  With --replication-factor, all topics, or
+those that are named, get so many copies.  Without --execute nothing is changed.
 
 A file has the form of kafka-reassign-partitions:
   {"partitions": [{"topic": "flights", "partition": 0, "replicas": [1, 2]}]}
@@ -234,6 +235,7 @@ examples:
   embedlog reassign
   embedlog reassign --execute --throttle 50000000
   embedlog reassign flights:0=1,2 flights:1=2,1 --execute
+  embedlog reassign --replication-factor 3 flights --execute
 """
 
 _Parser = Any  # argparse has no public type for groups of commands or of options
@@ -549,6 +551,10 @@ def _replicas(commands: _Parser) -> None:
     about = "print how copies should move to other directories; with --execute, move them"
     reassign = _command(commands, "reassign", "replicas:reassign", about, epilog=REASSIGN)
     reassign.add_argument("moves", metavar="TOPIC:N=ID,ID", nargs="*")
+    _option(
+        *(reassign, "--replication-factor", "N", "how many copies to have, of the named topics"),
+        type=int,
+    )
     _option(reassign, "--from", "FILE", "a file with moves; - is stdin", dest="source")
     _flag(reassign, "--execute", "move the copies")
     _flag(reassign, "--cancel", "keep the old copies of partitions that are being moved")

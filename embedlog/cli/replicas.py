@@ -41,7 +41,10 @@ def add(args: argparse.Namespace) -> int:
         number = log.add_replica(args.path, args.rack)
         path = several(log.root).controller.current().image.directories[number].path
     say_result(args, {"id": number, "path": path, "rack": args.rack}, ())
-    note(f"Added {path} as directory {number}; `embedlog reassign` plans what to copy there")
+    note(
+        f"Added {path} as directory {number}; `embedlog reassign` plans what to move there, and "
+        "with --replication-factor N what to copy"
+    )
     return OK
 
 
@@ -67,7 +70,8 @@ def _to_remove(args: argparse.Namespace) -> Log:
 
 def reassign(args: argparse.Namespace) -> int:
     """Print the moves of copies; with --execute make them."""
-    moves = _moves(args)
+    factors = _replication_factors(args)
+    moves = _moves(args) if factors is None else None
     if args.cancel:
         with to_write(args) as log:
             count = log.cancel_reassignment(_chosen(args.moves))
@@ -76,13 +80,13 @@ def reassign(args: argparse.Namespace) -> int:
         return OK
     if not args.execute:
         with to_read(args) as log:
-            result = log.reassign(moves, dry_run=True)
+            result = log.reassign(moves, replication_factor=factors, dry_run=True)
         _say_moves(args, result)
         if result and not args.json:
             note("Dry run, nothing was changed; repeat the command with --execute")
         return OK
     with to_write(args) as log:
-        result = log.reassign(moves, throttle=args.throttle)
+        result = log.reassign(moves, replication_factor=factors, throttle=args.throttle)
     _say_moves(args, result)
     return FAILED if result.pending else OK
 
@@ -94,6 +98,16 @@ def _say_moves(args: argparse.Namespace, result: ReassignmentResult) -> None:
     )
     if not args.json:
         note(result.title)
+
+
+def _replication_factors(args: argparse.Namespace) -> int | dict[str, int] | None:
+    """Return how many copies to have, of all topics or of those that are named."""
+    factor: int | None = args.replication_factor
+    if factor is None:
+        return None
+    if args.cancel or args.source is not None or any("=" in word for word in args.moves):
+        raise InvalidConfigError("Name moves or a replication factor, not both")
+    return dict.fromkeys(args.moves, factor) or factor
 
 
 def _moves(args: argparse.Namespace) -> dict[TopicPartition, tuple[int, ...]] | None:

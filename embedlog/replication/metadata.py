@@ -146,7 +146,7 @@ def check_quorum(image: MetadataImage, online: Collection[int]) -> None:
         raise NotEnoughReplicasError(
             f"{len(online)} of {count} directories of the log are online, and a change of its "
             f"metadata needs {required}; {', '.join(offline)} cannot be used",
-            todo="Bring a directory back, or give it up with `embedlog replicas remove`; "
+            todo="Bring a directory back, or give it up with `embedlog replicas remove --force`; "
             'mode="r" reads what is there.',
             in_sync=len(online),
             required=required,
@@ -180,8 +180,9 @@ def check_agreement(images: Mapping[int, MetadataImage]) -> None:
                 raise ReplicasDivergedError(
                     f"{image.directories[directory].path} and {mine.path} "
                     "were each written to while the other one was missing",
-                    todo="Open the one that counts, alone, and give up the other one with "
-                    "`embedlog replicas remove`; then add it again.",
+                    todo="Unmount, or move away, the one that does not count; open the log, and "
+                    "give that one up with `embedlog replicas remove --force`; then delete its "
+                    "files, and add it again.",
                 )
 
 

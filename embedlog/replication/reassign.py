@@ -17,6 +17,7 @@ from embedlog.catalog import TopicInfo
 from embedlog.errors import (
     CorruptionError,
     InvalidReplicationAssignmentError,
+    InvalidReplicationFactorError,
     LockTimeoutError,
     NotLeaderOrFollowerError,
     ReplicaNotAvailableError,
@@ -28,7 +29,7 @@ from embedlog.replication.copies import remove_copies
 from embedlog.replication.isr import PartitionAssignment, check_replicas
 from embedlog.replication.metadata import MetadataImage
 from embedlog.replication.partition import ReplicatedPartition
-from embedlog.replication.reassignment import reassign
+from embedlog.replication.reassignment import reassign, resize
 from embedlog.replication.recovery import HasDirectories, copy_partition
 
 T = TypeVar("T")
@@ -53,7 +54,9 @@ def assignments(root: HasDirectories) -> Iterator[tuple[TopicInfo, int, Partitio
 
 
 def plan(
-    root: HasDirectories, without: Collection[int] = ()
+    root: HasDirectories,
+    without: Collection[int] = (),
+    replication_factors: Mapping[str, int] | None = None,
 ) -> dict[TopicPartition, tuple[int, ...]]:
     """Return the fewest moves that make the copies even over the directories.
 
@@ -62,9 +65,24 @@ def plan(
         without: Directories that must not have copies any more.  If too few others are online
             for a partition, it gets fewer copies; one that had all its copies there, and can
             get none, keeps them.
+        replication_factors: How many copies the partitions of topics are to have; without one, as
+            many as they have.  A partition with a copy in a directory that is offline keeps them.
+
+    Raises:
+        InvalidReplicationFactorError: There are not so many directories online.
+        UnknownTopicOrPartitionError: There is no such topic.
     """
     image = root.controller.current().image
     racks = {each: rack for each, rack in image.racks.items() if each not in without}
+    factors = dict(replication_factors or {})
+    for topic, factor in factors.items():
+        root.topic(topic)
+        if not 1 <= factor <= len(racks):
+            raise InvalidReplicationFactorError(
+                f"A partition has 1 to {len(racks)} copies, one in each directory that is online, "
+                f"got {factor}",
+                topic=topic,
+            )
     current, smaller = {}, {}
     for info, number, assignment in assignments(root):
         partition, replicas = TopicPartition(info.name, number), assignment.target_replicas
@@ -76,7 +94,11 @@ def plan(
                 smaller[partition] = _completed(left, racks, len(replicas))
             continue
         current[partition] = replicas
-    return {**smaller, **reassign(current, racks)}
+    wanted = {each: factors[each.topic] for each in current if each.topic in factors}
+    resized = resize(current, wanted, racks)
+    planned = {**resized, **reassign(resized, racks)}
+    moved = {each: new for each, new in planned.items() if new != current[each]}
+    return {**smaller, **moved}
 
 
 def _completed(

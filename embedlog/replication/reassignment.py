@@ -68,6 +68,39 @@ def reassign(current: Mapping[P, Sequence[int]], directories: Racks) -> dict[P, 
     return {partition: new for partition, old, new in plan if new != old}
 
 
+def resize(
+    current: Mapping[P, Sequence[int]], factors: Mapping[P, int], directories: Racks
+) -> dict[P, tuple[int, ...]]:
+    """Return the replicas of each partition, with more or fewer of them for some partitions.
+
+    New ones are in other racks than those before, as far as there are any, and then where the
+    fewest replicas are; the last ones are given up.
+
+    Args:
+        current: The replicas of each partition.
+        factors: How many replicas to have, at most as many as there are directories.
+        directories: The rack of each directory that may have replicas.
+
+    >>> resize({"t-0": (1,), "t-1": (2, 1)}, {"t-0": 2, "t-1": 1}, {1: "a", 2: "a", 3: "b"})
+    {'t-0': (1, 3), 't-1': (2,)}
+    """
+    loads = Counter(each for replicas in current.values() for each in replicas)
+    resized = {}
+    for partition, replicas in current.items():
+        factor = factors.get(partition, len(replicas))
+        chosen = list(replicas[:factor])
+        while len(chosen) < factor:
+            racks = {directories[each] for each in chosen if each in directories}
+            new = min(
+                directories.keys() - set(chosen),
+                key=lambda each: (directories[each] in racks, loads[each], each),
+            )
+            loads[new] += 1
+            chosen.append(new)
+        resized[partition] = tuple(chosen)
+    return resized
+
+
 def _keep_ranks(before: tuple[int, ...], after: Collection[int]) -> tuple[int, ...]:
     """Order the replicas after a move: those that stay keep their ranks."""
     new = iter(sorted(set(after) - set(before)))
