@@ -54,14 +54,18 @@ class EmbedlogError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), todo=self.todo, **self.facts), (self.what,)
 
-    def __str__(self) -> str:
+    @property
+    def problem(self) -> str:
+        """What happened, and where, without what to do."""
         facts = ((text, getattr(self, name)) for name, text in _PLACES.items())
         where = [text.format(fact) for text, fact in facts if fact is not None]
         if self.topic is not None:
             partition = "" if self.partition is None else f"-{self.partition}"
             where.insert(0, f"{self.topic}{partition}")
-        text = f"{self.what} [{', '.join(where)}]" if where else self.what
-        return f"{text}. {self.todo}" if self.todo else text
+        return f"{self.what} [{', '.join(where)}]" if where else self.what
+
+    def __str__(self) -> str:
+        return f"{self.problem}. {self.todo}" if self.todo else self.problem
 
 
 def no_attribute(owner: object, name: str, hint: str = "") -> AttributeError:

@@ -982,6 +982,8 @@ class Log:
     ) -> list[Finding] | list[ReplicaDifference]:
         """Read everything and check all checksums; ``[]`` means healthy.  Changes nothing.
 
+        Of a partition with several copies, only that of the leader is read.
+
         Args:
             replicas: Instead, compare the copies of each partition that are in sync, and return
                 the first offset at which one differs.

@@ -319,7 +319,9 @@ def _lines(report: Report, findings: list[str]) -> Iterator[str]:
 
 def _format_fact(name: str, fact: Any) -> str:
     if isinstance(fact, dict):
-        return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in fact.items())
+        return ", ".join(
+            f"{key.replace('_', ' ')} {_format_fact(key, value)}" for key, value in fact.items()
+        )
     if isinstance(fact, bool) or fact is None:
         return {True: "yes", False: "no", None: "unknown"}[fact]
     return format_bytes(fact) if name.endswith("_bytes") else str(fact)

@@ -544,7 +544,8 @@ def _replicas(commands: _Parser) -> None:
     _option(add, "--rack", "LABEL", "what fails together with it; copies are in different racks")
     about = "remove directories, after their copies were made in the others"
     remove = _command(verbs, "remove", "replicas:remove", about)
-    remove.add_argument("paths", metavar="DIRECTORY", nargs="+")
+    about = "the path of a directory, as `embedlog replicas list` has it"
+    remove.add_argument("paths", metavar="DIRECTORY", nargs="+", help=about)
     about = "also if it has the only copy of records, or too few others are left to decide"
     _flag(remove, "--force", about)
     _throttle(remove)
@@ -755,9 +756,9 @@ def _maintenance(commands: _Parser) -> None:
 
 
 def _health(commands: _Parser) -> None:
-    about = "read everything and check all checksums"
+    about = "read everything and check all checksums; of several copies, only that of the leader"
     verify = _command(commands, "verify", "maintenance:verify", about)
-    _flag(verify, "--replicas", "compare the copies of partitions instead")
+    _flag(verify, "--replicas", "read and compare all copies that are in sync instead")
     about = "drop damaged records; a dry run without --yes"
     repair = _command(commands, "repair", "maintenance:repair", about)
     _flag(repair, "--yes", "repair the log")

@@ -15,7 +15,12 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from embedlog.batch import CONTROL, EXPLICIT_OFFSETS, LOG_APPEND_TIME, Batch
-from embedlog.errors import CorruptionError, OffsetOutOfRangeError, StorageError
+from embedlog.errors import (
+    CorruptionError,
+    EmbedlogError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
 from embedlog.partition import PartitionLog
 from embedlog.segment import CHUNK_BYTES
 
@@ -107,8 +112,10 @@ class _DamagedCopyError(Exception):
     """A copy cannot be read at an offset."""
 
     def __init__(self, copy: _Copy, offset: int, error: Exception) -> None:
-        super().__init__(str(error))
-        self.difference = copy.difference(offset, None, str(error))
+        # Without what to do, which is what is being done.
+        text = error.problem if isinstance(error, EmbedlogError) else str(error)
+        super().__init__(text)
+        self.difference = copy.difference(offset, None, text)
 
 
 class _Copy:
