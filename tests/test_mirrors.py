@@ -27,8 +27,12 @@ from embedlog.catalog import ACTIVITY
 from embedlog.cli import main
 from embedlog.errors import (
     CorruptBatchError,
+    GroupIdNotFoundError,
     IllegalStateError,
     InvalidConfigError,
+    InvalidGroupIdError,
+    InvalidPartitionError,
+    InvalidTopicError,
     LockTimeoutError,
     MirrorConflictError,
     MirrorDivergedError,
@@ -681,7 +685,7 @@ def standby(a, b, clock):
         ("time", {"at": "53s"}, (7, 0, 3, 3)),
         ("time", {"at": "1s"}, (10, 0, 0, 6)),
         ({P0: 6}, {}, (6, 0, 4, 2)),
-        ({TopicPartition("t", 9): 6}, {}, (4, 0, 6, 0)),
+        ({}, {}, (4, 0, 6, 0)),
     ],
     ids=repr,
 )
@@ -718,7 +722,7 @@ def test_a_failover_says_how_much_was_not_copied(a, b):
     with pytest.raises(CorruptBatchError):
         mirror(a, b)
 
-    plan = b.failover("g", "earliest")
+    plan = b.failover("g", "earliest", topics="t")
     assert [part.not_copied for part in plan.partitions] == [0, 2]
     assert plan.not_copied == {"t": 2}
     assert "2 offsets of the source not copied" in plan.title
@@ -728,10 +732,44 @@ def test_a_failover_says_how_much_was_not_copied(a, b):
 
 def test_a_group_without_commits_is_moved_by_the_other_strategies(standby):
     """With "offsets" its consumers' auto_offset_reset decides, and that is said."""
+    with standby.consumer("t", group_id="new", auto_offset_reset="earliest") as consumer:
+        consumer.poll(timeout_ms=int(patient(5) * 1000), max_records=1)
+        consumer.close(autocommit=False)
     (part,) = standby.failover("new").partitions
     assert (part.committed, part.offset, part.may_repeat, part.may_skip) == (None, None, 10, 10)
     (part,) = standby.failover("new", "latest").partitions
     assert (part.offset, part.may_skip) == (10, 10)
+
+
+def test_a_group_that_does_not_exist_is_refused_unless_its_topics_are_named(standby):
+    """Its name may be mistyped; but a mirror without `groups` has copied none."""
+    for arguments, options in (
+        (("gg",), {}),
+        (("gg",), {"topics": "t"}),
+        (("gg", "latest"), {}),
+        (("gg", {P0: 3}), {}),
+        ((["g", "gg"], "latest"), {}),
+    ):
+        for dry_run in (True, False):
+            with pytest.raises(GroupIdNotFoundError):
+                standby.failover(*arguments, **options, dry_run=dry_run)
+    assert standby.topic("t").config["mirror.source"]
+    assert committed(standby) == {P0: 4}
+
+    standby.failover("gg", "time", at="58s", topics="t", dry_run=False)
+    assert committed(standby, "gg") == {P0: 2}
+
+
+def test_an_offset_in_a_topic_without_commits_counts(standby, a):
+    """A group that has commits reads the topics that it has commits in, and those named."""
+    a.create_topic("u", partitions=2)
+    a.create_topic("v")
+    a.partition("u", 1).append([encoded(b"1", b"2")])
+    mirror(a, standby)
+
+    standby.failover("g", {TopicPartition("u", 1): 1}, dry_run=False)
+
+    assert committed(standby) == {P0: 4, TopicPartition("u", 1): 1}
 
 
 def test_a_failover_that_is_not_possible_changes_nothing(standby, a):
@@ -746,6 +784,16 @@ def test_a_failover_that_is_not_possible_changes_nothing(standby, a):
         (InvalidConfigError, ("g", "newest"), {}),
         (InvalidConfigError, ("g", "time"), {}),
         (InvalidConfigError, ("g", "latest"), {"at": "1m"}),
+        (InvalidConfigError, (None, "latest"), {}),
+        (InvalidConfigError, (None, {P0: 1}), {}),
+        (InvalidConfigError, ("g", {P0: "1"}), {}),
+        (InvalidGroupIdError, (7,), {}),
+        (InvalidGroupIdError, (["g", 7],), {}),
+        (InvalidPartitionError, ("g", {"t": 1}), {}),
+        (UnknownTopicOrPartitionError, ("g", {TopicPartition("t", 9): 1}), {}),
+        (UnknownTopicOrPartitionError, ("g", {TopicPartition("missing", 0): 1}), {}),
+        (UnknownTopicOrPartitionError, ("g", {TopicPartition("own", 0): 0}), {}),
+        (InvalidTopicError, ("g",), {"topics": 7}),
         (OffsetOutOfRangeError, ("g", {P0: 11}), {}),
         (UnknownTopicOrPartitionError, ("g",), {"topics": "own"}),
         (UnknownTopicOrPartitionError, ("g",), {"topics": ["missing"]}),
@@ -760,8 +808,27 @@ def test_a_failover_that_is_not_possible_changes_nothing(standby, a):
 def test_a_failover_can_be_repeated_for_more_groups(standby):
     """The copies are found although they are no copies any more."""
     standby.failover(topics="t", dry_run=False)
-    standby.failover(["g", "h"], "earliest", dry_run=False)
+    standby.failover(["g", "h"], "earliest", topics="t", dry_run=False)
     assert committed(standby, "h") == committed(standby, "g") == {P0: 0}
+
+
+def test_a_failover_says_which_topics_it_released(standby, a):
+    """And whether there was anything left to do."""
+    for name in ("u", "v"):
+        a.create_topic(name)
+    mirror(a, standby)
+
+    first = standby.failover(topics="t", dry_run=False)
+    assert (first.released, "done; 1 topic to write to;" in first.title) == (("t",), True)
+    second = standby.failover()
+    assert (second.topics, second.released) == (("t", "u", "v"), ("u", "v"))
+    assert "3 topics to write to, 1 of them since an earlier failover" in second.title
+    standby.failover(dry_run=False)
+    third = standby.failover(dry_run=False)
+    assert third.released == ()
+    assert "nothing to do; programs may write to 3 topics since an earlier" in third.title
+    fourth = standby.failover("g", dry_run=False)
+    assert "done; programs may write to 3 topics since an earlier failover" in fourth.title
 
 
 # Following, and what can be seen of it
@@ -856,8 +923,8 @@ def test_a_run_shows_what_it_copied(a, b):
     run = mirror(a, b, name="m")
     assert repr(run).startswith("Mirror m: finished, 1 record")
     assert "<table" in run._repr_html_()
-    assert "t" in repr(b.failover("g", "latest"))
-    assert "<table" in b.failover("g", "latest")._repr_html_()
+    assert "t" in repr(b.failover("g", "latest", topics="t"))
+    assert "<table" in b.failover("g", "latest", topics="t")._repr_html_()
 
 
 def test_progress_is_counted_in_offsets(a, b):
@@ -1041,6 +1108,14 @@ def test_a_mirror_on_the_command_line(a, b, tmp_path, capsys):
     for bad in ("t=2", "t:0", "t:0=²", "t:0=-1"):
         assert main(["failover", "g", "--offset", bad, "--root", ends[1]]) == 2
     assert main(["failover", "g", "--strategy", "time", "--root", ends[1]]) == 2
+    for options in (["--strategy", "offsets"], ["--offset", "t:0=1"]):
+        capsys.readouterr()
+        assert main(["failover", *options, "--root", ends[1]]) == 2
+        assert "no GROUP is named" in capsys.readouterr().err
+    for words in (["gg"], ["g", "--offset", "tt:0=1"], ["g", "--offset", "t:5=1"]):
+        assert main(["failover", *words, "--root", ends[1]]) == 3
+    assert main(["failover", "--root", ends[1], "--execute"]) == 0
+    assert "nothing to do; programs may write to 1 topic since" in capsys.readouterr().out
     b.maintain()
     assert main(["activity", "--root", ends[1], "--kind", "failover", "--kind", "mirrored"]) == 0
     assert "may be written to" in capsys.readouterr().out

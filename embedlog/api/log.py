@@ -554,7 +554,8 @@ class Log:
         partition how many offsets are, or may be, read again or never.
 
         Args:
-            group: A group, or several; None only makes the topics writable.
+            group: A group, or several; None only makes the topics writable.  One that does not
+                exist here needs ``topics``, and a strategy other than ``"offsets"``.
             strategy: ``"offsets"``: where the mirror copied the commits of the group from the
                 source (``groups`` of `embedlog.mirror`); ``"time"``: at the first record at or
                 after ``at``; ``"earliest"`` or ``"latest"``; or offsets by partition, in all others
@@ -565,8 +566,10 @@ class Log:
 
         Raises:
             NonEmptyGroupError: A group has members here; also raised for a dry run.
-            IllegalStateError, UnknownTopicOrPartitionError: There is no such copy.
+            GroupIdNotFoundError: There is no such group; likewise.
+            IllegalStateError, UnknownTopicOrPartitionError: There is no such copy or partition.
             InvalidConfigError, OffsetOutOfRangeError: The strategy is not possible.
+            InvalidGroupIdError, InvalidPartitionError: A name is not valid.
         """
         from embedlog.api.failover import Failover
 

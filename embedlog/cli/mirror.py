@@ -114,6 +114,11 @@ def _lines(statuses: list[MirrorStatus]) -> list[str]:
 
 def failover(args: argparse.Namespace) -> int:
     """Print what a failover would do to each group; with --execute do it."""
+    if not args.groups and (args.strategy is not None or args.offset):
+        raise InvalidConfigError(
+            "--strategy and --offset say where groups go on, and no GROUP is named",
+            todo="Name the groups; without GROUP, programs may write to the copies, and no more.",
+        )
     strategy: Any = args.strategy or "offsets"
     if args.offset:
         if args.strategy is not None:
