@@ -396,6 +396,32 @@ def test_topics_are_chosen_by_their_whole_names(a, b):
     assert not events(b, "created")
 
 
+def test_a_pattern_that_matches_no_topic_is_an_error_and_creates_no_target(tmp_path, a):
+    """It is mistyped; a log without topics can be copied as a whole."""
+    mirror(a, tmp_path / "empty")
+    a.create_topic("orders")
+    with pytest.raises(UnknownTopicOrPartitionError, match="matches 'ordrs'; it has orders"):
+        mirror(a, tmp_path / "new", topics="ordrs")
+    assert not (tmp_path / "new").exists()
+    assert main(["mirror", a.path, str(tmp_path / "new"), "--topics", "ordrs"]) == 3
+
+
+def test_a_mirror_that_follows_waits_for_topics_and_says_so(a, b, caplog):
+    """Once."""
+    a.create_topic("u")
+    with (
+        caplog.at_level(logging.WARNING, "embedlog.mirrors"),
+        mirror(a, b, topics="t", follow=True, name="m") as run,
+    ):
+        settled(lambda: caplog.records)
+        a.create_topic("t")
+        send(a, "t", b"1")
+        settled(lambda: run.status.records == 1)
+    assert caplog.messages == [
+        "Mirror m: No topic of the source matches 't'; it has u; the mirror waits for one"
+    ]
+
+
 def test_a_root_is_a_path_too_and_a_missing_source_is_not_created(tmp_path, a):
     """The target is created."""
     a.create_topic("t")

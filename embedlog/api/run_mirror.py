@@ -19,7 +19,13 @@ from embedlog.api.log import open as open_log
 from embedlog.display import html_table, moment, plural, public_names, text_table
 from embedlog.errors import EmbedlogError, InvalidConfigError, StorageError
 from embedlog.mirrors.ends import KAFKA_SCHEME, MirrorSource, MirrorTarget
-from embedlog.mirrors.mirror import Mirror, MirrorOptions, Progress
+from embedlog.mirrors.mirror import (
+    ALL_TOPICS,
+    Mirror,
+    MirrorOptions,
+    Progress,
+    check_some_match,
+)
 from embedlog.mirrors.root_source import RootSource
 from embedlog.mirrors.root_target import RootTarget
 from embedlog.mirrors.status import MirrorStatus
@@ -41,7 +47,7 @@ def mirror(
     source: End,
     target: End,
     *,
-    topics: str = ".*",
+    topics: str = ALL_TOPICS,
     site: str | None = None,
     groups: str | None = None,
     follow: bool = False,
@@ -65,8 +71,8 @@ def mirror(
         site: The name of the source at the target: the topic ``t`` becomes ``site.t``.
         groups: A regular expression of the groups whose committed offsets are copied.  They only
             move forward, and not while the group has members at the target.
-        follow: Go on until `MirrorRun.stop`, in a thread; by default return once all that there
-            was is copied.
+        follow: Go on until `MirrorRun.stop`, in a thread, also with topics that are created later;
+            by default return once all that there was is copied.
         merge: Append to topics of the same names that others write to, too.  A header of each
             record says where it was, and no mirror sends it there again; offsets differ.
         relay: With ``merge``, also copy records that came to the source from other sites.
@@ -78,6 +84,7 @@ def mirror(
     Raises:
         InvalidConfigError: An argument is not valid.
         NotALogError, StorageError: The source is no log, or an end cannot be opened.
+        UnknownTopicOrPartitionError: Without ``follow``: no topic of the source matches.
         LockTimeoutError: Another process runs a mirror of this name.
         MirrorConflictError, MirrorDivergedError: A topic cannot be copied; all others were.
         EmbedlogError: A partition could not be copied; all others were.
@@ -87,6 +94,8 @@ def mirror(
     options = MirrorOptions(topics, site, groups, merge, name)
     with ExitStack() as stack:
         source_end, source_root = _source(stack, source)
+        if not follow:
+            check_some_match(source_end, options)  # Before the target is created.
         target_end, target_root = _target(
             stack,
             target,
