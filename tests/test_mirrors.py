@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import time
 from collections import Counter
@@ -1096,6 +1097,39 @@ def test_what_cannot_be_merged_is_refused(a, b, tmp_path):
         with pytest.raises(MirrorConflictError):
             mirror(b, c, topics="t", merge=True)
         assert c.topics() == []
+
+
+def test_one_mirror_merges_a_source_into_a_topic_at_a_time(a, b, monkeypatch):
+    """The second one is told the topic and the source, whatever its name."""
+    monkeypatch.setattr(root_target, "_LOCK_SECONDS", 0.1)
+    a.create_topic("t")
+    send(a, "t", b"1")
+    with mirror(a, b, merge=True, follow=True, name="m") as run:
+        settled(lambda: run.status.records == 1)
+        with pytest.raises(LockTimeoutError) as caught:
+            mirror(a, b, merge=True, name="n")
+    expected = rf"Another mirror \(process {os.getpid()}\) copies from {a.path} to the topic \[t\]"
+    assert re.match(expected, str(caught.value))
+    assert caught.value.pid == os.getpid()
+    mirror(a, b, merge=True, name="n")
+    assert counts(b, "t") == {b"1": 1}
+
+
+def test_two_mirrors_do_not_copy_the_same_topic(a, b):
+    """The second one to write notices the first, and writes nothing."""
+    a.create_topic("t")
+    source, first, second = RootSource(a.root), RootTarget(b.root), RootTarget(b.root)
+    topic = source.topics()["t"]
+    for target in (first, second):
+        assert target.prepare(topic, "t", source)
+    send(a, "t", b"1")
+    position = second.position("t", 0)
+    fetch = source.fetch("t", 0, first.position("t", 0), 1 << 20)
+    first.append("t", 0, fetch)
+
+    with pytest.raises(MirrorConflictError, match="another mirror"):
+        second.append("t", 0, source.fetch("t", 0, position, 1 << 20))
+    assert records(b, "t") == records(a, "t")
 
 
 # The command line

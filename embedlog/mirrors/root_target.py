@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from embedlog.catalog import SchemaChange, TopicInfo
 from embedlog.config import TopicConfig
@@ -284,8 +284,30 @@ def _next_version(schema: TopicSchema) -> SchemaChange:
 
 
 @contextmanager
+def hold_topic_lock(root: Root, name: str, topic: str, source: str) -> Iterator[None]:
+    """Hold the lock of a name, so that one mirror at a time copies a source to a topic.
+
+    Raises:
+        LockTimeoutError: Another mirror does; the error names the topic and the source.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(hold_lock(root, name))
+        except LockTimeoutError as error:
+            process = "" if error.pid is None else f" (process {error.pid})"
+            raise LockTimeoutError(
+                f"Another mirror{process} copies from {source} to the topic",
+                topic=topic,
+                pid=error.pid,
+                state=error.state,
+                todo="Run one mirror of a source and a topic; `embedlog mirror status` lists them.",
+            ) from error
+        yield
+
+
+@contextmanager
 def hold_lock(root: Root, name: str) -> Iterator[None]:
-    """Hold the lock of a name, so that one process at a time does something.
+    """Hold the lock of the name of a mirror, so that one process at a time runs it.
 
     Raises:
         LockTimeoutError: Another process holds it.
