@@ -41,7 +41,6 @@ from embedlog.errors import (
     NonEmptyGroupError,
     NotALogError,
     OffsetOutOfRangeError,
-    StorageError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.mirrors import mirror as mirror_module
@@ -423,7 +422,7 @@ def test_a_mirror_that_follows_waits_for_topics_and_says_so(a, b, caplog):
     ]
 
 
-def test_a_root_is_a_path_too_and_a_missing_source_is_not_created(tmp_path, a):
+def test_a_root_is_a_path_too_and_a_missing_source_is_not_created(tmp_path, a, capsys):
     """The target is created."""
     a.create_topic("t")
     send(a, "t", b"1")
@@ -431,9 +430,15 @@ def test_a_root_is_a_path_too_and_a_missing_source_is_not_created(tmp_path, a):
     with embedlog.open(tmp_path / "new", mode="r") as log:
         assert records(log, "t") == records(a, "t")
 
-    with pytest.raises(StorageError):
-        mirror(tmp_path / "missing", tmp_path / "new")
+    (tmp_path / "plain").mkdir()
+    for name in ("missing", "plain", "a/embedlog.toml"):
+        with pytest.raises(NotALogError):
+            mirror(tmp_path / name, tmp_path / "other")
+        assert main(["mirror", str(tmp_path / name), str(tmp_path / "other")]) == 3
+        error = capsys.readouterr().err
+        assert f"There is no log to copy from [{tmp_path / name}]. Check the path" in error
     assert not (tmp_path / "missing").exists()
+    assert not (tmp_path / "other").exists()
     with pytest.raises(NotALogError):
         mirror("localhost:9092", tmp_path / "new")
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 from embedlog.api.log import Log
 from embedlog.api.log import open as open_log
 from embedlog.display import html_table, moment, plural, public_names, text_table
-from embedlog.errors import EmbedlogError, InvalidConfigError, StorageError
+from embedlog.errors import EmbedlogError, InvalidConfigError, NotALogError, StorageError
 from embedlog.mirrors.ends import KAFKA_SCHEME, MirrorSource, MirrorTarget
 from embedlog.mirrors.mirror import (
     ALL_TOPICS,
@@ -31,6 +31,7 @@ from embedlog.mirrors.root_target import RootTarget
 from embedlog.mirrors.status import MirrorStatus
 from embedlog.partition import Durability
 from embedlog.progress import ProgressBar, format_bytes
+from embedlog.root.location import directory_of
 from embedlog.root.root import Root
 
 End = Log | str | os.PathLike[str]
@@ -138,7 +139,16 @@ def _source(stack: ExitStack, end: End) -> tuple[MirrorSource, Root | None]:
 
 def _open_existing(path: str | os.PathLike[str]) -> Log:
     """Open a log to read it for long: attached if this user may write to it, else read-only."""
-    open_log(path, mode="r").close()  # Raises if there is none, which would be created.
+    try:
+        open_log(path, mode="r").close()  # Raises if there is none, which would be created.
+    except (NotALogError, StorageError) as error:
+        if isinstance(error, StorageError) and not error.missing:
+            raise
+        raise NotALogError(
+            "There is no log to copy from",
+            path=directory_of(path),  # Raises if it is no path.
+            todo="Check the path of the source.",
+        ) from error
     try:
         return open_log(path, maintenance=False)
     except StorageError as error:
