@@ -703,6 +703,14 @@ def test_a_window_must_be_whole_minutes(log, window):
         log.audit("t", window)
 
 
+@pytest.mark.parametrize("time", ["yesterday", 1.5, True])
+def test_a_time_must_be_one(log, time):
+    """The error names the argument."""
+    for name in ("since", "until"):
+        with pytest.raises(InvalidConfigError, match=f"{name} is not a time: A time must be"):
+            log.audit("t", **{name: time})
+
+
 def test_a_tier_must_exist(log):
     """The error names those that do."""
     with pytest.raises(InvalidConfigError, match="There is no tier 'spark'"):

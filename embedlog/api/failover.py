@@ -27,7 +27,7 @@ from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
 from embedlog.mirrors.status import mirror_statuses
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
-from embedlog.times import When, milliseconds
+from embedlog.times import When, time_argument
 
 Strategy = Literal["offsets", "time", "earliest", "latest"] | Mapping[TopicPartition, int]
 STRATEGIES = ("offsets", "time", "earliest", "latest")
@@ -159,7 +159,7 @@ class Failover:
                 "programs write to the copies.",
             )
         self._root, self._strategy = root, strategy
-        self._timestamp = None if at is None else milliseconds(at, root.clock())
+        self._timestamp = None if at is None else time_argument("at", at, root.clock())
         self._groups = _names(groups)
         for group in self._groups:
             check_group_id(group)

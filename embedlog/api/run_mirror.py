@@ -29,7 +29,7 @@ from embedlog.mirrors.mirror import (
 from embedlog.mirrors.root_source import RootSource
 from embedlog.mirrors.root_target import RootTarget
 from embedlog.mirrors.status import MirrorStatus
-from embedlog.partition import Durability
+from embedlog.partition import DURABILITIES, Durability
 from embedlog.progress import ProgressBar, format_bytes
 from embedlog.root.location import directory_of
 from embedlog.root.root import Root
@@ -90,6 +90,10 @@ def mirror(
         MirrorConflictError, MirrorDivergedError: A topic cannot be copied; all others were.
         EmbedlogError: A partition could not be copied; all others were.
     """
+    _check(follow=follow, merge=merge, relay=relay)
+    if durability is not None and durability not in DURABILITIES:
+        choices = ", ".join(DURABILITIES)
+        raise InvalidConfigError(f"durability must be one of {choices}, got {durability!r}")
     if relay and not merge:
         raise InvalidConfigError("relay is for mirrors that merge", todo="Pass merge=True too.")
     options = MirrorOptions(topics, site, groups, merge, name)
@@ -124,6 +128,12 @@ def mirror(
             with ProgressBar("mirror", lambda count: plural(int(count), "record")) as bar:
                 run._run(follow=False, progress=bar if progress else None)
     return run
+
+
+def _check(**flags: object) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidConfigError(f"{name} must be True or False, got {value!r}")
 
 
 def _source(stack: ExitStack, end: End) -> tuple[MirrorSource, Root | None]:

@@ -80,7 +80,11 @@ class MirrorOptions:
 
     def __post_init__(self) -> None:
         for option, pattern in (("topics", self.topics), ("groups", self.groups)):
-            _compiled(option, pattern or "")
+            if pattern is not None or option == "topics":
+                _compiled(option, pattern)
+        for option, text in (("site", self.site), ("name", self.name)):
+            if text is not None and not isinstance(text, str):
+                raise InvalidConfigError(f"{option} must be a str, got {text!r}")
         if self.site is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", self.site):
             raise InvalidConfigError(
                 f"The name of a site must be letters, digits, '_' and '-', got {self.site!r}"
@@ -126,7 +130,12 @@ def no_topic(options: MirrorOptions, topics: Iterable[str]) -> str:
     return f"No topic of the source matches {options.topics!r}; it has {listed}{more}"
 
 
-def _compiled(option: str, pattern: str) -> re.Pattern[str]:
+def _compiled(option: str, pattern: object) -> re.Pattern[str]:
+    if not isinstance(pattern, str):
+        raise InvalidConfigError(
+            f"{option} must be a regular expression as a str, got {pattern!r}",
+            todo=f"Pass several names as one, such as {option}='clicks|orders'.",
+        )
     try:
         return re.compile(pattern)
     except re.error as error:
