@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import re
+import subprocess
+import sys
 import time
 from collections import Counter
 from itertools import permutations
@@ -1180,6 +1182,12 @@ def test_a_mirror_on_the_command_line(a, b, tmp_path, capsys):
     assert main(["mirror", *ends]) == 1
     assert "since a failover" in capsys.readouterr().err
     assert main(["mirror", "status", ends[1]]) == 1
+    again = f"embedlog topics alter t -c mirror.source={a.root.id}/t`"
+    assert again in capsys.readouterr().out
+    # What is logged, and why it ended.
+    command = [sys.executable, "-m", "embedlog", "mirror", *ends]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count(again)) == (1, 2), done.stderr
     assert main(["mirror", ends[0]]) == 2
     for bad in ("t=2", "t:0", "t:0=²", "t:0=-1"):
         assert main(["failover", "g", "--offset", bad, "--root", ends[1]]) == 2

@@ -135,7 +135,8 @@ class RootTarget:
                 f"The topic is no copy of {copy.source} any more, since a failover",
                 topic=info.name,
                 todo="Mirror into the other direction now. To make it a copy again, delete it; or, "
-                "if nothing was written to it since, set mirror.source back with alter_topic.",
+                f'if nothing was written to it since, call alter_topic("{info.name}", '
+                f'{{"mirror.source": "{copy.source}"}}).',
             )
         logs = [self.root.partition(info.name, number) for number in range(info.partitions)]
         if any(log.tail().log_end_offset for log in logs) or (
