@@ -547,7 +547,7 @@ def test_after_a_failover_the_mirror_can_go_into_the_other_direction(a, b):
     b.failover(dry_run=False)
     send(b, "t", b"2")
 
-    with pytest.raises(MirrorConflictError):
+    with pytest.raises(MirrorConflictError, match=r"until a failover.* delete it, and mirror aga"):
         mirror(b, a)
     assert [record.value for record in a["t"]] == [b"1", b"never copied"]
     a.delete_topic("t")
@@ -588,6 +588,7 @@ def test_a_topic_of_the_target_is_not_overwritten(a, b):
     with pytest.raises(MirrorConflictError) as caught:
         mirror(a, b)
     assert caught.value.topic == "mine"
+    assert "Mirror as a site" in str(caught.value)
     assert [record.value for record in b["mine"]] == [b"own"]
     assert records(b, "empty") == records(a, "empty")
     assert b.topic("empty").config["retention.ms"] == a.topic("empty").config["retention.ms"]

@@ -142,10 +142,17 @@ class RootTarget:
         if any(log.tail().log_end_offset for log in logs) or (
             bool(info.schema_version) is not bool(topic.schemas)
         ):
+            todo = "Mirror as a site, which becomes a part of the names of the copies; or merge."
+            if topic.copy_of == source_name(self.site_id, info.name):
+                todo = (
+                    "The topic of the source was a copy of it until a failover. To make it the "
+                    "copy, stop its writers, save what was never copied if you need it, delete "
+                    "it, and mirror again."
+                )
             raise MirrorConflictError(
                 "There is such a topic, which is no copy, and has records of its own",
                 topic=info.name,
-                todo="Mirror as a site, which becomes a part of the names of the copies; or merge.",
+                todo=todo,
             )
         changes = changed_settings(info.config.overrides(), topic.config)
         return self.root.alter_topic(info.name, {**changes, "mirror.source": copy.source})
