@@ -482,6 +482,25 @@ def test_a_log_is_not_mirrored_to_itself(a, tmp_path):
         mirror(a, tmp_path / "a")
 
 
+def test_a_target_inside_of_the_source_is_refused_and_not_created(a, tmp_path):
+    """Also through a link; a directory with a name that begins in the same way is none."""
+    a.create_topic("t")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    for target in ("a/sub", "a/topics/sub", "link/sub"):
+        with pytest.raises(InvalidConfigError, match="inside of the source"):
+            mirror(tmp_path / "a", tmp_path / target)
+        assert not (tmp_path / target).exists()
+    mirror(a, tmp_path / "ab")
+
+
+def test_a_mirror_needs_a_log_at_one_end():
+    """No cluster is asked."""
+    began = time.monotonic()
+    with pytest.raises(InvalidConfigError, match="MirrorMaker"):
+        mirror("kafka://127.0.0.1:9", "kafka://127.0.0.1:10")
+    assert time.monotonic() - began < patient(5)
+
+
 # Standby topics
 
 

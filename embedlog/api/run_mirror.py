@@ -12,12 +12,13 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from copy import deepcopy
 from importlib import import_module
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from embedlog.api.log import Log
 from embedlog.api.log import open as open_log
 from embedlog.display import html_table, moment, plural, public_names, text_table
 from embedlog.errors import EmbedlogError, InvalidConfigError, NotALogError, StorageError
+from embedlog.files.paths import real_path
 from embedlog.mirrors.ends import KAFKA_SCHEME, MirrorSource, MirrorTarget
 from embedlog.mirrors.mirror import (
     ALL_TOPICS,
@@ -96,6 +97,11 @@ def mirror(
         raise InvalidConfigError(f"durability must be one of {choices}, got {durability!r}")
     if relay and not merge:
         raise InvalidConfigError("relay is for mirrors that merge", todo="Pass merge=True too.")
+    if _is_kafka(source) and _is_kafka(target):
+        raise InvalidConfigError(
+            "A mirror needs a log at one of its ends",
+            todo="To copy from Kafka to Kafka, use Kafka's MirrorMaker.",
+        )
     options = MirrorOptions(topics, site, groups, merge, name)
     with ExitStack() as stack:
         source_end, source_root = _source(stack, source)
@@ -137,7 +143,7 @@ def _check(**flags: object) -> None:
 
 
 def _source(stack: ExitStack, end: End) -> tuple[MirrorSource, Root | None]:
-    if isinstance(end, str) and end.startswith(KAFKA_SCHEME):
+    if _is_kafka(end):
         kafka_source: MirrorSource = _kafka_ends().open_source(end)
         stack.callback(kafka_source.close)
         return kafka_source, None
@@ -177,16 +183,14 @@ def _target(
     relay: bool,
     durability: Durability | None,
 ) -> tuple[MirrorTarget, Root | None]:
-    if isinstance(end, str) and end.startswith(KAFKA_SCHEME):
-        if source is None:
-            raise InvalidConfigError(
-                "A mirror needs a log at one of its ends",
-                todo="To copy from Kafka to Kafka, use Kafka's MirrorMaker.",
-            )
+    if _is_kafka(end):
+        assert source is not None
         ends = _kafka_ends()
         kafka_target: MirrorTarget = ends.open_target(end, source, merge=merge, relay=relay)
         stack.callback(kafka_target.close)
         return kafka_target, None
+    if source is not None and isinstance(end, Log | str | os.PathLike):  # no list of directories
+        _check_outside(end, source)
     # A standby that only its mirror has open must be kept house, too.
     log = end if isinstance(end, Log) else stack.enter_context(open_log(end, maintenance=follow))
     target: MirrorTarget
@@ -198,6 +202,26 @@ def _target(
         target = RootTarget(log.root, durability)
     stack.callback(target.close)
     return target, log.root
+
+
+def _check_outside(end: End, source: Root) -> None:
+    """Check that the target is no directory inside of the source, whose files it would be among.
+
+    Raises:
+        InvalidConfigError: It is.
+    """
+    path = real_path(end.path if isinstance(end, Log) else directory_of(end))
+    for directory in map(real_path, getattr(source, "paths", (source.path,))):
+        if path.startswith(f"{directory.rstrip(os.sep)}{os.sep}"):
+            raise InvalidConfigError(
+                f"The target is a directory inside of the source {directory}",
+                path=path,
+                todo="Use a directory outside of it, if possible on another disk.",
+            )
+
+
+def _is_kafka(end: object) -> TypeGuard[str]:
+    return isinstance(end, str) and end.startswith(KAFKA_SCHEME)
 
 
 def _kafka_ends() -> Any:
