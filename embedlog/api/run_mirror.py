@@ -18,7 +18,7 @@ from embedlog.api.log import Log
 from embedlog.api.log import open as open_log
 from embedlog.display import html_table, moment, plural, public_names, text_table
 from embedlog.errors import EmbedlogError, InvalidConfigError, NotALogError, StorageError
-from embedlog.files.paths import real_path
+from embedlog.files.paths import is_inside, real_path
 from embedlog.mirrors.ends import KAFKA_SCHEME, MirrorSource, MirrorTarget
 from embedlog.mirrors.mirror import (
     ALL_TOPICS,
@@ -212,7 +212,7 @@ def _check_outside(end: End, source: Root) -> None:
     """
     path = real_path(end.path if isinstance(end, Log) else directory_of(end))
     for directory in map(real_path, getattr(source, "paths", (source.path,))):
-        if path.startswith(f"{directory.rstrip(os.sep)}{os.sep}"):
+        if is_inside(path, directory):
             raise InvalidConfigError(
                 f"The target is a directory inside of the source {directory}",
                 path=path,
