@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, date, datetime, timedelta
 
+from embedlog.errors import InvalidConfigError
+
 When = date | timedelta | str | int
 """A time: a datetime, date or ISO 8601 text (without a zone in UTC), milliseconds since 1970, or
 how long ago: a timedelta or a text such as ``"90m"``, ``"2d"`` or ``"PT1H30M"``."""
@@ -60,6 +62,18 @@ def milliseconds(when: When, now_ms: int) -> int:
             f"A time must be a datetime, date, timedelta, str or milliseconds, got {when!r}"
         )
     return when
+
+
+def time_argument(name: str, when: When, now_ms: int) -> int:
+    """Return a time that a program passes as the argument of a name, in milliseconds.
+
+    Raises:
+        InvalidConfigError: The value is no time.
+    """
+    try:
+        return milliseconds(when, now_ms)
+    except (ValueError, TypeError) as error:
+        raise InvalidConfigError(f"{name} is not a time: {error}") from None
 
 
 def to_timestamp(moment: datetime) -> int:

@@ -193,6 +193,26 @@ def test_a_topic_without_the_setting_is_not_counted(log):
     assert AUDIT not in log.topics(internal=True)
 
 
+def test_a_topic_without_the_setting_is_said_to_be_none(log, capsys):
+    """So that no row of a producer does not look like no producer."""
+    hint = "quiet has no audit=true, so producers and groups do not report"
+    log.create_topic("quiet")
+    write(log, topic="quiet")
+    result = log.audit("quiet")
+    assert repr(result).splitlines()[-1] == hint
+    assert hint in result._repr_html_()
+    assert result.to_dict()["audited"] is False
+    assert main(["audit", "quiet", "-r", log.path, "--differences"]) == 0
+    out, err = capsys.readouterr()
+    assert (out, hint in err) == ("", True)
+    command = err.rpartition(": embedlog ")[2].split()
+    assert main([*command, "-r", log.path]) == 0
+
+    assert log.audit("quiet").hint is None
+    assert main(["audit", "quiet", "-r", log.path]) == 0
+    assert hint not in "".join(capsys.readouterr())
+
+
 def test_the_setting_takes_effect_while_clients_run(log):
     """What was written and read before is counted from batches and commits, and is no loss."""
     log.create_topic("later")
@@ -701,6 +721,14 @@ def test_a_window_must_be_whole_minutes(log, window):
     """Since producers and groups count by minute."""
     with pytest.raises(InvalidConfigError, match="window must be"):
         log.audit("t", window)
+
+
+@pytest.mark.parametrize("time", ["yesterday", 1.5, True])
+def test_a_time_must_be_one(log, time):
+    """The error names the argument."""
+    for name in ("since", "until"):
+        with pytest.raises(InvalidConfigError, match=f"{name} is not a time: A time must be"):
+            log.audit("t", **{name: time})
 
 
 def test_a_tier_must_exist(log):

@@ -469,6 +469,11 @@ WRONG = [
     ("dump", "nothing"),
     ("metrics", "--label", "x"),
     ("activity", "--kind", "nothing"),
+    ("mirror", "a", "b", "--relay"),
+    ("mirror", "nothing", "b"),
+    ("failover", "g", "--strategy", "time"),
+    ("failover", "g", "--strategy", "latest"),
+    ("failover", "--strategy", "latest"),
     ("--root", "kafka://host", "topics", "list"),
     ("--root", "localhost:9092", "topics", "list"),
     ("--root", "s3://bucket", "topics", "list"),
@@ -501,6 +506,20 @@ def test_no_hint_is_a_call_of_python(run, filled):
             offenders.append((arguments, hints))
 
     assert offenders == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("audit", "t", "--since"), ("offsets", "--at"), ("export", "t", "-", "--from")],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_time_that_is_none_is_answered_with_both_forms(run, filled, arguments):
+    """A date, and how long ago."""
+    code, _, err = run(*arguments, "yesterday")
+
+    assert code == 2
+    assert "like 2024-01-31T12:00:00Z, or how long ago, like 90m or 2d, got 'yesterday'" in err
+    assert ("an offset, " in err) is (arguments[0] == "export")
 
 
 # Topics

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
 import time
 from collections import Counter
 from itertools import permutations
@@ -27,8 +30,12 @@ from embedlog.catalog import ACTIVITY
 from embedlog.cli import main
 from embedlog.errors import (
     CorruptBatchError,
+    GroupIdNotFoundError,
     IllegalStateError,
     InvalidConfigError,
+    InvalidGroupIdError,
+    InvalidPartitionError,
+    InvalidTopicError,
     LockTimeoutError,
     MirrorConflictError,
     MirrorDivergedError,
@@ -36,7 +43,6 @@ from embedlog.errors import (
     NonEmptyGroupError,
     NotALogError,
     OffsetOutOfRangeError,
-    StorageError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.group import Group
@@ -393,7 +399,33 @@ def test_topics_are_chosen_by_their_whole_names(a, b):
     assert not events(b, "created")
 
 
-def test_a_root_is_a_path_too_and_a_missing_source_is_not_created(tmp_path, a):
+def test_a_pattern_that_matches_no_topic_is_an_error_and_creates_no_target(tmp_path, a):
+    """It is mistyped; a log without topics can be copied as a whole."""
+    mirror(a, tmp_path / "empty")
+    a.create_topic("orders")
+    with pytest.raises(UnknownTopicOrPartitionError, match="matches 'ordrs'; it has orders"):
+        mirror(a, tmp_path / "new", topics="ordrs")
+    assert not (tmp_path / "new").exists()
+    assert main(["mirror", a.path, str(tmp_path / "new"), "--topics", "ordrs"]) == 3
+
+
+def test_a_mirror_that_follows_waits_for_topics_and_says_so(a, b, caplog):
+    """Once."""
+    a.create_topic("u")
+    with (
+        caplog.at_level(logging.WARNING, "embedlog.mirrors"),
+        mirror(a, b, topics="t", follow=True, name="m") as run,
+    ):
+        settled(lambda: caplog.records)
+        a.create_topic("t")
+        send(a, "t", b"1")
+        settled(lambda: run.status.records == 1)
+    assert caplog.messages == [
+        "Mirror m: No topic of the source matches 't'; it has u; the mirror waits for one"
+    ]
+
+
+def test_a_root_is_a_path_too_and_a_missing_source_is_not_created(tmp_path, a, capsys):
     """The target is created."""
     a.create_topic("t")
     send(a, "t", b"1")
@@ -401,9 +433,15 @@ def test_a_root_is_a_path_too_and_a_missing_source_is_not_created(tmp_path, a):
     with embedlog.open(tmp_path / "new", mode="r") as log:
         assert records(log, "t") == records(a, "t")
 
-    with pytest.raises(StorageError):
-        mirror(tmp_path / "missing", tmp_path / "new")
+    (tmp_path / "plain").mkdir()
+    for name in ("missing", "plain", "a/embedlog.toml"):
+        with pytest.raises(NotALogError):
+            mirror(tmp_path / name, tmp_path / "other")
+        assert main(["mirror", str(tmp_path / name), str(tmp_path / "other")]) == 3
+        error = capsys.readouterr().err
+        assert f"There is no log to copy from [{tmp_path / name}]. Check the path" in error
     assert not (tmp_path / "missing").exists()
+    assert not (tmp_path / "other").exists()
     with pytest.raises(NotALogError):
         mirror("localhost:9092", tmp_path / "new")
 
@@ -412,6 +450,16 @@ def test_a_root_is_a_path_too_and_a_missing_source_is_not_created(tmp_path, a):
     "options",
     [
         {"topics": "("},
+        {"topics": ["t"]},
+        {"topics": None},
+        {"topics": re.compile("t")},
+        {"groups": ["g"]},
+        {"site": 7},
+        {"name": 7},
+        {"follow": "yes"},
+        {"merge": "yes"},
+        {"merge": True, "relay": 1},
+        {"durability": "disk"},
         {"groups": "*"},
         {"site": "a.b"},
         {"site": ""},
@@ -433,6 +481,25 @@ def test_a_log_is_not_mirrored_to_itself(a, tmp_path):
     """Nor to a handle on the same directory."""
     with pytest.raises(InvalidConfigError):
         mirror(a, tmp_path / "a")
+
+
+def test_a_target_inside_of_the_source_is_refused_and_not_created(a, tmp_path):
+    """Also through a link; a directory with a name that begins in the same way is none."""
+    a.create_topic("t")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    for target in ("a/sub", "a/topics/sub", "link/sub"):
+        with pytest.raises(InvalidConfigError, match="inside of the source"):
+            mirror(tmp_path / "a", tmp_path / target)
+        assert not (tmp_path / target).exists()
+    mirror(a, tmp_path / "ab")
+
+
+def test_a_mirror_needs_a_log_at_one_end():
+    """No cluster is asked."""
+    began = time.monotonic()
+    with pytest.raises(InvalidConfigError, match="MirrorMaker"):
+        mirror("kafka://127.0.0.1:9", "kafka://127.0.0.1:10")
+    assert time.monotonic() - began < patient(5)
 
 
 # Standby topics
@@ -539,7 +606,7 @@ def test_after_a_failover_the_mirror_can_go_into_the_other_direction(a, b):
     b.failover(dry_run=False)
     send(b, "t", b"2")
 
-    with pytest.raises(MirrorConflictError):
+    with pytest.raises(MirrorConflictError, match=r"until a failover.* delete it, and mirror aga"):
         mirror(b, a)
     assert [record.value for record in a["t"]] == [b"1", b"never copied"]
     a.delete_topic("t")
@@ -580,6 +647,7 @@ def test_a_topic_of_the_target_is_not_overwritten(a, b):
     with pytest.raises(MirrorConflictError) as caught:
         mirror(a, b)
     assert caught.value.topic == "mine"
+    assert "Mirror as a site" in str(caught.value)
     assert [record.value for record in b["mine"]] == [b"own"]
     assert records(b, "empty") == records(a, "empty")
     assert b.topic("empty").config["retention.ms"] == a.topic("empty").config["retention.ms"]
@@ -721,7 +789,7 @@ def standby(a, b, clock):
         ("time", {"at": "53s"}, (7, 0, 3, 3)),
         ("time", {"at": "1s"}, (10, 0, 0, 6)),
         ({P0: 6}, {}, (6, 0, 4, 2)),
-        ({TopicPartition("t", 9): 6}, {}, (4, 0, 6, 0)),
+        ({}, {}, (4, 0, 6, 0)),
     ],
     ids=repr,
 )
@@ -758,7 +826,7 @@ def test_a_failover_says_how_much_was_not_copied(a, b):
     with pytest.raises(CorruptBatchError):
         mirror(a, b)
 
-    plan = b.failover("g", "earliest")
+    plan = b.failover("g", "earliest", topics="t")
     assert [part.not_copied for part in plan.partitions] == [0, 2]
     assert plan.not_copied == {"t": 2}
     assert "2 offsets of the source not copied" in plan.title
@@ -768,10 +836,44 @@ def test_a_failover_says_how_much_was_not_copied(a, b):
 
 def test_a_group_without_commits_is_moved_by_the_other_strategies(standby):
     """With "offsets" its consumers' auto_offset_reset decides, and that is said."""
+    with standby.consumer("t", group_id="new", auto_offset_reset="earliest") as consumer:
+        consumer.poll(timeout_ms=int(patient(5) * 1000), max_records=1)
+        consumer.close(autocommit=False)
     (part,) = standby.failover("new").partitions
     assert (part.committed, part.offset, part.may_repeat, part.may_skip) == (None, None, 10, 10)
     (part,) = standby.failover("new", "latest").partitions
     assert (part.offset, part.may_skip) == (10, 10)
+
+
+def test_a_group_that_does_not_exist_is_refused_unless_its_topics_are_named(standby):
+    """Its name may be mistyped; but a mirror without `groups` has copied none."""
+    for arguments, options in (
+        (("gg",), {}),
+        (("gg",), {"topics": "t"}),
+        (("gg", "latest"), {}),
+        (("gg", {P0: 3}), {}),
+        ((["g", "gg"], "latest"), {}),
+    ):
+        for dry_run in (True, False):
+            with pytest.raises(GroupIdNotFoundError):
+                standby.failover(*arguments, **options, dry_run=dry_run)
+    assert standby.topic("t").config["mirror.source"]
+    assert committed(standby) == {P0: 4}
+
+    standby.failover("gg", "time", at="58s", topics="t", dry_run=False)
+    assert committed(standby, "gg") == {P0: 2}
+
+
+def test_an_offset_in_a_topic_without_commits_counts(standby, a):
+    """A group that has commits reads the topics that it has commits in, and those named."""
+    a.create_topic("u", partitions=2)
+    a.create_topic("v")
+    a.partition("u", 1).append([encoded(b"1", b"2")])
+    mirror(a, standby)
+
+    standby.failover("g", {TopicPartition("u", 1): 1}, dry_run=False)
+
+    assert committed(standby) == {P0: 4, TopicPartition("u", 1): 1}
 
 
 def test_a_failover_that_is_not_possible_changes_nothing(standby, a):
@@ -786,6 +888,17 @@ def test_a_failover_that_is_not_possible_changes_nothing(standby, a):
         (InvalidConfigError, ("g", "newest"), {}),
         (InvalidConfigError, ("g", "time"), {}),
         (InvalidConfigError, ("g", "latest"), {"at": "1m"}),
+        (InvalidConfigError, ("g", "time"), {"at": "yesterday"}),
+        (InvalidConfigError, (None, "latest"), {}),
+        (InvalidConfigError, (None, {P0: 1}), {}),
+        (InvalidConfigError, ("g", {P0: "1"}), {}),
+        (InvalidGroupIdError, (7,), {}),
+        (InvalidGroupIdError, (["g", 7],), {}),
+        (InvalidPartitionError, ("g", {"t": 1}), {}),
+        (UnknownTopicOrPartitionError, ("g", {TopicPartition("t", 9): 1}), {}),
+        (UnknownTopicOrPartitionError, ("g", {TopicPartition("missing", 0): 1}), {}),
+        (UnknownTopicOrPartitionError, ("g", {TopicPartition("own", 0): 0}), {}),
+        (InvalidTopicError, ("g",), {"topics": 7}),
         (OffsetOutOfRangeError, ("g", {P0: 11}), {}),
         (UnknownTopicOrPartitionError, ("g",), {"topics": "own"}),
         (UnknownTopicOrPartitionError, ("g",), {"topics": ["missing"]}),
@@ -800,8 +913,27 @@ def test_a_failover_that_is_not_possible_changes_nothing(standby, a):
 def test_a_failover_can_be_repeated_for_more_groups(standby):
     """The copies are found although they are no copies any more."""
     standby.failover(topics="t", dry_run=False)
-    standby.failover(["g", "h"], "earliest", dry_run=False)
+    standby.failover(["g", "h"], "earliest", topics="t", dry_run=False)
     assert committed(standby, "h") == committed(standby, "g") == {P0: 0}
+
+
+def test_a_failover_says_which_topics_it_released(standby, a):
+    """And whether there was anything left to do."""
+    for name in ("u", "v"):
+        a.create_topic(name)
+    mirror(a, standby)
+
+    first = standby.failover(topics="t", dry_run=False)
+    assert (first.released, "done; 1 topic to write to;" in first.title) == (("t",), True)
+    second = standby.failover()
+    assert (second.topics, second.released) == (("t", "u", "v"), ("u", "v"))
+    assert "3 topics to write to, 1 of them since an earlier failover" in second.title
+    standby.failover(dry_run=False)
+    third = standby.failover(dry_run=False)
+    assert third.released == ()
+    assert "nothing to do; programs may write to 3 topics since an earlier" in third.title
+    fourth = standby.failover("g", dry_run=False)
+    assert "done; programs may write to 3 topics since an earlier failover" in fourth.title
 
 
 # Following, and what can be seen of it
@@ -896,8 +1028,8 @@ def test_a_run_shows_what_it_copied(a, b):
     run = mirror(a, b, name="m")
     assert repr(run).startswith("Mirror m: finished, 1 record")
     assert "<table" in run._repr_html_()
-    assert "t" in repr(b.failover("g", "latest"))
-    assert "<table" in b.failover("g", "latest")._repr_html_()
+    assert "t" in repr(b.failover("g", "latest", topics="t"))
+    assert "<table" in b.failover("g", "latest", topics="t")._repr_html_()
 
 
 def test_progress_is_counted_in_offsets(a, b):
@@ -1045,6 +1177,39 @@ def test_what_cannot_be_merged_is_refused(a, b, tmp_path):
         assert c.topics() == []
 
 
+def test_one_mirror_merges_a_source_into_a_topic_at_a_time(a, b, monkeypatch):
+    """The second one is told the topic and the source, whatever its name."""
+    monkeypatch.setattr(root_target, "_LOCK_SECONDS", 0.1)
+    a.create_topic("t")
+    send(a, "t", b"1")
+    with mirror(a, b, merge=True, follow=True, name="m") as run:
+        settled(lambda: run.status.records == 1)
+        with pytest.raises(LockTimeoutError) as caught:
+            mirror(a, b, merge=True, name="n")
+    expected = rf"Another mirror \(process {os.getpid()}\) copies from {a.path} to the topic \[t\]"
+    assert re.match(expected, str(caught.value))
+    assert caught.value.pid == os.getpid()
+    mirror(a, b, merge=True, name="n")
+    assert counts(b, "t") == {b"1": 1}
+
+
+def test_two_mirrors_do_not_copy_the_same_topic(a, b):
+    """The second one to write notices the first, and writes nothing."""
+    a.create_topic("t")
+    source, first, second = RootSource(a.root), RootTarget(b.root), RootTarget(b.root)
+    topic = source.topics()["t"]
+    for target in (first, second):
+        assert target.prepare(topic, "t", source)
+    send(a, "t", b"1")
+    position = second.position("t", 0)
+    fetch = source.fetch("t", 0, first.position("t", 0), 1 << 20)
+    first.append("t", 0, fetch)
+
+    with pytest.raises(MirrorConflictError, match="another mirror"):
+        second.append("t", 0, source.fetch("t", 0, position, 1 << 20))
+    assert records(b, "t") == records(a, "t")
+
+
 # The command line
 
 
@@ -1077,10 +1242,24 @@ def test_a_mirror_on_the_command_line(a, b, tmp_path, capsys):
     assert main(["mirror", *ends]) == 1
     assert "since a failover" in capsys.readouterr().err
     assert main(["mirror", "status", ends[1]]) == 1
+    again = f"embedlog topics alter t -c mirror.source={a.root.id}/t`"
+    assert again in capsys.readouterr().out
+    # What is logged, and why it ended.
+    command = [sys.executable, "-m", "embedlog", "mirror", *ends]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count(again)) == (1, 2), done.stderr
     assert main(["mirror", ends[0]]) == 2
     for bad in ("t=2", "t:0", "t:0=²", "t:0=-1"):
         assert main(["failover", "g", "--offset", bad, "--root", ends[1]]) == 2
     assert main(["failover", "g", "--strategy", "time", "--root", ends[1]]) == 2
+    for options in (["--strategy", "offsets"], ["--offset", "t:0=1"]):
+        capsys.readouterr()
+        assert main(["failover", *options, "--root", ends[1]]) == 2
+        assert "no GROUP is named" in capsys.readouterr().err
+    for words in (["gg"], ["g", "--offset", "tt:0=1"], ["g", "--offset", "t:5=1"]):
+        assert main(["failover", *words, "--root", ends[1]]) == 3
+    assert main(["failover", "--root", ends[1], "--execute"]) == 0
+    assert "nothing to do; programs may write to 1 topic since" in capsys.readouterr().out
     b.maintain()
     assert main(["activity", "--root", ends[1], "--kind", "failover", "--kind", "mirrored"]) == 0
     assert "may be written to" in capsys.readouterr().out

@@ -16,6 +16,7 @@ from embedlog.cli import main
 from embedlog.errors import (
     IllegalStateError,
     InvalidConfigError,
+    InvalidPartitionError,
     InvalidReplicationAssignmentError,
     InvalidReplicationFactorError,
     LockTimeoutError,
@@ -120,6 +121,18 @@ def test_a_log_in_one_directory_is_listed_as_its_only_one(tmp_path):
         assert log.elect_leaders() == []
         with pytest.raises(IllegalStateError, match="has one directory"):
             log.reassign()
+
+
+@pytest.mark.parametrize(
+    "partitions", ["nope", ["t"], TopicPartition("flights", 0), [("flights",)], 7], ids=repr
+)
+def test_partitions_are_a_list_of_them(tmp_path, partitions):
+    """The error says what to pass."""
+    with open_log(disks(tmp_path, 1)) as log:
+        log.create_topic("flights", 2)
+        with pytest.raises(InvalidPartitionError, match=r"such as .*TopicPartition\("):
+            log.elect_leaders(partitions)
+        log.elect_leaders([TopicPartition("flights", 0), ("flights", 1)])
 
 
 def test_an_offline_directory_is_listed_with_its_reason_and_what_has_no_leader(tmp_path):

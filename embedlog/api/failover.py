@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from embedlog.consumer.arguments import to_topic_partition
 from embedlog.consumer.group_client import open_group
 from embedlog.display import html_table, plural, text_table
 from embedlog.errors import (
@@ -26,7 +27,7 @@ from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
 from embedlog.mirrors.status import mirror_statuses
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
-from embedlog.times import When, milliseconds
+from embedlog.times import When, time_argument
 
 Strategy = Literal["offsets", "time", "earliest", "latest"] | Mapping[TopicPartition, int]
 STRATEGIES = ("offsets", "time", "earliest", "latest")
@@ -68,22 +69,35 @@ class FailoverResult:
     not_copied: dict[str, int | None]
     """By topic: how many offsets the source had that are not in the copy, as last known."""
     dry_run: bool
+    released: tuple[str, ...] = ()
+    """Those of `topics` that were copies until now: no earlier failover had released them."""
 
     @property
     def title(self) -> str:
         """What was done, in one line."""
-        outcome = "dry run, nothing was changed" if self.dry_run else "done"
-        topics = f"{plural(len(self.topics), 'topic')} to write to"
+        did_nothing = not self.released and not self.partitions
+        outcome = "nothing to do" if did_nothing else "done"
+        if self.dry_run:
+            outcome = "dry run, nothing was changed"
         known = [count for count in self.not_copied.values() if count is not None]
         missing = f"{plural(sum(known), 'offset')} of the source not copied, as last known"
         if len(known) < len(self.not_copied):
             missing += f" (unknown of {plural(len(self.not_copied) - len(known), 'topic')})"
-        return f"Failover: {outcome}; {topics}; {missing}"
+        return f"Failover: {outcome}; {self._release}; {missing}"
+
+    @property
+    def _release(self) -> str:
+        topics, earlier = len(self.topics), len(self.topics) - len(self.released)
+        if topics and earlier == topics:
+            return f"programs may write to {plural(topics, 'topic')} since an earlier failover"
+        rest = f", {earlier:,} of them since an earlier failover" if earlier else ""
+        return f"{plural(topics, 'topic')} to write to{rest}"
 
     def to_dict(self) -> dict[str, object]:
         """Return everything as plain dicts and lists, for JSON."""
         return {
             "topics": list(self.topics),
+            "released": list(self.released),
             "dry_run": self.dry_run,
             "not_copied": self.not_copied,
             "partitions": [partition._asdict() for partition in self.partitions],
@@ -97,13 +111,24 @@ class FailoverResult:
         return html_table(self.title, _HEADS, self.partitions)
 
 
+def _names(names: object) -> list[Any]:
+    """Return the names in an argument that is one, or several; whoever uses them checks them."""
+    if names is None:
+        return []
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+        return [names]
+    return list(names)
+
+
 class Failover:
     """A failover of some topics and groups.
 
     Raises:
-        InvalidConfigError: The strategy is unknown, or the time is missing or not needed.
+        InvalidConfigError: The strategy is unknown, or has no group to move; or the time is
+            missing or not needed.
         InvalidGroupIdError: The name of a group is not valid.
-        UnknownTopicOrPartitionError: A topic does not exist, or is no copy.
+        InvalidPartitionError: The offsets are not by partition.
+        UnknownTopicOrPartitionError: A topic or partition does not exist, or is no copy.
         IllegalStateError: The log has no copies.
     """
 
@@ -115,7 +140,9 @@ class Failover:
         at: When | None,
         topics: str | Iterable[str] | None,
     ) -> None:
-        if not isinstance(strategy, Mapping) and strategy not in STRATEGIES:
+        if isinstance(strategy, Mapping):
+            strategy = {to_topic_partition(key): offset for key, offset in strategy.items()}
+        elif strategy not in STRATEGIES:
             raise InvalidConfigError(
                 f"strategy must be one of {', '.join(STRATEGIES)}, or offsets by partition, got "
                 f"{strategy!r}"
@@ -125,13 +152,20 @@ class Failover:
                 "The strategy 'time' needs a time, and the others do not",
                 todo="Pass at=, such as '10m' for ten minutes ago.",
             )
+        if groups is None and strategy != "offsets":
+            raise InvalidConfigError(
+                "A strategy says where groups go on, and no group is named",
+                todo="Name the groups; without a group and a strategy, a failover only lets "
+                "programs write to the copies.",
+            )
         self._root, self._strategy = root, strategy
-        self._timestamp = None if at is None else milliseconds(at, root.clock())
-        self._groups = [groups] if isinstance(groups, str) else list(groups or ())
+        self._timestamp = None if at is None else time_argument("at", at, root.clock())
+        self._groups = _names(groups)
         for group in self._groups:
             check_group_id(group)
         self._named = topics is not None
-        self._topics = self._selected([topics] if isinstance(topics, str) else topics)
+        self._topics = self._selected(None if topics is None else _names(topics))
+        self._check_offsets()
 
     def _selected(self, names: Iterable[str] | None) -> list[str]:
         """Return the topics that are copies, or were until a failover."""
@@ -153,23 +187,45 @@ class Failover:
                 raise UnknownTopicOrPartitionError("The topic is no copy", topic=name)
         return chosen
 
+    def _check_offsets(self) -> None:
+        """Check that the strategy has offsets for partitions of the copies only."""
+        if not isinstance(self._strategy, Mapping):
+            return
+        for (topic, number), offset in self._strategy.items():
+            if topic not in self._topics:
+                self._root.topic(topic)  # Raises if there is no such topic.
+                raise UnknownTopicOrPartitionError(
+                    "The topic is none of the copies to fail over",
+                    topic=topic,
+                    todo=f"These are {', '.join(self._topics)}.",
+                )
+            self._root.partition(topic, number)  # Raises if there is no such partition.
+            if isinstance(offset, bool) or not isinstance(offset, int):
+                raise InvalidConfigError(
+                    f"An offset must be an int, got {offset!r}", topic=topic, partition=number
+                )
+
     def run(self, *, dry_run: bool) -> FailoverResult:
         """Compute, and unless it is a dry run carry out, what the failover does.
 
         Raises:
             NonEmptyGroupError: A group has members, also of a dry run; nothing was changed.
+            GroupIdNotFoundError: A group does not exist, likewise; with a strategy other than
+                ``"offsets"`` only if no topics were named.
             OffsetOutOfRangeError: An offset of the strategy is not in the copy.
         """
         plans = self._plan()  # Before anything is changed: it raises if a group has members.
+        copies = [name for name in self._topics if self._root.topic(name).config.mirror_source]
         if not dry_run:
             self._root.context.check_writable()
-            for name in self._topics:
-                if self._root.topic(name).config.mirror_source:
-                    self._root.alter_topic(name, {"mirror.source": None})
+            for name in copies:
+                self._root.alter_topic(name, {"mirror.source": None})
             # Until now the mirror may have copied more.
             plans = self._plan()
             self._commit(plans)
-        result = FailoverResult(tuple(self._topics), tuple(plans), self._missing(), dry_run)
+        result = FailoverResult(
+            tuple(self._topics), tuple(plans), self._missing(), dry_run, tuple(copies)
+        )
         if not dry_run:
             self._report(result)
         return result
@@ -180,6 +236,8 @@ class Failover:
         for name in self._groups:
             committed = self._committed(name)
             known = {partition.topic for partition in committed}
+            if isinstance(self._strategy, Mapping):
+                known |= {partition.topic for partition in self._strategy}
             for topic in self._topics:
                 # A group that has commits reads the topics that it has commits in.
                 if not known or topic in known or self._named:
@@ -193,8 +251,16 @@ class Failover:
         group = open_group(self._root, name)
         try:
             snapshot = group.snapshot()
-        except GroupIdNotFoundError:
-            return {}
+        except GroupIdNotFoundError as error:
+            # As for a reset of offsets: whoever names the topics means a group to create.
+            if self._named and self._strategy != "offsets":
+                return {}
+            raise GroupIdNotFoundError(
+                "The group does not exist in this log, and has no commits to go on at",
+                group=name,
+                todo="See `embedlog groups list`. A group that the mirror has not copied needs a "
+                "strategy other than 'offsets', and the names of its topics.",
+            ) from error
         group.check_empty(snapshot.members, "fail it over")
         topics = set(self._topics)
         return {part: commit for part, commit in snapshot.committed.items() if part.topic in topics}

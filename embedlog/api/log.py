@@ -68,7 +68,7 @@ from embedlog.schemas.infer import SchemaLike, columns_of
 from embedlog.schemas.settings import check_typed_config
 from embedlog.schemas.topic_schema import TopicSchema, first_version
 from embedlog.serializers import SerializerName
-from embedlog.times import When, milliseconds, parse_duration
+from embedlog.times import When, parse_duration, time_argument
 
 if TYPE_CHECKING:
     import polars
@@ -554,7 +554,8 @@ class Log:
         partition how many offsets are, or may be, read again or never.
 
         Args:
-            group: A group, or several; None only makes the topics writable.
+            group: A group, or several; None only makes the topics writable.  One that does not
+                exist here needs ``topics``, and a strategy other than ``"offsets"``.
             strategy: ``"offsets"``: where the mirror copied the commits of the group from the
                 source (``groups`` of `embedlog.mirror`); ``"time"``: at the first record at or
                 after ``at``; ``"earliest"`` or ``"latest"``; or offsets by partition, in all others
@@ -565,8 +566,10 @@ class Log:
 
         Raises:
             NonEmptyGroupError: A group has members here; also raised for a dry run.
-            IllegalStateError, UnknownTopicOrPartitionError: There is no such copy.
+            GroupIdNotFoundError: There is no such group; likewise.
+            IllegalStateError, UnknownTopicOrPartitionError: There is no such copy or partition.
             InvalidConfigError, OffsetOutOfRangeError: The strategy is not possible.
+            InvalidGroupIdError, InvalidPartitionError: A name is not valid.
         """
         from embedlog.api.failover import Failover
 
@@ -822,6 +825,7 @@ class Log:
 
         Raises:
             UnknownTopicOrPartitionError: There is no such partition.
+            InvalidPartitionError: ``partitions`` is no list of partitions.
             InvalidConfigError: There is no such kind of election.
         """
         from embedlog.api.replicas import elect_leaders
@@ -879,6 +883,7 @@ class Log:
         Raises:
             IllegalStateError: Only new copies of a partition are in sync.
             UnknownTopicOrPartitionError: There is no such partition.
+            InvalidPartitionError: ``partitions`` is no list of partitions.
         """
         from embedlog.api.replicas import cancel_reassignment
 
@@ -1144,14 +1149,14 @@ class Log:
 
         Raises:
             UnknownTopicOrPartitionError: There is no such topic.
-            InvalidConfigError: The window or a tier is not valid.
+            InvalidConfigError: The window, a time or a tier is not valid.
             CorruptBatchError: A batch is damaged.
         """
         from embedlog.audit.comparison import audit
 
         now_ms = self.root.clock()
-        since_ms = None if since is None else milliseconds(since, now_ms)
-        until_ms = None if until is None else milliseconds(until, now_ms)
+        since_ms = None if since is None else time_argument("since", since, now_ms)
+        until_ms = None if until is None else time_argument("until", until, now_ms)
         return audit(self.root, topic, _width_ms(window), since_ms, until_ms, tiers)
 
     # Closing

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from embedlog.consumer.arguments import to_topic_partition
 from embedlog.display import html_table, plural, text_table
-from embedlog.errors import IllegalStateError, InvalidConfigError
+from embedlog.errors import IllegalStateError, InvalidConfigError, InvalidPartitionError
 from embedlog.files.throttle import Throttle
 from embedlog.progress import format_bytes
 from embedlog.record import TopicPartition
@@ -257,12 +258,26 @@ def elect_leaders(
 
 def _partitions(root: Root, partitions: Iterable[TopicPartition] | None) -> list[TopicPartition]:
     if partitions is not None:
-        return [TopicPartition(*partition) for partition in partitions]
+        return _checked(partitions)
     return [
         TopicPartition(info.name, number)
         for info in root.topics().values()
         for number in range(info.partitions)
     ]
+
+
+def _checked(partitions: object) -> list[TopicPartition]:
+    """Return the partitions in an argument that should be a list of them.
+
+    Raises:
+        InvalidPartitionError: It is none, or one of them is no partition.
+    """
+    if isinstance(partitions, str | bytes | TopicPartition) or not isinstance(partitions, Iterable):
+        raise InvalidPartitionError(
+            f"partitions must be a list of TopicPartition, got {partitions!r}",
+            todo='Pass a list, such as [TopicPartition("flights", 0)].',
+        )
+    return list(map(to_topic_partition, partitions))
 
 
 def reassign(

@@ -12,19 +12,27 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from copy import deepcopy
 from importlib import import_module
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from embedlog.api.log import Log
 from embedlog.api.log import open as open_log
 from embedlog.display import html_table, moment, plural, public_names, text_table
-from embedlog.errors import EmbedlogError, InvalidConfigError, StorageError
+from embedlog.errors import EmbedlogError, InvalidConfigError, NotALogError, StorageError
+from embedlog.files.paths import is_inside, real_path
 from embedlog.mirrors.ends import KAFKA_SCHEME, MirrorSource, MirrorTarget
-from embedlog.mirrors.mirror import Mirror, MirrorOptions, Progress
+from embedlog.mirrors.mirror import (
+    ALL_TOPICS,
+    Mirror,
+    MirrorOptions,
+    Progress,
+    check_some_match,
+)
 from embedlog.mirrors.root_source import RootSource
 from embedlog.mirrors.root_target import RootTarget
 from embedlog.mirrors.status import MirrorStatus
-from embedlog.partition import Durability
+from embedlog.partition import DURABILITIES, Durability
 from embedlog.progress import ProgressBar, format_bytes
+from embedlog.root.location import directory_of
 from embedlog.root.root import Root
 
 End = Log | str | os.PathLike[str]
@@ -41,7 +49,7 @@ def mirror(
     source: End,
     target: End,
     *,
-    topics: str = ".*",
+    topics: str = ALL_TOPICS,
     site: str | None = None,
     groups: str | None = None,
     follow: bool = False,
@@ -65,8 +73,8 @@ def mirror(
         site: The name of the source at the target: the topic ``t`` becomes ``site.t``.
         groups: A regular expression of the groups whose committed offsets are copied.  They only
             move forward, and not while the group has members at the target.
-        follow: Go on until `MirrorRun.stop`, in a thread; by default return once all that there
-            was is copied.
+        follow: Go on until `MirrorRun.stop`, in a thread, also with topics that are created later;
+            by default return once all that there was is copied.
         merge: Append to topics of the same names that others write to, too.  A header of each
             record says where it was, and no mirror sends it there again; offsets differ.
         relay: With ``merge``, also copy records that came to the source from other sites.
@@ -78,15 +86,27 @@ def mirror(
     Raises:
         InvalidConfigError: An argument is not valid.
         NotALogError, StorageError: The source is no log, or an end cannot be opened.
+        UnknownTopicOrPartitionError: Without ``follow``: no topic of the source matches.
         LockTimeoutError: Another process runs a mirror of this name.
         MirrorConflictError, MirrorDivergedError: A topic cannot be copied; all others were.
         EmbedlogError: A partition could not be copied; all others were.
     """
+    _check(follow=follow, merge=merge, relay=relay)
+    if durability is not None and durability not in DURABILITIES:
+        choices = ", ".join(DURABILITIES)
+        raise InvalidConfigError(f"durability must be one of {choices}, got {durability!r}")
     if relay and not merge:
         raise InvalidConfigError("relay is for mirrors that merge", todo="Pass merge=True too.")
+    if _is_kafka(source) and _is_kafka(target):
+        raise InvalidConfigError(
+            "A mirror needs a log at one of its ends",
+            todo="To copy from Kafka to Kafka, use Kafka's MirrorMaker.",
+        )
     options = MirrorOptions(topics, site, groups, merge, name)
     with ExitStack() as stack:
         source_end, source_root = _source(stack, source)
+        if not follow:
+            check_some_match(source_end, options)  # Before the target is created.
         target_end, target_root = _target(
             stack,
             target,
@@ -116,8 +136,14 @@ def mirror(
     return run
 
 
+def _check(**flags: object) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidConfigError(f"{name} must be True or False, got {value!r}")
+
+
 def _source(stack: ExitStack, end: End) -> tuple[MirrorSource, Root | None]:
-    if isinstance(end, str) and end.startswith(KAFKA_SCHEME):
+    if _is_kafka(end):
         kafka_source: MirrorSource = _kafka_ends().open_source(end)
         stack.callback(kafka_source.close)
         return kafka_source, None
@@ -129,7 +155,16 @@ def _source(stack: ExitStack, end: End) -> tuple[MirrorSource, Root | None]:
 
 def _open_existing(path: str | os.PathLike[str]) -> Log:
     """Open a log to read it for long: attached if this user may write to it, else read-only."""
-    open_log(path, mode="r").close()  # Raises if there is none, which would be created.
+    try:
+        open_log(path, mode="r").close()  # Raises if there is none, which would be created.
+    except (NotALogError, StorageError) as error:
+        if isinstance(error, StorageError) and not error.missing:
+            raise
+        raise NotALogError(
+            "There is no log to copy from",
+            path=directory_of(path),  # Raises if it is no path.
+            todo="Check the path of the source.",
+        ) from error
     try:
         return open_log(path, maintenance=False)
     except StorageError as error:
@@ -148,16 +183,14 @@ def _target(
     relay: bool,
     durability: Durability | None,
 ) -> tuple[MirrorTarget, Root | None]:
-    if isinstance(end, str) and end.startswith(KAFKA_SCHEME):
-        if source is None:
-            raise InvalidConfigError(
-                "A mirror needs a log at one of its ends",
-                todo="To copy from Kafka to Kafka, use Kafka's MirrorMaker.",
-            )
+    if _is_kafka(end):
+        assert source is not None
         ends = _kafka_ends()
         kafka_target: MirrorTarget = ends.open_target(end, source, merge=merge, relay=relay)
         stack.callback(kafka_target.close)
         return kafka_target, None
+    if source is not None and isinstance(end, Log | str | os.PathLike):  # no list of directories
+        _check_outside(end, source)
     # A standby that only its mirror has open must be kept house, too.
     log = end if isinstance(end, Log) else stack.enter_context(open_log(end, maintenance=follow))
     target: MirrorTarget
@@ -169,6 +202,26 @@ def _target(
         target = RootTarget(log.root, durability)
     stack.callback(target.close)
     return target, log.root
+
+
+def _check_outside(end: End, source: Root) -> None:
+    """Check that the target is no directory inside of the source, whose files it would be among.
+
+    Raises:
+        InvalidConfigError: It is.
+    """
+    path = real_path(end.path if isinstance(end, Log) else directory_of(end))
+    for directory in map(real_path, getattr(source, "paths", (source.path,))):
+        if is_inside(path, directory):
+            raise InvalidConfigError(
+                f"The target is a directory inside of the source {directory}",
+                path=path,
+                todo="Use a directory outside of it, if possible on another disk.",
+            )
+
+
+def _is_kafka(end: object) -> TypeGuard[str]:
+    return isinstance(end, str) and end.startswith(KAFKA_SCHEME)
 
 
 def _kafka_ends() -> Any:

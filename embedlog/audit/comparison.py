@@ -108,6 +108,15 @@ class AuditResult:
     window_ms: int
     rows: tuple[AuditRow, ...]
     """By window; in each, the log first."""
+    audited: bool = True
+    """Whether the topic has ``audit=true``, without which only the log is counted."""
+
+    @property
+    def hint(self) -> str | None:
+        """Why there may be no producers and groups in the rows; None if they report."""
+        if self.audited:
+            return None
+        return f"{self.topic} has no audit=true, so producers and groups do not report"
 
     @property
     def differences(self) -> list[str]:
@@ -158,6 +167,7 @@ class AuditResult:
                 for row in self.rows
             ],
             "differences": self.differences,
+            "audited": self.audited,
         }
 
     def table(self) -> tuple[Sequence[str], list[tuple[object, ...]]]:
@@ -169,12 +179,13 @@ class AuditResult:
 
     def __repr__(self) -> str:
         lines = text_table(*self.table()) if self.rows else [f"{self.topic}: no records"]
-        return "\n".join([*lines, *self.differences])
+        return "\n".join([*lines, *self.differences, *([self.hint] if self.hint else [])])
 
     def _repr_html_(self) -> str:
         """For notebooks: the table and the differences."""
         found = "; ".join(self.differences) or "no differences"
-        return html_table(f"{self.topic}: {found}", *self.table())
+        hint = f"; {self.hint}" if self.hint else ""
+        return html_table(f"{self.topic}: {found}{hint}", *self.table())
 
 
 HEADS = ("window", "tier", "name", "process", "records", "missing", "doubled", "notes")
@@ -300,7 +311,7 @@ def audit(
         if (chosen is None or who.tier in chosen) and counts != WindowCounts()
     ]
     rows.sort(key=lambda row: (row.window, order.index(row.who.tier), *map(str, row.who)))
-    return AuditResult(topic, window_ms, tuple(rows))
+    return AuditResult(topic, window_ms, tuple(rows), bool(info.config.audit))
 
 
 def _checked_tiers(tiers: Iterable[str] | None) -> frozenset[str] | None:

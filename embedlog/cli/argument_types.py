@@ -71,22 +71,31 @@ def moment(text: str) -> datetime:
         ) from None
 
 
+_TIMES = "a date and time like 2024-01-31T12:00:00Z, or how long ago, like 90m or 2d"
+
+
 def time(text: str) -> datetime:
     """Parse a time, or how long ago it was."""
+    return _time(text, _TIMES)
+
+
+def point(text: str) -> int | datetime:
+    """Parse an offset, or a time."""
+    return int(text) if text.isdecimal() else _time(text, f"an offset, {_TIMES}")
+
+
+def _time(text: str, choices: str) -> datetime:
     from datetime import UTC, datetime
 
     from embedlog.times import parse_duration
 
     try:
         ago = parse_duration(text)
-        return moment(text) if ago is None else datetime.now(UTC) - ago
+        return datetime.fromisoformat(text) if ago is None else datetime.now(UTC) - ago
     except OverflowError:
         raise argparse.ArgumentTypeError(f"is too long ago: {text}") from None
-
-
-def point(text: str) -> int | datetime:
-    """Parse an offset, or a time."""
-    return int(text) if text.isdecimal() else time(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {choices}, got {text!r}") from None
 
 
 def duration(text: str) -> timedelta:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 
 from embedlog.cli.open_log import to_read
 from embedlog.cli.parser import FAILED, OK
-from embedlog.cli.printing import say, say_json
+from embedlog.cli.printing import note, say, say_json
 from embedlog.cli.tables import table
 from embedlog.cli.typed_files import CsvRows, JsonRows
 
@@ -38,4 +39,7 @@ def audit(args: argparse.Namespace) -> int:
         writer.write(rows)
         writer.close()
         out.flush()
+    if result.hint:
+        command = f"embedlog topics alter {shlex.quote(args.topic)} -c audit=true"
+        note(f"{result.hint}; to have them do so: {command}")
     return FAILED if differences else OK

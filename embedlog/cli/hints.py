@@ -44,6 +44,20 @@ _TRANSLATIONS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"is an argument of embedlog\.open", "is --root"),
     (r"\bpass exist_ok=True", "add --if-not-exists"),
     (r"\bdelete_records\b", "`embedlog delete-records`"),
+    (r"\bPass at=, such as '10m'", "Add --at TIME, such as --at 10m"),
+    (r"\bPass merge=True too\b", "Add --merge"),
+    (r"\bMirror as a(nother)? site\b", r"Pass a\1 name with --as"),
+    (r"; or merge\b", "; or --merge"),
+    (
+        r"\bTruncate the copy with log\.partition\(…\)\.truncate_to\((\d+)\)",
+        r"Truncate the copy at offset \1 with a Python program",
+    ),
+    (r"\bsame schema with alter_topic\b", "same schema with a Python program"),
+    (r"\botherwise repeat the call\b", "otherwise repeat the command"),
+    (
+        "needs a strategy other than 'offsets', and the names of its topics",
+        "needs --topic, and a --strategy other than offsets",
+    ),
     (
         "Seek past the record, correct the deserializer, or read the record as bytes",
         "Use --raw to export the stored bytes",

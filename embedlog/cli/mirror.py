@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import embedlog
 from embedlog.cli.argument_types import topic as parse_topic
+from embedlog.cli.hints import for_command_line
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK
 from embedlog.cli.printing import note, say, say_json, say_result
@@ -40,23 +44,43 @@ def mirror(args: argparse.Namespace) -> int:
         raise InvalidConfigError(
             "A mirror needs a source and a target", todo="Or: embedlog mirror status."
         )
-    run = embedlog.mirror(
-        args.source,
-        args.target,
-        topics=args.topics,
-        site=args.site,
-        groups=args.groups,
-        follow=args.follow,
-        merge=args.merge,
-        relay=args.relay,
-        name=args.name,
-        durability="fsync" if args.sync else None,
-    )
-    if args.follow:
-        _until_interrupted(run)
+    with _warnings_with_commands():
+        run = embedlog.mirror(
+            args.source,
+            args.target,
+            topics=args.topics,
+            site=args.site,
+            groups=args.groups,
+            follow=args.follow,
+            merge=args.merge,
+            relay=args.relay,
+            name=args.name,
+            durability="fsync" if args.sync else None,
+        )
+        if args.follow:
+            _until_interrupted(run)
     status = run.status
     say_result(args, status.to_dict(), _lines([status]))
     return FAILED if run.errors else OK
+
+
+@contextmanager
+def _warnings_with_commands() -> Iterator[None]:
+    """Print what is logged as a warning to stderr, with commands instead of Python calls."""
+    if logging.root.handlers:  # Those of a program that runs the command in its process.
+        yield
+        return
+    handler = _WarningsWithCommands(logging.WARNING)
+    logging.root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(handler)
+
+
+class _WarningsWithCommands(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        note(for_command_line(self.format(record)))
 
 
 def _until_interrupted(run: MirrorRun) -> None:
@@ -103,17 +127,25 @@ def _lines(statuses: list[MirrorStatus]) -> list[str]:
     lines = table(_HEADS, rows)
     for status in statuses:
         topics = [
-            (name, topic.target, topic.records, topic.lag, topic.skipped, topic.error)
+            (
+                *(name, topic.target, topic.records, topic.lag, topic.skipped),
+                topic.error and for_command_line(topic.error),
+            )
             for name, topic in sorted(status.by_topic.items())
         ]
         if topics:
             lines += ["", *table(_TOPIC_HEADS, topics)]
-        lines += [f"error: {error}" for error in status.errors]
+        lines += [f"error: {for_command_line(error)}" for error in status.errors]
     return lines
 
 
 def failover(args: argparse.Namespace) -> int:
     """Print what a failover would do to each group; with --execute do it."""
+    if not args.groups and (args.strategy is not None or args.offset):
+        raise InvalidConfigError(
+            "--strategy and --offset say where groups go on, and no GROUP is named",
+            todo="Name the groups; without GROUP, programs may write to the copies, and no more.",
+        )
     strategy: Any = args.strategy or "offsets"
     if args.offset:
         if args.strategy is not None:

@@ -191,6 +191,9 @@ groups go on: at the offsets that the mirror copied (offsets), at the first reco
 time (time, with --at), at the first record or at the log end (earliest, latest).  With --offset, a
 group goes on at that offset of the partition, and at the copied offsets in all others.
 
+Without GROUP, programs may write to the copies, and no group is moved.  A group that does not exist
+in this log needs --topic, and a strategy other than offsets.
+
   repeats     offsets that the group certainly gets again
   may-repeat  those that it gets again at most, if it had read all that was copied
   may-skip    offsets of the copy that it may never get
@@ -657,7 +660,8 @@ def _mirror(commands: _Parser) -> None:
     _flag(mirror, "--sync", "flush what is copied to the disk at once, to survive a power cut")
     about = "let programs write to copies, and groups go on in them; a dry run without --execute"
     failover = _command(commands, "failover", "mirror:failover", about, epilog=FAILOVER)
-    failover.add_argument("groups", metavar="GROUP", nargs="*", help="the groups to move")
+    about = "the groups to move; without any, programs may write to the copies, and no more"
+    failover.add_argument("groups", metavar="GROUP", nargs="*", help=about)
     failover.add_argument(
         "--strategy",
         choices=("offsets", "time", "earliest", "latest"),

@@ -86,7 +86,10 @@ def to_topic_partition(value: object) -> TopicPartition:
         return value
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
         return TopicPartition(*value)
-    raise InvalidPartitionError(f"partition must be a TopicPartition, got {value!r}")
+    raise InvalidPartitionError(
+        f"partition must be a TopicPartition, got {value!r}",
+        todo='Pass TopicPartition(topic, number), such as TopicPartition("flights", 0).',
+    )
 
 
 def check_max_records(max_records: int | None) -> int | None:

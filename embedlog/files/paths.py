@@ -10,6 +10,11 @@ def real_path(path: str | os.PathLike[str]) -> str:
     return os.path.realpath(os.fspath(path))
 
 
+def is_inside(path: str, directory: str) -> bool:
+    """Whether a path is inside of a directory; both as `real_path` returns them."""
+    return path.startswith(f"{directory.rstrip(os.sep)}{os.sep}") and path != directory
+
+
 def is_directory(path: str) -> bool:
     """Whether there is a directory."""
     return os.path.isdir(path)

@@ -40,6 +40,8 @@ class SourceTopic:
     """The versions of the schema of a typed topic, in order."""
     path: tuple[str, ...] = ()
     """If the topic is a copy itself: the site ids that its records were at before, in order."""
+    copy_of: str | None = None
+    """If the topic is a copy, or was until a failover: its source, as `source_name` names it."""
 
 
 class Fetch(NamedTuple):

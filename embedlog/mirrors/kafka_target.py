@@ -39,7 +39,7 @@ from embedlog.mirrors.kafka_cluster import (
 )
 from embedlog.mirrors.mirrored_topic import would_loop
 from embedlog.mirrors.offset_translation import OffsetRun, OffsetSync, OffsetTranslation, runs_of
-from embedlog.mirrors.root_target import hold_lock
+from embedlog.mirrors.root_target import hold_lock, hold_topic_lock
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 
@@ -206,7 +206,8 @@ class KafkaTarget:
         self._group = f"{GROUP_PREFIX}{source.site_id}"
         self._source_key = site_key(source.site_id)
         if name not in self._held:
-            self._locks.enter_context(hold_lock(self._root, f"{self.site_id} {name}"))
+            lock = f"{self.site_id} {name}"
+            self._locks.enter_context(hold_topic_lock(self._root, lock, name, source.address))
             self._held.add(name)
         # Before the position is read: a transaction of a killed process ends first.
         self._open_producer()

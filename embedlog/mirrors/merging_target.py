@@ -31,7 +31,7 @@ from embedlog.errors import MirrorConflictError, OffsetOutOfRangeError
 from embedlog.lazy import np, pa
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.hops import last_offset, site_key, with_hop
-from embedlog.mirrors.root_target import hold_lock
+from embedlog.mirrors.root_target import hold_lock, hold_topic_lock
 from embedlog.partition import PartitionLog, flush
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
@@ -130,7 +130,8 @@ class MergingTarget:
                 todo="Give both topics the same schema with alter_topic.",
             )
         if name not in self._topics:
-            self._locks.enter_context(hold_lock(root, f"{source.site_id} into {info.id}"))
+            lock = f"{source.site_id} into {info.id}"
+            self._locks.enter_context(hold_topic_lock(root, lock, name, source.address))
         self._topics[name] = topic
         return True
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event as Flag
@@ -53,6 +53,9 @@ _GROUPS, _SOURCE = ("", _WHOLE), ("", _WHOLE - 1)
 """Stand for the topic and the partition of errors with groups, and with the source as a whole."""
 _NOWHERE = (*_GROUPS, *_SOURCE)
 FETCH_BYTES = 8 << 20
+ALL_TOPICS = ".*"
+_MOST_NAMES = 10
+"""Topics that a message names."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of offsets that are done, and of all of the round."""
@@ -62,7 +65,7 @@ Progress = Callable[[int, int], None]
 class MirrorOptions:
     """What a user says about a mirror."""
 
-    topics: str = ".*"
+    topics: str = ALL_TOPICS
     """A regular expression that the whole name of a topic must match."""
     site: str | None = None
     """If given, the topic ``t`` becomes ``site.t``."""
@@ -77,7 +80,11 @@ class MirrorOptions:
 
     def __post_init__(self) -> None:
         for option, pattern in (("topics", self.topics), ("groups", self.groups)):
-            _compiled(option, pattern or "")
+            if pattern is not None or option == "topics":
+                _compiled(option, pattern)
+        for option, text in (("site", self.site), ("name", self.name)):
+            if text is not None and not isinstance(text, str):
+                raise InvalidConfigError(f"{option} must be a str, got {text!r}")
         if self.site is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", self.site):
             raise InvalidConfigError(
                 f"The name of a site must be letters, digits, '_' and '-', got {self.site!r}"
@@ -93,8 +100,42 @@ class MirrorOptions:
                 todo="Use a time: `embedlog groups reset --by-duration`.",
             )
 
+    def match(self, topic: str) -> bool:
+        """Return whether a topic is to be copied."""
+        return re.fullmatch(self.topics, topic) is not None
 
-def _compiled(option: str, pattern: str) -> re.Pattern[str]:
+
+def check_some_match(source: MirrorSource, options: MirrorOptions) -> None:
+    """Check that there is a topic to copy, unless all are to be copied, if there are any.
+
+    Raises:
+        UnknownTopicOrPartitionError: No topic of the source matches.
+    """
+    topics = source.topics()
+    if options.topics != ALL_TOPICS and not any(map(options.match, topics)):
+        raise UnknownTopicOrPartitionError(
+            no_topic(options, topics),
+            path=source.address,
+            todo="Correct the regular expression, which must match the whole name of a topic.",
+        )
+
+
+def no_topic(options: MirrorOptions, topics: Iterable[str]) -> str:
+    """Return, in words, that no topic of a source matches, and which ones it has."""
+    names = sorted(topics)
+    if not names:
+        return "The source has no topics"
+    more = ", …" if len(names) > _MOST_NAMES else ""
+    listed = ", ".join(names[:_MOST_NAMES])
+    return f"No topic of the source matches {options.topics!r}; it has {listed}{more}"
+
+
+def _compiled(option: str, pattern: object) -> re.Pattern[str]:
+    if not isinstance(pattern, str):
+        raise InvalidConfigError(
+            f"{option} must be a regular expression as a str, got {pattern!r}",
+            todo=f"Pass several names as one, such as {option}='clicks|orders'.",
+        )
     try:
         return re.compile(pattern)
     except re.error as error:
@@ -129,7 +170,6 @@ class Mirror:
         root: Root,
     ) -> None:
         self._source, self._target, self._options, self._root = source, target, options, root
-        self._topic_pattern = _compiled("topics", options.topics)
         self._group_pattern = None if not options.groups else _compiled("groups", options.groups)
         self._positions: dict[tuple[str, int], MirrorPosition] = {}
         self._prepared: dict[str, SourceTopic] = {}
@@ -153,6 +193,7 @@ class Mirror:
             started_ms=root.clock(),
         )
         self._audit = AuditCounts(source, name)
+        self._warned_of_none = False
         self._stop = Flag()
         self.begun = Flag()
         """Set once `run` holds the lock of the mirror."""
@@ -256,8 +297,14 @@ class Mirror:
         for name in self.status.by_topic.keys() - topics.keys():
             del self.status.by_topic[name]  # It was deleted at the source; the copy stays.
             self._forget(name)
-        for topic in topics.values():
-            if not self._topic_pattern.fullmatch(topic.name) or not self._prepare(topic):
+        matching = [topic for topic in topics.values() if self._options.match(topic.name)]
+        if not matching and not self._warned_of_none:
+            self._warned_of_none = True
+            waits = "; the mirror waits for one" if self.status.follow else ""
+            reason = no_topic(self._options, topics)
+            _logger.warning("Mirror %s: %s%s", self.status.mirror, reason, waits)
+        for topic in matching:
+            if not self._prepare(topic):
                 continue
             for partition in range(topic.partitions):
                 key = topic.name, partition

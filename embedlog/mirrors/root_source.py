@@ -48,15 +48,17 @@ class RootSource:
     def _described(self, info: TopicInfo) -> SourceTopic:
         catalog, state = self.root.context.catalog, self.root.context.state
         config = info.config.overrides()
+        copied = MIRRORED_TOPICS.get(state, info.id)
         # Since a failover it has records of its own, which were nowhere before.
-        copied = MIRRORED_TOPICS.get(state, info.id) if info.config.mirror_source else None
+        path = copied.path if copied is not None and info.config.mirror_source else ()
         return SourceTopic(
             info.name,
             str(info.id),
             info.partitions,
             {name: value for name, value in config.items() if name not in _NOT_COPIED},
             tuple(catalog.schema_versions(info)) if info.schema_version else (),
-            () if copied is None else tuple(copied.path),
+            tuple(path),
+            None if copied is None else copied.source,
         )
 
     def bounds(self, topic: str, partition: int) -> Bounds:

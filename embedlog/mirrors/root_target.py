@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from embedlog.catalog import SchemaChange, TopicInfo
 from embedlog.config import TopicConfig
@@ -135,16 +135,24 @@ class RootTarget:
                 f"The topic is no copy of {copy.source} any more, since a failover",
                 topic=info.name,
                 todo="Mirror into the other direction now. To make it a copy again, delete it; or, "
-                "if nothing was written to it since, set mirror.source back with alter_topic.",
+                f'if nothing was written to it since, call alter_topic("{info.name}", '
+                f'{{"mirror.source": "{copy.source}"}}).',
             )
         logs = [self.root.partition(info.name, number) for number in range(info.partitions)]
         if any(log.tail().log_end_offset for log in logs) or (
             bool(info.schema_version) is not bool(topic.schemas)
         ):
+            todo = "Mirror as a site, which becomes a part of the names of the copies; or merge."
+            if topic.copy_of == source_name(self.site_id, info.name):
+                todo = (
+                    "The topic of the source was a copy of it until a failover. To make it the "
+                    "copy, stop its writers, save what was never copied if you need it, delete "
+                    "it, and mirror again."
+                )
             raise MirrorConflictError(
                 "There is such a topic, which is no copy, and has records of its own",
                 topic=info.name,
-                todo="Mirror as a site, which becomes a part of the names of the copies; or merge.",
+                todo=todo,
             )
         changes = changed_settings(info.config.overrides(), topic.config)
         return self.root.alter_topic(info.name, {**changes, "mirror.source": copy.source})
@@ -293,8 +301,30 @@ def _next_version(schema: TopicSchema) -> SchemaChange:
 
 
 @contextmanager
+def hold_topic_lock(root: Root, name: str, topic: str, source: str) -> Iterator[None]:
+    """Hold the lock of a name, so that one mirror at a time copies a source to a topic.
+
+    Raises:
+        LockTimeoutError: Another mirror does; the error names the topic and the source.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(hold_lock(root, name))
+        except LockTimeoutError as error:
+            process = "" if error.pid is None else f" (process {error.pid})"
+            raise LockTimeoutError(
+                f"Another mirror{process} copies from {source} to the topic",
+                topic=topic,
+                pid=error.pid,
+                state=error.state,
+                todo="Run one mirror of a source and a topic; `embedlog mirror status` lists them.",
+            ) from error
+        yield
+
+
+@contextmanager
 def hold_lock(root: Root, name: str) -> Iterator[None]:
-    """Hold the lock of a name, so that one process at a time does something.
+    """Hold the lock of the name of a mirror, so that one process at a time runs it.
 
     Raises:
         LockTimeoutError: Another process holds it.
