@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from embedlog.errors import EmbedlogError, NotALogError, StorageError
 from embedlog.files import Files
-from embedlog.files.paths import real_path
+from embedlog.files.paths import is_inside, real_path
 from embedlog.keyspace import FORMAT_FILE
 
 _logger = logging.getLogger("embedlog.replication")
@@ -215,7 +215,7 @@ def check_apart(paths: Iterable[str]) -> None:
     """
     # In this order, what is inside a directory comes right behind it.
     for outer, inner in pairwise(sorted(paths, key=lambda path: path.split("/"))):
-        if inner.startswith(f"{outer}/"):
+        if is_inside(inner, outer):
             raise NotALogError(
                 f"The directory is inside {outer}",
                 path=inner,
