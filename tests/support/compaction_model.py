@@ -632,15 +632,21 @@ class CompactionModel(RuleBasedStateMachine):
 
 def run_some(examples: int) -> None:
     """Try some examples, the same each time, and do not look for a smaller one."""
-    run_state_machine_as_test(
-        CompactionModel,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=12,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    try:
+        run_state_machine_as_test(
+            CompactionModel,
+            settings=settings(
+                max_examples=examples,
+                stateful_step_count=12,
+                derandomize=True,
+                database=None,
+                deadline=None,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    finally:
+        # In a forked child nothing runs at the end of the process.
+        last, CompactionModel.shared_root = CompactionModel.shared_root, None
+        if last is not None:
+            last.leave()
