@@ -141,9 +141,12 @@ def test_a_planner_that_is_gone_between_two_queries(rounds, faults, kill_planner
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("fault", ["kill", "print"])
 def test_a_planner_that_dies_or_prints_while_it_starts(rounds, faults, kill_planner, fault):
-    """Two die before they tell their version; what is printed before that is no answer."""
+    """One dies before it tells its version; what is printed before that is no answer.
+
+    A third death would be an error, and the JVM may not have noticed the first one yet.
+    """
     kill_planner(signal.SIGKILL)
-    planner_faults.order(faults, "start", fault, times=2)
+    planner_faults.order(faults, "start", fault, times=1 if fault == "kill" else 2)
     rounds.count()
     if fault == "print":
         kill_planner(signal.SIGKILL)
