@@ -440,6 +440,9 @@ def test_a_root_is_a_path_too_and_a_missing_source_is_not_created(tmp_path, a, c
         assert main(["mirror", str(tmp_path / name), str(tmp_path / "other")]) == 3
         error = capsys.readouterr().err
         assert f"There is no log to copy from [{tmp_path / name}]. Check the path" in error
+    (tmp_path / "plain" / "embedlog.toml").write_text("format =")
+    with pytest.raises(NotALogError, match="not readable"):
+        mirror(tmp_path / "plain", tmp_path / "other")
     assert not (tmp_path / "missing").exists()
     assert not (tmp_path / "other").exists()
     with pytest.raises(NotALogError):
@@ -492,6 +495,15 @@ def test_a_target_inside_of_the_source_is_refused_and_not_created(a, tmp_path):
             mirror(tmp_path / "a", tmp_path / target)
         assert not (tmp_path / target).exists()
     mirror(a, tmp_path / "ab")
+
+
+def test_a_target_inside_of_any_directory_of_the_source_is_refused(replicated_log, directories):
+    """Whichever of them the source was opened with; also if the target has several."""
+    replicated_log.create_topic("t")
+    for target in (directories.path(2) / "sub", [directories.path(3) / "x", directories.path(1)]):
+        with pytest.raises(InvalidConfigError, match="inside of the source"):
+            mirror(directories.path(1), target)
+    assert not (directories.path(2) / "sub").exists()
 
 
 def test_a_mirror_needs_a_log_at_one_end():

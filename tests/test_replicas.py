@@ -66,6 +66,7 @@ def test_a_log_that_was_begun_in_the_place_of_a_directory_is_not_overwritten(
         send(stranger, "precious", [b"1"])
         if is_open:
             assert bring_back(log) == []
+            assert not (directories.path(2) / "probe").exists()
             send(stranger, "precious", [b"2"])
     assert bring_back(log) == []
     (lost,) = [each for each in log.replicas() if not each.online]
@@ -111,6 +112,20 @@ def test_a_closed_log_says_so(directories):
     for call in (log.topics, log.verify, log.replicas, log.elect_leaders, log.reassign):
         with pytest.raises(errors.ClosedError):
             call()
+
+
+def test_a_log_that_was_moved_as_a_whole_says_so(directories, tmp_path):
+    """As one in a single directory does; where it is now, it is whole."""
+    log = directories.open()
+    log.create_topic("t")
+    for number in (1, 2, 3):
+        directories.take(number)
+    with pytest.raises(errors.LogDeletedError, match="moved or deleted"):
+        log.close()
+    moved = [directories.aside(number) for number in (1, 2, 3)]
+    with embedlog.open(moved, maintenance=False) as log:
+        assert all(each.online for each in log.replicas())
+        assert log.verify() == []
 
 
 @pytest.mark.parametrize("lost", [1, 2])

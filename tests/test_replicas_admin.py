@@ -634,6 +634,9 @@ def test_wrong_numbers_of_copies_change_nothing(tmp_path):
             log.reassign(replication_factor={"nope": 1})
         with pytest.raises(InvalidConfigError, match="not both"):
             log.reassign(all_at(1), replication_factor=1)
+        for wrong in (True, "2", 2.0, {"flights": None}):
+            with pytest.raises(InvalidConfigError, match="must be an int"):
+                log.reassign(replication_factor=wrong)
         assert placements(log) == before
 
 
@@ -710,6 +713,20 @@ def test_the_only_copy_is_not_given_up_without_force(tmp_path):
         fill(log, "lonely", first=100)
         assert values(log, "lonely") == [*kept, *range(100, 200)]
         assert healthy(log)
+
+
+def test_a_partition_that_is_locked_does_not_stop_a_removal(tmp_path):
+    """The next program that writes makes its log that of the new leader."""
+    paths = disks(tmp_path)
+    with open_log(paths, lock_timeout=0.2) as log, open_log(paths) as other:
+        log.create_topic("flights", 3)
+        fill(log)
+        leader = log.partition("flights", 0).placement.leader
+        with other.partition("flights", 0).locked():
+            unplug(paths[leader - 1])
+            log.remove_replica(paths[leader - 1], force=True)
+        assert len(log.replicas()) == 2
+        assert values(other) == list(range(100))
 
 
 def test_one_survivor_of_three_decides_alone_once_the_others_are_given_up(tmp_path):

@@ -152,7 +152,7 @@ class Failover:
                 "The strategy 'time' needs a time, and the others do not",
                 todo="Pass at=, such as '10m' for ten minutes ago.",
             )
-        if groups is None and strategy != "offsets":
+        if not _names(groups) and strategy != "offsets":
             raise InvalidConfigError(
                 "A strategy says where groups go on, and no group is named",
                 todo="Name the groups; without a group and a strategy, a failover only lets "

@@ -850,7 +850,8 @@ class Log:
                 or fewer than before change how many copies it has.  By default the fewest moves
                 that make the copies even over all directories.
             replication_factor: How many copies to have, of all topics or by the name of the topic,
-                instead of as many as there are; not with ``moves``.
+                instead of as many as there are; not with ``moves``.  A partition with a copy in a
+                directory that is offline keeps its number.
             throttle: Bytes per second to copy at most.
             dry_run: Change nothing.
             progress: Called with the bytes done, and all bytes.  By default a progress bar
@@ -1190,7 +1191,7 @@ class Log:
     ) -> None:
         # As of a consumer: after an error its last record may not be processed.
         closing = self._closing(autocommit=error is None)
-        # It is told of the error, so that an error of its own does not hide that one.
+        # It is told of the error, which would not be in the traceback of an error of its own.
         closing.__exit__(exc_type, error, traceback)
 
     def __reduce__(

@@ -195,7 +195,8 @@ def remove_directories(
             left = [each for each in ids if each in writable.controller.image.directories]
             if left:
                 _remove(writable, left, force, throttle, progress)
-            take_over(writable)
+            else:
+                take_over(writable)
         finally:
             writable.close()
         return
@@ -296,9 +297,7 @@ def reassign(
     if moves is not None and replication_factor is not None:
         raise InvalidConfigError("Pass moves or replication_factor, not both")
     if moves is None:
-        factors = {} if replication_factor is None else replication_factor
-        if not isinstance(factors, Mapping):
-            factors = dict.fromkeys(log.topics(), factors)
+        factors = _replication_factors(log, replication_factor)
         moves = replication.plan(log, replication_factors=factors)
     replication.check(log, moves)
     before = {
@@ -321,6 +320,21 @@ def reassign(
             )
             changes[partition] = ReplicaMove(replicas, assignment.target_replicas)
     return ReassignmentResult(changes, pending=pending)
+
+
+def _replication_factors(
+    root: Root, replication_factor: int | Mapping[str, int] | None
+) -> Mapping[str, int]:
+    """Return how many copies topics are to have, by name."""
+    factors = {} if replication_factor is None else replication_factor
+    if not isinstance(factors, Mapping):
+        factors = dict.fromkeys(root.topics(), factors)
+    for factor in factors.values():
+        if isinstance(factor, bool) or not isinstance(factor, int):
+            raise InvalidConfigError(
+                f"replication_factor must be an int, or ints by topic, got {replication_factor!r}"
+            )
+    return factors
 
 
 def cancel_reassignment(root: Root, partitions: Iterable[TopicPartition] | None) -> int:

@@ -16,9 +16,11 @@ from typing import Any, Self, TypeGuard
 
 from embedlog.api.log import Log
 from embedlog.api.log import open as open_log
+from embedlog.api.replicas import several
 from embedlog.display import html_table, moment, plural, public_names, text_table
 from embedlog.errors import EmbedlogError, InvalidConfigError, NotALogError, StorageError
-from embedlog.files.paths import is_inside, real_path
+from embedlog.files.paths import exists, is_inside, real_path
+from embedlog.keyspace import FORMAT_FILE
 from embedlog.mirrors.ends import KAFKA_SCHEME, MirrorSource, MirrorTarget
 from embedlog.mirrors.mirror import (
     ALL_TOPICS,
@@ -160,6 +162,8 @@ def _open_existing(path: str | os.PathLike[str]) -> Log:
     except (NotALogError, StorageError) as error:
         if isinstance(error, StorageError) and not error.missing:
             raise
+        if exists(f"{directory_of(path)}/{FORMAT_FILE}"):
+            raise  # There is one, which cannot be opened.
         raise NotALogError(
             "There is no log to copy from",
             path=directory_of(path),  # Raises if it is no path.
@@ -189,7 +193,7 @@ def _target(
         kafka_target: MirrorTarget = ends.open_target(end, source, merge=merge, relay=relay)
         stack.callback(kafka_target.close)
         return kafka_target, None
-    if source is not None and isinstance(end, Log | str | os.PathLike):  # no list of directories
+    if source is not None:
         _check_outside(end, source)
     # A standby that only its mirror has open must be kept house, too.
     log = end if isinstance(end, Log) else stack.enter_context(open_log(end, maintenance=follow))
@@ -210,14 +214,23 @@ def _check_outside(end: End, source: Root) -> None:
     Raises:
         InvalidConfigError: It is.
     """
-    path = real_path(end.path if isinstance(end, Log) else directory_of(end))
-    for directory in map(real_path, getattr(source, "paths", (source.path,))):
-        if is_inside(path, directory):
-            raise InvalidConfigError(
-                f"The target is a directory inside of the source {directory}",
-                path=path,
-                todo="Use a directory outside of it, if possible on another disk.",
-            )
+    several_targets = isinstance(end, list | tuple)
+    for target in end if several_targets else [end]:  # type: ignore[union-attr]
+        path = real_path(target.path if isinstance(target, Log) else directory_of(target))
+        for directory in _directories(source):
+            if is_inside(path, directory):
+                raise InvalidConfigError(
+                    f"The target is a directory inside of the source {directory}",
+                    path=path,
+                    todo="Use a directory outside of it, if possible on another disk.",
+                )
+
+
+def _directories(root: Root) -> list[str]:
+    """Return the directories of a log."""
+    if not root.replicated:
+        return [real_path(root.path)]
+    return [info.path for info in several(root).controller.current().image.directories.values()]
 
 
 def _is_kafka(end: object) -> TypeGuard[str]:

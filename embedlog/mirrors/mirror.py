@@ -323,9 +323,10 @@ class Mirror:
         """Make the copy of a topic like the source; return whether to copy records."""
         name, key = self.target_name(topic.name), (topic.name, _WHOLE)
         if self._prepared.get(topic.name) == topic and topic.name not in self._unsure:
-            if self._target.is_copy(name):
-                return True
-            self._forget(topic.name)
+            with self._collected(*key):
+                if self._target.is_copy(name):
+                    return True
+                self._forget(topic.name)
         if self._retry_at.get(key, 0) > monotonic():
             return False
         self._retry_at[key] = monotonic() + _RETRY_SECONDS

@@ -25,6 +25,7 @@ from embedlog.errors import (
     MirrorConflictError,
     MirrorDivergedError,
     UnexpectedAppendOffsetError,
+    UnknownTopicOrPartitionError,
 )
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.mirrored_topic import (
@@ -199,8 +200,11 @@ class RootTarget:
 
     def is_copy(self, name: str) -> bool:
         """Return whether no failover made it a topic of its own; see `MirrorTarget.is_copy`."""
-        info = self.root.topics().get(name)
-        return info is not None and info.config.mirror_source == self._copies[name].source
+        try:
+            info = self.root.topic(name)
+        except UnknownTopicOrPartitionError:
+            return False
+        return info.config.mirror_source == self._copies[name].source
 
     # Records
 

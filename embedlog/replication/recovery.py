@@ -194,6 +194,7 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
     """Check a directory that no process uses, or make an empty one a directory of the log."""
     files = directory.files
     check_format(files, replicated=True)
+    _is_new(root, directory)  # or raises, before anything is written
     for name in ("locks", "topics"):
         files.make_directory(name)
     directory.probe()
@@ -208,7 +209,10 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
     lock = files.open("locks/root", write=True, create=True)
     files.lock(lock, root.lock_timeout)
     try:
-        _check_member(root, directory)
+        if _is_new(root, directory):  # Again: nobody else makes a log there under the lock.
+            infos = root.controller.image.directories
+            paths = {each: info.path for each, info in infos.items()}
+            write_member(files, DirectoryMember(root.cluster_id, directory.id, paths))
         directory.attached = files.open("locks/attached", write=True, create=True)
         if files.try_lock(directory.attached):
             kv.close_unused()
@@ -227,26 +231,22 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
     directory.open_stores(root.lock_timeout)
 
 
-def _check_member(root: HasDirectories, directory: LogDirectory) -> None:
-    """Raise unless a directory is the one that the log has at its path, or is new; under its lock.
-
-    Then nobody else makes a log there.
+def _is_new(root: HasDirectories, directory: LogDirectory) -> bool:
+    """Return whether nothing is in a directory, rather than what the log had there.
 
     Raises:
         NotALogError: It belongs to another log, or is one.
     """
     files = directory.files
     if is_member(files, root.cluster_id, directory.id):
-        return
+        return False
     if read_member(files) is not None or startup.has_state(files):
         raise NotALogError(
             f"This is not directory {directory.id} of the log: another log is there",
             path=directory.path,
             todo="Move it to another path.",
         )
-    infos = root.controller.image.directories
-    paths = {each: info.path for each, info in infos.items()}
-    write_member(files, DirectoryMember(root.cluster_id, directory.id, paths))
+    return True
 
 
 def _is_older(

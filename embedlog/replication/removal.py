@@ -9,12 +9,12 @@ is garbage.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from contextlib import suppress
 
 from embedlog.display import plural
 from embedlog.errors import (
-    CorruptionError,
     EmbedlogError,
     IllegalStateError,
     NotEnoughReplicasError,
@@ -31,6 +31,7 @@ from embedlog.replication.metadata import MetadataImage, check_quorum, without
 from embedlog.replication.recovery import HasDirectories
 from embedlog.root import startup
 
+_logger = logging.getLogger("embedlog.replication")
 _FOLDERS = ("state", "live", "state.copy", "locks")
 
 
@@ -91,18 +92,23 @@ def remove_directories(
             break
         moves = reassign.plan(root, gone)  # a topic was created meanwhile
     root.write_members()
-    take_over(root)
     for directory in opened.values():
         if directory is not None and directory.id not in broken:
             with suppress(EmbedlogError):
                 _clear(directory)
+    take_over(root)
 
 
 def take_over(root: HasDirectories) -> None:
-    """Make the log of each partition that of its leader: programs that only read cannot do it."""
+    """Make the log of each partition that of its leader: programs that only read cannot do it.
+
+    Where it is not possible now, the next program that writes does it.
+    """
     for log in root.partition_logs(root.topics().values()):
-        with suppress(ReplicaNotAvailableError, CorruptionError):
+        try:
             log.tail()
+        except EmbedlogError as error:
+            _logger.warning("%s-%d: %s", log.topic, log.partition, error)
 
 
 def check_left(image: MetadataImage, directories: Collection[int]) -> None:

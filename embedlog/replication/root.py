@@ -501,13 +501,16 @@ class ReplicatedRoot(Root):
     # Detaching
 
     def _leave(self, context: Context) -> None:
-        if context.files.writable:
+        # Not one of them if the log was moved as a whole.
+        if context.files.writable and any(each.is_in_place() for each in self.controller.online):
             with suppress(EmbedlogError):  # the next process to open the log finds out as well
                 self.controller.check_directories()
         super()._leave(context)
 
     def _mark_clean(self, context: Context) -> None:
         online = [each for each in self.controller.online if each.is_in_place()]
+        if not online:
+            raise self._moved()
         held: list[tuple[LogDirectory, int]] = []
         try:
             last = True

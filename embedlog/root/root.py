@@ -475,11 +475,7 @@ class Root:
     def _mark_clean(self, context: Context) -> None:
         files = context.files
         if not files.is_in_place():
-            raise LogDeletedError(
-                "The log was moved or deleted while it was open",
-                path=self.path,
-                todo="Open it where it is now.",
-            )
+            raise self._moved()
         context.state.check_linked()
         root_lock = files.open("locks/root", write=True, create=True)
         files.lock(root_lock, self.lock_timeout)
@@ -491,6 +487,13 @@ class Root:
                 startup.copy_state(files, context.state)
                 context.state.close()
                 startup.mark_clean(files)
+
+    def _moved(self) -> LogDeletedError:
+        return LogDeletedError(
+            "The log was moved or deleted while it was open",
+            path=self.path,
+            todo="Open it where it is now.",
+        )
 
     def after_fork(self) -> None:
         """In a forked child: drop the parent's objects; the next call attaches again."""

@@ -243,9 +243,13 @@ def _read_batches(
         schemas: Those that the file may have: no checksum covers its own.
     """
     failure: NotALogError | StorageError | None = None
-    for root in directories.of(part):
+    roots = directories.of(part)
+    for root in roots:
         try:
-            for pieces in _read_copy(directories.open(root, part), part, chunk, schemas):
+            files = directories.open(root, part)
+            if root != roots[-1]:
+                _check_size(files, chunk)
+            for pieces in _read_copy(files, part, chunk, schemas):
                 yield pieces
                 chunk = chunk._replace(position=pieces[-1].position + pieces[-1].size)
             return
@@ -253,7 +257,7 @@ def _read_batches(
             # That a file is missing says the least: retention may have deleted all copies.
             if failure is None or _is_missing(failure):
                 failure = error
-            if root != directories.of(part)[-1]:
+            if root != roots[-1]:
                 _logger.warning("Reading %s in another directory: %s", chunk.path, error)
     assert failure is not None
     if _is_missing(failure):
@@ -261,6 +265,22 @@ def _read_batches(
             part, f"The file {chunk.path} was deleted after the query was planned"
         ) from failure
     raise failure
+
+
+def _check_size(files: Files, chunk: FileChunk) -> None:
+    """Raise if a copy does not have all that is read: it is being made again.
+
+    Raises:
+        StorageError: That is so.
+    """
+    with files.opened(chunk.path) as fd:
+        size = files.size(fd)
+    if size < chunk.end_position:
+        raise StorageError(
+            f"The copy ends at byte {size}, and {chunk.end_position} are needed",
+            path=files.path(chunk.path),
+            operation="read",
+        )
 
 
 def _is_missing(error: Exception) -> bool:

@@ -82,6 +82,20 @@ def test_a_task_goes_on_when_a_file_can_be_opened_but_not_read(log, directories,
             os.rename(f"{file}.kept", file)
 
 
+@pytest.mark.parametrize("size", [0, 700])
+def test_a_copy_that_is_being_made_again_is_not_read(log, directories, read, size):
+    """It is shorter than what the task reads; the other one has everything."""
+    tasks = plan(log)
+    expected = sorted(consumer_rows(log, "t"))
+    files = sorted(directories.path(1).glob("topics/t-*/*/*.arrows"))
+    whole = {file: file.read_bytes() for file in files}
+    for file in files:
+        os.truncate(file, size)
+    assert sorted(read(tasks)) == expected
+    for file, data in whole.items():
+        file.write_bytes(data)
+
+
 def test_a_task_goes_on_where_a_read_failed(log, directories, monkeypatch):
     """Each record is read once, wherever that is."""
     tasks = plan(log)

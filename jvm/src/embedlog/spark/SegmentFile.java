@@ -44,7 +44,12 @@ final class SegmentFile implements AutoCloseable {
       Path root = roots.next();
       try {
         channel = FileChannel.open(root.resolve(chunk.path()), StandardOpenOption.READ);
-        return;
+        long size = channel.size();
+        if (size >= chunk.endPosition() || !roots.hasNext()) {
+          return;
+        }
+        channel.close();
+        note(new IOException("The copy is being made again, and ends at byte " + size));
       } catch (NoSuchFileException error) {
         note(Files.exists(root.resolve("embedlog.toml")) ? deleted() : noLog(root));
       } catch (IOException error) {
