@@ -922,6 +922,11 @@ def test_a_failover_that_is_not_possible_changes_nothing(standby, a):
     assert standby.topic("t").config["mirror.source"]
 
 
+def test_the_groups_of_a_failover_may_come_from_an_iterator(standby):
+    """It is read once."""
+    assert standby.failover(iter(["g"]), "earliest").partitions
+
+
 def test_a_failover_can_be_repeated_for_more_groups(standby):
     """The copies are found although they are no copies any more."""
     standby.failover(topics="t", dry_run=False)

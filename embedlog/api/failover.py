@@ -152,7 +152,8 @@ class Failover:
                 "The strategy 'time' needs a time, and the others do not",
                 todo="Pass at=, such as '10m' for ten minutes ago.",
             )
-        if not _names(groups) and strategy != "offsets":
+        self._groups = _names(groups)
+        if not self._groups and strategy != "offsets":
             raise InvalidConfigError(
                 "A strategy says where groups go on, and no group is named",
                 todo="Name the groups; without a group and a strategy, a failover only lets "
@@ -160,7 +161,6 @@ class Failover:
             )
         self._root, self._strategy = root, strategy
         self._timestamp = None if at is None else time_argument("at", at, root.clock())
-        self._groups = _names(groups)
         for group in self._groups:
             check_group_id(group)
         self._named = topics is not None
