@@ -246,10 +246,8 @@ def _read_batches(
     roots = directories.of(part)
     for root in roots:
         try:
-            files = directories.open(root, part)
-            if root != roots[-1]:
-                _check_size(files, chunk)
-            for pieces in _read_copy(files, part, chunk, schemas):
+            files, is_last = directories.open(root, part), root == roots[-1]
+            for pieces in _read_copy(files, part, chunk, schemas, is_last=is_last):
                 yield pieces
                 chunk = chunk._replace(position=pieces[-1].position + pieces[-1].size)
             return
@@ -267,31 +265,26 @@ def _read_batches(
     raise failure
 
 
-def _check_size(files: Files, chunk: FileChunk) -> None:
-    """Raise if a copy does not have all that is read: it is being made again.
-
-    Raises:
-        StorageError: That is so.
-    """
-    with files.opened(chunk.path) as fd:
-        size = files.size(fd)
-    if size < chunk.end_position:
-        raise StorageError(
-            f"The copy ends at byte {size}, and {chunk.end_position} are needed",
-            path=files.path(chunk.path),
-            operation="read",
-        )
-
-
 def _is_missing(error: Exception) -> bool:
     return isinstance(error, StorageError) and error.missing
 
 
 def _read_copy(
-    files: Files, part: PartitionSlice, chunk: FileChunk, schemas: tuple[Any, ...]
+    files: Files,
+    part: PartitionSlice,
+    chunk: FileChunk,
+    schemas: tuple[Any, ...],
+    *,
+    is_last: bool,
 ) -> Iterator[list[Batch | BatchRun]]:
     """Yield the batches of a part of a file in one directory; see `_read_batches`."""
     file = SegmentFile(files, chunk.path, expected=lambda: schemas)
+    if not is_last and file.size() < chunk.end_position:
+        raise StorageError(
+            f"The copy is being made again: it lacks bytes before {chunk.end_position}",
+            path=files.path(chunk.path),
+            operation="read",
+        )
     position, end = chunk.position or file.start, chunk.end_position
     if position > end:
         # No checksum covers the length of the schema; else there would be no rows, and no error.
