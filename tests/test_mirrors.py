@@ -507,7 +507,7 @@ def test_a_target_inside_of_any_directory_of_the_source_is_refused(replicated_lo
 
 
 def test_a_mirror_needs_a_log_at_one_end():
-    """No cluster is asked."""
+    """Neither cluster is contacted."""
     began = time.monotonic()
     with pytest.raises(InvalidConfigError, match="MirrorMaker"):
         mirror("kafka://127.0.0.1:9", "kafka://127.0.0.1:10")
@@ -1195,7 +1195,7 @@ def test_what_cannot_be_merged_is_refused(a, b, tmp_path):
 
 
 def test_one_mirror_merges_a_source_into_a_topic_at_a_time(a, b, monkeypatch):
-    """The second one is told the topic and the source, whatever its name."""
+    """The error names the topic and the source, also if the mirrors have different names."""
     monkeypatch.setattr(root_target, "_LOCK_SECONDS", 0.1)
     a.create_topic("t")
     send(a, "t", b"1")

@@ -112,7 +112,7 @@ class FailoverResult:
 
 
 def _names(names: object) -> list[Any]:
-    """Return the names in an argument that is one, or several; whoever uses them checks them."""
+    """Return the names in an argument that takes one or several; does not check them."""
     if names is None:
         return []
     if isinstance(names, str | bytes) or not isinstance(names, Iterable):
@@ -252,7 +252,7 @@ class Failover:
         try:
             snapshot = group.snapshot()
         except GroupIdNotFoundError as error:
-            # As for a reset of offsets: whoever names the topics means a group to create.
+            # A caller who names the topics wants to create the group, as when offsets are reset.
             if self._named and self._strategy != "offsets":
                 return {}
             raise GroupIdNotFoundError(

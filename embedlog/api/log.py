@@ -1191,7 +1191,7 @@ class Log:
     ) -> None:
         # As of a consumer: after an error its last record may not be processed.
         closing = self._closing(autocommit=error is None)
-        # It is told of the error, which would not be in the traceback of an error of its own.
+        # Pass the error on: otherwise it would be missing in the traceback of an error of closing.
         closing.__exit__(exc_type, error, traceback)
 
     def __reduce__(
@@ -1387,8 +1387,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         ("durability", durability, DURABILITIES),
         ("visibility", visibility, VISIBILITIES),
     ):
-        if value not in choices:
-            raise InvalidConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        check_choice(name, value, choices)
     config = None
     if maintenance is not False:
         config = MaintenanceConfig.parse({} if maintenance is True else maintenance)
@@ -1442,6 +1441,16 @@ def open_root(
 def open_logs() -> list[Log]:
     """Return the logs that this process has open."""
     return list(_open_logs)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise unless an argument is one of some texts.
+
+    Raises:
+        InvalidConfigError: It is not.
+    """
+    if value not in choices:
+        raise InvalidConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 @atexit.register

@@ -14,7 +14,7 @@ from copy import deepcopy
 from importlib import import_module
 from typing import Any, Self, TypeGuard
 
-from embedlog.api.log import Log
+from embedlog.api.log import Log, check_choice
 from embedlog.api.log import open as open_log
 from embedlog.api.replicas import several
 from embedlog.display import html_table, moment, plural, public_names, text_table
@@ -94,9 +94,8 @@ def mirror(
         EmbedlogError: A partition could not be copied; all others were.
     """
     _check(follow=follow, merge=merge, relay=relay)
-    if durability is not None and durability not in DURABILITIES:
-        choices = ", ".join(DURABILITIES)
-        raise InvalidConfigError(f"durability must be one of {choices}, got {durability!r}")
+    if durability is not None:
+        check_choice("durability", durability, DURABILITIES)
     if relay and not merge:
         raise InvalidConfigError("relay is for mirrors that merge", todo="Pass merge=True too.")
     if _is_kafka(source) and _is_kafka(target):

@@ -209,7 +209,7 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
     lock = files.open("locks/root", write=True, create=True)
     files.lock(lock, root.lock_timeout)
     try:
-        if _is_new(root, directory):  # Again: nobody else makes a log there under the lock.
+        if _is_new(root, directory):  # Check again: under the lock nobody else makes a log there.
             infos = root.controller.image.directories
             paths = {each: info.path for each, info in infos.items()}
             write_member(files, DirectoryMember(root.cluster_id, directory.id, paths))
