@@ -1,9 +1,12 @@
 """The reader in the JVM and the one in Python return the same rows; so does embedlog's consumer."""
 
 import json
+import os
 import random
 import tempfile
 from collections import Counter
+from dataclasses import replace
+from itertools import groupby
 
 import pytest
 from support.clock import START
@@ -119,6 +122,37 @@ def test_a_task_ends_at_its_limit_and_leaves_out_batches_of_other_times(jvm, ran
             wanted = [row for row, time in zip(rows, times, strict=True) if first <= time <= last]
             assert [row for row in left if first <= row[0] // 1000 <= last] == wanted
             assert not Counter(left) - Counter(rows)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_only_what_is_lost_is_skipped(jvm, random_log, seed, caplog):
+    """With failOnDataLoss=false a deleted file does not hide the files behind it."""
+    dice = random.Random(seed)
+    log = random_log(dice, steps=60)
+    skipped = 0
+    for _ in range(4):
+        tasks = plan_batch(parse(random_options(log, dice)), cores=dice.randint(1, 3))
+        parts = [(task, part) for task in tasks for part in task.slices]
+        paths = sorted({chunk.path for _, part in parts for chunk in part.chunks})
+        gone = set(dice.sample(paths, dice.randint(0, len(paths))))
+        expected, runs = [], 0
+        for task, part in parts:
+            for chunk in part.chunks:
+                only = replace(task, slices=(replace(part, chunks=(chunk,)),))
+                expected += python_rows([only]) if chunk.path not in gone else []
+            runs += sum(lost for lost, _ in groupby(chunk.path in gone for chunk in part.chunks))
+        caplog.clear()
+        for path in gone:
+            os.rename(f"{log.path}/{path}", f"{log.path}/{path}.gone")
+        try:
+            assert python_rows(tasks, fail_on_data_loss=False) == expected
+            assert jvm.read(tasks, fail_on_data_loss=False) == expected
+        finally:
+            for path in gone:
+                os.rename(f"{log.path}/{path}.gone", f"{log.path}/{path}")
+        assert len(caplog.records) == runs
+        skipped += bool(gone) and bool(expected)
+    assert skipped
 
 
 # Queries
@@ -401,7 +435,11 @@ def test_records_that_are_lost_between_plan_and_task(load, log, options, loss):
     left = {(row.partition, int(row.value)) for row in lenient.collect()}
     planned = {(0, value) for value in range(50)} | {(1, 1000)}
     assert left <= planned
-    kept = {"truncate": set(range(20)), "write_again": set(range(20))}.get(loss.__name__, set())
+    kept = {
+        "truncate": range(20),
+        "write_again": range(20),
+        "delete_records": range(25, 50),
+    }.get(loss.__name__, ())
     assert left >= {(0, value) for value in kept}
     assert ((1, 1000) in left) == (loss not in (delete, create_again))
 
