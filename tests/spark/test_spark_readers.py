@@ -231,9 +231,21 @@ def test_queries_return_the_rows_that_python_selects(load, random_log, seed):
             assert sorted_rows(collected(frame, names)) == sorted_rows(expected)
 
 
+@pytest.fixture(params=["generated", "interpreted"])
+def code(spark, request):
+    """How Spark executes queries: by code that it generates for each, or without any."""
+    settings = {"spark.sql.codegen.wholeStage": "false"}
+    settings["spark.sql.codegen.factoryMode"] = "NO_CODEGEN"
+    for name, value in settings.items() if request.param == "interpreted" else ():
+        spark.conf.set(name, value)
+    yield request.param
+    for name in settings:
+        spark.conf.unset(name)
+
+
 @pytest.mark.parametrize("reader", ["jvm"])
 @pytest.mark.parametrize("seed", QUERY_SEEDS)
-def test_the_readers_differ_in_no_row(spark, load, random_log, seed):
+def test_the_readers_differ_in_no_row(spark, load, random_log, code, seed):
     """By `exceptAll` in both directions, which counts rows that occur twice."""
     log = random_log(random.Random(seed), steps=12)
     options = {"path": log.path, "subscribe": "a,b", "includeHeaders": "true"}
@@ -372,7 +384,7 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize("reader", ["jvm"])
-def test_rows_may_outlive_the_memory_of_their_batch(both, reader):
+def test_rows_may_outlive_the_memory_of_their_batch(both, code):
     """The reader uses its memory again for the next batch, and frees it at the end of a task."""
     for name, operation in OPERATIONS.items():
         of_jvm, of_python = (sorted(map(repr, rows_of(operation(frame)))) for frame in both())
