@@ -1359,7 +1359,8 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         maintenance: Whether this process may run the maintenance jobs: retention, compaction
             and others.  One process at a time runs them, with its own settings, which are
             Kafka's for brokers, such as ``{"log.cleaner.threads": 2}``.
-        unsafe_filesystem: Allow NFS, SMB, 9p and FUSE.
+        unsafe_filesystem: Allow NFS, SMB, 9p, FUSE and other remote file systems: only safe
+            while no other host opens the log, not even with ``mode="r"``.
         allow_pickle: Read topics whose serializer is ``"pickle"``: reading one can run any code
             that its writers chose.
         racks: The racks of directories of a log over several, by path, as Kafka's `broker.rack`:
@@ -1371,7 +1372,8 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         NotALogError: The path is a file, a directory with other contents, or an address such
             as ``localhost:9092`` or ``s3://bucket``.
         UnsupportedFormatError: Another version of embedlog wrote it, with another format.
-        UnsupportedFilesystemError: Locks do not work reliably on this file system.
+        UnsupportedFilesystemError: It is a remote file system, or any user may replace its
+            files.
         CorruptionError: The catalog is damaged and has no copy.
         StorageError: The file system refused an operation; ``errno`` says why.
 

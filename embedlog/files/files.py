@@ -43,7 +43,8 @@ from embedlog.files.filesystem import (
     lock_holder,
     parts,
     process_state,
-    refuse_unsafe,
+    refuse_public,
+    refuse_remote,
     storage_error,
     without_first,
 )
@@ -79,7 +80,9 @@ class Files:
     Args:
         root: The directory of the log; it must exist (`create_root` makes it).
         writable: Whether anything may be changed; if not, changes raise `ReadOnlyError`.
-        unsafe_filesystem: Whether to accept a remote file system or a root anyone may write to.
+        unsafe_filesystem: Whether to accept a remote file system or a root anyone may write to;
+            safe for callers that neither open a database nor rely on locks.
+        maps_segments: Whether sealed segments may be mapped.
 
     Raises:
         NotALogError: `root` is not a directory.
@@ -88,7 +91,7 @@ class Files:
     """
 
     maps_segments = True
-    """Whether sealed segments may be mapped."""
+    """Whether sealed segments may be mapped; never on a remote file system."""
 
     # The subclass in the tests replaces this, to write less than it was asked to.
     _pwritev = staticmethod(os.pwritev)
@@ -99,6 +102,7 @@ class Files:
         *,
         writable: bool = True,
         unsafe_filesystem: bool = False,
+        maps_segments: bool = True,
     ) -> None:
         self._root_fd = -1
         self._paths: dict[int, str] = {}
@@ -120,8 +124,13 @@ class Files:
         except OSError as error:
             raise storage_error(error, "open the root", self.root) from error
         try:
-            if writable and not unsafe_filesystem:
-                refuse_unsafe(self._magic(), self._root_status().st_mode, self.root)
+            magic = self._magic()
+            if not unsafe_filesystem:
+                refuse_remote(magic, self.root)
+                if writable:
+                    refuse_public(self._root_status().st_mode, self.root)
+            # Another host may delete a file under its map, which is a SIGBUS.
+            self.maps_segments = maps_segments and magic not in REMOTE_FILESYSTEMS
         except BaseException:
             self.close_all()
             raise

@@ -1,8 +1,8 @@
-"""Reads an input partition in an executor: maps the files of the plan, yields rows as Arrow.
+"""Reads an input partition in an executor: the files of the plan, as rows in Arrow.
 
-An executor may be killed at any time, may run on another host, and may be used
-again for another query; so it opens no database, takes no lock and starts no
-thread.  The batches of a log are mostly small; they are combined for Spark.
+An executor may be killed at any time, may run on another host that mounts the log's
+disk, and may be used again for another query; so it opens no database, takes no lock
+and starts no thread.  The batches of a log are mostly small; they are combined for Spark.
 """
 
 from __future__ import annotations
@@ -114,7 +114,13 @@ class _Directories:
         """
         if root not in self._opened:
             try:
-                files = Files(root, writable=False)
+                files = Files(
+                    root,
+                    writable=False,
+                    unsafe_filesystem=True,
+                    # A map of a file on a disk that breaks ends the process.
+                    maps_segments=not part.directories,
+                )
             except (NotALogError, StorageError) as error:
                 raise NotALogError(
                     "The log is not on this host",
@@ -122,8 +128,6 @@ class _Directories:
                     todo="Executors read its files: share the directory under the same path on all "
                     "hosts.",
                 ) from error
-            # A map of a file on a disk that breaks ends the process.
-            files.maps_segments = not part.directories
             self._opened[root] = files
         return self._opened[root]
 
