@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import grp
 import itertools
 import logging
 import os
@@ -687,6 +688,31 @@ class Log:
             if hasattr(child, "flush"):
                 child.flush()
         self.root.flush()
+
+    def share(self, group: str | int, mode: Literal["rw", "r", "none"] = "rw") -> None:
+        """Let Spark's executors of other users read the log's records, and stage others.
+
+        The setting is kept in the permissions of the log's directories, so it holds for all
+        processes and for files that are made later.  A log is opened by the user who owns it, who
+        must be in the group.
+
+        Args:
+            group: The name or number of the group of these users.
+            mode: ``"r"`` to let them only read; ``"none"`` to end the sharing.
+
+        Raises:
+            InvalidConfigError: There is no such group, or mode.
+            StorageError: The log belongs to another user, or its user is not in the group.
+        """
+        check_choice("mode", mode, ("rw", "r", "none"))
+        self.root.context.check_writable()
+        try:
+            number = group if isinstance(group, int) else grp.getgrnam(group).gr_gid
+        except KeyError as error:
+            raise InvalidConfigError(
+                f"There is no group {group!r} on this host", todo="Create it, or pass its number."
+            ) from error
+        self.root.context.files.share(number, mode)
 
     # Directories and copies
 

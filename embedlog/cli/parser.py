@@ -767,6 +767,10 @@ def _health(commands: _Parser) -> None:
     repair = _command(commands, "repair", "maintenance:repair", about)
     _flag(repair, "--yes", "repair the log")
     _command(commands, "doctor", "doctor:doctor", "check versions, speeds, space and locks")
+    about = "let Spark's executors of other users, who are in a group, read and stage records"
+    share = _command(commands, "share", "maintenance:share", about)
+    share.add_argument("group", metavar="GROUP", help="its name or number")
+    share.add_argument("--mode", choices=("rw", "r", "none"), default="rw", help="default rw")
 
 
 def _completion(commands: _Parser) -> None:

@@ -48,6 +48,7 @@ from embedlog.files.filesystem import (
     storage_error,
     without_first,
 )
+from embedlog.files.sharing import share, share_as
 
 IOV_MAX: Final = 1024
 """The kernel accepts this many buffers in one vectored write; more fail with EINVAL."""
@@ -181,8 +182,8 @@ class Files:
         Args:
             path: Relative to the root.
             write: Open it for reading and writing.
-            create: Create it (0600) if it is missing; its name is durable only after
-                `sync_directory`.
+            create: Create it if it is missing, with 0600, or as its directory is shared; its name
+                is durable only after `sync_directory`.
             exclusive: The file must be new.
             counted: Allow writing in a read-only log; for the wake page, where being
                 counted as a waiter changes no log.
@@ -197,6 +198,8 @@ class Files:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode) or (write and status.st_nlink > 1):
                     raise OSError(errno.EINVAL, "not a regular file with one name")
+                if create and "/" in path:
+                    share_as(directory, fd, 0o666)
             except OSError:
                 os.close(fd)
                 raise
@@ -396,13 +399,27 @@ class Files:
             raise
         self.sync_directory(path.rpartition("/")[0])
 
+    def share(self, group: int, mode: str) -> None:
+        """Let a group read segments and stage files; see `sharing.share`."""
+        with self._errors("share with a group", ""):
+            share(self.root, group, mode)
+
     # Names
 
     def make_directory(self, path: str, exist_ok: bool = True) -> None:
-        """Make one directory (0700) in a parent that exists; durable after `sync_directory`."""
+        """Make one directory in a parent that exists; durable after `sync_directory`.
+
+        Its permissions are 0700, or those of a parent that is shared.
+        """
         with self._parent(path, "make directory", changes=True) as (directory, name):
             try:
                 os.mkdir(name, _DIRECTORY_MODE, dir_fd=directory)
+                if "/" in path:
+                    made = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
+                    try:
+                        share_as(directory, made, 0o7777)
+                    finally:
+                        os.close(made)
             except FileExistsError:
                 status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 if not exist_ok or not stat.S_ISDIR(status.st_mode):

@@ -63,7 +63,10 @@ def storage_error(
         kind = DiskFullError if number in _FULL else StorageError
     reason = error.strerror or os.strerror(number)
     what = f"{operation} failed: {reason} ({errno.errorcode.get(number, number)})"
-    return kind(what, errno=number, operation=operation, path=path)
+    todo = None
+    if number == errno.EACCES:
+        todo = "Run it as the user who owns the log, or have that user call share(group)."
+    return kind(what, errno=number, operation=operation, path=path, todo=todo)
 
 
 def refuse_remote(magic: int, path: str) -> None:

@@ -7,6 +7,7 @@ and starts no thread.  The batches of a log are mostly small; they are combined 
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
+from embedlog.keyspace import FORMAT_FILE
 from embedlog.segment import SegmentFile
 from embedlog.spark import arrow_columns
 from embedlog.spark.plan import FileChunk, LogInputPartition, PartitionSlice
@@ -110,7 +112,8 @@ class _Directories:
         """Return the files of a log root.
 
         Raises:
-            NotALogError: It is not on this host, or cannot be read.
+            NotALogError: It is not on this host.
+            StorageError: It cannot be read.
         """
         if root not in self._opened:
             try:
@@ -121,20 +124,42 @@ class _Directories:
                     # A map of a file on a disk that breaks ends the process.
                     maps_segments=not part.directories,
                 )
-            except (NotALogError, StorageError) as error:
-                raise NotALogError(
-                    "The log is not on this host",
-                    path=root,
-                    todo="Executors read its files: share the directory under the same path on all "
-                    "hosts.",
-                ) from error
+            except StorageError as error:
+                if not error.missing:
+                    raise
+                raise _not_on_this_host(root) from error
+            if not files.exists(FORMAT_FILE):  # a place where nothing is mounted
+                raise _not_on_this_host(root)
             self._opened[root] = files
         return self._opened[root]
+
+    def deleted(self, root: str, path: str, error: Exception) -> bool:
+        """Whether a file could not be read because it was deleted from a log that is there.
+
+        A remote file system has other errors for a file that the log's host deletes, mostly
+        ESTALE.
+        """
+        files = self._opened.get(root)
+        if files is None or not isinstance(error, StorageError):
+            return False
+        try:
+            is_gone = error.missing or error.errno == errno.ESTALE or not files.exists(path)
+            return is_gone and files.exists(FORMAT_FILE)
+        except StorageError:
+            return False
 
     def close(self) -> None:
         """Close all files."""
         for files in self._opened.values():
             files.close_all()
+
+
+def _not_on_this_host(root: str) -> NotALogError:
+    return NotALogError(
+        "The log is not on this host",
+        path=root,
+        todo="Executors read its files: mount the log's disk under the same path on all hosts.",
+    )
 
 
 def _read_slice(
@@ -247,6 +272,7 @@ def _read_batches(
         schemas: Those that the file may have: no checksum covers its own.
     """
     failure: NotALogError | StorageError | None = None
+    was_deleted = False
     roots = directories.of(part)
     for root in roots:
         try:
@@ -257,20 +283,16 @@ def _read_batches(
             return
         except (NotALogError, StorageError) as error:
             # That a file is missing says the least: retention may have deleted all copies.
-            if failure is None or _is_missing(failure):
-                failure = error
+            if failure is None or was_deleted:
+                failure, was_deleted = error, directories.deleted(root, chunk.path, error)
             if root != roots[-1]:
                 _logger.warning("Reading %s in another directory: %s", chunk.path, error)
     assert failure is not None
-    if _is_missing(failure):
+    if was_deleted:
         raise _data_loss(
             part, f"The file {chunk.path} was deleted after the query was planned"
         ) from failure
     raise failure
-
-
-def _is_missing(error: Exception) -> bool:
-    return isinstance(error, StorageError) and error.missing
 
 
 def _read_copy(
