@@ -37,7 +37,7 @@ _TRANSLATIONS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\bwith create_partitions\b", "with `embedlog topics alter -p`"),
     (r"\bwith create_topic\b", "with `embedlog topics create`"),
     (r"\bRun verify, then repair, on the log", "Run `embedlog verify`, then `embedlog repair`"),
-    (r"\bcall share\(group\)", "run `embedlog share GROUP`"),
+    (r"\bshare\(group\)", "`embedlog share GROUP`"),
     (r", or pass unsafe_filesystem=True| Pass unsafe_filesystem=True[^.]*\.", ""),
     (r"\b[Aa]dd others with add_replica\(path\)", "add others with `embedlog replicas add`"),
     (r"\bremove_replica\(path, force=True\)", "`embedlog replicas remove --force`"),
