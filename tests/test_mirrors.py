@@ -327,6 +327,59 @@ def test_a_source_that_was_cut_is_not_copied_over_other_records(a, b):
     assert records(b, "t") == records(a, "t")
 
 
+@pytest.mark.parametrize("grown", [6, 9, 10, 11, 15])
+@pytest.mark.parametrize("merge", [False, True], ids=["copies", "merges"])
+def test_a_source_that_was_cut_and_has_grown_to_any_length_is_noticed(a, b, grown, merge):
+    """Also to exactly the length of the copy, at a start and by a mirror that runs (H4)."""
+    a.create_topic("t")
+    log = a.partition("t", 0)
+    for number in range(10):
+        log.append([encoded(b"%d" % number)])
+    mirror(a, b, merge=merge)
+    with mirror(a, b, merge=merge, follow=True) as run:
+        settled(lambda: run.status.updated_ms)
+        log.truncate_to(6)
+        for number in range(6, grown):
+            log.append([encoded(b"new %d" % number)])
+        settled(lambda: run.errors)
+        assert isinstance(run.errors[0], MirrorDivergedError)
+    with pytest.raises(MirrorDivergedError) as caught:
+        mirror(a, b, merge=merge)
+    assert caught.value.next_offset == 6
+    assert [record.value for record in b["t"]] == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize("seed", range(choose(test=10, all=300)))
+def test_a_copy_that_is_cut_where_the_error_says_is_equal_to_its_source_again(a, b, seed):
+    """Random appends, cuts, deletions and recoveries of the source; each difference is named."""
+    dice = random.Random(seed)
+    a.create_topic("t")
+    log, number = a.partition("t", 0), 0
+    for _ in range(25):
+        action = dice.choice(["append", "append", "cut", "mirror", "recover", "delete"])
+        if action == "append":
+            for _ in range(dice.randrange(4)):
+                count = dice.choice([1, 1, 3])
+                log.append([encoded(*(b"%d %d" % (number, n) for n in range(count)))])
+                number += 1
+        elif action == "cut" and log.end_offset() > log.start_offset():
+            log.truncate_to(dice.randrange(log.start_offset(), log.end_offset()))
+        elif action == "recover":
+            recovery.discard_tail(log)
+        elif action == "delete" and dice.random() < 0.3:
+            a.delete_records({P0: dice.randint(log.start_offset(), log.end_offset())})
+        elif action == "mirror":
+            try:
+                mirror(a, b)
+            except MirrorDivergedError as error:
+                assert error.next_offset is not None
+                b.partition("t", 0).truncate_to(error.next_offset)
+                mirror(a, b)
+            start = max(part.start_offset() for part in (log, b.partition("t", 0)))
+            copies = [[r for r in records(each, "t") if r[1] >= start] for each in (a, b)]
+            assert copies[0] == copies[1]
+
+
 def test_a_recovery_of_the_source_that_loses_nothing_is_no_cut(a, b):
     """It begins a leader epoch, also if the mirror was killed before it copied a record of it."""
     a.create_topic("t")

@@ -109,6 +109,8 @@ class KafkaSource:
         self._listed_at = float("-inf")
         self._bounds: dict[TopicPartition, Bounds] = {}
         """Those of this round, which begins with `topics`."""
+        self._epochs: dict[TopicPartition, int | None] = {}
+        """The leader epochs of partitions, as of the last `bounds`."""
         self._closed = Event()
 
     # Topics
@@ -155,10 +157,22 @@ class KafkaSource:
             starts = self._cluster.offsets(keys, latest=False)
             ends = self._cluster.offsets(keys, latest=True)
             for each in keys:
-                self._bounds[each] = Bounds(starts[each], ends[each])
+                self._bounds[each] = Bounds(starts[each].offset, ends[each].offset)
+                self._epochs[each] = ends[each].leader_epoch
         return self._bounds[key]
 
     # Records
+
+    def is_current(self, topic: str, partition: int, position: MirrorPosition) -> bool:
+        """Return whether the partition is in the epoch of a position.
+
+        Of one that it reads, the client compares the epochs itself.
+        """
+        key = TopicPartition(topic, partition)
+        buffer = self._buffers.get(key)
+        if buffer is not None:
+            return buffer.error is None
+        return position.leader_epoch in (None, self._epochs.get(key))
 
     def fetch(self, topic: str, partition: int, position: MirrorPosition, max_bytes: int) -> Fetch:
         """Return the batches from a position on; see `MirrorSource.fetch`.

@@ -323,7 +323,7 @@ class KafkaTarget:
         if stored or self._merge:
             return False
         partitions = [TopicPartition(name, number) for number in range(topic.partitions)]
-        if any(self._cluster.offsets(partitions, latest=True).values()):
+        if any(end.offset for end in self._cluster.offsets(partitions, latest=True).values()):
             raise MirrorConflictError(
                 "There is such a topic, which is no copy, and has records of its own",
                 topic=name,
