@@ -475,14 +475,18 @@ class Log:
     # SQL
 
     @overload
-    def sql(self, query: str) -> polars.DataFrame: ...
+    def sql(
+        self, query: str, *, eager: Literal[True] = ..., files: bool = ...
+    ) -> polars.DataFrame: ...
     @overload
-    def sql(self, query: str, *, eager: Literal[True]) -> polars.DataFrame: ...
+    def sql(self, query: str, *, eager: Literal[False], files: bool = ...) -> polars.LazyFrame: ...
     @overload
-    def sql(self, query: str, *, eager: Literal[False]) -> polars.LazyFrame: ...
-    @overload
-    def sql(self, query: str, *, eager: bool) -> polars.DataFrame | polars.LazyFrame: ...
-    def sql(self, query: str, *, eager: bool = True) -> polars.DataFrame | polars.LazyFrame:
+    def sql(
+        self, query: str, *, eager: bool, files: bool = ...
+    ) -> polars.DataFrame | polars.LazyFrame: ...
+    def sql(
+        self, query: str, *, eager: bool = True, files: bool = False
+    ) -> polars.DataFrame | polars.LazyFrame:
         """Return the result of a query, in Polars' SQL; every topic is a table.
 
         Only the topics that the query names are read, and of these only the columns, and with
@@ -493,9 +497,11 @@ class Log:
         Args:
             query: One SELECT.
             eager: Return a DataFrame; with False a LazyFrame, which reads when it is collected.
+            files: Let the query read any file or URL that this process can read, with Polars'
+                table functions such as ``read_csv``.  By default it reads the log's topics only.
 
         Raises:
-            InvalidQueryError: The query is wrong, or is not one that reads.
+            InvalidQueryError: The query is wrong, is not one that reads, or reads a file.
             UnknownTopicOrPartitionError: There is no such topic; the error names those that
                 there are.
             EmbedlogError: Polars is not installed.
@@ -506,7 +512,7 @@ class Log:
         for name in self.topics(internal=True):
             with suppress(UnknownTopicOrPartitionError):  # It was deleted meanwhile.
                 views[name] = self.topic(name)
-        frame = sql(views, query)
+        frame = sql(views, query, files=files)
         return collect(frame) if eager else frame
 
     # Groups

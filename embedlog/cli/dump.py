@@ -38,6 +38,7 @@ _FLAGS = {
     batches.EXPLICIT_OFFSETS: "explicit offsets",
     batches.LOG_APPEND_TIME: "log append time",
     batches.CONTROL: "control",
+    batches.MERGED: "merged",
 }
 
 

@@ -42,6 +42,7 @@ _TRANSLATIONS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\b[Aa]dd others with add_replica\(path\)", "add others with `embedlog replicas add`"),
     (r"\bremove_replica\(path, force=True\)", "`embedlog replicas remove --force`"),
     (r"\bLeave out raw\b", "Leave out --raw"),
+    (r"\ballow files with files=True", "allow files with --files"),
     (r"is an argument of embedlog\.open", "is --root"),
     (r"\bpass exist_ok=True", "add --if-not-exists"),
     (r"\bdelete_records\b", "`embedlog delete-records`"),

@@ -689,6 +689,8 @@ def _sql(commands: _Parser) -> None:
     about = "print the result of a query in SQL over the topics"
     sql = _command(commands, "sql", "sql:sql", about, epilog=SQL)
     sql.add_argument("query", metavar="QUERY")
+    about = "let the query read files and URLs, with read_csv and the like"
+    _flag(sql, "--files", about)
     sql.add_argument(
         "--format",
         choices=("table", "csv", "jsonl", "json"),

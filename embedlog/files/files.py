@@ -21,6 +21,7 @@ import resource
 import select
 import stat
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -49,6 +50,7 @@ from embedlog.files.filesystem import (
     without_first,
 )
 from embedlog.files.sharing import share, share_as
+from embedlog.forks import finished_before_forks
 
 IOV_MAX: Final = 1024
 """The kernel accepts this many buffers in one vectored write; more fail with EINVAL."""
@@ -135,6 +137,7 @@ class Files:
         except BaseException:
             self.close_all()
             raise
+        _instances.add(self)
 
     def __del__(self) -> None:
         # A program that opens logs and closes none must not run out of descriptors.
@@ -165,6 +168,7 @@ class Files:
 
     # Files
 
+    @finished_before_forks
     def open(
         self,
         path: str,
@@ -484,7 +488,7 @@ class Files:
 
         Returns whether it had to wait.  A second descriptor of the same file conflicts, in
         this process too.  A lock ends with `unlock`, `close`, or the process; a forked child
-        shares it, see `after_fork`.
+        shares it until it closes its copies, see `after_fork`.
 
         Raises:
             LockTimeoutError: Another holder; the error has its process and state (P16).
@@ -722,3 +726,15 @@ class Files:
         if self._root_fd < 0:
             return ClosedError(f"The files were closed before: {operation}", path=self.root)
         return storage_error(error, operation, self._absolute(where), kind)
+
+
+_instances: weakref.WeakSet[Files] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    # Also those of a log that another thread was opening.
+    for files in list(_instances):
+        files.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

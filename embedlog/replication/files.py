@@ -670,11 +670,6 @@ class ReplicatedFiles(Files):
         """Close every directory."""
         self._controller.close()
 
-    def after_fork(self) -> None:
-        """As `Files.after_fork`."""
-        for directory in list(self._controller.directories.values()):
-            directory.files.after_fork()
-
 
 class BrokenDirectoryError(Exception):
     """A directory refused an operation because its disk is broken."""

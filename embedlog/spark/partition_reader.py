@@ -69,8 +69,8 @@ def read_input_partition(
         fields: For typed topics, the columns as fields of Spark's schema, in JSON.
 
     Raises:
-        DataLossError: A file was deleted or truncated; with ``fail_on_data_loss=False`` its
-            records are left out.
+        DataLossError: A file was deleted or truncated; with ``fail_on_data_loss=False`` only its
+            records are skipped, with one warning for each range of lost offsets.
         CorruptBatchError: A batch is not as it was written.
         NotALogError: The log does not exist on this host.
     """
@@ -78,17 +78,14 @@ def read_input_partition(
     directories = _Directories(partition.root)
     try:
         for part in partition.slices:
-            try:
-                versions = partition.schemas.get(part.topic)
-                if versions is None:
-                    yield from _read_slice(directories, part, names)
-                else:
-                    reader = TypedSliceReader(fields, part, versions)
-                    yield from _read_typed_slice(directories, part, reader)
-            except DataLossError as error:
-                if fail_on_data_loss:
-                    raise
-                _logger.warning("%s", error)
+            versions = partition.schemas.get(part.topic)
+            if versions is None:
+                groups = _row_groups(directories, part, _schemas_of_bytes, fail_on_data_loss)
+                yield from _read_slice(groups, part, names)
+            else:
+                reader = TypedSliceReader(fields, part, versions)
+                groups = _row_groups(directories, part, reader.stored_schemas, fail_on_data_loss)
+                yield from _read_typed_slice(groups, reader)
     finally:
         directories.close()
 
@@ -165,10 +162,9 @@ def open_files(root: str, *, writable: bool, maps_segments: bool = True) -> File
 
 
 def _read_slice(
-    directories: _Directories, part: PartitionSlice, names: tuple[str, ...]
+    groups: Iterable[list[PieceRows]], part: PartitionSlice, names: tuple[str, ...]
 ) -> Iterator[Any]:
     schema = arrow_columns.segment_schema(names)
-    groups = _row_groups(directories, part, _schemas_of_bytes)
     by_type = groupby(groups, lambda rows: int(rows[0][0].is_log_append_time))
     for timestamp_type, same_type in by_type:
         for rows in _combined(same_type, lambda group: table(group, part.partition, schema)):
@@ -178,10 +174,7 @@ def _read_slice(
                 )
 
 
-def _read_typed_slice(
-    directories: _Directories, part: PartitionSlice, rows: TypedSliceReader
-) -> Iterator[Any]:
-    groups = _row_groups(directories, part, rows.stored_schemas)
+def _read_typed_slice(groups: Iterable[list[PieceRows]], rows: TypedSliceReader) -> Iterator[Any]:
     by_type = groupby(groups, lambda group: int(group[0][0].is_log_append_time))
     for timestamp_type, same_type in by_type:
         for table_of_rows in _combined(same_type, rows.table):
@@ -192,45 +185,64 @@ def _read_typed_slice(
 def _combined(
     groups: Iterable[list[PieceRows]], decode: Callable[[list[PieceRows]], Any]
 ) -> Iterator[Any]:
-    """Yield tables with enough rows for Spark; before a loss of records, the rows until then."""
+    """Yield tables with enough rows for Spark."""
     tables: list[Any] = []
     rows = size = 0
-    loss: DataLossError | None = None
-    try:
-        for group in groups:
-            tables.append(decode(group))
-            rows += tables[-1].num_rows
-            if group[0][0].is_compressed:
-                size += tables[-1].nbytes
-            else:
-                # For many small batches Arrow is slow to compute ``nbytes``.
-                size += sum(batch.size for batch, _, _ in group)
-            if rows >= TARGET_ROWS or size >= TARGET_BYTES:
-                yield pa.concat_tables(tables)
-                tables, rows, size = [], 0, 0
-    except DataLossError as error:
-        loss = error
+    for group in groups:
+        tables.append(decode(group))
+        rows += tables[-1].num_rows
+        if group[0][0].is_compressed:
+            size += tables[-1].nbytes
+        else:
+            # For many small batches Arrow is slow to compute ``nbytes``.
+            size += sum(batch.size for batch, _, _ in group)
+        if rows >= TARGET_ROWS or size >= TARGET_BYTES:
+            yield pa.concat_tables(tables)
+            tables, rows, size = [], 0, 0
     if tables:
         yield pa.concat_tables(tables)
-    if loss is not None:
-        raise loss
 
 
 def _row_groups(
     directories: _Directories,
     part: PartitionSlice,
     schemas_of: Callable[[FileChunk], tuple[Any, ...]],
+    fail_on_data_loss: bool,
 ) -> Iterator[list[PieceRows]]:
-    """Yield rows of one segment and one timestampType, as many as become one table."""
+    """Yield rows of one segment and one timestampType, as many as become one table.
+
+    What a file lacks is no reason to skip the files behind it.
+    """
+    next_offset = part.from_offset
+    loss: DataLossError | None = None
     for chunk in part.chunks:
-        for decoded in _read_batches(directories, part, chunk, schemas_of(chunk)):
-            rows = rows_in_range(decoded, part.from_offset, part.until_offset)
-            # Damage in a batch without any of these rows is no error.
-            trimmed = (
-                row[0].trim(*row[1:]) if isinstance(row[0], BatchRun) else row for row in rows
-            )
-            for _, group in groupby(trimmed, key=lambda row: row[0].is_log_append_time):
-                yield from _limited_groups(list(group))
+        try:
+            for decoded in _read_batches(directories, part, chunk, schemas_of(chunk)):
+                if loss is not None:
+                    _warn_of_loss(part, next_offset, decoded[0].base_offset, loss)
+                    loss = None
+                next_offset = max(next_offset, decoded[-1].next_offset)
+                rows = rows_in_range(decoded, part.from_offset, part.until_offset)
+                # Damage in a batch without any of these rows is no error.
+                trimmed = (
+                    row[0].trim(*row[1:]) if isinstance(row[0], BatchRun) else row for row in rows
+                )
+                for _, group in groupby(trimmed, key=lambda row: row[0].is_log_append_time):
+                    yield from _limited_groups(list(group))
+        except DataLossError as error:
+            if fail_on_data_loss:
+                raise
+            loss = loss or error
+    if loss is not None:
+        _warn_of_loss(part, next_offset, part.until_offset, loss)
+
+
+def _warn_of_loss(part: PartitionSlice, start: int, end: int, loss: DataLossError) -> None:
+    if start < end:
+        _logger.warning(
+            *("Skipped offsets %d to %d of %s-%d, which are lost: %s", start, end - 1),
+            *(part.topic, part.partition, loss.what),
+        )
 
 
 def _limited_groups(rows: list[PieceRows]) -> Iterator[list[PieceRows]]:

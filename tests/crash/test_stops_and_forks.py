@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support import fork_in_operation, forks, journal_check, stopped_process
+from support import fork_in_first_use, fork_in_operation, forks, journal_check, stopped_process
+from support.children import PausedChild
 from support.forks import tell
 from support.log_programs import encode
 from support.patience import patient
@@ -75,6 +77,42 @@ def test_forks_beside_busy_threads(tmp_path: Path) -> None:
         return count
 
     forks.call(work)
+
+
+def test_a_fork_while_a_log_is_opened_keeps_no_lock(tmp_path: Path) -> None:
+    """P18: also not of a log that is not open yet; the child runs on, and others go on."""
+    children: list[PausedChild] = []
+
+    class ForkingFiles(Files):
+        def lock(self, fd: int, timeout: float, shared: bool = False) -> bool:
+            waited = super().lock(fd, timeout, shared)
+            children.append(PausedChild(lambda pause: pause()))
+            return waited
+
+    def work() -> None:
+        with ExitStack() as stack:
+            with embedlog.open(tmp_path / "root", files=ForkingFiles) as log:
+                log.create_topic("t")
+                append_one(log, 1)
+            assert len(children) >= 3
+            for child in children:
+                stack.enter_context(child)
+            with embedlog.open(tmp_path / "root", lock_timeout=patient(1)) as log:
+                append_one(log, 2)
+
+    forks.call(work)
+
+
+@pytest.mark.parametrize("program", fork_in_first_use.PROGRAMS)
+def test_a_fork_in_the_first_use_of_a_library_disturbs_neither_side(
+    tmp_path: Path, program: str
+) -> None:
+    """P18: while another thread imports pyarrow or what it needs, in a fresh process."""
+    imports = fork_in_first_use.count_imports(tmp_path, program)
+    moments = range(0, imports, -(-imports // choose(test=2, all=20)))
+    for moment in moments:
+        fork_in_first_use.check(tmp_path / str(moment), program, moment)
+    tell(f"{len(moments)} forks in {imports} imports of {program}")
 
 
 def test_a_program_that_is_started_inherits_no_lock(tmp_path: Path) -> None:
