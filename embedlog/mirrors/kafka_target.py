@@ -15,6 +15,7 @@ transactions (``exactly.once=false``) a kill between 1 and 3 leaves records that
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
@@ -43,6 +44,7 @@ from embedlog.mirrors.root_target import hold_lock, hold_topic_lock
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 
+_logger = logging.getLogger("embedlog.mirrors")
 _COMMIT_SECONDS = 60.0
 """How long to try to commit a transaction whose outcome is not known."""
 _SYNCS = f"{GROUP_PREFIX}offsets"
@@ -202,6 +204,12 @@ class KafkaTarget:
                 "The values of the topic are columns, and those of Kafka are bytes",
                 topic=topic.name,
                 todo="Copy it to a topic of Avro or JSON with `embedlog convert`, and mirror that.",
+            )
+        if topic.registry is not None and name not in self._source_topics:
+            _logger.warning(
+                "The records of %s name Avro's schemas by the ids of %s; a registry of the cluster "
+                "needs the same schemas with the same ids",
+                *(topic.name, source.address),
             )
         self._group = f"{GROUP_PREFIX}{source.site_id}"
         self._source_id = source.site_id
