@@ -1012,14 +1012,18 @@ def test_a_failover_says_how_much_was_not_copied(a, b):
 
 
 def test_a_group_without_commits_is_moved_by_the_other_strategies(standby):
-    """With "offsets" its consumers' auto_offset_reset decides, and that is said."""
+    """Of topics that are named; with "offsets" its consumers' auto_offset_reset decides."""
     with standby.consumer("t", group_id="new", auto_offset_reset="earliest") as consumer:
         consumer.poll(timeout_ms=int(patient(5) * 1000), max_records=1)
         consumer.close(autocommit=False)
-    (part,) = standby.failover("new").partitions
+    (part,) = standby.failover("new", topics="t").partitions
     assert (part.committed, part.offset, part.may_repeat, part.may_skip) == (None, None, 10, 10)
-    (part,) = standby.failover("new", "latest").partitions
+    (part,) = standby.failover("new", "latest", topics="t").partitions
     assert (part.offset, part.may_skip) == (10, 10)
+    for strategy in ("offsets", "latest", {}):
+        with pytest.raises(IllegalStateError, match="not known which it reads"):
+            standby.failover(["g", "new"], strategy, dry_run=False)
+    assert standby.topic("t").config["mirror.source"]
 
 
 def test_a_group_that_does_not_exist_is_refused_unless_its_topics_are_named(standby):
@@ -1115,7 +1119,30 @@ def test_a_failover_says_which_topics_it_released(standby, a):
     assert third.released == ()
     assert "nothing to do; programs may write to 3 topics since an earlier" in third.title
     fourth = standby.failover("g", dry_run=False)
-    assert "done; programs may write to 3 topics since an earlier failover" in fourth.title
+    assert "done; programs may write to 1 topic since an earlier failover" in fourth.title
+
+
+@pytest.mark.parametrize("strategy", ["offsets", "latest", {TopicPartition("a.u", 0): 1}])
+def test_a_failover_of_a_group_leaves_the_copies_of_other_sites(a, b, tmp_path, strategy):
+    """Only what the group reads is opened; the mirror of the healthy site goes on (H7)."""
+    with embedlog.open(tmp_path / "hub", maintenance=False) as hub:
+        for name, log in (("a", a), ("b", b)):
+            for topic in ("t", "u"):
+                log.create_topic(topic)
+                send(log, topic, b"1", b"2")
+            mirror(log, hub, site=name)
+        commit(a, 1)
+        mirror(a, hub, site="a", groups=".*")
+        expected = ["a.t"] if isinstance(strategy, str) else ["a.t", "a.u"]
+        assert hub.failover("g", strategy).released == tuple(expected)
+        assert hub.failover("g", strategy, dry_run=False).released == tuple(expected)
+
+        for topic in ("t", "u"):
+            send(b, topic, b"more")
+        mirror(b, hub, site="b")
+        assert len(hub["b.t"]) == len(hub["b.u"]) == 3
+        opened = [name for name in hub.topics() if not hub.topic(name).config["mirror.source"]]
+        assert opened == expected
 
 
 # Following, and what can be seen of it
