@@ -190,6 +190,7 @@ class KafkaCluster:
 
     def _committed(self, group: str, *, stable: bool) -> dict[TopicPartition, OffsetAndMetadata]:
         library = client_library()
+        self._check_coordinator(group)
         answers = self.admin.list_consumer_group_offsets(
             [library.ConsumerGroupTopicPartitions(group)],
             require_stable=stable,
@@ -206,6 +207,20 @@ class KafkaCluster:
             for part in partitions
             if part.offset >= 0
         }
+
+    def _check_coordinator(self, group: str) -> None:
+        """Ask the coordinator of a group for something harmless first.
+
+        librdkafka kills the process if one that is not ready is asked for offsets (its issue 5040).
+
+        Raises:
+            KafkaException: It is not ready.
+        """
+        try:
+            self.admin.describe_consumer_groups([group])[group].result(REQUEST_SECONDS)
+        except client_library().KafkaException as error:
+            if error.args[0].code() in _NOT_READY:
+                raise
 
     def offsets(
         self, partitions: Iterable[TopicPartition], *, latest: bool
