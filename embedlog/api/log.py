@@ -568,13 +568,16 @@ class Log:
                 after ``at``; ``"earliest"`` or ``"latest"``; or offsets by partition, in all others
                 as ``"offsets"``.
             at: A time as in `ConsumerGroup.reset_offsets`, such as ``"10m"`` for ten minutes ago.
-            topics: Only these copies; by default all of the log.
+            topics: Only these copies; by default those in which the groups have committed offsets,
+                or ``strategy`` has some, and without a group all of the log.
             dry_run: Change nothing.
 
         Raises:
             NonEmptyGroupError: A group has members here; also raised for a dry run.
             GroupIdNotFoundError: There is no such group; likewise.
-            IllegalStateError, UnknownTopicOrPartitionError: There is no such copy or partition.
+            IllegalStateError: The log has no copies, or a group has no commits in one of them and
+                no topics are named.
+            UnknownTopicOrPartitionError: There is no such copy or partition.
             InvalidConfigError, OffsetOutOfRangeError: The strategy is not possible.
             InvalidGroupIdError, InvalidPartitionError: A name is not valid.
         """

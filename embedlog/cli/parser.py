@@ -670,7 +670,12 @@ def _mirror(commands: _Parser) -> None:
     _option(failover, "--at", "TIME", "with the strategy time: the time", type=time)
     about = "where groups go on in a partition; may be repeated"
     _list(failover, "--offset", "TOPIC:P=N", about)
-    _list(failover, "--topic", "TOPIC", "only this copy; by default all of the log")
+    _list(
+        failover,
+        "--topic",
+        "TOPIC",
+        "only this copy; by default those that the groups read, or all",
+    )
     _flag(failover, "--execute", "do it")
 
 

@@ -27,6 +27,7 @@ from embedlog.errors import (
     UnexpectedAppendOffsetError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.mirrors.avro_ids import SchemaIds, prepare_schemas
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.mirrored_topic import (
     MIRRORED_TOPICS,
@@ -68,6 +69,7 @@ class RootTarget:
         self._publications: PublicationCopier | None = None
         self._ends: dict[tuple[str, int], int] = {}
         """Where the copies ended when they were last looked at, or written to."""
+        self._schema_ids: dict[str, SchemaIds | None] = {}
 
     @contextmanager
     def exclusive(self, mirror: str) -> Iterator[None]:
@@ -118,6 +120,7 @@ class RootTarget:
         copy.config, copy.address, copy.path = wanted.config, wanted.address, wanted.path
         copy.ends = []
         self._put(name, copy)
+        self._schema_ids[name] = prepare_schemas(self.root, topic, name, own=False)
         if copy.begun < topic.partitions:
             self._begin(name, topic, copy, source)
         if isinstance(source, RootSource):
@@ -234,9 +237,12 @@ class RootTarget:
         if not fetch.batches:
             return 0
         key, log = (name, partition), self._log(name, partition)
+        batches, ids = fetch.batches, self._schema_ids[name]
+        if ids is not None:
+            batches = list(map(ids.of_batch, batches))
         try:
             receipts = log.append_at(
-                fetch.batches,
+                batches,
                 identical=True,
                 mirror=copy.source,
                 durability=self._durability,
