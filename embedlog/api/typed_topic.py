@@ -12,7 +12,7 @@ from embedlog.api.offset_range import OffsetRange
 from embedlog.api.topic import Between, Topic, TopicView
 from embedlog.batch import Batch
 from embedlog.batch.arrays import empty
-from embedlog.batch.tables import BatchRows, in_groups
+from embedlog.batch.tables import in_groups
 from embedlog.consumer.deserialize import Deserializers
 from embedlog.display import cut, html_table, moment, short
 from embedlog.errors import (
@@ -21,7 +21,7 @@ from embedlog.errors import (
     InvalidRecordError,
     InvalidSchemaError,
 )
-from embedlog.lazy import pa, pc
+from embedlog.lazy import pa
 from embedlog.partition.skipping import ranges_to_read
 from embedlog.schemas.pruning import Pruner
 from embedlog.schemas.reading import OFFSET, PARTITION, TIMESTAMP, TypedReader
@@ -106,9 +106,8 @@ class TypedTopicView(TopicView[Any, Any]):
         reader = self._typed_reader()
         for part, batches in self._reads(partial(reader.indexes, schema.names)):
             for group in in_groups(batches):
-                if rows := _without_tombstones(group):
-                    table = reader.table(rows, part.partition, schema)
-                    yield table if where is None else table.filter(where)
+                table = reader.table(group, part.partition, schema)
+                yield table if where is None else table.filter(where)
 
     def to_arrow(
         self,
@@ -120,7 +119,10 @@ class TypedTopicView(TopicView[Any, Any]):
         between: Between | None = None,
         raw: bool = False,
     ) -> pa.Table:
-        """Return a table of the records; tombstones are left out.
+        """Return a table of the records.
+
+        Tombstones are left out, unless ``columns`` or ``where`` names the column ``_tombstone``:
+        it is true in their rows, which have only key, timestamp and headers.
 
         Args:
             columns: Names of columns; by default offset, partition, timestamp, and the topic's
@@ -237,22 +239,6 @@ class TypedTopicView(TopicView[Any, Any]):
     def _shown_columns(self) -> list[str]:
         names: list[str] = self._schema().columns.names
         return names[:_SHOWN_COLUMNS]
-
-
-def _without_tombstones(chunk: Sequence[BatchRows]) -> list[BatchRows]:
-    """Return the rows of batches that are not tombstones, in runs."""
-    rows: list[BatchRows] = []
-    for batch, first, last in chunk:
-        if not batch.may_have_tombstones:
-            rows.append((batch, first, last))
-            continue
-        deleted = batch.columns(("_tombstone",)).column(0).slice(first, last - first)
-        start = first
-        for row in [first + row for row in pc.indices_nonzero(deleted).to_pylist()] + [last]:
-            if start < row:
-                rows.append((batch, start, row))
-            start = row + 1
-    return rows
 
 
 def no_bytes(topic: str) -> InvalidConfigError:
