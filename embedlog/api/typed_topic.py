@@ -27,6 +27,7 @@ from embedlog.schemas.pruning import Pruner
 from embedlog.schemas.reading import OFFSET, PARTITION, TIMESTAMP, TypedReader
 from embedlog.schemas.rows import RowEncoder, python_rows
 from embedlog.schemas.topic_schema import TopicSchema
+from embedlog.schemas.values import python_values
 from embedlog.times import When
 
 if TYPE_CHECKING:
@@ -286,7 +287,7 @@ def _role(schema: TopicSchema, name: str) -> str:
     if name == schema.timestamp:
         roles.append("timestamp")
     if name in schema.defaults:
-        roles.append(f"default {short(schema.defaults[name][0].as_py())}")
+        roles.append(f"default {short(python_values(schema.defaults[name])[0])}")
     return ", ".join(roles)
 
 
