@@ -25,6 +25,11 @@ VERSION = 1
 COMPRESSED, HEADERS, EXPLICIT_OFFSETS, LOG_APPEND_TIME, CONTROL = 1, 2, 4, 8, 16
 TYPED, TOMBSTONES = 32, 64
 """The batch has the columns of a typed topic; it has a column that says which are tombstones."""
+MERGED = 128
+"""A mirror that merges wrote the records: their header ``embedlog.mirror`` says where they were.
+Without the flag a program has passed on the header of another record."""
+INHERITED = LOG_APPEND_TIME | CONTROL | MERGED
+"""Flags that a batch passes on to a batch that is made of its records."""
 NOT_FAST = HEADERS | TYPED | EXPLICIT_OFFSETS
 """Flags of batches that `append_fast` leaves to the general way."""
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -118,7 +123,7 @@ class BufferLayout:
         """Flags that every batch of this schema has."""
         if self.typed:
             self.flags |= TYPED | (TOMBSTONES if "_tombstone" in self.names else 0)
-        allowed = COMPRESSED | LOG_APPEND_TIME | CONTROL | self.flags
+        allowed = COMPRESSED | INHERITED | self.flags
         self.has_offsets = self.names[-1] == self.added("offset")
         """Whether its last column has the offsets, as in a compacted segment."""
         if self.has_offsets:
