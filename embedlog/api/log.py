@@ -68,6 +68,7 @@ from embedlog.schemas.evolution import changed_schema, renamed
 from embedlog.schemas.infer import SchemaLike, columns_of
 from embedlog.schemas.settings import check_typed_config
 from embedlog.schemas.topic_schema import TopicSchema, first_version
+from embedlog.schemas.values import python_values
 from embedlog.serializers import SerializerName
 from embedlog.times import When, parse_duration, time_argument
 
@@ -1304,7 +1305,7 @@ def _described(schema: TopicSchema) -> SchemaDescription:
             "nullable": field.nullable,
         }
         if field.name in schema.defaults:
-            column["default"] = schema.defaults[field.name][0].as_py()
+            (column["default"],) = python_values(schema.defaults[field.name])
         columns.append(column)
     return {
         "version": schema.version,
