@@ -25,7 +25,7 @@ from embedlog.cli.file_formats import (
     parquet_tables,
     serializers_of,
 )
-from embedlog.cli.open_log import to_write
+from embedlog.cli.open_log import existing_topic, to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json
 from embedlog.cli.produce import (
@@ -88,8 +88,11 @@ def import_file(args: argparse.Namespace) -> int:
     with (
         opened(args.file) as file,
         to_write(args, create=True, durability="fsync" if args.sync else "os") as log,
+        existing_topic(log, args.topic) as is_new,
     ):
-        target = ImportTarget(log, args.topic, repartition=args.repartition, raw=args.raw)
+        target = ImportTarget(
+            log, args.topic, is_new=is_new, repartition=args.repartition, raw=args.raw
+        )
         if target.schema is None:
             read = {PARQUET: _parquet, CSV: _csv}.get(file_format, _json_lines)
             chunks = read(file, target.serializers, log.root.clock)
@@ -158,8 +161,7 @@ def opened(path: str) -> Iterator[IO[bytes]]:
 def _note_failure(target: ImportTarget, action: str, skipped: int) -> None:
     done, past = target.records, _PAST[action]
     if not done and not target.uncertain:
-        new = f"; the topic {target.topic} was created" if target.is_new else ""
-        note(f"Nothing was {past}{new}")
+        note(f"Nothing was {past}")
         return
     text = f"{past.capitalize()} {plural(done, 'record')} before the {action} ended"
     if target.uncertain:
@@ -191,20 +193,26 @@ class ImportTarget:
 
     Args:
         log: The log.
-        topic: The topic, which is created if there is none.
+        topic: The topic.
+        is_new: Whether the import has created it; it then gets as many partitions as it needs.
         repartition: Whether keys choose the partitions, and not the file.
         raw: Whether the file has keys and values as they are stored.
         options: Settings of the producer.
     """
 
     def __init__(
-        self, log: Log, topic: str, *, repartition: bool, raw: bool, **options: Any
+        self,
+        log: Log,
+        topic: str,
+        *,
+        repartition: bool,
+        raw: bool,
+        is_new: bool = False,
+        **options: Any,
     ) -> None:
         self._log, self.topic, self._repartition = log, topic, repartition
-        self._options = options
-        self.is_new = topic not in log
-        """Whether the import has created the topic; it then gets as many partitions as it needs."""
-        info = log.root.ensure_topic(topic)
+        self._options, self.is_new = options, is_new
+        info = log.root.topic(topic)
         names = serializers_of(info.config, raw=raw)
         key, value = (
             _adapter(log, topic, name, field) for name, field in zip(names, SERIALIZED, strict=True)
