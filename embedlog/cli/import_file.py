@@ -420,7 +420,14 @@ def _json_lines(file: IO[bytes], serializers: FileSerializers, clock: Any) -> It
     done = before = 0
     key, value = ("bytes" if name in NOT_TEXT else name for name in serializers.names)
     names = key, value
+    is_text = {key, value} <= {"bytes", "str"}
     for lines in input_lines(file):
+        columns = _columns_of(lines) if is_text else None
+        if columns is not None:
+            before += len(lines)
+            done += sum(map(len, lines)) + len(lines)
+            yield _chunk(columns, done)
+            continue
         numbered = enumerate(lines, before + 1)
         records = [
             _serialized(parse_record(line, number, names), serializers.adapters, number)
@@ -439,6 +446,37 @@ def _json_lines(file: IO[bytes], serializers: FileSerializers, clock: Any) -> It
         if any(number is not None for number in partitions):
             numbers = np.array([_NONE if number is None else number for number in partitions])
         yield Chunk(table, numbers, done)
+
+
+def _columns_of(lines: list[bytes]) -> Any:
+    """Return lines as columns, read by pyarrow; None if Python has to read them one by one.
+
+    That is so for headers, and for keys and values other than text.  pyarrow refuses all that
+    `parse_record` refuses, except several objects in a line and text that is not UTF-8.
+    """
+    from pyarrow import json as arrow_json
+
+    data = b"\n".join(lines)
+    if data.count(b"}\n{") != len(lines) - 1 or len(data) >= INT_MAX:
+        return None
+    text, number = pa.string(), pa.int64()
+    types = {"key": text, "value": text, "timestamp": number, "partition": number}
+    others = {"headers": pa.list_(pa.null()), "topic": text, "offset": number}
+    columns = pa.schema({**types, **others, "timestamp_type": number})
+    try:
+        table = arrow_json.read_json(
+            pa.BufferReader(data),
+            arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+            arrow_json.ParseOptions(explicit_schema=columns, unexpected_field_behavior="error"),
+        )
+        table.validate(full=True)
+    except pa.ArrowException:
+        return None
+    if table.num_rows != len(lines) or len(table["headers"].combine_chunks().flatten()):
+        return None
+    return table.select(list(types)).cast(
+        pa.schema({**types, "key": pa.binary(), "value": pa.binary()})
+    )
 
 
 def _serialized(record: InputRecord, adapters: Iterable[Adapter], number: int) -> InputRecord:
