@@ -429,7 +429,9 @@ def test_a_run_is_trimmed_to_the_batches_with_the_rows(parts, data):
 @pytest.fixture(scope="module")
 def root():
     with tempfile.TemporaryDirectory() as directory:
-        yield Files(directory)
+        files = Files(directory)
+        files.write_file(FORMAT_FILE, b"")
+        yield files
 
 
 def written(root, messages, *, sealed):

@@ -413,8 +413,10 @@ def _topics(commands: _Parser) -> None:
     _option(alter, "--partitions -p", "N", "the new number of partitions", type=int)
     _list(alter, "--reset", "NAME", "set a setting back to its default")
     _settings(alter)
-    delete = _command(verbs, "delete", "topics:delete", "delete topics and their records")
+    about = "delete topics and their records; a dry run without --yes"
+    delete = _command(verbs, "delete", "topics:delete", about)
     delete.add_argument("topics", metavar="TOPIC", nargs="+")
+    _flag(delete, "--yes", "delete them")
 
 
 def _settings(command: _Parser) -> None:

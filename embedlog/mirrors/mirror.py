@@ -97,7 +97,7 @@ class MirrorOptions:
         if self.groups is not None and self.merge:
             raise InvalidConfigError(
                 "Offsets of groups are not copied by a mirror that merges, which has other offsets",
-                todo="Use a time: `embedlog groups reset --by-duration`.",
+                todo="Use a time: `embedlog groups reset GROUP --by-duration 1h`.",
             )
 
     def match(self, topic: str) -> bool:
