@@ -288,11 +288,14 @@ class GroupClient:
         if not (notify_all and self.notifier.has_listener):
             reacquired -= self._assignment.partitions()
         released = reacquired.union(step.revoked)
+        paused = {tp for tp in reacquired if (cur := self._assignment.get(tp)) and cur.paused}
         self._assignment.remove(released)
         # Last: from now on another member reads from the committed offset (M23).
         member.release(released)
         to_acquire = reacquired.union(step.added)
         acquired = self._acquire(member, to_acquire) if to_acquire else {}
+        for partition in paused & self._assignment.partitions():
+            self._assignment.cursor(partition).paused = True
         if new_generation or notify_all or acquired:
             self.committer.restart_interval()
             self.notifier.assigned(self._assignment.partitions() if notify_all else acquired)
