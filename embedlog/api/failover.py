@@ -167,6 +167,8 @@ class Failover:
         self._named = topics is not None
         self._topics = self._selected(None if topics is None else _names(topics))
         self._check_offsets()
+        if self._groups and not self._named:
+            self._topics = self._topics_of_groups()
 
     def _selected(self, names: Iterable[str] | None) -> list[str]:
         """Return the topics that are copies, or were until a failover."""
@@ -187,6 +189,31 @@ class Failover:
                 self._root.topic(name)  # Raises if there is no such topic.
                 raise UnknownTopicOrPartitionError("The topic is no copy", topic=name)
         return chosen
+
+    def _topics_of_groups(self) -> list[str]:
+        """Return the copies that the groups read: others may be of a source that is not lost.
+
+        Raises:
+            IllegalStateError: It is not known which copies a group reads.
+        """
+        read = set[str]()
+        for name in self._groups:
+            topics = self._topics_of_group(self._committed(name))
+            if not topics:
+                raise IllegalStateError(
+                    "The group has committed nothing in a copy, so it is not known which it reads",
+                    group=name,
+                    todo=f"Name the topics, of {', '.join(self._topics)}.",
+                )
+            read |= topics
+        return [topic for topic in self._topics if topic in read]
+
+    def _topics_of_group(self, committed: Iterable[TopicPartition]) -> set[str]:
+        """Return the topics of a group: those named, or those with a commit or an offset."""
+        if self._named:
+            return set(self._topics)
+        offsets = self._strategy if isinstance(self._strategy, Mapping) else {}
+        return {partition.topic for partition in (*committed, *offsets)}
 
     def _check_offsets(self) -> None:
         """Check that the strategy has offsets for partitions of the copies only."""
@@ -249,12 +276,9 @@ class Failover:
         lags = self._lags()
         for name in self._groups:
             committed = self._committed(name)
-            known = {partition.topic for partition in committed}
-            if isinstance(self._strategy, Mapping):
-                known |= {partition.topic for partition in self._strategy}
+            topics = self._topics_of_group(committed)
             for topic in self._topics:
-                # A group that has commits reads the topics that it has commits in.
-                if not known or topic in known or self._named:
+                if topic in topics:
                     for number in range(self._root.partitions(topic)):
                         partition = TopicPartition(topic, number)
                         plan = self._plan_partition(name, partition, committed.get(partition))

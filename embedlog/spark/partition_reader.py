@@ -1,12 +1,13 @@
-"""Reads an input partition in an executor: maps the files of the plan, yields rows as Arrow.
+"""Reads an input partition in an executor: the files of the plan, as rows in Arrow.
 
-An executor may be killed at any time, may run on another host, and may be used
-again for another query; so it opens no database, takes no lock and starts no
-thread.  The batches of a log are mostly small; they are combined for Spark.
+An executor may be killed at any time, may run on another host that mounts the log's
+disk, and may be used again for another query; so it opens no database, takes no lock
+and starts no thread.  The batches of a log are mostly small; they are combined for Spark.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
+from embedlog.keyspace import FORMAT_FILE
 from embedlog.segment import SegmentFile
 from embedlog.spark import arrow_columns
 from embedlog.spark.plan import FileChunk, LogInputPartition, PartitionSlice
@@ -107,27 +109,56 @@ class _Directories:
         """Return the files of a log root.
 
         Raises:
-            NotALogError: It is not on this host, or cannot be read.
+            NotALogError: It is not on this host.
+            StorageError: It cannot be read.
         """
         if root not in self._opened:
-            try:
-                files = Files(root, writable=False)
-            except (NotALogError, StorageError) as error:
-                raise NotALogError(
-                    "The log is not on this host",
-                    path=root,
-                    todo="Executors read its files: share the directory under the same path on all "
-                    "hosts.",
-                ) from error
             # A map of a file on a disk that breaks ends the process.
-            files.maps_segments = not part.directories
-            self._opened[root] = files
+            maps_segments = not part.directories
+            self._opened[root] = open_files(root, writable=False, maps_segments=maps_segments)
         return self._opened[root]
+
+    def deleted(self, root: str, path: str, error: Exception) -> bool:
+        """Whether a file could not be read because it was deleted from a log that is there.
+
+        A remote file system has other errors for a file that the log's host deletes, mostly
+        ESTALE.
+        """
+        files = self._opened.get(root)
+        if files is None or not isinstance(error, StorageError):
+            return False
+        try:
+            is_gone = error.missing or error.errno == errno.ESTALE or not files.exists(path)
+            return is_gone and files.exists(FORMAT_FILE)
+        except StorageError:
+            return False
 
     def close(self) -> None:
         """Close all files."""
         for files in self._opened.values():
             files.close_all()
+
+
+def open_files(root: str, *, writable: bool, maps_segments: bool = True) -> Files:
+    """Open the files of a log in an executor, which does not open its databases.
+
+    Raises:
+        NotALogError: The log is not on this host.
+        StorageError: This user may not open it.
+    """
+    try:
+        files = Files(root, writable=writable, unsafe_filesystem=True, maps_segments=maps_segments)
+        if files.exists(FORMAT_FILE):
+            return files
+    except StorageError as error:
+        if not error.missing:
+            raise
+    # Nothing, or a place where nothing is mounted.
+    raise NotALogError(
+        "The log is not on this host",
+        path=root,
+        todo="Executors use its files: mount the log's disk under the same path on all hosts.",
+    )
 
 
 def _read_slice(
@@ -255,6 +286,7 @@ def _read_batches(
         schemas: Those that the file may have: no checksum covers its own.
     """
     failure: NotALogError | StorageError | None = None
+    was_deleted = False
     roots = directories.of(part)
     for root in roots:
         try:
@@ -265,20 +297,16 @@ def _read_batches(
             return
         except (NotALogError, StorageError) as error:
             # That a file is missing says the least: retention may have deleted all copies.
-            if failure is None or _is_missing(failure):
-                failure = error
+            if failure is None or was_deleted:
+                failure, was_deleted = error, directories.deleted(root, chunk.path, error)
             if root != roots[-1]:
                 _logger.warning("Reading %s in another directory: %s", chunk.path, error)
     assert failure is not None
-    if _is_missing(failure):
+    if was_deleted:
         raise _data_loss(
             part, f"The file {chunk.path} was deleted after the query was planned"
         ) from failure
     raise failure
-
-
-def _is_missing(error: Exception) -> bool:
-    return isinstance(error, StorageError) and error.missing
 
 
 def _read_copy(

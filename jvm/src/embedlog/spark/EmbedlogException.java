@@ -1,5 +1,8 @@
 package embedlog.spark;
 
+import java.io.IOException;
+import java.net.InetAddress;
+import java.nio.file.Path;
 import java.util.Map;
 import org.apache.spark.QueryContext;
 import org.apache.spark.SparkRuntimeException;
@@ -100,6 +103,28 @@ class EmbedlogException extends SparkRuntimeException {
         "NotALogError",
         "The log is not on this host ["
             + root
-            + "]. Executors read its files: share the directory under the same path on all hosts.");
+            + "]. Executors use its files: mount the log's disk under the same path on all"
+            + " hosts.");
+  }
+
+  /** Returns the error for a file or directory that this process has no permission for. */
+  static EmbedlogException noPermission(Path path) {
+    return new EmbedlogException(
+        "StorageError",
+        String.format(
+            "%s has no permission: EACCES [%s]. Run it as the user who owns the log; share(group)"
+                + " lets Spark's executors of other users read and stage.",
+            executor(), path));
+  }
+
+  /** Returns which process this is, and on which host. */
+  static String executor() {
+    String host;
+    try {
+      host = InetAddress.getLocalHost().getHostName();
+    } catch (IOException error) {
+      host = "a host without a name";
+    }
+    return String.format("This executor (process %d on %s)", ProcessHandle.current().pid(), host);
   }
 }
