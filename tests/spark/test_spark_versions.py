@@ -62,6 +62,15 @@ def test_a_version_of_spark_reads_and_writes(tmp_path, version, reader):
     sizes = [[f"n{number}", len(range(number, count, 7))] for number in range(7)]
     assert seen["typed_selected"] == sizes
     assert seen["typed_tombstones"] == ["n1"]
+    refused, failed = seen["errors"]
+    assert refused[0] == "AnalysisException"
+    assert "Required attribute 'value' not found" in refused[2]
+    assert "Null topic present in the data" in failed[2]
+    if reader == "jvm":
+        assert refused[1] == "EMBEDLOG_INVALID_CONFIG"
+        assert refused[2].startswith("Required attribute")
+        assert failed[:2] == ["SparkRuntimeException", "EMBEDLOG_INVALID_RECORD"]
+        assert failed[2].startswith("Null topic")
 
 
 def test_the_jar_knows_the_same_versions():

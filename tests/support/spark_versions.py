@@ -16,6 +16,7 @@ from typing import Any
 warnings.simplefilter("ignore")
 
 import pyspark  # noqa: E402 - its imports warn
+from pyspark.errors import PySparkException  # noqa: E402
 
 import embedlog  # noqa: E402
 from embedlog.spark.jvm_reader import READER, is_loaded  # noqa: E402
@@ -77,6 +78,7 @@ def main(directory: Path, reader: str) -> dict[str, Any]:
         "inserted": _count(root, "made"),
         "selected": spark.table("log.default.selected").count(),
         "streamed": _count(root, "streamed"),
+        "errors": [_error(spark, root, columns) for columns in _WRONG],
     }
     spark.stop()
     return seen
@@ -128,6 +130,20 @@ def _use_typed_topics(spark: Any, root: Path, directory: Path) -> dict[str, Any]
         "typed_tombstones": [row.value.name for row in tombstones.collect()],
         "typed_copied": _count(root, "typed-copy"),
     }
+
+
+_WRONG = ("'v' key, 't' topic", "'v' value, cast(null as string) topic")
+"""The driver refuses the columns of the first, and a task the row of the second."""
+
+
+def _error(spark: Any, root: Path, columns: str) -> list[Any]:
+    """Return what PySpark says of a wrong write: the class, the condition and the text."""
+    writer = spark.sql(f"select {columns}").write.format("embedlog").mode("append")
+    try:
+        writer.option("path", str(root)).save()
+    except PySparkException as error:
+        return [type(error).__name__, error.getCondition(), str(error)]
+    return []
 
 
 def _text(value: Any) -> str | None:
