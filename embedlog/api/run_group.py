@@ -353,10 +353,10 @@ class GroupRun:
         try:
             for number in range(count):
                 self._start_worker(number)
+            self._watcher.start()
         except BaseException:
             self._kill(self._workers)
             raise
-        self._watcher.start()
 
     def _start_worker(self, number: int) -> None:
         name = f"embedlog-{self._job.config.group_id}-{number}"

@@ -582,7 +582,9 @@ class Consumer(Generic[K_co, V_co]):
         """Iterate over the stored batches from the positions on, as `pyarrow.RecordBatch`.
 
         Without compression nothing is copied, and only the requested columns are checked and
-        decompressed.  The topic is in the metadata of the schema, as ``embedlog.topic``.
+        decompressed.  The topic is in the metadata of the schema, as ``embedlog.topic``.  The
+        tombstones of a typed topic are left out, unless ``columns`` or ``where`` names the column
+        ``_tombstone``, which is true in their rows.
 
         Args:
             columns: The columns in order, of offset, partition, timestamp, key, value and

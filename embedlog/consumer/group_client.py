@@ -257,7 +257,11 @@ class GroupClient:
             instance_id=config.group_instance_id,
             client_id=config.client_id,
         )
-        self._heartbeat = HeartbeatThread(member, config, self.idle_seconds, self._counts)
+        try:
+            self._heartbeat = HeartbeatThread(member, config, self.idle_seconds, self._counts)
+        except BaseException:
+            self._stop()  # Without heartbeats it would be removed later, in the middle of its work.
+            raise
         self._notified_generation = -1
         topics = ", ".join(member.info.topics) or "no topic"
         _log.info("Group %s: member %s joined, subscribed to %s", group.name, member.id, topics)

@@ -65,7 +65,10 @@ def storage_error(
     what = f"{operation} failed: {reason} ({errno.errorcode.get(number, number)})"
     todo = None
     if number == errno.EACCES:
-        todo = "Run it as the user who owns the log, or have that user call share(group)."
+        todo = (
+            "Run it as the user who owns the log; share(group) lets Spark's executors of other "
+            "users read and stage."
+        )
     return kind(what, errno=number, operation=operation, path=path, todo=todo)
 
 

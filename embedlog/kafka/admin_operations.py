@@ -48,6 +48,8 @@ def create_topic(
         validate_only: Create nothing.
     """
     count = len(replicas or (0,)) if partitions == -1 else partitions
+    if name in log.root.topics():
+        raise TopicAlreadyExistsError("The topic already exists", topic=name)
     if not validate_only:
         copies: dict[str, Any] = {}
         if log.root.replicated and replicas:
@@ -62,8 +64,6 @@ def create_topic(
     TopicConfig.parse(config)
     if log.root.replicated and replication_factor != -1:
         assign_replicas(count, replication_factor, dict.fromkeys(nodes(log)))
-    if name in log.root.topics():
-        raise TopicAlreadyExistsError("The topic already exists", topic=name)
     return count
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,8 +22,8 @@ from embedlog.api import Log
 from embedlog.errors import (
     InvalidConfigError,
     InvalidRecordError,
+    NotALogError,
     SerializationError,
-    StorageError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.partitioner import partition_for_key
@@ -332,14 +333,17 @@ def test_a_task_without_rows_stages_no_file(write, log):
     assert len(log["u"]) == 0
 
 
-def test_a_task_that_cannot_reach_the_directory_says_what_to_do(log):
-    """It may run on another host, which does not share the directory."""
+@pytest.mark.parametrize("place", ["nowhere", "nothing is mounted here"])
+def test_a_task_that_cannot_reach_the_log_says_what_to_do(log, tmp_path, place):
+    """It may run on another host, on which the log's disk is not mounted."""
+    (tmp_path / "nothing is mounted here").mkdir()
     parsed = sink_options.parse({"path": log.path, "topic": "u"})
     task = batch_write.plan_write(parsed)
-    remote = type(task)("/nowhere", task.directory, task.topic, task.targets)
+    remote = replace(task, path=str(tmp_path / place))
 
-    with pytest.raises(StorageError, match="Executors write to the directory of the log"):
+    with pytest.raises(NotALogError, match=r"not on this host.*mount the log"):
         remote.stage([columns(value=[b"v"])], 0, 0)
+    assert not list((tmp_path / "nothing is mounted here").iterdir())
 
 
 # Options

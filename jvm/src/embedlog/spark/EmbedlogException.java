@@ -69,7 +69,7 @@ class EmbedlogException extends RuntimeException {
         "NotALogError",
         "The log is not on this host ["
             + root
-            + "]. Executors read its files: mount the log's disk under the same path on all"
+            + "]. Executors use its files: mount the log's disk under the same path on all"
             + " hosts.");
   }
 
@@ -78,8 +78,8 @@ class EmbedlogException extends RuntimeException {
     return new EmbedlogException(
         "StorageError",
         String.format(
-            "%s has no permission: EACCES [%s]. Run it as the user who owns the log, or have that"
-                + " user call share(group).",
+            "%s has no permission: EACCES [%s]. Run it as the user who owns the log; share(group)"
+                + " lets Spark's executors of other users read and stage.",
             executor(), path));
   }
 
