@@ -932,7 +932,7 @@ def test_repair_reports_what_it_would_drop(log):
     assert len(findings) == 1
     assert "CRC" in str(findings[0])
     assert len(report) == 1
-    assert "offsets 1 to 1 dropped" in report[0]
+    assert "offsets [1, 2) dropped" in report[0]
     assert file.read_bytes() == data
     assert log.repair(dry_run=False) == report
     assert values(log.partition("t", 0)) == [b"row 0", b"row 2"]

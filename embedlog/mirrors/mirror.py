@@ -429,9 +429,9 @@ class Mirror:
         self.status.skipped += count
         self.status.by_topic[topic].skipped += count
         _logger.warning(
-            "Mirror %s: retention at the source deleted offsets %d to %d of %s-%d before they were "
+            "Mirror %s: retention at the source deleted offsets [%d, %d) of %s-%d before they were "
             "copied; the copy goes on at %d without them",
-            *(self.status.mirror, offset, start - 1, topic, partition, start),
+            *(self.status.mirror, offset, start, topic, partition, start),
         )
         self._event(
             "skipped",
