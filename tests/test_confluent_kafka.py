@@ -1,9 +1,11 @@
 """confluent_kafka's clients on a log: what programs written for it see."""
 
+import copy
 import gc
 import json
 import logging
 import os
+import pickle
 import re
 import threading
 from pathlib import Path
@@ -298,6 +300,15 @@ def test_a_setting_that_librdkafka_refuses_is_refused(address, settings, text):
 
     assert caught.value.args[0].code() == KafkaError._INVALID_ARG
     assert text in caught.value.args[0].str()
+
+
+@pytest.mark.parametrize("kind", [Producer, Consumer, AdminClient])
+def test_a_client_cannot_be_copied(address, kind):
+    """Nor pickled, as confluent_kafka's."""
+    client = kind({**address, "group.id": "g"})
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=f"{kind.__name__} of a log cannot be copied"):
+            make(client)
 
 
 def test_share_groups_are_refused(address):
