@@ -28,6 +28,7 @@ from embedlog.errors import (
     CorruptBatchError,
     DurabilityError,
     InvalidRecordError,
+    InvalidTimestampError,
     LockTimeoutError,
     LogTruncatedError,
     OffsetOutOfRangeError,
@@ -149,7 +150,7 @@ def test_a_timestamp_outside_the_window_is_refused(root, time):
     config = {"message.timestamp.before.max.ms": 1000, "message.timestamp.after.max.ms": 500}
     log = make_log(root, config)
     log.append([encoded(b"old", b"new", at=[START - 1000, START + 500])])
-    with pytest.raises(InvalidRecordError, match="not within"):
+    with pytest.raises(InvalidTimestampError, match="not within"):
         log.append([encoded(b"fine", at=START), encoded(b"x", at=time)])
 
     assert log.end_offset() == 2

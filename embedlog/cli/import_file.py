@@ -22,6 +22,7 @@ from embedlog.cli.file_formats import (
     file_size,
     format_of,
     input_lines,
+    open_parquet,
     parquet_tables,
     serializers_of,
 )
@@ -324,14 +325,12 @@ def _by_partition(table: Any, partitions: Any) -> Iterator[tuple[int | None, Any
 
 def _parquet(file: IO[bytes], serializers: FileSerializers, clock: Any) -> Iterator[Chunk]:
     """Yield the rows of a Parquet file."""
-    from pyarrow import parquet
-
     try:
-        source = parquet.ParquetFile(file)
+        source = open_parquet(file)
         _check_columns(source.schema_arrow.names)
         names = [name for name in source.schema_arrow.names if name in FIELDS]
         size, done = file_size(file), 0
-        for table in parquet_tables(source, names):
+        for table in parquet_tables(file, names):
             columns = _stored(table, serializers, done)
             done += table.num_rows
             yield _chunk(columns, size * done // source.metadata.num_rows)

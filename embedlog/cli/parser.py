@@ -672,7 +672,12 @@ def _mirror(commands: _Parser) -> None:
     _option(failover, "--at", "TIME", "with the strategy time: the time", type=time)
     about = "where groups go on in a partition; may be repeated"
     _list(failover, "--offset", "TOPIC:P=N", about)
-    _list(failover, "--topic", "TOPIC", "only this copy; by default all of the log")
+    _list(
+        failover,
+        "--topic",
+        "TOPIC",
+        "only this copy; by default those that the groups read, or all",
+    )
     _flag(failover, "--execute", "do it")
 
 
@@ -771,6 +776,10 @@ def _health(commands: _Parser) -> None:
     repair = _command(commands, "repair", "maintenance:repair", about)
     _flag(repair, "--yes", "repair the log")
     _command(commands, "doctor", "doctor:doctor", "check versions, speeds, space and locks")
+    about = "let Spark's executors of other users, who are in a group, read and stage records"
+    share = _command(commands, "share", "maintenance:share", about)
+    share.add_argument("group", metavar="GROUP", help="its name or number")
+    share.add_argument("--mode", choices=("rw", "r", "none"), default="rw", help="default rw")
 
 
 def _completion(commands: _Parser) -> None:

@@ -538,10 +538,8 @@ class Root:
         """In a forked child: drop the parent's objects; the next call attaches again."""
         self._lock = threading.RLock()
         self.generation += 1
-        context, self._context = self._context, None
+        self._context = None
         self._partitions = {}
-        if context is not None:
-            context.files.after_fork()
 
 
 def check_root(root: object, instead: str) -> Root:
