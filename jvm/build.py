@@ -35,8 +35,8 @@ def main() -> int:
     javac, jar = find_tool("javac"), find_tool("jar")
     if javac is None or jar is None or release_of(javac) < int(JAVA_RELEASE):
         print(
-            f"WARNING: no JDK {JAVA_RELEASE} was found, so {JAR.name} is not built: Spark reads and "
-            "writes logs in Python, more slowly, also from wheels that are built here."
+            f"WARNING: no JDK {JAVA_RELEASE} was found, so {JAR.name} is not built: Spark reads "
+            "and writes logs in Python, more slowly, also from wheels that are built here."
         )
         return 0
     import pyspark
