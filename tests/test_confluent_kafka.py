@@ -1305,17 +1305,23 @@ def test_patch_reaches_what_was_imported_from_confluent_kafka_before(tmp_path):
     assert output == ["0", "t", "t", "True embedlog.kafka.confluent.consumer", "True"]
 
 
-def test_the_page_of_the_docs_can_be_pasted(tmp_path, monkeypatch):
-    """Its program runs on a log."""
+def test_the_page_of_the_docs_runs_from_top_to_bottom(tmp_path):
+    """Its programs can be pasted into one session, in an empty directory, as they are."""
     page = (Path(__file__).parents[1] / "docs" / "kafka-clients.md").read_text()
-    section = page.partition("## confluent-kafka\n")[2].partition("\n## ")[0]
-    [program] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", str(tmp_path / "log"))
-    names = {}
+    programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(programs) == 3
+    environment = dict(os.environ)
+    environment.pop("KAFKA_BOOTSTRAP_SERVERS", None)
 
-    exec(program, names)
+    output = run_python(
+        "-c", "\n".join([*programs, "print(sorted(invoices))"]), cwd=tmp_path, env=environment
+    )
 
-    assert sorted(names["orders"]) == sorted(f"order {number}" for number in range(10))
+    first, *_, last = output.splitlines()
+    assert first == "b'table-7' b'two coffees'"
+    assert last == str(sorted(f"invoice {number}" for number in range(10)))
+    with embedlog.open(tmp_path / "orders.log") as log:
+        assert [record.value for record in log.topic("orders")] == [b"two coffees", b"one tea"]
 
 
 @pytest.mark.tier("all")
