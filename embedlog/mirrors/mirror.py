@@ -424,6 +424,8 @@ class Mirror:
         if start <= offset:
             raise error  # The source has the offset again: a later round tries it.
         self._target.skip_to(self.target_name(topic), partition, start)
+        self._audit.begin(topic, partition, offset)
+        self._audit.skip(topic, partition, start)
         self._positions[key] = MirrorPosition(start)
         count = start - offset
         self.status.skipped += count
