@@ -358,8 +358,8 @@ ERRORS: dict[str, dict[str, str]] = {
         "CorruptionError": "Run `embedlog verify`, then `embedlog repair`; restore the file from a "
         "backup if there is one.",
         "CorruptBatchError": "As for `CorruptionError`; a consumer may seek past the batch.",
-        "UnsupportedFilesystemError": "Put the log on a local disk, or pass "
-        "`unsafe_filesystem=True` if only one machine mounts it.",
+        "UnsupportedFilesystemError": "Open the log on the host that has its disk, or "
+        "pass `unsafe_filesystem=True` if no other host opens it.",
         "UnsupportedFormatError": "Use the version of embedlog that wrote the log.",
         "NotALogError": "Check the path; an empty or a new directory becomes a log.",
     },

@@ -699,6 +699,12 @@ def last_segment(txn: kv.Txn, key: bytes) -> SegmentInfo | None:
     return segment_at(txn, key, _MAX_OFFSET)
 
 
+def is_new(txn: kv.Txn, key: bytes) -> bool:
+    """Whether no record was ever flushed in a partition or moved to another segment."""
+    segment, info = last_segment(txn, key), PARTITIONS.get(txn, key)
+    return segment is not None and not segment.base_offset and not (info and info.recovery_offset)
+
+
 def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
     # The value first: the checksum covers the key, whose length may be damaged.
     (flags, end, created, latest, appended, size, position,

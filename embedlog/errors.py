@@ -654,10 +654,10 @@ class CorruptBatchError(CorruptionError):
 
 
 class UnsupportedFilesystemError(EmbedlogError):
-    """Locks or shared memory maps are not reliable here (NFS, SMB, 9p, FUSE).
+    """The log is on a remote file system (NFS, SMB, 9p, FUSE, …), where opening it can destroy it.
 
-    A retry does not help: use a local disk, or accept the risk with
-    ``unsafe_filesystem=True``.
+    A retry does not help: open it on the host that has its disk, or accept the risk with
+    ``unsafe_filesystem=True``.  The same for a directory whose files any user may replace.
     """
 
 

@@ -560,9 +560,10 @@ MIRRORED_TOPICS = Table[Any](
 )
 MIRROR_POSITIONS = Table[Any](
     "O",
-    "partition: partition key, site: text",
+    "partition: partition key, source: text",
     "offset: i64, leader_epoch: i32, target_offset: i64, target_epoch: i64",
-    "Where a mirror that merges the records of a site goes on, as of an offset of the partition",
+    "Where a mirror that merges the records of a source, `SITE/TOPIC_ID`, goes on, as of an offset "
+    "of the partition",
     optional=True,
 )
 

@@ -25,7 +25,7 @@ COMMANDS = (
     *("topics", "produce", "consume", "tail", "sql", "groups", "offsets", "delete-records", "du"),
     *("replicas", "reassign", "elect-leaders"),
     *("export", "import", "activity", "metrics", "completion"),
-    *("compact", "maintain", "explain", "dump", "verify", "repair", "doctor"),
+    *("compact", "maintain", "explain", "dump", "verify", "repair", "doctor", "share"),
 )
 
 

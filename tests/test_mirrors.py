@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import re
 import subprocess
 import sys
@@ -23,8 +24,10 @@ from support.patience import patient
 from support.replicas import assignment, values
 from support.roots import encoded
 from support.staged_files import stage
+from support.tiers import choose
 
 import embedlog
+from embedlog import keyspace
 from embedlog.api import Log
 from embedlog.catalog import ACTIVITY
 from embedlog.cli import main
@@ -322,6 +325,58 @@ def test_a_source_that_was_cut_is_not_copied_over_other_records(a, b):
     b.partition("t", 0).truncate_to(6)
     mirror(a, b)
     assert records(b, "t") == records(a, "t")
+
+
+@pytest.mark.parametrize("grown", [6, 9, 10, 11, 15])
+@pytest.mark.parametrize("merge", [False, True], ids=["copies", "merges"])
+def test_a_source_that_was_cut_and_has_grown_to_any_length_is_noticed(a, b, grown, merge):
+    """Also to exactly the length of the copy, at a start and by a mirror that runs (H4)."""
+    a.create_topic("t")
+    log = a.partition("t", 0)
+    for number in range(10):
+        log.append([encoded(b"%d" % number)])
+    mirror(a, b, merge=merge)
+    with mirror(a, b, merge=merge, follow=True) as run:
+        settled(lambda: run.status.updated_ms)
+        log.truncate_to(6)
+        for number in range(6, grown):
+            log.append([encoded(b"new %d" % number)])
+        settled(lambda: run.errors)
+        assert isinstance(run.errors[0], MirrorDivergedError)
+    with pytest.raises(MirrorDivergedError) as caught:
+        mirror(a, b, merge=merge)
+    assert caught.value.next_offset == 6
+    assert [record.value for record in b["t"]] == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize("seed", range(choose(test=10, all=300)))
+def test_a_copy_that_is_cut_where_the_error_says_is_equal_to_its_source_again(a, b, seed):
+    """Random appends, cuts, deletions and recoveries of the source; each difference is named."""
+    dice = random.Random(seed)
+    a.create_topic("t")
+    log, number = a.partition("t", 0), 0
+    for _ in range(25):
+        action = dice.choice(["append", "append", "cut", "mirror", "recover", "delete"])
+        if action == "append":
+            for _ in range(dice.randrange(4)):
+                count = dice.choice([1, 1, 3])
+                log.append([encoded(*(b"%d %d" % (number, n) for n in range(count)))])
+                number += 1
+        elif action == "cut" and log.end_offset() > log.start_offset():
+            log.truncate_to(dice.randrange(log.start_offset(), log.end_offset()))
+        elif action == "recover":
+            recovery.discard_tail(log)
+        elif action == "delete" and dice.random() < 0.3:
+            a.delete_records({P0: dice.randint(log.start_offset(), log.end_offset())})
+        elif action == "mirror":
+            try:
+                mirror(a, b)
+            except MirrorDivergedError as error:
+                b.partition("t", 0).truncate_to(error.next_offset or 0)
+                mirror(a, b)
+            start = max(part.start_offset() for part in (log, b.partition("t", 0)))
+            copies = [[r for r in records(each, "t") if r[1] >= start] for each in (a, b)]
+            assert copies[0] == copies[1]
 
 
 def test_a_recovery_of_the_source_that_loses_nothing_is_no_cut(a, b):
@@ -1165,8 +1220,7 @@ def test_a_merging_mirror_finds_its_place_in_the_records(a, b):
     mirror(a, b, merge=True)
     send(a, "t", b"more")
     log = b.partition("t", 0)
-    key = b"O" + log.key + a.root.id.encode()
-    b.root.context.state.write(lambda txn: txn.delete(key))
+    b.root.context.state.write(keyspace.MIRROR_POSITIONS.delete_all)
 
     assert mirror(a, b, merge=True).status.records == 1
     assert set(counts(b, "t").values()) == {1}
@@ -1177,6 +1231,141 @@ def test_a_merging_mirror_finds_its_place_in_the_records(a, b):
     send(b, "t", b"own", b"own 2", b"own 3")
     assert mirror(a, b, merge=True).status.records == 1, "the log is longer than it was"
     assert set(counts(b, "t").values()) == {1}
+
+
+def forward_by_sends(log: Log, records: list[Any], topic: str, path: Path) -> None:
+    """Send records with the headers that they have, as a program does that makes others of them."""
+    with log.producer() as producer:
+        for record in records:
+            producer.send(topic, b"fwd " + record.value, headers=record.headers, partition=0)
+
+
+def forward_by_batches(log: Log, records: list[Any], topic: str, path: Path) -> None:
+    """The same with many at once."""
+    with log.producer() as producer:
+        values = [b"fwd " + record.value for record in records]
+        headers = [record.headers for record in records]
+        producer.send_batch(topic, values, headers=headers, partition=0)
+
+
+def forward_by_files(log: Log, records: list[Any], topic: str, path: Path) -> None:
+    """Export a topic, and import the file into another one, with its headers."""
+    (source,) = {record.topic for record in records}
+    root = ["--root", log.path]
+    assert main(["export", source, str(path / "file.parquet"), *root]) == 0
+    assert main(["import", topic, str(path / "file.parquet"), *root]) == 0
+
+
+@pytest.mark.parametrize("door", [forward_by_sends, forward_by_batches, forward_by_files])
+@pytest.mark.parametrize("same_topic", [False, True], ids=["another topic", "the same topic"])
+def test_a_program_that_forwards_headers_moves_no_mirror(a, b, tmp_path, door, same_topic):
+    """Neither the position of the mirror that wrote them, nor what its site sends back (H6)."""
+    for log in (a, b):
+        for topic in ("t", "u"):
+            log.create_topic(topic)
+    into = "t" if same_topic else "u"
+    for topic, count in (("t", 30), ("u", 3)):
+        a.partition(topic, 0).append([encoded(*(b"%d" % n for n in range(count)))])
+    mirror(a, b, merge=True)
+    door(b, list(b["t"]), into, tmp_path)
+    a.partition("u", 0).append([encoded(*(b"late %d" % n for n in range(50)))])
+    for _ in range(2):
+        # Without its rows the mirror reads all of the topic to find its position.
+        for log in (a, b):
+            log.root.context.state.write(keyspace.MIRROR_POSITIONS.delete_all)
+        mirror(a, b, merge=True)
+        mirror(b, a, merge=True)
+
+    sent = 30 + 3 + 50 + 30
+    for log in (a, b):
+        assert sum(len(log[topic]) for topic in ("t", "u")) == sent
+    assert counts(a, into) == counts(b, into)
+
+
+def test_what_merged_is_known_after_compaction_and_gathering(a, b):
+    """The batches are other ones then, but not whose records they have."""
+    sites = {"a": a, "b": b}
+    for log in sites.values():
+        log.create_topic("t", config={"cleanup.policy": "compact"})
+        log.create_topic("u")
+    for number in range(20):
+        for name, log in sites.items():
+            value = f"{name}{number}".encode()
+            for topic in ("t", "u"):
+                key = f"{name}{number % 15}".encode()
+                log.partition(topic, 0).append([encoded(value, keys=[key])])
+        if number % 3 == 0:
+            mirror(a, b, merge=True)
+            mirror(b, a, merge=True)
+    for _ in range(3):
+        for log in sites.values():
+            log.compact("t", force=True, progress=False)
+            log.partition("u", 0).roll()
+            log.topic("u").optimize()
+            log.root.context.state.write(keyspace.MIRROR_POSITIONS.delete_all)
+        mirror(a, b, merge=True)
+        mirror(b, a, merge=True)
+
+    for log in sites.values():
+        log.compact("t", force=True, progress=False)
+        values = [f"{name}{number}".encode() for name in sites for number in range(20)]
+        assert counts(log, "u") == dict.fromkeys(values, 1)
+        values = [f"{name}{number}".encode() for name in sites for number in range(5, 20)]
+        assert counts(log, "t") == dict.fromkeys(values, 1)
+
+
+def test_a_source_that_was_cut_is_noticed_by_a_mirror_that_was_killed(a, b):
+    """Its last records say in which epoch they were read, without a row (H4)."""
+    a.create_topic("t")
+    for number in range(10):
+        send(a, "t", b"%d" % number)
+    mirror(a, b, merge=True)
+    a.partition("t", 0).truncate_to(6)
+    send(a, "t", *(b"new %d" % number for number in range(9)))
+    b.root.context.state.write(keyspace.MIRROR_POSITIONS.delete_all)
+
+    with pytest.raises(MirrorDivergedError) as caught:
+        mirror(a, b, merge=True)
+    assert caught.value.next_offset == 6
+
+
+def test_a_topic_that_was_created_again_is_merged_from_its_start(a, b):
+    """Its records are others than those that were merged, at the same offsets."""
+    for value in (b"first", b"second"):
+        a.create_topic("t")
+        send(a, "t", *[value] * 5)
+        mirror(a, b, merge=True)
+        a.delete_topic("t")
+    assert counts(b, "t") == {b"first": 5, b"second": 5}
+
+
+@pytest.mark.parametrize("seed", range(choose(test=6, all=100)))
+def test_sites_whose_programs_forward_records_have_each_record_once(sites, seed):
+    """Random sends, forwards with headers, mirrors, lost rows and compacted topics."""
+    dice, sent = random.Random(seed), Counter[tuple[str, bytes]]()
+    for log in sites.values():
+        for topic in "tu":
+            log.create_topic(topic, partitions=2)
+    for number in range(60):
+        log, topic = sites[dice.choice("abc")], dice.choice("tu")
+        action = dice.choice(["send", "forward", "forward", "mirror", "mirror", "lose", "gather"])
+        if action == "mirror":
+            source, target = dice.sample(sorted(sites), 2)
+            mirror(sites[source], sites[target], merge=True)
+        elif action == "lose":
+            log.root.context.state.write(keyspace.MIRROR_POSITIONS.delete_all)
+        elif action == "gather":
+            log.partition(topic, 0).roll()
+            log.topic(topic).optimize()
+        else:
+            old = list(log.topic(dice.choice("tu"))) if action == "forward" else []
+            headers = dice.choice(old).headers if old else []
+            send(log, topic, b"%d" % number, headers=headers, partition=dice.randrange(2))
+            sent[topic, b"%d" % number] += 1
+    for source, target in permutations("abc", 2):
+        mirror(sites[source], sites[target], merge=True)
+    for log in sites.values():
+        assert Counter((r.topic, r.value) for topic in "tu" for r in log[topic]) == sent
 
 
 def test_what_cannot_be_merged_is_refused(a, b, tmp_path):

@@ -8,10 +8,9 @@ from embedlog.batch.arrays import number, repeated
 from embedlog.batch.decode import Batch, parse
 from embedlog.batch.encode import EncodedBatch, PlacedBatch, encode
 from embedlog.batch.wire import (
-    CONTROL,
     EXPLICIT_OFFSETS,
     HEADER,
-    LOG_APPEND_TIME,
+    INHERITED,
     TRAILER,
     headers_type,
     schema,
@@ -60,7 +59,7 @@ def with_timestamp(encoded: EncodedBatch, timestamp: int) -> EncodedBatch:
 
 def like(result: EncodedBatch, encoded: EncodedBatch) -> EncodedBatch:
     """Give a batch what another one of the same records says about them, and return it."""
-    result.flags |= encoded.flags & (LOG_APPEND_TIME | CONTROL)
+    result.flags |= encoded.flags & INHERITED
     result.producer_id, result.producer_epoch = encoded.producer_id, encoded.producer_epoch
     result.base_sequence, result.delete_horizon = encoded.base_sequence, encoded.delete_horizon
     result.span, result.leader_epoch = encoded.span, encoded.leader_epoch

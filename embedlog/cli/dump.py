@@ -38,6 +38,7 @@ _FLAGS = {
     batches.EXPLICIT_OFFSETS: "explicit offsets",
     batches.LOG_APPEND_TIME: "log append time",
     batches.CONTROL: "control",
+    batches.MERGED: "merged",
 }
 
 
@@ -138,7 +139,7 @@ def dump(args: argparse.Namespace) -> int:
     path = os.path.abspath(args.file)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"No such file: {args.file}")
-    files = Files(os.path.dirname(path), writable=False)
+    files = Files(os.path.dirname(path), writable=False, unsafe_filesystem=True)
     try:
         segment = DumpedSegment(files, os.path.basename(path))
         show = say_json if args.json else partial(_print, args.columns)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import embedlog
 from embedlog.errors import InvalidConfigError, NotALogError, StorageError
+from embedlog.files.paths import is_there
 from embedlog.keyspace import FORMAT_FILE
 from embedlog.root.location import directory_of
 
@@ -51,7 +52,7 @@ def to_write(
 
 def _existing(args: argparse.Namespace) -> str:
     root = root_of(args)
-    if not os.path.isdir(root):
+    if not (is_there(root) and os.path.isdir(root)):
         raise NotALogError("There is no such directory", path=root)
     if not is_log(root) and os.access(root, os.R_OK | os.X_OK):
         raise NotALogError("There is no log in this directory", path=root)

@@ -689,6 +689,8 @@ def _sql(commands: _Parser) -> None:
     about = "print the result of a query in SQL over the topics"
     sql = _command(commands, "sql", "sql:sql", about, epilog=SQL)
     sql.add_argument("query", metavar="QUERY")
+    about = "let the query read files and URLs, with read_csv and the like"
+    _flag(sql, "--files", about)
     sql.add_argument(
         "--format",
         choices=("table", "csv", "jsonl", "json"),
@@ -767,6 +769,10 @@ def _health(commands: _Parser) -> None:
     repair = _command(commands, "repair", "maintenance:repair", about)
     _flag(repair, "--yes", "repair the log")
     _command(commands, "doctor", "doctor:doctor", "check versions, speeds, space and locks")
+    about = "let Spark's executors of other users, who are in a group, read and stage records"
+    share = _command(commands, "share", "maintenance:share", about)
+    share.add_argument("group", metavar="GROUP", help="its name or number")
+    share.add_argument("--mode", choices=("rw", "r", "none"), default="rw", help="default rw")
 
 
 def _completion(commands: _Parser) -> None:

@@ -98,6 +98,12 @@ class MirrorSource(Protocol):
     def bounds(self, topic: str, partition: int) -> Bounds:
         """Return the start and the end of a partition."""
 
+    def is_current(self, topic: str, partition: int, position: MirrorPosition) -> bool:
+        """Return whether the records below a position are certainly those that were read.
+
+        If not, such as in a later epoch, the next `fetch` tells, also at the end.
+        """
+
     def fetch(self, topic: str, partition: int, position: MirrorPosition, max_bytes: int) -> Fetch:
         """Return the batches from a position on: about ``max_bytes``, none at the end.
 

@@ -179,14 +179,14 @@ class KafkaCluster:
 
     def offsets(
         self, partitions: Iterable[TopicPartition], *, latest: bool
-    ) -> dict[TopicPartition, int]:
-        """Return where partitions begin, or where their last stable offsets are."""
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return where partitions begin, or where their last stable offsets are; with the epoch."""
         what, keys = "The ends of partitions cannot be read", list(partitions)
         return self.retried(what, partial(self._offsets, keys, latest))
 
     def _offsets(
         self, partitions: Sequence[TopicPartition], latest: bool
-    ) -> dict[TopicPartition, int]:
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         library, spec = client_library(), admin_library().OffsetSpec
         answers = self.admin.list_offsets(
             {
@@ -196,9 +196,12 @@ class KafkaCluster:
             isolation_level=library.IsolationLevel.READ_COMMITTED,
             request_timeout=REQUEST_SECONDS,
         )
+        listed = {part: answer.result(REQUEST_SECONDS) for part, answer in answers.items()}
         return {
-            TopicPartition(part.topic, part.partition): answer.result(REQUEST_SECONDS).offset
-            for part, answer in answers.items()
+            TopicPartition(part.topic, part.partition): OffsetAndMetadata(
+                found.offset, "", found.leader_epoch
+            )
+            for part, found in listed.items()
         }
 
 

@@ -23,13 +23,13 @@ from threading import Thread
 from time import monotonic
 from typing import Any, NamedTuple
 
-from embedlog.batch import CONTROL, EXPLICIT_OFFSETS, EncodedBatch, PlacedBatch
+from embedlog.batch import CONTROL, EXPLICIT_OFFSETS, MERGED, EncodedBatch, PlacedBatch
 from embedlog.batch.add_headers import add_headers, to_batch
 from embedlog.config.values import setting_text
 from embedlog.errors import FencedError, MirrorConflictError, MirrorDivergedError
 from embedlog.lazy import np, pa
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
-from embedlog.mirrors.hops import site_key, with_hop
+from embedlog.mirrors.hops import Hop, Place, with_hop
 from embedlog.mirrors.kafka_cluster import (
     GROUP_PREFIX,
     REQUEST_SECONDS,
@@ -129,7 +129,7 @@ class KafkaTarget:
         self._producer: Any = None
         self._batch_bytes = _BATCH_BYTES
         self._group_metadata: Any = None
-        self._key, self._source_key = site_key(self.site_id), b""
+        self._source_id = ""
         self._source_topics: dict[str, SourceTopic] = {}
         self._topic_ids: dict[str, str] = {}
         """The ids that copies have at the cluster."""
@@ -204,7 +204,7 @@ class KafkaTarget:
                 todo="Copy it to a topic of Avro or JSON with `embedlog convert`, and mirror that.",
             )
         self._group = f"{GROUP_PREFIX}{source.site_id}"
-        self._source_key = site_key(source.site_id)
+        self._source_id = source.site_id
         if name not in self._held:
             lock = f"{self.site_id} {name}"
             self._locks.enter_context(hold_topic_lock(self._root, lock, name, source.address))
@@ -323,7 +323,7 @@ class KafkaTarget:
         if stored or self._merge:
             return False
         partitions = [TopicPartition(name, number) for number in range(topic.partitions)]
-        if any(self._cluster.offsets(partitions, latest=True).values()):
+        if any(end.offset for end in self._cluster.offsets(partitions, latest=True).values()):
             raise MirrorConflictError(
                 "There is such a topic, which is no copy, and has records of its own",
                 topic=name,
@@ -462,7 +462,7 @@ class KafkaTarget:
 
     def _send(self, producer: Any, key: TopicPartition, placed: PlacedBatch) -> _Delivery | None:
         """Send the records of a batch; None if there are none to send."""
-        offsets, times, keys, values, headers = self._records(placed)
+        offsets, times, keys, values, headers = self._records(key, placed)
         if not len(offsets):
             return None
         delivery, last = _Delivery(offsets), len(offsets) - 1
@@ -485,13 +485,13 @@ class KafkaTarget:
         producer.poll(0)
         return delivery
 
-    def _records(self, placed: PlacedBatch) -> tuple[Any, Any, Any, Any, Any]:
+    def _records(self, key: TopicPartition, placed: PlacedBatch) -> tuple[Any, Any, Any, Any, Any]:
         """Return offsets, timestamps, keys, values and headers of the records to send."""
         encoded = placed.batch
         if encoded.flags & CONTROL:
             return (), [], [], [], None
         if self._merge:
-            return self._merged(encoded, placed.offset)
+            return self._merged(key, encoded, placed.offset)
         stored = to_batch(encoded)
         if encoded.flags & EXPLICIT_OFFSETS:
             offsets: Sequence[int] = stored.offsets().to_pylist()
@@ -499,17 +499,26 @@ class KafkaTarget:
             offsets = range(placed.offset, placed.offset + encoded.count)
         return offsets, *stored.lists(verify=False)
 
-    def _merged(self, encoded: EncodedBatch, offset: int) -> tuple[Any, Any, Any, Any, Any]:
+    def _merged(
+        self, place: TopicPartition, encoded: EncodedBatch, offset: int
+    ) -> tuple[Any, Any, Any, Any, Any]:
         """Return the records that were not at the cluster before, with a header that says so."""
         stored = to_batch(encoded if encoded.has_headers else add_headers(encoded))
         if encoded.flags & EXPLICIT_OFFSETS:
             offsets = np.asarray(stored.offsets())
         else:
             offsets = np.arange(offset, offset + encoded.count)
-        columns, site, target = stored.columns(verify=False), self._source_key, self._key
+        name, partition = place
         numbers = pa.array(np.arange(len(offsets)))
-        columns = columns.append_column("number", numbers)
-        columns = with_hop(columns, "headers", offsets, site, target, relay=self._relay)
+        columns = with_hop(
+            stored.columns(verify=False).append_column("number", numbers),
+            "headers",
+            offsets,
+            Hop(*Place.of(self._source_id, self._source_topics[name].id, partition), 0, 0),
+            Place.of(self.site_id, self._topic_ids[name], partition),
+            merged=bool(encoded.flags & MERGED),
+            relay=self._relay,
+        )
         numbers = np.asarray(columns.column("number"))
         time, key, value = (columns.column(index) for index in range(3))
         headers = [

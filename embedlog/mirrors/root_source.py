@@ -68,6 +68,11 @@ class RootSource:
         tail = log.tail()
         return Bounds(tail.start_offset, log.visible_end(tail))
 
+    def is_current(self, topic: str, partition: int, position: MirrorPosition) -> bool:
+        """Return whether the log is in the epoch of a position, as of the last `bounds`."""
+        tail = self.root.partition(topic, partition).tail()
+        return position.leader_epoch in (None, tail.leader_epoch)
+
     def fetch(self, topic: str, partition: int, position: MirrorPosition, max_bytes: int) -> Fetch:
         """Return the batches from a position on; see `MirrorSource.fetch`.
 

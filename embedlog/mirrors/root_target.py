@@ -266,7 +266,12 @@ class RootTarget:
 
     def skip_to(self, name: str, partition: int, offset: int) -> None:
         """Move the log end offset forward, without records."""
-        self._log(name, partition).skip_to(offset, mirror=self._copies[name].source)
+        copy = self._copies[name]
+        self._log(name, partition).skip_to(offset, mirror=copy.source)
+        if copy.epoch(partition) is not None:
+            # Of what is skipped nothing was read, so nothing of it can differ.
+            copy.set_epoch(partition, -1)
+            self._put(name, copy)
         self.position(name, partition)
 
     def _log(self, name: str, partition: int) -> PartitionLog:

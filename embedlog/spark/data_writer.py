@@ -98,7 +98,7 @@ class WriteTask:
         """
         freeze_gc()
         try:
-            files = Files(self.path)
+            files = Files(self.path, unsafe_filesystem=True)
         except (errors.EmbedlogError, OSError) as error:
             raise errors.StorageError(
                 f"This executor (process {os.getpid()} on {os.uname().nodename}) cannot write to "

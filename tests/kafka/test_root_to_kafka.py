@@ -14,6 +14,7 @@ from support import forks
 from support.clock import START
 from support.kafka_topics import random_rows, rows_of
 from support.manual_compaction import keep
+from support.roots import encoded
 
 import embedlog
 from embedlog import batch
@@ -321,3 +322,30 @@ def test_sites_that_merge_send_no_record_back(kafka, tmp_path):
             Counter(row[4] for row in rows) for rows in (kafka.rows(topic), rows_of(log, topic))
         ]
         assert values[0] == values[1]
+
+
+def test_a_program_in_kafka_that_forwards_headers_keeps_no_record_back(kafka, tmp_path):
+    """Its records in another topic or partition are its own, and are copied like those."""
+    topic, other = kafka.create("t", 2), kafka.create("u", 2)
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        for name in (topic, other):
+            log.create_topic(name, 2)
+        log.partition(topic, 0).append([encoded(*(b"%d" % n for n in range(20)))])
+
+        def copy():
+            for name in (topic, other):
+                mirror(kafka, log, topics=name, merge=True)
+                embedlog.mirror(kafka.address, log, topics=name, merge=True, progress=False)
+
+        copy()
+        rows = [(row[0], row[2], row[3], b"fwd " + row[4], row[5]) for row in kafka.rows(topic)]
+        assert all(row[-1] for row in rows)
+        kafka.send(other, rows)
+        kafka.send(topic, [(1, *row[1:]) for row in rows])
+        log.partition(other, 0).append([encoded(*(b"late %d" % n for n in range(5)))])
+        copy()
+        copy()
+        for name, count in ((topic, 40), (other, 25)):
+            at_kafka, here = kafka.rows(name), rows_of(log, name)
+            assert Counter(row[4] for row in at_kafka) == Counter(row[4] for row in here)
+            assert len(here) == count

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import IntegerType, StringType
+from pyspark.sql.types import IntegerType, StringType, TimestampNTZType
 from support.clock import START
 from support.roots import values
 
@@ -400,7 +400,7 @@ def test_a_batch_cannot_overwrite_and_an_application_needs_a_version():
         sink_options.check_batch(sink_options.parse({"path": "/x", "txnAppId": "a"}), False)
 
 
-TEXT, INT = StringType(), IntegerType()
+TEXT, INT, NTZ = StringType(), IntegerType(), TimestampNTZType()
 
 
 @pytest.mark.parametrize(
@@ -414,6 +414,8 @@ TEXT, INT = StringType(), IntegerType()
         ({"value": TEXT, "headers": TEXT}, "t", r"headers must be a\(n\) array<struct<key:"),
         ({"value": TEXT, "partition": TEXT}, "t", r"partition must be a\(n\) int"),
         ({"value": TEXT, "timestamp": TEXT}, "t", r"timestamp must be a\(n\) timestamp"),
+        # Only the session's time zone says which instant it is.
+        ({"value": TEXT, "timestamp": NTZ}, "t", "It is timestamp_ntz: cast it"),
     ],
 )
 def test_an_invalid_column_is_refused_with_the_message_of_kafkas_sink(types, topic, message):

@@ -21,7 +21,7 @@ from embedlog.config import TopicConfig
 from embedlog.errors import EmbedlogError
 from embedlog.mirrors import merging_target  # noqa: F401 - or each child would import it
 from embedlog.mirrors import mirror as mirror_module
-from embedlog.mirrors.hops import HEADER, hops_of
+from embedlog.mirrors.hops import _HOP, HEADER, Place, hops_of, key_of
 from embedlog.partition import pending_deletes
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
@@ -32,6 +32,12 @@ from support.retention_faults import FastUptimeFiles
 from support.roots import encoded, healthy, no_stray_files, open_root
 
 TOPICS = ("compacted", "plain", "typed")
+
+
+def forwarded(site_id: str, topic_id: int) -> list[tuple[str, bytes | None]]:
+    """Return the headers of a record that a mirror wrote, as a program forwards them."""
+    place, here = Place.of(site_id, str(topic_id), 0), key_of("here")
+    return [("h", b"1"), (HEADER, here + _HOP.pack(*place, 0, 1_000_000))]
 
 
 def fill_source(path: Path) -> None:
@@ -46,6 +52,7 @@ def fill_source(path: Path) -> None:
     for number in range(6):
         plain.append([encoded(b"%d" % number, b"x", producer=(7, 0, 2 * number))])
     plain.append([encoded(b"headers", headers=[[("h", b"1")]])])
+    plain.append([encoded(b"forwarded", headers=[forwarded("another site", 1)])])
     root.partition("plain", 1).append([encoded(b"a", b"b")])
     log.delete_records({TopicPartition("plain", 1): 1})
     compacted = root.partition("compacted", 0)
@@ -194,10 +201,12 @@ class MergeFaults(MirrorFaults):
     parts: ClassVar = [TopicPartition("plain", 0)]
 
     def fill(self, root: Root) -> None:
-        """Create the source, and a record of the target's own."""
-        self.source_path(root, anew=True)
+        """Create the source, and a record of the target's own, with the headers of a merged one."""
+        source = open_root(self.source_path(root, anew=True), mode="r")
+        headers = [forwarded(source.id, source.topic("plain").id)]
+        source.close()
         root.create_topic("plain", 2, TopicConfig.parse({"segment.bytes": 2000}))
-        root.partition("plain", 0).append([encoded(b"own")])
+        root.partition("plain", 0).append([encoded(b"own", headers=headers)])
         root.flush()
 
     def merged(self, root: Root, topic: str) -> list[tuple[int, int]]:
@@ -206,7 +215,7 @@ class MergeFaults(MirrorFaults):
             (record.partition, hops_of(value)[-1].offset)
             for record in Log(root).topic(topic, raw=True)
             for name, value in record.headers
-            if name == HEADER
+            if name == HEADER and record.value != b"own"
         ]
 
     def check_between(self, root: Root, acked: set[str]) -> None:
@@ -249,7 +258,9 @@ def run_chaos(path: Path, seconds: float, seed: int, *, merge: bool = False) -> 
     def write() -> None:
         with embedlog.open(path / "a", maintenance=False) as log, log.producer() as producer:
             for number in range(1 << 30):
-                producer.send("t", b"%d" % number * 20, key=b"%d" % (number % 100))
+                headers = forwarded("another site", 1) if number % 7 == 0 else []
+                value, key = b"%d" % number * 20, b"%d" % (number % 100)
+                producer.send("t", value, key=key, headers=headers)
 
     def copy() -> None:
         embedlog.mirror(

@@ -1,5 +1,9 @@
 package embedlog.spark;
 
+import java.io.IOException;
+import java.net.InetAddress;
+import java.nio.file.Path;
+
 /**
  * An error of embedlog, as its Python classes name and word it.
  *
@@ -65,6 +69,28 @@ class EmbedlogException extends RuntimeException {
         "NotALogError",
         "The log is not on this host ["
             + root
-            + "]. Executors read its files: share the directory under the same path on all hosts.");
+            + "]. Executors read its files: mount the log's disk under the same path on all"
+            + " hosts.");
+  }
+
+  /** Returns the error for a file or directory that this process has no permission for. */
+  static EmbedlogException noPermission(Path path) {
+    return new EmbedlogException(
+        "StorageError",
+        String.format(
+            "%s has no permission: EACCES [%s]. Run it as the user who owns the log, or have that"
+                + " user call share(group).",
+            executor(), path));
+  }
+
+  /** Returns which process this is, and on which host. */
+  static String executor() {
+    String host;
+    try {
+      host = InetAddress.getLocalHost().getHostName();
+    } catch (IOException error) {
+      host = "a host without a name";
+    }
+    return String.format("This executor (process %d on %s)", ProcessHandle.current().pid(), host);
   }
 }
