@@ -612,6 +612,19 @@ def test_whole_numbers_are_integers_in_json(run, flights):
     assert "Row 0 of column distance" in err
 
 
+@pytest.mark.parametrize("levels", [900, 100_000])
+def test_lines_of_many_levels_are_refused(run, flights, tmp_path, levels):
+    """pyarrow's reader would overflow the stack of the process."""
+    file = tmp_path / "f.jsonl"
+    file.write_bytes(b'{"carrier": "UA"}\n{"carrier": ' + b"[" * levels + b"]" * levels + b"}\n")
+    text = "more than 32 values are inside of each other"
+    assert (
+        f"Line 2 is not an object of the topic's columns: {text}"
+        in run("produce", "flights", "--from", file, code=1)[1]
+    )
+    assert text in run("topics", "create", "t", "--schema-from", file, code=1)[1]
+
+
 # SQL
 
 
