@@ -63,6 +63,8 @@ KINDS = [
     ),
     ("map", pa.map_(pa.string(), pa.decimal128(5, 1)), [[("k", Decimal("1.5"))], None, []]),
 ]
+if pa.__version__.startswith("22."):  # It cannot write a null list of a fixed size as Parquet.
+    KINDS = [kind for kind in KINDS if kind[0] != "pair"]
 EVERYTHING = pa.table(
     [pa.array(values, kind) for _, kind, values in KINDS], names=[name for name, _, _ in KINDS]
 )
@@ -495,6 +497,17 @@ def test_an_export_is_imported_as_it_was(run, log_path, tmp_path, name):
     assert (
         before["timestamp"].cast(pa.int64()).to_pylist()[-1] == 5 or "h" in before["s"].to_pylist()
     )
+
+
+def test_what_parquet_cannot_hold_is_refused(run, log_path, tmp_path):
+    """In a sentence, and without a file."""
+    with embedlog.open(log_path) as log, log.producer() as producer:
+        log.create_topic("t", schema=pa.schema([("x", pa.decimal128(5, -2))]))
+        producer.send("t", {"x": Decimal("123e2")})
+    _, err = run("export", "t", "--to", tmp_path / "t.parquet", code=1)
+
+    assert "The records cannot be written as Parquet" in err
+    assert list(tmp_path.glob("t.parquet*")) == []
 
 
 @each_format

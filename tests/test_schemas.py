@@ -374,7 +374,7 @@ WITHOUT_TYPE = {
     "a large number": (pd.DataFrame({"c": [1, 2**70]}), "c", 1),
     "a list and text": (pd.DataFrame({"c": [[1], "a"]}), "c", 1),
     "an object": (pd.DataFrame({"c": [None, object()]}), "c", 1),
-    "half a character": (pd.DataFrame({"c": ["\udc80"]}), "c", 0),
+    "half a character": (pd.DataFrame({"c": ["\udc80"]}, dtype=object), "c", 0),
     "two columns of a name": (pd.DataFrame([[1, 2]], columns=["c", "c"]), None, None),
     "integers of 128 bits": (pl.DataFrame({"c": [2**100]}, {"c": pl.Int128}), None, None),
 }
