@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
     {"errors", "forks", "version"},
-    {"lazy", "record", "serializers", "checksum", "files"},
+    {"lazy", "record", "serializers", "callbacks", "checksum", "files"},
     {"display", "metrics", "progress", "times"},
     {"config"},
     {"batch", "kv", "partitioner", "assignor"},

@@ -68,6 +68,7 @@ from embedlog.schemas.evolution import changed_schema, renamed
 from embedlog.schemas.infer import SchemaLike, columns_of
 from embedlog.schemas.settings import check_typed_config
 from embedlog.schemas.topic_schema import TopicSchema, first_version
+from embedlog.schemas.values import python_values
 from embedlog.serializers import SerializerName
 from embedlog.times import When, parse_duration, time_argument
 
@@ -568,13 +569,16 @@ class Log:
                 after ``at``; ``"earliest"`` or ``"latest"``; or offsets by partition, in all others
                 as ``"offsets"``.
             at: A time as in `ConsumerGroup.reset_offsets`, such as ``"10m"`` for ten minutes ago.
-            topics: Only these copies; by default all of the log.
+            topics: Only these copies; by default those in which the groups have committed offsets,
+                or ``strategy`` has some, and without a group all of the log.
             dry_run: Change nothing.
 
         Raises:
             NonEmptyGroupError: A group has members here; also raised for a dry run.
             GroupIdNotFoundError: There is no such group; likewise.
-            IllegalStateError, UnknownTopicOrPartitionError: There is no such copy or partition.
+            IllegalStateError: The log has no copies, or a group has no commits in one of them and
+                no topics are named.
+            UnknownTopicOrPartitionError: There is no such copy or partition.
             InvalidConfigError, OffsetOutOfRangeError: The strategy is not possible.
             InvalidGroupIdError, InvalidPartitionError: A name is not valid.
         """
@@ -1301,7 +1305,7 @@ def _described(schema: TopicSchema) -> SchemaDescription:
             "nullable": field.nullable,
         }
         if field.name in schema.defaults:
-            column["default"] = schema.defaults[field.name][0].as_py()
+            (column["default"],) = python_values(schema.defaults[field.name])
         columns.append(column)
     return {
         "version": schema.version,

@@ -35,7 +35,7 @@ from embedlog.progress import format_bytes
 from embedlog.record import K, Record, TopicPartition, V
 from embedlog.registry import binder
 from embedlog.root.root import Root, check_root
-from embedlog.schemas.reading import names_in
+from embedlog.schemas.reading import TOMBSTONE, names_in
 from embedlog.serializers import adapt_for_topic, shortened
 from embedlog.times import When, milliseconds
 
@@ -326,7 +326,7 @@ class TopicView(Generic[K, V]):
         """Return columns, and those that an expression refers to."""
         if where is None:
             return schema
-        others = names_in(where, self.schema().names)
+        others = names_in(where, [*self.schema().names, TOMBSTONE])
         return self.schema(list(dict.fromkeys([*schema.names, *others])))
 
     def _tables(

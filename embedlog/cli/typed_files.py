@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
 from embedlog.batch.wire import headers_type
-from embedlog.cli.file_formats import CSV, PARQUET, file_size, input_lines, parquet_tables
+from embedlog.cli.file_formats import (
+    CSV,
+    PARQUET,
+    file_size,
+    input_lines,
+    open_parquet,
+    parquet_tables,
+)
 from embedlog.errors import InvalidRecordError, InvalidSchemaError
 from embedlog.lazy import pa
 from embedlog.schemas.infer import columns_of
@@ -56,12 +63,9 @@ def read_rows(file: IO[bytes], file_format: str, schema: TopicSchema) -> Iterato
 
 
 def _parquet(file: IO[bytes]) -> Iterator[FileRows]:
-    from pyarrow import parquet
-
     try:
-        source = parquet.ParquetFile(file)
-        total, size, done = source.metadata.num_rows, file_size(file), 0
-        for table in parquet_tables(source):
+        total, size, done = open_parquet(file).metadata.num_rows, file_size(file), 0
+        for table in parquet_tables(file):
             done += table.num_rows
             yield FileRows(table, size * done // total)
     except (pa.ArrowException, OSError) as error:
@@ -218,9 +222,8 @@ def infer_schema(file: IO[bytes], file_format: str) -> InferredSchema:
     """
     try:
         if file_format == PARQUET:
-            from pyarrow import parquet
-
-            return InferredSchema(columns_of(parquet.read_schema(file).remove_metadata()), True)
+            columns = open_parquet(file).schema_arrow.remove_metadata()
+            return InferredSchema(columns_of(columns), True)
         data = file.read(INFERRED_BYTES)
         complete = not file.read(1)
         if not complete:

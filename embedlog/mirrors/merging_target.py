@@ -30,6 +30,7 @@ from embedlog.batch.wire import headers_type, schema, timestamp_type
 from embedlog.config import TopicConfig
 from embedlog.errors import MirrorConflictError, OffsetOutOfRangeError
 from embedlog.lazy import np, pa
+from embedlog.mirrors.avro_ids import SchemaIds, prepare_schemas
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.hops import Hop, Place, last_hop, with_hop
 from embedlog.mirrors.mirrored_topic import source_name
@@ -89,6 +90,7 @@ class MergingTarget:
         self._positions: dict[tuple[str, int], MirrorPosition] = {}
         self._stored_at: dict[tuple[str, int], float] = {}
         self._locks = ExitStack()
+        self._schema_ids: dict[str, SchemaIds | None] = {}
 
     @contextmanager
     def exclusive(self, mirror: str) -> Iterator[None]:
@@ -136,6 +138,7 @@ class MergingTarget:
         if name not in self._topics:
             lock = f"{source.site_id} into {info.id}"
             self._locks.enter_context(hold_topic_lock(root, lock, name, source.address))
+        self._schema_ids[name] = prepare_schemas(root, topic, name, own=True)
         self._topics[name] = topic
         return True
 
@@ -228,7 +231,8 @@ class MergingTarget:
             target = segment_schema(current, headers=True, tombstones=batch.has_tombstones)
             columns = convert(columns, batch.schema, current, target)
             return DecodedRows(columns, offsets, stored.codec, target, merged)
-        arrays = columns.columns
+        ids = self._schema_ids[name]
+        arrays = (columns if ids is None else ids.of_columns(columns)).columns
         if not batch.has_headers:
             arrays.append(pa.nulls(batch.count, headers_type()))
         if batch.flags & LOG_APPEND_TIME:

@@ -211,14 +211,14 @@ class Root:
             raise InvalidReplicationAssignmentError(
                 "The log is in one directory, so there is nothing to choose",
                 path=self.path,
-                todo="Add directories with `embedlog replicas add`.",
+                todo="Add directories with `embedlog replicas add PATH`.",
             )
         if replication_factor not in (None, 1):
             raise InvalidReplicationFactorError(
                 f"The log is in one directory, so there is no second place for a copy: "
                 f"replication_factor must be 1, got {replication_factor!r}",
                 path=self.path,
-                todo="Add directories with `embedlog replicas add`.",
+                todo="Add directories with `embedlog replicas add PATH`.",
             )
         return None
 

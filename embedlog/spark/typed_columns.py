@@ -19,14 +19,13 @@ from typing import Any
 
 from embedlog.errors import InvalidConfigError, InvalidSchemaError
 from embedlog.lazy import pa, pc
+from embedlog.schemas.reading import TOMBSTONE
 from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
 
 Json = Any
 """A type of Spark: a string, or a dict for an array, a map or a struct."""
 
-TOMBSTONE = "_tombstone"
-"""The column that says which rows are tombstones, with the option ``includeTombstones``."""
 VALUE = "value"
 """The column that has those of the topic as a struct, with the option ``values=struct``."""
 _HEADERS = {

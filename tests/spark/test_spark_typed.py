@@ -132,8 +132,7 @@ def write(log: Log, table: pa.Table, topic: str = "copy", **options: str) -> int
     """Check, stage and publish rows as the driver and a task do, without Spark."""
     parsed = sink_options.parse({"path": log.path, "topic": topic, **options})
     fields = fields_of(table.schema)
-    has_partitions = "partition" in table.column_names
-    task = batch_write.plan_write(parsed, has_partitions=has_partitions, fields=fields)
+    task = batch_write.plan_write(parsed, fields=fields)
     staged = task.stage(table.to_batches(), 0, 0)
     return batch_write.publish(parsed, [staged], None).records
 
