@@ -147,7 +147,7 @@ def test_a_program_prints_the_same_without_confluent_kafka(tmp_path):
 @pytest.mark.tier("test")
 def test_types_have_the_same_texts_and_orders_without_confluent_kafka():
     """`repr`, `str`, comparison and hash of errors and partitions, and the converters' bytes."""
-    pytest.importorskip("confluent_kafka")
+    pytest.importorskip("confluent_kafka", minversion="2.15")
     probe = """
 from embedlog.kafka.confluent import *
 from embedlog.kafka.confluent.admin import *
@@ -179,7 +179,7 @@ print([(name, getattr(KafkaError, name)) for name in sorted(CODES)])
 
 def test_host_and_port_make_clients_of_confluent_kafka():
     """So one variable of the environment moves a program between a log and a cluster."""
-    original = pytest.importorskip("confluent_kafka")
+    original = pytest.importorskip("confluent_kafka", minversion="2.13")
     brokers = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "group.id": "g"}
 
     with Producer(brokers) as producer, Consumer(brokers) as consumer:
@@ -329,7 +329,7 @@ def test_settings_of_a_network_are_ignored_with_one_line(address, caplog):
 
 def test_names_of_settings_are_those_of_librdkafka():
     """What is accepted here exists there, so that a typing error is noticed on a laptop."""
-    original = pytest.importorskip("confluent_kafka")
+    original = pytest.importorskip("confluent_kafka", minversion="2.15")
     from embedlog.kafka.confluent import settings
 
     ours = settings._PRODUCER | settings._CONSUMER | settings._COMMON | settings._IGNORED
@@ -357,7 +357,7 @@ def test_every_codec_of_kafka_is_accepted(log, address, codec):
 )
 def test_keys_go_to_the_partitions_that_librdkafka_chooses(log, address, partitioner):
     """By default that is CRC32, not murmur2 as with Java's and embedlog's own producer."""
-    original = pytest.importorskip("confluent_kafka")
+    original = pytest.importorskip("confluent_kafka", minversion="2.13")
     log.create_topic("keys", 7)
     keys = [f"key-{number}".encode() for number in range(30)]
     with Producer({**address, "partitioner": partitioner}) as producer:
