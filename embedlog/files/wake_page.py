@@ -18,6 +18,7 @@ import os
 import select
 import time
 from contextlib import suppress
+from types import BuiltinFunctionType
 from typing import Any, Final
 
 from embedlog.errors import ClosedError, StorageError
@@ -146,7 +147,9 @@ class WakePage:
         if self.value() != seen or timeout <= 0:
             return
         calls = self._calls
-        if calls and not self._polls:
+        # gevent and eventlet put functions in its place that run other greenlets meanwhile,
+        # which the futex would stop.
+        if calls and not self._polls and isinstance(select.select, BuiltinFunctionType):
             span = ctypes.byref(_Timespec(int(timeout), int(timeout % 1 * 1e9)))
             # The kernel compares again, under its lock, before it puts the thread to sleep.
             _syscall(*calls.page, _FUTEX_WAIT, ctypes.c_uint32(seen), span, None, 0)
