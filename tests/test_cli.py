@@ -551,6 +551,18 @@ def test_no_hint_is_a_call_of_python(hints):
     assert offenders == []
 
 
+def test_a_range_of_offsets_is_half_open_wherever_it_is_printed():
+    """As `[0, 5)`; "0 to 5" leaves open whether 5 is in it."""
+    package = Path(embedlog.__file__).parent
+    offenders = [
+        path
+        for path in package.rglob("*.py")
+        if re.search(r"ffsets (\{[^}]*\}|%d) to", path.read_text(encoding="utf-8"))
+    ]
+
+    assert offenders == []
+
+
 COMMAND = re.compile(r"`embedlog ([^`]+)`|To apply: embedlog (.*)")
 """A command in a hint."""
 
@@ -688,7 +700,7 @@ def test_topics_are_described_for_people_and_programs(run, filled):
     code, out, _ = run("topics", "describe")
     assert code == 0
     assert "t  id 1, 2 partitions, 6 records" in out
-    assert "partition 0: offsets 0 to 5" in out
+    assert "partition 0: offsets [0, 5)" in out
 
     code, out, _ = run("topics", "describe", "t", "--json")
     assert code == 0
@@ -1003,7 +1015,7 @@ def test_dump_shows_every_batch_of_a_file(run, segment_file):
 
     code, out, _ = run("dump", file)
     assert code == 0
-    assert "offsets 0 to 2, 2 records  times 5 to 6" in out
+    assert "offsets [0, 2), 2 records  times 5 to 6" in out
     assert "not sealed, 0 damaged places" in out
     assert len(re.findall(r" nulls?\n", run("dump", file, "--columns")[1])) == 9
 
@@ -1101,13 +1113,13 @@ def test_verify_reports_damage_and_repair_removes_it(run, segment_file):
 
     code, out, err = run("repair")
     assert code == 1
-    assert "offsets 0 to 1 dropped" in out
+    assert "offsets [0, 2) dropped" in out
     assert "--yes" in err
     assert segment_file.read_bytes() == damaged
 
     code, out, _ = run("repair", "--yes", "--json")
     assert code == 0
-    assert "offsets 0 to 1 dropped" in json.loads(out)["repaired"][0]
+    assert "offsets [0, 2) dropped" in json.loads(out)["repaired"][0]
     assert run("verify")[0] == 0
     assert run("consume", "t", "-f", "%p:%o ")[1] == "0:2 0:3 0:4 1:0 "
 

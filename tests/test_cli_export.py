@@ -91,9 +91,9 @@ def test_every_field_of_a_record_comes_back(run, log_path, tmp_path, name):
 
     assert records_of(log_path, "u") == records
     assert out.startswith(f"Exported {len(records)} records of t to {file} (")
-    assert "  partition 0: offsets 0 to 4, 4 records\n" in out
+    assert "  partition 0: offsets [0, 4), 4 records\n" in out
     assert back.startswith(f"Imported {len(records)} records into u (a new topic)\n")
-    assert "  partition 0: offsets 0 to 4, 4 records\n" in back
+    assert "  partition 0: offsets [0, 4), 4 records\n" in back
     assert err == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", file.name]
 

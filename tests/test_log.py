@@ -338,7 +338,7 @@ def test_reading_at_the_end_is_empty_and_past_it_out_of_range(log):
 
     assert log.reader(3).read() == []
     for offset in (-1, 4, 1 << 62):
-        with pytest.raises(OffsetOutOfRangeError, match=r"offsets 0 to 3"):
+        with pytest.raises(OffsetOutOfRangeError, match=r"offsets \[0, 3\)"):
             log.reader(offset)
 
 

@@ -331,7 +331,7 @@ class Failover:
                 return None if committed is None else min(max(committed, start), end)
             if not start <= strategy[partition] <= end:
                 raise OffsetOutOfRangeError(
-                    f"The copy holds offsets {start} to {end}",
+                    f"The copy holds offsets [{start}, {end})",
                     topic=partition.topic,
                     partition=partition.partition,
                     offset=strategy[partition],

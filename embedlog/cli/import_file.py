@@ -186,7 +186,7 @@ def report(
     new = " (a new topic)" if target.is_new else ""
     say(f"{_PAST[action].capitalize()} {plural(target.records, 'record')} into {target.topic}{new}")
     for number, (first, stop, records) in parts:
-        say(f"  partition {number}: offsets {first} to {stop}, {plural(records, 'record')}")
+        say(f"  partition {number}: offsets [{first}, {stop}), {plural(records, 'record')}")
 
 
 class ImportTarget:

@@ -725,7 +725,7 @@ def _audit(commands: _Parser) -> None:
     _option(audit, "--window", "DURATION", about, type=duration, default="1h")
     _option(audit, "--since", "TIME", "only windows that end after this time", type=time)
     _option(audit, "--until", "TIME", "only windows that begin before this time", type=time)
-    about = "only this tier: log, producer, group, pipeline or mirror"
+    about = "only this tier: log, producer, copy, group, pipeline or mirror"
     _list(audit, "--tier", "TIER", about)
     _flag(audit, "--differences", "print only the differences, without the table")
     audit.add_argument(

@@ -165,8 +165,8 @@ def _describe(topic: TopicDescription, *, with_copies: bool) -> Iterator[str]:
     for part in parts:
         copies = _copies(part) if with_copies else ""
         yield (
-            f"  partition {part['partition']}: offsets {part['start_offset']} to "
-            f"{part['end_offset']}, {format_bytes(part['bytes'])} in "
+            f"  partition {part['partition']}: offsets [{part['start_offset']}, "
+            f"{part['end_offset']}), {format_bytes(part['bytes'])} in "
             f"{plural(part['segments'], 'segment')}, "
             f"leader epoch {part['leader_epoch']}{copies}"
         )

@@ -150,6 +150,13 @@ def process_state(pid: int) -> str | None:
     return status.rpartition(")")[2].split()[0] if status else None
 
 
+def thread_names() -> set[str]:
+    """Return the names of the threads of this process, also of those that Python does not know."""
+    return {
+        proc_file(f"self/task/{thread}/comm").strip() for thread in os.listdir("/proc/self/task")
+    }
+
+
 def proc_file(name: str) -> str:
     """Return a file of `/proc`; empty if it is gone."""
     try:

@@ -424,14 +424,16 @@ class Mirror:
         if start <= offset:
             raise error  # The source has the offset again: a later round tries it.
         self._target.skip_to(self.target_name(topic), partition, start)
+        self._audit.begin(topic, partition, offset)
+        self._audit.skip(topic, partition, start)
         self._positions[key] = MirrorPosition(start)
         count = start - offset
         self.status.skipped += count
         self.status.by_topic[topic].skipped += count
         _logger.warning(
-            "Mirror %s: retention at the source deleted offsets %d to %d of %s-%d before they were "
+            "Mirror %s: retention at the source deleted offsets [%d, %d) of %s-%d before they were "
             "copied; the copy goes on at %d without them",
-            *(self.status.mirror, offset, start - 1, topic, partition, start),
+            *(self.status.mirror, offset, start, topic, partition, start),
         )
         self._event(
             "skipped",

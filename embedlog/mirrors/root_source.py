@@ -14,8 +14,8 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.registry.schema_copies import all_schemas, registry_of
 from embedlog.root.root import Root
 
-_NOT_COPIED = ("mirror.source", "audit")
-"""Settings that a copy does not take: its records are counted at the source."""
+_NOT_COPIED = "mirror.source"
+"""The setting that a copy does not take."""
 
 
 class RootSource:
@@ -62,7 +62,7 @@ class RootSource:
             info.name,
             str(info.id),
             info.partitions,
-            {name: value for name, value in config.items() if name not in _NOT_COPIED},
+            {name: value for name, value in config.items() if name != _NOT_COPIED},
             tuple(catalog.schema_versions(info)) if info.schema_version else (),
             tuple(path),
             None if copied is None else copied.source,

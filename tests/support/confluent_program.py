@@ -228,6 +228,33 @@ def assign_again():
     consumer.close()
 
 
+def share():
+    """Pause, and have another member take a part of the partitions, more than once."""
+    settings = {"enable_auto_commit": False, "heartbeat_interval_ms": 300}
+    for strategy in ("range", "cooperative-sticky"):
+        settings["partition_assignment_strategy"] = strategy
+        first = consumer_of(f"shared by {strategy}", **settings)
+        first.subscribe([TOPIC])
+        while len(first.assignment()) < 3:
+            first.poll(0.1)
+        first.pause(first.assignment())
+        got = []
+        for _ in range(2):
+            second = consumer_of(f"shared by {strategy}", **settings)
+            second.subscribe([TOPIC])
+            while not second.assignment() or len(first.assignment()) == 3:
+                got += [first.poll(0.1)]
+                second.poll(0.1)
+            second.close()
+            while len(first.assignment()) < 3:
+                got += [first.poll(0.1)]
+        got += first.consume(1, QUIET)
+        print("shared", strategy, [message for message in got if message is not None])
+        first.resume(first.assignment())
+        print("resumed", len(taken(first, 1)))
+        first.close()
+
+
 def poll_too_rarely():
     """A pause that is longer than the group allows."""
     lost = []
@@ -443,6 +470,7 @@ if __name__ == "__main__":
     consume()
     consume_on_assignment()
     assign_again()
+    share()
     poll_too_rarely()
     consume_in_two_sessions()
     refuse(admin)

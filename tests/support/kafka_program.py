@@ -5,7 +5,10 @@ The address is in ``KAFKA_BOOTSTRAP_SERVERS``: brokers, or a log.
 
 import os
 
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+
 from embedlog.kafka import (
+    ConsumerRebalanceListener,
     KafkaAdminClient,
     KafkaConsumer,
     KafkaProducer,
@@ -134,6 +137,41 @@ def commit():
             print(future.succeeded(), future.failed(), future.value, outcomes)
 
 
+class Listener(ConsumerRebalanceListener):
+    """Does nothing."""
+
+    def on_partitions_revoked(self, revoked):
+        """Do nothing."""
+
+    def on_partitions_assigned(self, assigned):
+        """Do nothing."""
+
+
+def share():
+    """Pause, and have another member take a part of the partitions."""
+    settings = {
+        "bootstrap_servers": SERVERS,
+        "group_id": "shared",
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+        "partition_assignment_strategy": [RangePartitionAssignor],
+        "session_timeout_ms": 6000,
+        "heartbeat_interval_ms": 300,
+    }
+    with KafkaConsumer(**settings) as first, KafkaConsumer(**settings) as second:
+        first.subscribe([TOPIC], listener=Listener())
+        while len(first.assignment()) < 3:
+            first.poll(100, max_records=1)
+        first.pause(*first.assignment())
+        second.subscribe([TOPIC])
+        batches = []
+        while not second.assignment() or len(first.assignment()) == 3:
+            batches.append(first.poll(100))
+            second.poll(100)
+        batches.append(first.poll(500))
+        print(first.paused() == first.assignment(), any(batches))
+
+
 def transact():
     """Be refused, fenced and closed."""
     for settings in (
@@ -193,5 +231,6 @@ if __name__ == "__main__":
     consume(51)
     look_back()
     commit()
+    share()
     transact()
     administer()

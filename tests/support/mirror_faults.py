@@ -46,7 +46,7 @@ def fill_source(path: Path) -> None:
     root = open_root(path)
     log = Log(root)
     settings = {"segment.bytes": 4000}
-    root.create_topic("plain", 2, TopicConfig.parse(settings))
+    root.create_topic("plain", 2, TopicConfig.parse({**settings, "audit": True}))
     root.create_topic("compacted", 1, TopicConfig.parse({**settings, "cleanup.policy": "compact"}))
     log.create_topic("typed", schema=pa.schema([("n", pa.int64())]), config=settings)
     plain = root.partition("plain", 0)
@@ -172,6 +172,7 @@ class MirrorFaults(RootFaults):
                     assert ours[bound] == original[bound], (topic, bound)  # type: ignore[literal-required]
             config = mine["overrides"] | {"mirror.source": None}
             assert config == theirs["overrides"] | {"mirror.source": None}
+        assert Log(root).audit("plain").differences == []
         partition = TopicPartition("plain", 0)
         positions = Log(root).group("g").describe().partitions
         assert [p.current_offset for p in positions if p[:2] == partition] == [5]
@@ -212,7 +213,7 @@ class MergeFaults(MirrorFaults):
         headers = [forwarded(source.id, source.topic("plain").id)]
         source.close()
         SchemaRegistry(root).register("own", "string")
-        root.create_topic("plain", 2, TopicConfig.parse({"segment.bytes": 2000}))
+        root.create_topic("plain", 2, TopicConfig.parse({"segment.bytes": 2000, "audit": True}))
         root.partition("plain", 0).append([encoded(b"own", headers=headers)])
         root.flush()
 
@@ -242,6 +243,7 @@ class MergeFaults(MirrorFaults):
         error = self.work(root, durability, lambda step: None)
         assert error is None, error
         source = open_root(self.source_path(root), mode="r")
+        assert Log(root).audit("plain").differences == []
         if "avro" in root.topics():
             assert {record.value for record in Log(root).topic("avro")} <= {5}
         for topic in ("plain", "compacted", "avro"):

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from embedlog.consumer import ConsumerRebalanceListener
+from embedlog.consumer.arguments import check_topics
 from embedlog.errors import (
     EmbedlogError,
     IllegalStateError,
@@ -324,6 +325,10 @@ class Consumer(LogClient):
 
         The callbacks are called as ``callback(consumer, partitions)`` by a later `poll`.
         ``on_assign`` may call `assign` with other offsets.
+
+        Raises:
+            KafkaException: A pattern is not a regular expression (``_INVALID_ARG``), or no topic
+                can have one of the names (``TOPIC_EXCEPTION``).
         """
         if not isinstance(topics, list):
             raise TypeError("expected list of topic unicode strings")
@@ -337,6 +342,7 @@ class Consumer(LogClient):
                 "_INVALID_ARG",
                 "Failed to set subscription: Local: Invalid argument or configuration",
             )
+        check_topics([name for name in names if not name.startswith("^")])
         pattern = _pattern(names)
         self._give_back()
         listener = _Listener(self, on_assign, on_revoke, on_lost)
