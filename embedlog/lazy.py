@@ -8,8 +8,11 @@ that stands for the library, so that later uses cost the same as with the librar
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from embedlog.forks import finished_before_forks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,16 +22,22 @@ if TYPE_CHECKING:
 __all__ = ["np", "pa", "pc"]
 
 
+@finished_before_forks
+def _load(module: ModuleType, attribute: str) -> Any:
+    library = importlib.import_module(module.__name__)
+    if library.__name__ == "pyarrow":
+        # At its first use Arrow's allocator sets up its memory, under a lock that a child that
+        # is forked meanwhile would wait for.
+        library.allocate_buffer(1)
+    value = getattr(library, attribute)
+    setattr(module, attribute, value)
+    return value
+
+
 def _lazy(name: str) -> ModuleType:
     # A plain module with a `__getattr__` (PEP 562): Python reads its attributes fastest.
     module = ModuleType(name)
-
-    def load(attribute: str) -> Any:
-        value = getattr(importlib.import_module(name), attribute)
-        setattr(module, attribute, value)
-        return value
-
-    module.__getattr__ = load  # type: ignore[method-assign]
+    module.__getattr__ = partial(_load, module)  # type: ignore[method-assign]
     return module
 
 

@@ -8,7 +8,7 @@ the offsets of each group are committed.  Killed in between, the same call does 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from embedlog.consumer.arguments import to_topic_partition
@@ -22,6 +22,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.groups.offsets import CommittedOffset, check_group_id
+from embedlog.kv import Txn
 from embedlog.maintenance.activity import Event, report
 from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
 from embedlog.mirrors.status import mirror_statuses
@@ -246,6 +247,7 @@ class Failover:
         if not dry_run:
             self._root.context.check_writable()
             for name in copies:
+                self._note_ends(name)
                 self._root.alter_topic(name, {"mirror.source": None})
             # Until now the mirror may have copied more.
             plans = self._plan()
@@ -256,6 +258,18 @@ class Failover:
         if not dry_run:
             self._report(result)
         return result
+
+    def _note_ends(self, name: str) -> None:
+        """Note where a copy ends: a position of the source beyond that is none in the copy."""
+        topic_id, partitions = self._root.topic(name).id, self._root.partitions(name)
+        ends = [self._root.partition(name, number).end_offset() for number in range(partitions)]
+
+        def step(txn: Txn) -> None:
+            copy = MIRRORED_TOPICS.get(txn, topic_id)
+            assert copy is not None, "it is one of the copies"
+            MIRRORED_TOPICS.put(txn, topic_id, value=replace(copy, ends=ends))
+
+        self._root.context.state.write(step)
 
     def _plan(self) -> list[FailoverPartition]:
         plans: list[FailoverPartition] = []
@@ -317,7 +331,7 @@ class Failover:
                 return None if committed is None else min(max(committed, start), end)
             if not start <= strategy[partition] <= end:
                 raise OffsetOutOfRangeError(
-                    f"The copy holds offsets {start} to {end}",
+                    f"The copy holds offsets [{start}, {end})",
                     topic=partition.topic,
                     partition=partition.partition,
                     offset=strategy[partition],

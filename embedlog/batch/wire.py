@@ -232,10 +232,11 @@ def _tables(head: Any) -> tuple[int, int, int, int, int]:
     root = 8 + _U32(head, 8)[0]
     fields = root - _I32(head, root)[0]
     size, _, _, header_type, header, body_length = _SIX(head, fields)
-    if size < 12 or head[root + header_type] != 3:
+    if size < 10 or head[root + header_type] != 3:
         raise struct.error("the message is not a record batch")
     table = root + header + _U32(head, root + header)[0]
-    body_length = body_length and root + body_length
+    # The length of an empty body, as of no rows of numbers, is left out with its position.
+    body_length = root + body_length if body_length and size >= 12 else 0
     inner = table - _I32(head, table)[0]
     return fields, body_length, table, inner, _U16(head, inner)[0]
 

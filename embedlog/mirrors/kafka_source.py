@@ -273,7 +273,7 @@ class KafkaSource:
         if error.code() == codes._AUTO_OFFSET_RESET:
             bounds = self.bounds(*key)
             return OffsetOutOfRangeError(
-                f"Kafka has offsets {bounds.start_offset} to {bounds.end_offset}",
+                f"Kafka has offsets [{bounds.start_offset}, {bounds.end_offset})",
                 **facts,
                 todo="Retention has deleted the records, or the topic was created again.",
             )

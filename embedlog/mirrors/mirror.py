@@ -97,7 +97,7 @@ class MirrorOptions:
         if self.groups is not None and self.merge:
             raise InvalidConfigError(
                 "Offsets of groups are not copied by a mirror that merges, which has other offsets",
-                todo="Use a time: `embedlog groups reset --by-duration`.",
+                todo="Use a time: `embedlog groups reset GROUP --by-duration 1h`.",
             )
 
     def match(self, topic: str) -> bool:
@@ -431,9 +431,9 @@ class Mirror:
         self.status.skipped += count
         self.status.by_topic[topic].skipped += count
         _logger.warning(
-            "Mirror %s: retention at the source deleted offsets %d to %d of %s-%d before they were "
+            "Mirror %s: retention at the source deleted offsets [%d, %d) of %s-%d before they were "
             "copied; the copy goes on at %d without them",
-            *(self.status.mirror, offset, start - 1, topic, partition, start),
+            *(self.status.mirror, offset, start, topic, partition, start),
         )
         self._event(
             "skipped",

@@ -37,6 +37,8 @@ from embedlog.mirrors.mirrored_topic import (
     source_name,
     would_loop,
 )
+from embedlog.mirrors.publications import PublicationCopier
+from embedlog.mirrors.root_source import RootSource
 from embedlog.partition import PartitionLog, log_start
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
@@ -65,6 +67,7 @@ class RootTarget:
         self._durability, self._audit = durability, CopyCounts(root)
         self._copies: dict[str, MirroredTopic] = {}
         """By the name of the copy: its row, as it is in `state`."""
+        self._publications: PublicationCopier | None = None
         self._ends: dict[tuple[str, int], int] = {}
         """Where the copies ended when they were last looked at, or written to."""
         self._schema_ids: dict[str, SchemaIds | None] = {}
@@ -116,10 +119,16 @@ class RootTarget:
             )
         self._update(info, topic, copy)
         copy.config, copy.address, copy.path = wanted.config, wanted.address, wanted.path
+        copy.ends = []
         self._put(name, copy)
         self._schema_ids[name] = prepare_schemas(self.root, topic, name, own=False)
         if copy.begun < topic.partitions:
             self._begin(name, topic, copy, source)
+        if isinstance(source, RootSource):
+            if self._publications is None:
+                self._publications = PublicationCopier(source.root, self.root)
+            self._publications.add(int(topic.id), self.root.topic(name))
+            self._publications.copy()
         return True
 
     def _create(self, topic: SourceTopic, name: str, copy: MirroredTopic) -> TopicInfo:
@@ -259,6 +268,8 @@ class RootTarget:
             ) from error
         self._ends[key] = receipts[-1].next_offset
         self._audit.add(log, receipts, [batch for _, batch in batches])
+        if self._publications is not None:
+            self._publications.copy()
         return fetch.records
 
     def move_start(self, name: str, partition: int, offset: int) -> None:

@@ -511,6 +511,10 @@ class ReplicatedFiles(Files):
 
         self._in_all(path, make)
 
+    def share(self, group: int, mode: str) -> None:
+        """As `Files.share`, in every directory that is online."""
+        self._in_all("topics", lambda files: files.share(group, mode))
+
     def remove_directory(self, path: str) -> None:
         """As `Files.remove_directory`."""
         self._in_all(path, lambda files: files.remove_directory(path), some_may_lack_it=True)
@@ -665,11 +669,6 @@ class ReplicatedFiles(Files):
     def close_all(self) -> None:
         """Close every directory."""
         self._controller.close()
-
-    def after_fork(self) -> None:
-        """As `Files.after_fork`."""
-        for directory in list(self._controller.directories.values()):
-            directory.files.after_fork()
 
 
 class BrokenDirectoryError(Exception):

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support import fork_in_operation, forks, journal_check, stopped_process
+from support import fork_in_first_use, fork_in_operation, forks, journal_check, stopped_process
+from support.children import PausedChild
 from support.forks import tell
 from support.log_programs import encode
 from support.patience import patient
@@ -77,6 +79,42 @@ def test_forks_beside_busy_threads(tmp_path: Path) -> None:
     forks.call(work)
 
 
+def test_a_fork_while_a_log_is_opened_keeps_no_lock(tmp_path: Path) -> None:
+    """P18: also not of a log that is not open yet; the child runs on, and others go on."""
+    children: list[PausedChild] = []
+
+    class ForkingFiles(Files):
+        def lock(self, fd: int, timeout: float, shared: bool = False) -> bool:
+            waited = super().lock(fd, timeout, shared)
+            children.append(PausedChild(lambda pause: pause()))
+            return waited
+
+    def work() -> None:
+        with ExitStack() as stack:
+            with embedlog.open(tmp_path / "root", files=ForkingFiles) as log:
+                log.create_topic("t")
+                append_one(log, 1)
+            assert len(children) >= 3
+            for child in children:
+                stack.enter_context(child)
+            with embedlog.open(tmp_path / "root", lock_timeout=patient(1)) as log:
+                append_one(log, 2)
+
+    forks.call(work)
+
+
+@pytest.mark.parametrize("program", fork_in_first_use.PROGRAMS)
+def test_a_fork_in_the_first_use_of_a_library_disturbs_neither_side(
+    tmp_path: Path, program: str
+) -> None:
+    """P18: while another thread imports pyarrow or what it needs, in a fresh process."""
+    imports = fork_in_first_use.count_imports(tmp_path, program)
+    moments = range(0, imports, -(-imports // choose(test=2, all=20)))
+    for moment in moments:
+        fork_in_first_use.check(tmp_path / str(moment), program, moment)
+    tell(f"{len(moments)} forks in {imports} imports of {program}")
+
+
 def test_a_program_that_is_started_inherits_no_lock(tmp_path: Path) -> None:
     """P18: what runs on in an exec'd child does not hold the lock of its killed parent."""
     started = tmp_path / "started"
@@ -134,20 +172,22 @@ MAGICS = {
 
 @pytest.mark.parametrize("name", MAGICS)
 def test_a_remote_file_system_is_refused_unless_told_otherwise(tmp_path: Path, name: str) -> None:
-    """P23: locks and maps cannot be trusted there; reading is allowed."""
+    """P23: another host does not see the locks and maps of this one, not even those of readers."""
 
     class Remote(Files):
         def _magic(self) -> int:
             return MAGICS[name]
 
-    with pytest.raises(UnsupportedFilesystemError, match=name.rstrip("2")):
-        embedlog.open(tmp_path / "root", files=Remote)
+    (tmp_path / "root").mkdir()
+    for mode in ("rw", "r"):
+        with pytest.raises(UnsupportedFilesystemError, match=name.rstrip("2")):
+            embedlog.open(tmp_path / "root", files=Remote, mode=mode)
     assert list((tmp_path / "root").iterdir()) == []
     with embedlog.open(tmp_path / "root", files=Remote, unsafe_filesystem=True) as log:
         log.create_topic("t")
         append_one(log, 1)
         assert log.verify() == []
-    with embedlog.open(tmp_path / "root", files=Remote, mode="r") as log:
+    with embedlog.open(tmp_path / "root", files=Remote, mode="r", unsafe_filesystem=True) as log:
         assert log.partition("t", 0).end_offset() == 1
 
 

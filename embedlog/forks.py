@@ -1,0 +1,59 @@
+"""What a fork waits for: steps of other threads that a child must not find half done.
+
+A child that is forked while another thread imports a module can never import it: a thread that
+the child does not have holds the lock of the import.  So a fork waits for the imports of this
+package, wherever they are: an ``import`` in a function, or one in a library that is called, as
+Arrow imports pandas.  It also waits for functions that are marked with `finished_before_forks`.
+The other threads pay nothing for this: the thread that forks looks at where they are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import TypeVar
+
+_SECONDS = 10.0
+"""The longest step that a fork waits for.  An import that runs a whole program never ends."""
+_F = TypeVar("_F", bound=Callable[..., object])
+_marked: set[CodeType] = set()
+
+
+def finished_before_forks(function: _F) -> _F:
+    """Mark a function that is short and waits for no lock: no fork happens in the middle of it."""
+    _marked.add(function.__code__)
+    return function
+
+
+def _is_in_a_step(frame: FrameType | None) -> bool:
+    """Return whether a thread is in a marked function, or in an import of this package."""
+    importing = False
+    while frame is not None:
+        if frame.f_code in _marked:
+            return True
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            importing = True
+        elif importing and str(frame.f_globals.get("__name__")).startswith("embedlog."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _before_fork() -> None:
+    this, until = threading.get_ident(), time.monotonic() + _SECONDS
+    while time.monotonic() < until:
+        # After a sleep, this thread keeps the interpreter for longer than the fork takes.
+        time.sleep(0)
+        others = [frame for thread, frame in sys._current_frames().items() if thread != this]
+        if not any(map(_is_in_a_step, others)):
+            return
+        del others
+        time.sleep(0.001)
+
+
+# Modules with other hooks import this one first, so theirs run before: they may wait for locks.
+os.register_at_fork(before=_before_fork)
