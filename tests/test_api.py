@@ -410,6 +410,18 @@ def test_two_handles_of_a_process_see_the_same(log):
     assert values(log.partition("t", 0)) == [b"1", b"2"]
 
 
+def test_a_log_that_was_renamed_while_it_was_open_is_closed(path, tmp_path, caplog):
+    """With a warning; its records are where it is now."""
+    with embedlog.open(path, maintenance=False) as log:
+        log.producer().send("t", b"v").result()
+        os.rename(path, tmp_path / "renamed")
+        log.producer().send("t", b"w").result()
+    assert "moved while it was open" in caplog.text
+    with embedlog.open(tmp_path / "renamed", maintenance=False) as log:
+        assert [record.value for record in log.topic("t")] == [b"v", b"w"]
+        assert log.verify() == []
+
+
 def test_a_log_that_is_created_again_is_independent_of_the_deleted_one(path):
     """In one process, as in a notebook: each has its own records and changes only its own files."""
     old = embedlog.open(path, maintenance=False)

@@ -1,9 +1,11 @@
 """confluent_kafka's clients on a log: what programs written for it see."""
 
+import copy
 import gc
 import json
 import logging
 import os
+import pickle
 import re
 import threading
 from pathlib import Path
@@ -145,7 +147,7 @@ def test_a_program_prints_the_same_without_confluent_kafka(tmp_path):
 @pytest.mark.tier("test")
 def test_types_have_the_same_texts_and_orders_without_confluent_kafka():
     """`repr`, `str`, comparison and hash of errors and partitions, and the converters' bytes."""
-    pytest.importorskip("confluent_kafka")
+    pytest.importorskip("confluent_kafka", minversion="2.15")
     probe = """
 from embedlog.kafka.confluent import *
 from embedlog.kafka.confluent.admin import *
@@ -177,7 +179,7 @@ print([(name, getattr(KafkaError, name)) for name in sorted(CODES)])
 
 def test_host_and_port_make_clients_of_confluent_kafka():
     """So one variable of the environment moves a program between a log and a cluster."""
-    original = pytest.importorskip("confluent_kafka")
+    original = pytest.importorskip("confluent_kafka", minversion="2.13")
     brokers = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "group.id": "g"}
 
     with Producer(brokers) as producer, Consumer(brokers) as consumer:
@@ -300,6 +302,15 @@ def test_a_setting_that_librdkafka_refuses_is_refused(address, settings, text):
     assert text in caught.value.args[0].str()
 
 
+@pytest.mark.parametrize("kind", [Producer, Consumer, AdminClient])
+def test_a_client_cannot_be_copied(address, kind):
+    """Nor pickled, as confluent_kafka's."""
+    client = kind({**address, "group.id": "g"})
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=f"{kind.__name__} of a log cannot be copied"):
+            make(client)
+
+
 def test_share_groups_are_refused(address):
     """A log has none, also where confluent_kafka has them."""
     assert code_of(confluent.ShareConsumer, address) == "_NOT_IMPLEMENTED"
@@ -318,7 +329,7 @@ def test_settings_of_a_network_are_ignored_with_one_line(address, caplog):
 
 def test_names_of_settings_are_those_of_librdkafka():
     """What is accepted here exists there, so that a typing error is noticed on a laptop."""
-    original = pytest.importorskip("confluent_kafka")
+    original = pytest.importorskip("confluent_kafka", minversion="2.15")
     from embedlog.kafka.confluent import settings
 
     ours = settings._PRODUCER | settings._CONSUMER | settings._COMMON | settings._IGNORED
@@ -346,7 +357,7 @@ def test_every_codec_of_kafka_is_accepted(log, address, codec):
 )
 def test_keys_go_to_the_partitions_that_librdkafka_chooses(log, address, partitioner):
     """By default that is CRC32, not murmur2 as with Java's and embedlog's own producer."""
-    original = pytest.importorskip("confluent_kafka")
+    original = pytest.importorskip("confluent_kafka", minversion="2.13")
     log.create_topic("keys", 7)
     keys = [f"key-{number}".encode() for number in range(30)]
     with Producer({**address, "partitioner": partitioner}) as producer:
@@ -1294,17 +1305,23 @@ def test_patch_reaches_what_was_imported_from_confluent_kafka_before(tmp_path):
     assert output == ["0", "t", "t", "True embedlog.kafka.confluent.consumer", "True"]
 
 
-def test_the_page_of_the_docs_can_be_pasted(tmp_path, monkeypatch):
-    """Its program runs on a log."""
+def test_the_page_of_the_docs_runs_from_top_to_bottom(tmp_path):
+    """Its programs can be pasted into one session, in an empty directory, as they are."""
     page = (Path(__file__).parents[1] / "docs" / "kafka-clients.md").read_text()
-    section = page.partition("## confluent-kafka\n")[2].partition("\n## ")[0]
-    [program] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", str(tmp_path / "log"))
-    names = {}
+    programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(programs) == 3
+    environment = dict(os.environ)
+    environment.pop("KAFKA_BOOTSTRAP_SERVERS", None)
 
-    exec(program, names)
+    output = run_python(
+        "-c", "\n".join([*programs, "print(sorted(invoices))"]), cwd=tmp_path, env=environment
+    )
 
-    assert sorted(names["orders"]) == sorted(f"order {number}" for number in range(10))
+    first, *_, last = output.splitlines()
+    assert first == "b'table-7' b'two coffees'"
+    assert last == str(sorted(f"invoice {number}" for number in range(10)))
+    with embedlog.open(tmp_path / "orders.log") as log:
+        assert [record.value for record in log.topic("orders")] == [b"two coffees", b"one tea"]
 
 
 @pytest.mark.tier("all")

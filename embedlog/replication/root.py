@@ -510,7 +510,9 @@ class ReplicatedRoot(Root):
     def _mark_clean(self, context: Context) -> None:
         online = [each for each in self.controller.online if each.is_in_place()]
         if not online:
-            raise self._moved()
+            context.state.check_linked()
+            self._warn_of_move()
+            return
         held: list[tuple[LogDirectory, int]] = []
         try:
             last = True

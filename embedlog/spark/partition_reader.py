@@ -240,7 +240,7 @@ def _row_groups(
 def _warn_of_loss(part: PartitionSlice, start: int, end: int, loss: DataLossError) -> None:
     if start < end:
         _logger.warning(
-            *("Skipped offsets %d to %d of %s-%d, which are lost: %s", start, end - 1),
+            *("Skipped offsets [%d, %d) of %s-%d, which are lost: %s", start, end),
             *(part.topic, part.partition, loss.what),
         )
 

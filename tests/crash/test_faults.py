@@ -211,6 +211,7 @@ def handle(log: embedlog.Log) -> None:
         ("embedlog-heartbeat", consume),
         ("embedlog-audit", send),
         ("embedlog-maintenance", send),
+        ("embedlog-open", send),
         ("embedlog-mirror", mirror),
         ("embedlog-run", handle),
     ],
@@ -224,12 +225,13 @@ def test_a_thread_that_cannot_start_once_is_started_later(
         with embedlog.open(tmp_path / "root", maintenance=False) as log:
             log.create_topic("t", config={"audit": True})
             log.producer().send_batch("t", [b"first"])
-        with embedlog.open(tmp_path / "root") as log:
-            with resource_limits.no_thread(name, times=1) as refused:
-                use(log)
-            assert refused
+        with resource_limits.no_thread(name, times=1) as refused:
+            log = embedlog.open(tmp_path / "root")
             use(log)
-            assert log.verify() == []
+        assert refused
+        use(log)
+        assert log.verify() == []
+        log.close()
 
     forks.call(work)
 

@@ -358,7 +358,7 @@ def test_a_batch_whose_planner_dies_while_it_publishes_is_not_published_again(
 ):
     """Nobody knows whether it was published: the error says how to find out."""
     planner_faults.order(faults, f"{when} publish_batch")
-    with pytest.raises(Exception, match=r"ProcessDiedError.*may be in the log or not"):
+    with pytest.raises(Exception, match=r"publish_batch: .* may be in the log or not"):
         save(log, numbers, topic="u")
 
     assert len(log["u"]) == (100 if when == "after" else 0)
