@@ -97,6 +97,8 @@ class TopicFiller:
         batch = encoded(
             *values, keys=keys, at=times, headers=headers, compression=dice.choice(COMPRESSIONS)
         )
+        if headers is not None and len(values) % 2:
+            batch.set_merged()  # As a mirror that merges does.
         with suppress(RecordTooLargeError):
             part.append([batch])
 
