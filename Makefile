@@ -5,8 +5,13 @@ PYTEST ?= .venv/bin/python -m pytest
 # A worker for each processor; what says so stays together (`xdist_group`).
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
+UV ?= .venv/bin/uv
+# Of pyproject.toml: those that users install.
+EXTRAS = avro demo kafka opentelemetry polars spark
+# What `make versions` runs in.
+PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: quick test test-all nightly test-kafka kafka-python-tests check lint wheel jar spark-versions bench demo docs docs-tables option-types clean
+.PHONY: quick test test-all nightly lowest versions test-kafka kafka-python-tests check lint wheel jar spark-versions bench demo docs docs-tables option-types clean
 
 # Four tiers, each with all of the one before: tests/support/tiers.py says how.
 quick: .venv/.dev jar
@@ -15,11 +20,28 @@ quick: .venv/.dev jar
 test: .venv/.dev jar
 	$(PYTEST) $(SPREAD) --tier=test $(ARGS)
 
-test-all: .venv/.dev jar spark-versions
+test-all: .venv/.dev jar spark-versions lowest
 	$(PYTEST) $(SPREAD) --tier=all $(ARGS)
 
 nightly: .venv/.dev jar spark-versions
 	$(PYTEST) $(SPREAD) --tier=nightly $(ARGS)
+
+# The lowest versions of the dependencies that pyproject.toml declares.
+lowest: .venv/$(notdir $(PYTHON))/lowest/.installed jar
+	$(<D)/bin/python -m pytest $(SPREAD) --tier=quick $(ARGS)
+
+# The tier of `make test` in each Python, with the lowest and with the newest versions.
+versions: .venv/.dev jar
+	@failed=0; for python in $(PYTHONS); do \
+		if ! $$python -c "" 2> /dev/null; then \
+			echo "There is no $$python on the path, so nothing ran in it"; failed=1; continue; fi; \
+		for which in lowest newest; do \
+			echo "$$python with the $$which versions"; \
+			$(MAKE) --no-print-directory .venv/$$python/$$which/.installed \
+				&& .venv/$$python/$$which/bin/python -m pytest $(SPREAD) --tier=test $(ARGS) \
+				|| failed=1; \
+		done; \
+	done; exit $$failed
 
 # Mirrors from and to a Kafka broker, which is fetched from Maven Central; needs Java and Maven.
 test-kafka: .venv/.dev
@@ -86,6 +108,21 @@ clean:
 
 .venv/.dev: pyproject.toml | .venv/bin/python
 	.venv/bin/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+# A Python in which the core and all extras have their lowest versions; what only tests use, and
+# what the dependencies depend on, has its newest.
+.venv/%/lowest/.installed: pyproject.toml | .venv/.dev
+	$(UV) venv --quiet --clear --no-python-downloads --python $(if $(filter $*,$(notdir $(PYTHON))),$(PYTHON),$*) $(@D)
+	$(UV) pip compile --quiet --python $(@D)/bin/python --resolution lowest-direct \
+		$(addprefix --extra ,$(EXTRAS)) --output-file $(@D)/constraints.txt pyproject.toml
+	$(UV) pip install --quiet --python $(@D)/bin/python --constraint $(@D)/constraints.txt \
+		--editable '.[dev]'
+	touch $@
+
+.venv/%/newest/.installed: pyproject.toml | .venv/.dev
+	$(UV) venv --quiet --clear --no-python-downloads --python $(if $(filter $*,$(notdir $(PYTHON))),$(PYTHON),$*) $(@D)
+	$(UV) pip install --quiet --python $(@D)/bin/python --upgrade --editable '.[dev]'
 	touch $@
 
 .venv/.demo: pyproject.toml | .venv/bin/python

@@ -255,9 +255,9 @@ class Catalog:
             topic = self._state.read(lambda txn: find_topic(txn, name))
             if topic is None:
                 similar = difflib.get_close_matches(name, self.topics(), n=1)
-                todo = (
-                    f"Did you mean {similar[0]!r}?" if similar else "Create it with create_topic."
-                )
+                todo = f"Create it with create_topic({name!r})."
+                if similar:
+                    todo = f"Did you mean {similar[0]!r}?"
                 if name == ACTIVITY:
                     todo = "Housekeeping creates it with the first event."
                 elif name == AUDIT:

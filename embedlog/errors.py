@@ -190,6 +190,14 @@ class InvalidRecordError(EmbedlogError, ValueError):
     """
 
 
+class InvalidTimestampError(InvalidRecordError):
+    """A timestamp is further from the clock than ``message.timestamp.before.max.ms`` or
+    ``message.timestamp.after.max.ms`` of the topic allow (A7).
+
+    Nothing was written.  A retry does not help: correct the timestamps, or the settings.
+    """
+
+
 class OffsetsOutOfOrderError(EmbedlogError, ValueError):
     """Batches with given offsets do not have ascending offsets (A8).
 
@@ -301,7 +309,7 @@ class InconsistentGroupProtocolError(EmbedlogError):
 class InvalidGroupIdError(EmbedlogError, ValueError):
     """A group id is missing or not valid (E18).
 
-    A retry does not help: pass a ``group_id`` of 1 to 200 bytes.
+    A retry does not help: pass a ``group_id`` of 1 to 360 bytes.
     """
 
 
@@ -309,6 +317,13 @@ class UnknownMemberIdError(EmbedlogError):
     """The group does not have this member: its session ended, or it was removed (M11).
 
     The consumer joins the group again at its next ``poll``.
+    """
+
+
+class MaxPollExceededError(UnknownMemberIdError):
+    """The consumer did not poll for longer than ``max_poll_interval_ms``, and was removed (M9).
+
+    It joins the group again at its next ``poll``.
     """
 
 

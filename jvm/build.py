@@ -9,6 +9,7 @@ a JDK there is no jar, which is no error: Spark then uses the Python source.
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -32,8 +33,11 @@ def main() -> int:
     if JAR.exists() and JAR.stat().st_mtime >= max(file.stat().st_mtime for file in inputs):
         return 0
     javac, jar = find_tool("javac"), find_tool("jar")
-    if javac is None or jar is None:
-        print("No JDK was found, so Spark's JVM reader is not built; the Python source serves.")
+    if javac is None or jar is None or release_of(javac) < int(JAVA_RELEASE):
+        print(
+            f"WARNING: no JDK {JAVA_RELEASE} was found, so {JAR.name} is not built: Spark reads "
+            "and writes logs in Python, more slowly, also from wheels that are built here."
+        )
         return 0
     import pyspark
 
@@ -56,6 +60,13 @@ def main() -> int:
         if archived.returncode == 0:
             os.replace(partial, JAR)
         return archived.returncode
+
+
+def release_of(javac: str) -> int:
+    """Return the release of a compiler; 0 if it does not run."""
+    process = subprocess.run([javac, "-version"], capture_output=True, text=True)
+    found = re.search(r"javac (\d+)", process.stdout + process.stderr)
+    return int(found[1]) if found else 0
 
 
 def version() -> str:

@@ -162,22 +162,27 @@ def test_a_damaged_format_file_is_refused(path, text):
 
 @needs_root
 @pytest.mark.parametrize("mode", ["rw", "r"])
-def test_permission_denied_is_a_storage_error(public, mode):
+@pytest.mark.parametrize("directories", [1, 2])
+def test_permission_denied_is_a_storage_error(public, mode, directories):
     """Another user's log: the error has the errno and the path, and is no bare OSError."""
-    path = public / "log"
-    write(path, b"x")
+    path = public / "private" / "log"
+    path.parent.mkdir(mode=0o700)
+    paths = [path, public / "private" / "copy"][:directories]
+    with embedlog.open(paths) as log:
+        log.create_topic("t")
     code = """
         import os, sys, embedlog
-        embedlog.open(sys.argv[1], mode="r").close()  # loads every module, while they may be read
-        os.seteuid(int(sys.argv[3]))
+        mode, user, *paths = sys.argv[1:]
+        embedlog.open(paths, mode="r").close()  # loads every module, while they may be read
+        os.seteuid(int(user))
         try:
-            embedlog.open(sys.argv[1], mode=sys.argv[2])
+            embedlog.open(paths, mode=mode)
         except embedlog.errors.StorageError as error:
             print(error.errno, error)
     """
-    process = run(code, path, mode, UNPRIVILEGED)
+    process = run(code, mode, UNPRIVILEGED, *paths)
 
-    assert process.stderr == ""
+    assert process.returncode == 0, process.stderr
     assert process.stdout.startswith("13 ")
     assert str(path) in process.stdout
 
@@ -403,6 +408,18 @@ def test_two_handles_of_a_process_see_the_same(log):
         assert values(other.partition("t", 0)) == [b"1", b"2"]
     assert log.topic("t").config["retention.ms"] == 5
     assert values(log.partition("t", 0)) == [b"1", b"2"]
+
+
+def test_a_log_that_was_renamed_while_it_was_open_is_closed(path, tmp_path, caplog):
+    """With a warning; its records are where it is now."""
+    with embedlog.open(path, maintenance=False) as log:
+        log.producer().send("t", b"v").result()
+        os.rename(path, tmp_path / "renamed")
+        log.producer().send("t", b"w").result()
+    assert "moved while it was open" in caplog.text
+    with embedlog.open(tmp_path / "renamed", maintenance=False) as log:
+        assert [record.value for record in log.topic("t")] == [b"v", b"w"]
+        assert log.verify() == []
 
 
 def test_a_log_that_is_created_again_is_independent_of_the_deleted_one(path):
@@ -927,7 +944,7 @@ def test_repair_reports_what_it_would_drop(log):
     assert len(findings) == 1
     assert "CRC" in str(findings[0])
     assert len(report) == 1
-    assert "offsets 1 to 1 dropped" in report[0]
+    assert "offsets [1, 2) dropped" in report[0]
     assert file.read_bytes() == data
     assert log.repair(dry_run=False) == report
     assert values(log.partition("t", 0)) == [b"row 0", b"row 2"]

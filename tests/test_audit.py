@@ -906,3 +906,125 @@ def test_what_a_mirror_has_not_copied_yet_is_no_loss(log, tmp_path):
 
     assert values(result, "mirror", name="north") == ALL
     assert result.differences == []
+
+
+@pytest.mark.parametrize("merge", [False, True], ids=["copies", "merges"])
+@pytest.mark.parametrize("how", ["lost at its end", "lost inside", "deleted"])
+@pytest.mark.parametrize("settings", [{}, {"message.timestamp.type": "LogAppendTime"}], ids=str)
+def test_the_audit_of_a_copy_names_what_it_lost(log, tmp_path, merge, how, settings):
+    """What a mirror wrote is compared with what is there: in each run, and beside producers."""
+    log.alter_topic("t", settings)
+    with embedlog.open(tmp_path / "copy", clock=lambda: NOON, maintenance=False) as copy:
+        for _ in range(2):
+            write(log)
+            embedlog.mirror(log, copy, topics="t", merge=merge, name="north", progress=False)
+        if merge:
+            write(copy)
+        before = copy.audit("t", "1h")
+        assert before.differences == []
+        expected = {0: 600} if settings else {hour: 2 * count for hour, count in ALL.items()}
+        assert values(before, "copy", name="north") == expected
+        assert not values(before, "producer", name="(no producer id)")
+        at_source = log.audit("t", "1h")
+        assert values(at_source, "mirror", name="north") == expected
+
+        partition = copy.partition("t", 0)
+        if how == "lost at its end" and not merge:
+            partition.truncate_to(500)
+            lost = 600 - 300 if settings == {} else 300
+        elif how == "deleted":
+            copy.delete_records({TopicPartition("t", 0): 90})
+            lost = 0
+        else:
+            lost = len(lose(partition, range(50, 120)))
+        after = copy.audit("t", "1h")
+        assert sum(values(after, "copy", "missing").values()) == lost
+        assert sum(values(after, "copy", "deleted").values()) == (90 if how == "deleted" else 0)
+        assert bool(after.differences) is bool(lost)
+        assert all("that mirror north copied to it" in text for text in after.differences)
+
+
+def test_what_a_mirror_copies_again_is_no_difference(log, tmp_path):
+    """The audit of a copy that lost records is as before once it has them again."""
+    write(log)
+    with embedlog.open(tmp_path / "copy", clock=lambda: NOON, maintenance=False) as copy:
+        embedlog.mirror(log, copy, topics="t", name="north", progress=False)
+        copy.partition("t", 0).truncate_to(0)
+        assert sum(values(copy.audit("t", "1h"), "copy", "missing").values()) == 300
+        embedlog.mirror(log, copy, topics="t", name="north", progress=False)
+        result = copy.audit("t", "1h")
+        assert result.differences == []
+        assert values(result, "copy", "log_records") == {hour: 2 * n for hour, n in ALL.items()}
+
+
+def test_what_was_deleted_before_a_mirror_copied_it_is_missing(log, tmp_path):
+    """As the mirror says itself, before it goes on and afterwards."""
+    write(log, [NOON + 2 * HOUR] * 300)
+    mirror = {"topics": "t", "name": "north", "progress": False}
+    embedlog.mirror(log, tmp_path / "copy", **mirror)
+    write(log, [NOON] * 60)
+    write(log, [NOON + HOUR] * 20)
+    log.delete_records({TopicPartition("t", 0): 350})
+
+    for _ in range(3):
+        result = log.audit("t", "1h")
+        assert values(result, "mirror", "missing") == {0: 50}
+        assert values(result, "mirror", "deleted_unread") == {0: 50}
+        assert len(result.differences) == 1
+        embedlog.mirror(log, tmp_path / "copy", **mirror)
+    assert embedlog.mirror(log, tmp_path / "copy", **mirror).status.skipped == 0
+
+
+# What retention deletes before it is read
+
+
+@pytest.mark.parametrize("reports", [True, False], ids=["producers report", "without reports"])
+def test_what_retention_deletes_before_a_group_reads_it_is_missing(log, reports):
+    """While the group has not come there, when it has gone on, and once all else is deleted."""
+    log.alter_topic("t", {"audit": reports})
+    for hour in range(3):
+        write(log, [NOON + HOUR * hour] * 100)
+    log.alter_topic("t", {"audit": True})
+    read(log, 20)
+    log.delete_records({TopicPartition("t", 0): 80})
+    window = 0
+
+    for step in range(3):
+        result = log.audit("t", "1h")
+        assert values(result, "group", "missing") == {window: 60}, step
+        assert values(result, "group", "deleted_unread") == {window: 60}
+        (text,) = result.differences
+        assert "group g did not read 60 records, of which retention has deleted 60" in text
+        if step == 0:
+            read(log, 10)
+            read(log, 210)
+        else:
+            log.delete_records({TopicPartition("t", 0): 150})
+            window = 0 if reports else 1
+
+
+def test_a_group_that_commits_behind_what_was_deleted_without_reading_anything_has_missed_it(log):
+    """All was deleted, so its member is reset to the end, and finds nothing to read."""
+    write(log)
+    read(log, 100)
+    log.delete_records({TopicPartition("t", 0): 300})
+    with group(log) as consumer:
+        assert not consumer.poll(100)
+        consumer.commit()
+    (text, *more) = log.audit("t", "1h").differences
+    assert "group g did not read" in text
+    assert sum(values(log.audit("t", "1h"), "group", "missing").values()) == 200, more
+
+
+def test_what_retention_deletes_after_it_was_read_or_before_a_group_began_is_not_missing(log):
+    """Nor if a group was deleted, which does not go on."""
+    write(log)
+    log.delete_records({TopicPartition("t", 0): 50})
+    read(log, 100)
+    read(log, 100, name="gone")
+    log.delete_records({TopicPartition("t", 0): 150})
+    assert log.audit("t", "1h").differences == []
+    log.delete_records({TopicPartition("t", 0): 160})
+    assert len(log.audit("t", "1h").differences) >= 2
+    log.group("gone").delete()
+    assert {row.who.name for row in log.audit("t", "1h").rows if row.counts.missing} == {"g"}

@@ -576,6 +576,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_confluents_own_serializers_write_and_read_the_same_bytes(log, registry, case):
     """In both directions, and with the ids of the log."""
+    if case == "bytes":  # Older ones write them as they are, which is not Avro.
+        pytest.importorskip("confluent_kafka", minversion="2.13")
     schema, value = CASES[case]
     write = confluent.AvroSerializer(registry, json.dumps(schema))
     data = write(value, CONTEXT)

@@ -63,6 +63,8 @@ KINDS = [
     ),
     ("map", pa.map_(pa.string(), pa.decimal128(5, 1)), [[("k", Decimal("1.5"))], None, []]),
 ]
+if pa.__version__.startswith("22."):  # It cannot write a null list of a fixed size as Parquet.
+    KINDS = [kind for kind in KINDS if kind[0] != "pair"]
 EVERYTHING = pa.table(
     [pa.array(values, kind) for _, kind, values in KINDS], names=[name for name, _, _ in KINDS]
 )
@@ -541,6 +543,17 @@ def test_an_export_is_imported_as_it_was(run, log_path, tmp_path, name):
     )
 
 
+def test_what_parquet_cannot_hold_is_refused(run, log_path, tmp_path):
+    """In a sentence, and without a file."""
+    with embedlog.open(log_path) as log, log.producer() as producer:
+        log.create_topic("t", schema=pa.schema([("x", pa.decimal128(5, -2))]))
+        producer.send("t", {"x": Decimal("123e2")})
+    _, err = run("export", "t", "--to", tmp_path / "t.parquet", code=1)
+
+    assert "The records cannot be written as Parquet" in err
+    assert list(tmp_path.glob("t.parquet*")) == []
+
+
 @each_format
 def test_some_columns_and_rows_are_exported(run, flights, tmp_path, name):
     """With their types in Parquet."""
@@ -654,6 +667,19 @@ def test_whole_numbers_are_integers_in_json(run, flights):
 
     assert {7, 8} < set(rows_of(flights)["distance"].to_pylist())
     assert "Row 0 of column distance" in err
+
+
+@pytest.mark.parametrize("levels", [900, 100_000])
+def test_lines_of_many_levels_are_refused(run, flights, tmp_path, levels):
+    """pyarrow's reader would overflow the stack of the process."""
+    file = tmp_path / "f.jsonl"
+    file.write_bytes(b'{"carrier": "UA"}\n{"carrier": ' + b"[" * levels + b"]" * levels + b"}\n")
+    text = "more than 32 values are inside of each other"
+    assert (
+        f"Line 2 is not an object of the topic's columns: {text}"
+        in run("produce", "flights", "--from", file, code=1)[1]
+    )
+    assert text in run("topics", "create", "t", "--schema-from", file, code=1)[1]
 
 
 # SQL

@@ -357,6 +357,17 @@ def test_the_columns_of_json_are_inferred_or_given(log):
     ]
 
 
+@pytest.mark.parametrize("levels", [40, 900, 100_000])
+def test_json_of_many_levels_is_refused(log, levels):
+    """Nothing is created; pyarrow's reader would overflow the stack of the process."""
+    log.create_topic("json", value="json")
+    with log.producer(value_serializer="bytes") as producer:
+        producer.send("json", b'{"a":' + b"[" * levels + b"]" * levels + b"}").result()
+    with pytest.raises(InvalidSchemaError, match="inside of each other"):
+        log.convert("json", "typed")
+    assert log.topics() == ["json"]
+
+
 def test_a_column_may_have_the_timestamps(log):
     """They replace those of the records; a tombstone keeps its own."""
     log.create_topic("clicks", key="str", value="json")

@@ -46,6 +46,20 @@ def test_the_flights_come_back_as_they_went_in(tmp_path):
     assert output.endswith("equal: by Spark from the Parquet, and by pandas from the CSV\n")
 
 
+@pytest.mark.tier("all")
+def test_without_java_the_flights_do_all_but_spark(tmp_path):
+    """It says so at the start, and succeeds."""
+    nowhere = {"PATH": str(tmp_path), "JAVA_HOME": str(tmp_path)}
+    arguments = ["--path", str(tmp_path / "log"), "--first", "60000"]
+    output = run_python(
+        EXAMPLES / "flights.py", *arguments, seconds=300, env={**os.environ, **nowhere}
+    )
+
+    assert output.startswith("Spark needs Java, and JAVA_HOME=")
+    assert output.splitlines()[1] == "The steps of Spark are left out."
+    assert output.rstrip().endswith("lost 0   duplicated 0   (verify: [])")
+
+
 @pytest.mark.tier("test")
 def test_the_flights_are_read_without_setuptools():
     """Their package imports pkg_resources, which Python 3.12 and newer do not include."""

@@ -9,6 +9,8 @@ import importlib.util
 import re
 import statistics
 import sys
+import tomllib
+from collections import defaultdict
 from itertools import chain
 from pathlib import Path
 
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
     {"errors", "forks", "version"},
-    {"lazy", "record", "serializers", "checksum", "files"},
+    {"lazy", "record", "serializers", "callbacks", "checksum", "files"},
     {"display", "metrics", "progress", "times"},
     {"config"},
     {"batch", "kv", "partitioner", "assignor"},
@@ -467,4 +469,26 @@ def test_a_package_assigns_only_to_its_own_objects():
             for name, node in assigned
             if node.attr in declared - fields[room_of(name)]
         ]
+    )
+
+
+def test_the_lowest_versions_are_declared_once_and_tried():
+    """`make lowest` installs all that users can, and the tools of `dev` ask for the same."""
+    project = tomllib.loads(
+        (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    )["project"]
+    extras = project["optional-dependencies"]
+    tried = re.search(
+        r"^EXTRAS = (.*)$",
+        (Path(__file__).parent.parent / "Makefile").read_text(encoding="utf-8"),
+        re.M,
+    )
+    assert sorted(tried[1].split()) == sorted(extras.keys() - {"dev", "docs"})
+    declared = defaultdict(set)
+    for extra in ("dev", *tried[1].split()):
+        for requirement in extras[extra]:
+            name, version = re.fullmatch(r"([\w-]+)(?:\[.*\])?(.*)", requirement).groups()
+            declared[name].add(version)
+    assert_none(
+        [f"{name} is {versions}" for name, versions in declared.items() if len(versions) > 1]
     )

@@ -80,8 +80,8 @@ def running(root, jobs, **options):
 # One owner
 
 
-def test_a_log_that_is_only_opened_starts_nothing(tmp_path):
-    """Opening a log starts no thread; its first use does."""
+def test_the_first_use_of_a_log_starts_its_jobs(tmp_path):
+    """Before that, only a thread waits that will start them."""
     before = threads()
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
@@ -90,7 +90,7 @@ def test_a_log_that_is_only_opened_starts_nothing(tmp_path):
         assert len(threads("embedlog-maintenance")) == 1
         eventually(lambda: current_owner(log.root))
     with embedlog.open(tmp_path / "log") as log:
-        assert threads() == before
+        assert len(threads()) == len(threads("embedlog-open")) == 1
     assert threads() == before
 
 
@@ -636,7 +636,7 @@ def test_a_program_does_not_fail_if_no_thread_can_be_started(
         with caplog.at_level(logging.WARNING):
             log.create_topic("t")
         assert "Cannot start the maintenance" in caplog.text
-        assert threads() == []
+        assert threads("embedlog-maintenance") == []
         monkeypatch.undo()
         log.topic("t")
         assert len(threads("embedlog-maintenance")) == 1
@@ -705,3 +705,29 @@ def test_what_a_log_offers_to_its_users(tmp_path):
             log.retention_bytes = -5
         assert pending_deletes.paths(log.root.context.live) == set()
         assert log.verify() == []
+
+
+def test_a_process_that_only_opens_a_log_does_its_housekeeping(tmp_path):
+    """As one that is started to do it for short programs; a child that it forks may close it."""
+    with embedlog.open(tmp_path / "log") as log:
+
+        def owner_pid():
+            return owner.owner_in(log.root.context.live).pid
+
+        def close_in_child():
+            log.topics()
+            log.close()
+
+        in_child(close_in_child)
+        until(lambda: owner_pid() == os.getpid(), 30)
+        assert threads("embedlog-open") == []
+
+
+def test_a_log_that_is_closed_or_dropped_soon_starts_no_jobs(tmp_path):
+    """Its thread does not keep it, and ends with it."""
+    embedlog.open(tmp_path / "log").close()
+    assert threads() == []
+    embedlog.open(tmp_path / "log")
+    gc.collect()
+    until(lambda: not threads("embedlog-open"), 30)
+    assert threads() == []

@@ -22,7 +22,7 @@ from support.forks import Child
 from support.manual_compaction import keep
 from support.patience import patient
 from support.replicas import assignment, values
-from support.roots import encoded
+from support.roots import encoded, healthy
 from support.staged_files import stage
 from support.tiers import choose
 
@@ -227,6 +227,116 @@ def test_a_typed_topic_is_copied_with_its_schemas(a, b):
     ] == [1, 1, 2]
 
 
+def record_schema(name: str, *fields: str) -> dict[str, Any]:
+    """Return a schema of Avro whose fields are ints that may be missing."""
+    items = [{"name": field, "type": "int", "default": 0} for field in fields]
+    return {"type": "record", "name": name, "fields": items}
+
+
+def fill_with_avro(log: Log) -> None:
+    """Write keys and values of Avro in two versions, in batches of each kind."""
+    log.create_topic("t", key="avro", value="avro")
+    log.schemas.register("t-key", record_schema("Key", "k"))
+    log.schemas.set_compatibility("FULL", "t-value")
+    with log.producer() as producer:
+        for number in range(2):
+            log.schemas.register("t-value", record_schema("Value", *"xy"[: number + 1]))
+            for codec in ("none", "lz4"):
+                log.alter_topic("t", {"compression.type": codec})
+                values = [{"x": n} if n % 3 else None for n in range(20)]
+                producer.send_batch("t", values, keys=[{"k": n % 7} for n in range(20)])
+                producer.flush()
+    log.partition("t", 0).roll()
+    keep(log.partition("t", 0), range(0, log.partition("t", 0).end_offset(), 2))
+    send(log, "t", {"x": 5}, key={"k": 99}, headers=[("h", b"1")])
+
+
+@pytest.mark.parametrize("merge", [False, True], ids=["copies", "merges"])
+@pytest.mark.parametrize("before", ["nothing", "others", "equal ones", "more"])
+def test_a_copy_of_avro_can_be_read_at_any_target(a, b, merge, before):
+    """Its schemas come with it; where the ids are taken, the records have other ones (H2)."""
+    fill_with_avro(a)
+    own = [record_schema("Own", "n"), record_schema("Value", "x"), record_schema("Key", "k")]
+    for schema in {"nothing": [], "others": own[:1], "equal ones": own[1:], "more": own}[before]:
+        b.schemas.register(f"own-{schema['name']}", schema)
+    if before != "nothing":
+        b.create_topic("own", value="avro")
+        b.schemas.register("own-value", own[0])
+        send(b, "own", {"n": 7})
+
+    mirror(a, b, merge=merge)
+    send(a, "t", {"x": 1, "y": 2}, key={"k": 1})
+    mirror(a, b, merge=merge)
+
+    pairs = [[(r.key, r.value, r.timestamp) for r in log["t"]] for log in (a, b)]
+    assert pairs[0] == pairs[1]
+    assert len(pairs[0]) == 42
+    if before != "nothing":
+        assert b["own"][0].value == {"n": 7}
+    assert b.schemas.versions("t-value") == [1, 2]
+    assert b.schemas.compatibility("t-value") == "FULL"
+    if not merge:
+        assert [r.offset for r in b["t"]] == [r.offset for r in a["t"]]
+        b.failover(dry_run=False)
+    send(b, "t", {"x": 3}, key={"k": 2})
+    assert b["t"][-1].value == {"x": 3, "y": 0}
+    assert healthy(b.root)
+
+
+def test_two_sites_with_equal_ids_share_a_hub(a, b, tmp_path):
+    """And a standby of the hub has its ids."""
+    with embedlog.open(tmp_path / "c", maintenance=False) as c:
+        for name, log in (("a", a), ("b", b)):
+            log.create_topic("t", value="avro")
+            log.schemas.register("t-value", record_schema(name.upper(), name))
+            send(log, "t", {name: 1})
+        for name, log in (("a", a), ("b", b)):
+            mirror(log, c, site=name)
+        mirror(c, tmp_path / "d")
+        with embedlog.open(tmp_path / "d", maintenance=False) as d:
+            for log in (c, d):
+                assert log["a.t"][0].value == {"a": 1}
+                assert log["b.t"][0].value == {"b": 1}
+                assert log.schemas.subjects() == ["a.t-value", "b.t-value"]
+
+
+def test_a_schema_that_is_registered_while_a_round_runs_comes_before_its_records(a, b, monkeypatch):
+    """The topics were listed before, without it."""
+    b.schemas.register("own", record_schema("Own", "n"))
+    a.create_topic("t", value="avro")
+    a.create_topic("u")
+    fetch = RootSource.fetch
+
+    def register_first(source, *arguments):
+        monkeypatch.setattr(RootSource, "fetch", fetch)
+        a.schemas.register("t-value", record_schema("Value", "x", "y"))
+        send(a, "t", {"x": 1})
+        return fetch(source, *arguments)
+
+    a.partition("t", 0).append([encoded(b"no avro"), encoded(None)])
+    monkeypatch.setattr(RootSource, "fetch", register_first)
+    mirror(a, b)
+    assert RootSource.fetch is fetch
+    assert b["t"][-1].value == a["t"][-1].value == {"x": 1, "y": 0}
+
+
+def test_a_record_whose_schema_is_lost_is_not_copied_under_the_id_of_another(a, b):
+    """Where ids are others, it cannot be told what it means; the rest of the topics is copied."""
+    for number in range(3):
+        b.schemas.register(f"own{number}", record_schema(f"Own{number}", "n"))
+    a.create_topic("t", value="avro")
+    a.create_topic("u")
+    a.schemas.register("t-value", record_schema("Value", "x"))
+    send(a, "t", {"x": 1})
+    a.partition("t", 0).append([encoded(b"\0\0\0\0\3\2")])
+    send(a, "u", b"1")
+
+    with pytest.raises(MirrorConflictError, match="begins with 3, which is the id of no schema"):
+        mirror(a, b)
+    assert records(b, "u") == records(a, "u")
+    assert b.partition("t", 0).end_offset() <= 1
+
+
 def test_changes_of_the_source_reach_the_copy_and_those_of_the_copy_stay(a, b):
     """Settings, partitions and schemas; only what changed is applied."""
     a.create_topic("t", config={"retention.ms": 1_000_000, "segment.ms": 5000})
@@ -296,7 +406,7 @@ def test_what_retention_took_before_it_was_copied_is_reported_in_numbers(a, b, c
 
     assert run.status.skipped == run.status.by_topic["t"].skipped == 15
     assert [r.offset for r in b["t"]] == [*range(25, 30)], "it follows the start, too"
-    assert "offsets 10 to 24 of t-0" in caplog.text
+    assert "offsets [10, 25) of t-0" in caplog.text
     (event,) = events(b, "skipped")
     assert (event["first_offset"], event["next_offset"], event["offsets"]) == (10, 25, 15)
     assert b.metrics()["mirror.m"]["record-skipped-total"] == 15
@@ -902,14 +1012,18 @@ def test_a_failover_says_how_much_was_not_copied(a, b):
 
 
 def test_a_group_without_commits_is_moved_by_the_other_strategies(standby):
-    """With "offsets" its consumers' auto_offset_reset decides, and that is said."""
+    """Of topics that are named; with "offsets" its consumers' auto_offset_reset decides."""
     with standby.consumer("t", group_id="new", auto_offset_reset="earliest") as consumer:
         consumer.poll(timeout_ms=int(patient(5) * 1000), max_records=1)
         consumer.close(autocommit=False)
-    (part,) = standby.failover("new").partitions
+    (part,) = standby.failover("new", topics="t").partitions
     assert (part.committed, part.offset, part.may_repeat, part.may_skip) == (None, None, 10, 10)
-    (part,) = standby.failover("new", "latest").partitions
+    (part,) = standby.failover("new", "latest", topics="t").partitions
     assert (part.offset, part.may_skip) == (10, 10)
+    for strategy in ("offsets", "latest", {}):
+        with pytest.raises(IllegalStateError, match="not known which it reads"):
+            standby.failover(["g", "new"], strategy, dry_run=False)
+    assert standby.topic("t").config["mirror.source"]
 
 
 def test_a_group_that_does_not_exist_is_refused_unless_its_topics_are_named(standby):
@@ -1005,7 +1119,30 @@ def test_a_failover_says_which_topics_it_released(standby, a):
     assert third.released == ()
     assert "nothing to do; programs may write to 3 topics since an earlier" in third.title
     fourth = standby.failover("g", dry_run=False)
-    assert "done; programs may write to 3 topics since an earlier failover" in fourth.title
+    assert "done; programs may write to 1 topic since an earlier failover" in fourth.title
+
+
+@pytest.mark.parametrize("strategy", ["offsets", "latest", {TopicPartition("a.u", 0): 1}])
+def test_a_failover_of_a_group_leaves_the_copies_of_other_sites(a, b, tmp_path, strategy):
+    """Only what the group reads is opened; the mirror of the healthy site goes on (H7)."""
+    with embedlog.open(tmp_path / "hub", maintenance=False) as hub:
+        for name, log in (("a", a), ("b", b)):
+            for topic in ("t", "u"):
+                log.create_topic(topic)
+                send(log, topic, b"1", b"2")
+            mirror(log, hub, site=name)
+        commit(a, 1)
+        mirror(a, hub, site="a", groups=".*")
+        expected = ["a.t"] if isinstance(strategy, str) else ["a.t", "a.u"]
+        assert hub.failover("g", strategy).released == tuple(expected)
+        assert hub.failover("g", strategy, dry_run=False).released == tuple(expected)
+
+        for topic in ("t", "u"):
+            send(b, topic, b"more")
+        mirror(b, hub, site="b")
+        assert len(hub["b.t"]) == len(hub["b.u"]) == 3
+        opened = [name for name in hub.topics() if not hub.topic(name).config["mirror.source"]]
+        assert opened == expected
 
 
 # Following, and what can be seen of it

@@ -86,6 +86,10 @@ def use_all_partitions(path: Path) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + LIMIT, hard))
     with embedlog.open(path, maintenance=False) as log:
         log.create_topic("t", PARTITIONS)
+        for number in range(PARTITIONS):
+            log.create_topic(f"single-{number}")
+            log.producer().send_batch(f"single-{number}", [b"x"])
+        log.flush()
         with log.producer() as producer:
             for round_number in range(2):
                 for number in range(PARTITIONS):
@@ -108,8 +112,9 @@ def use_all_partitions(path: Path) -> int:
         assert len(log.topic("t")) == 2 * PARTITIONS + 1
         assert log.verify() == []
         max_descriptors = max(max_descriptors, descriptors() - before)
+        log.flush()
         log.delete_topic("t")
-    assert list(Path(path, "topics").iterdir()) == []
+    assert len(list(Path(path, "topics").iterdir())) == PARTITIONS
     return max_descriptors
 
 
@@ -182,6 +187,27 @@ def test_logs_that_a_program_forgets_to_close_leave_no_files_open(tmp_path: Path
     with embedlog.open(tmp_path / "root") as log:
         assert len(log.topic("t")) == 6
         assert log.verify() == []
+
+
+@pytest.mark.parametrize("directories", [1, 2])
+def test_a_closed_log_keeps_nothing_of_its_disk(tmp_path: Path, directories: int) -> None:
+    """Neither a descriptor nor a map, so that the disk can be unmounted, whoever refers to it."""
+    log = embedlog.open([tmp_path / f"log{number}" for number in range(directories)])
+    topic, producer = log.create_topic("t"), log.producer()
+    producer.send_batch("t", [b"v"] * 100)
+    log.partition("t", 0).roll()
+    consumer = log.consumer("t", group_id="g", auto_offset_reset="earliest")
+    assert len(consumer.poll(1000)) == len(topic[:1]) == 1
+    log.close()
+
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    paths = [line.split()[-1] for line in maps] + [
+        os.readlink(f"/proc/self/fd/{fd.name}")
+        for fd in Path("/proc/self/fd").iterdir()
+        if fd.is_symlink()
+    ]
+    assert [path for path in paths if path.startswith(str(tmp_path))] == []
+    assert "closed" in f"{producer!r} {consumer!r}"
 
 
 def test_the_databases_of_a_forgotten_log_are_closed_with_the_next_one(tmp_path: Path) -> None:

@@ -12,12 +12,17 @@ from functools import partial
 
 import pytest
 from support import forks
-from support.children import in_threads
+from support.children import in_threads, run_python
 from support.patience import patient
 
 import embedlog
 from embedlog.consumer.group_client import open_group
-from embedlog.errors import InvalidConfigError, InvalidGroupIdError, ProcessDiedError
+from embedlog.errors import (
+    InvalidConfigError,
+    InvalidGroupIdError,
+    ProcessDiedError,
+    UnknownTopicOrPartitionError,
+)
 
 pytestmark = pytest.mark.tier("test")  # each test starts processes
 
@@ -230,6 +235,55 @@ def test_an_error_before_the_first_record_is_raised(log):
 
     with pytest.raises(embedlog.errors.NoOffsetForPartitionError):
         run.wait(patient(60))
+
+
+def test_the_error_of_a_handler_is_logged_when_it_ends_the_run(log, caplog):
+    """With its traceback: a service may call `wait` never, or much later."""
+    run = embedlog.run_group(log, "t", "g", fail_at_13, processes=1, **EARLIEST)
+    until(lambda: not run.running)
+
+    (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert "Group g ends" in record.getMessage()
+    assert "in fail_at_13" in str(record.exc_info[1].__cause__)
+    with pytest.raises(ValueError, match="thirteen"):
+        run.wait()
+
+
+def test_the_end_of_a_topic_that_does_not_exist_is_an_error(log):
+    """A misspelt name must not look like a topic whose records were all handled."""
+    with pytest.raises(UnknownTopicOrPartitionError, match="tt"):
+        embedlog.run_group(log, ["t", "tt"], "g", print, until="end")
+
+
+POLARS = """
+import sys, embedlog, polars
+
+def use_polars(record):
+    frame = polars.DataFrame({"n": [int(record.value)]}).lazy().select(polars.col("n").sum())
+    assert frame.collect().item() == int(record.value)
+
+if __name__ == "__main__":
+    log = embedlog.open(sys.argv[1])
+    use_polars(log.topic("t")[0])
+    try:
+        embedlog.run_group(log, "t", "g", use_polars, until="end")
+    except embedlog.errors.IllegalStateError as error:
+        assert "start_method='forkserver'" in str(error)
+    else:
+        raise AssertionError("it was forked")
+    options = {"until": "end", "auto_offset_reset": "earliest"}
+    embedlog.run_group(log, "t", "g", use_polars, start_method="forkserver", **options).wait()
+    embedlog.run_group(log, "t", "g2", len, start_method="fork", until="end").wait()
+    assert sum(log.group("g").lag().values()) == 0
+"""
+
+
+def test_a_parent_that_used_polars_does_not_fork_unasked(log, tmp_path):
+    """A forked handler that uses Polars would wait for ever for threads that it does not have."""
+    pytest.importorskip("polars")
+    program = tmp_path / "program.py"
+    program.write_text(POLARS)
+    run_python(program, log.path)
 
 
 def test_a_killed_process_is_replaced_and_nothing_is_lost(log, seen):

@@ -39,7 +39,7 @@ from embedlog.errors import (
     SerializationError,
     TopicAlreadyExistsError,
 )
-from embedlog.schemas.column_types import is_widening, stored_type
+from embedlog.schemas.column_types import MAX_LEVELS, is_widening, stored_type
 from embedlog.schemas.conform import conform
 from embedlog.schemas.evolution import changed_schema
 from embedlog.schemas.infer import columns_of
@@ -374,7 +374,7 @@ WITHOUT_TYPE = {
     "a large number": (pd.DataFrame({"c": [1, 2**70]}), "c", 1),
     "a list and text": (pd.DataFrame({"c": [[1], "a"]}), "c", 1),
     "an object": (pd.DataFrame({"c": [None, object()]}), "c", 1),
-    "half a character": (pd.DataFrame({"c": ["\udc80"]}), "c", 0),
+    "half a character": (pd.DataFrame({"c": ["\udc80"]}, dtype=object), "c", 0),
     "two columns of a name": (pd.DataFrame([[1, 2]], columns=["c", "c"]), None, None),
     "integers of 128 bits": (pl.DataFrame({"c": [2**100]}, {"c": pl.Int128}), None, None),
 }
@@ -515,6 +515,36 @@ def test_a_schema_of_a_version_comes_back_from_its_bytes():
     assert again.defaults["c"].to_pylist() == [["x"]]
 
 
+def nested(levels):
+    """A type with a number of levels."""
+    data_type = pa.int8()
+    for level in range(levels - 1):
+        data_type = pa.list_(data_type) if level % 2 else pa.struct([("x", data_type)])
+    return data_type
+
+
+@dataclasses.dataclass
+class Tree:
+    """A value inside of itself."""
+
+    left: Tree | None
+
+
+def test_a_column_may_have_as_many_levels_as_are_allowed(log):
+    """Every reader gets its values."""
+    data_type = nested(MAX_LEVELS)
+    topic = log.create_topic("t", schema=pa.schema([("a", data_type)]))
+    value = 1
+    for level in range(MAX_LEVELS - 1):
+        value = [value] if level % 2 else {"x": value}
+    with log.producer() as producer:
+        producer.send("t", {"a": value})
+        producer.append_table("t", pa.table({"a": pa.array([value], data_type)}))
+    assert topic.to_arrow()["a"].to_pylist() == [value] * 2
+    assert topic.to_polars()["a"].to_list() == [value] * 2
+    assert [record.value["a"] for record in topic] == [value] * 2
+
+
 RESERVED_NAMES = ("topic", "Partition", "OFFSET", "timestamp", "key", "value", "headers")
 RESERVED_NAMES += ("_timestamp", "_key", "_headers", "_offset", "_Tombstone")
 REFUSED_SCHEMAS = {
@@ -526,6 +556,9 @@ REFUSED_SCHEMAS = {
     "nested null type": ({"schema": pa.schema([("a", pa.list_(pa.null()))])}, "a"),
     "union": ({"schema": pa.schema([("a", pa.dense_union([pa.field("x", pa.int8())]))])}, "a"),
     "interval": ({"schema": pa.schema([("a", pa.month_day_nano_interval())])}, "a"),
+    "too many levels": ({"schema": pa.schema([("a", nested(MAX_LEVELS + 1))])}, "a"),
+    "hundreds of levels": ({"schema": pa.schema([("a", nested(900))])}, "a"),
+    "a dataclass in itself": ({"schema": Tree}, None),
     "empty struct": ({"schema": pa.schema([("a", pa.struct([]))])}, "a"),
     "no such key": ({"schema": pa.schema([("a", pa.int8())]), "key": "b"}, "b"),
     "key of a list": ({"schema": pa.schema([("a", pa.list_(pa.int8()))]), "key": "a"}, "a"),

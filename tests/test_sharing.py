@@ -143,7 +143,12 @@ def test_a_log_over_several_directories_is_shared_in_each(tmp_path: Path) -> Non
         assert all(mode & 0o040 for name, mode in made.items() if name.startswith("topics"))
 
 
-def test_a_group_that_does_not_exist_is_refused(log: Log) -> None:
-    """The error names it."""
+def test_the_command_line_shares_a_log(log: Log, command_line) -> None:
+    """With the number of a group, or its name; one that does not exist is refused."""
+    topics = Path(log.path, "topics")
+    assert command_line("--root", log.path, "share", GROUP, "--mode", "r") == (0, "", "")
+    assert (topics.stat().st_gid, stat.S_IMODE(topics.stat().st_mode)) == (GROUP, 0o2750)
+    assert command_line("--root", log.path, "share", "root")[0] == 0
+    assert topics.stat().st_gid == 0
     with pytest.raises(InvalidConfigError, match="no group 'nonesuch'"):
         log.share("nonesuch")

@@ -242,9 +242,9 @@ DIR = {
         repair replicas retention_bytes schemas share sql topic topics verify
     """,
     "topic": """
-        at batches between config describe_retention explain_compaction files get head items name optimize
-        partition partitions plot ranges raw sample scan schema select since size_bytes tail
-        to_arrow to_pandas to_polars
+        at batches between config describe_retention explain_compaction files get head items
+        name optimize partition partitions plot ranges raw sample scan schema select since
+        size_bytes tail to_arrow to_pandas to_polars
     """,
     "mirror": "errors running status stop wait",
     "view": """

@@ -26,6 +26,7 @@ from embedlog.errors import (
     RecordDeserializationError,
     SerializationError,
 )
+from embedlog.schemas.column_types import MAX_LEVELS
 
 kafka = pytest.importorskip("kafka.serializer")
 confluent = pytest.importorskip("confluent_kafka.serialization")
@@ -224,18 +225,31 @@ def test_types_that_change_after_many_rows_are_found(log, orders):
 
 
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
-def test_deeply_nested_values_do_not_end_the_process(log, orders, opening, closing):
-    """pyarrow's reader would overflow the stack; what Python reads, comes back."""
+@pytest.mark.parametrize("levels", [MAX_LEVELS - 1, MAX_LEVELS + 2, 100, 900])
+def test_deeply_nested_values_stay_text(log, orders, opening, closing, levels):
+    """pyarrow and Polars would overflow the stack of the process, of a reader or of a frame."""
+    text = opening * levels + b'"]}"' + closing * levels
     with log.producer(value_serializer="bytes") as producer:
-        producer.send("orders", opening * 300 + b'"]}"' + closing * 300).result()
-        (column,) = orders.to_arrow()["value" if opening == b"[" else "a"].to_pylist()
-        for _ in range(299 if opening == b"[" else 298):
-            (column,) = column if opening == b"[" else column.values()
-        assert column in (["]}"], {"a": "]}"})
+        producer.send("orders", text).result()
+    name, value = ("value", text) if opening == b"[" else ("a", text[len(opening) : -1])
 
+    (column,) = orders.to_arrow()[name].to_pylist()
+    for frame in (orders.to_pandas(), orders.to_polars(), orders.scan().collect()):
+        assert len(frame) == 1
+    if levels > MAX_LEVELS:
+        assert column == value.decode()
+    else:
+        assert column == json.loads(value)
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_values_that_python_cannot_read_are_named(log, orders, opening, closing):
+    """With their offset, also if that is because of their levels."""
+    with log.producer(value_serializer="bytes") as producer:
+        producer.send("orders", b"1")
         producer.send("orders", opening * 100_000 + b"1" + closing * 100_000).result()
-        with pytest.raises(RecordDeserializationError, match="RecursionError") as error:
-            orders.to_arrow()
+    with pytest.raises(RecordDeserializationError, match="RecursionError") as error:
+        orders.to_arrow()
     assert error.value.offset == 1
 
 

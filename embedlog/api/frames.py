@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 from uuid import UUID
@@ -21,6 +21,8 @@ from embedlog.consumer.deserialize import FailedRow, convert
 from embedlog.record import TopicPartition
 from embedlog.registry import AvroToJson
 from embedlog.registry.avro_values import json_default
+from embedlog.schemas.column_types import MAX_LEVELS, levels
+from embedlog.schemas.json_columns import brackets_below
 from embedlog.serializers import Bind, Field, adapt, adapt_for_topic, encode_json
 
 MAX_FIELDS = 1000
@@ -33,10 +35,6 @@ _PREFIX = "value."
 _FIRST_ROWS, _SLICE_BYTES = 1000, 64 << 20
 _EXACT = float(1 << 53)
 """Below this a double holds every integer."""
-_MAX_DEPTH = 100
-"""pyarrow's JSON reader recurses for each level, and overflows the stack of the process."""
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _EMPTY = re.compile(r": null\b|: struct<>")
 """In the text of the type of a list, whether its items have no content."""
 
@@ -208,13 +206,24 @@ def _is_unicode(name: str) -> bool:
 
 
 def _typed(values: list[Any]) -> pa.Array:
-    """Return a column of the values' type; if they have none in common, of their JSON text."""
+    """Return a column of the values' type; of their JSON text if they have none in common.
+
+    Likewise if values are inside of each other more than `MAX_LEVELS` times.
+    """
     values = [str(value) if isinstance(value, UUID) else value for value in values]
+    if any(isinstance(each, dict | list) and levels(each, _items) > MAX_LEVELS for each in values):
+        return _texts(values)
     try:
         column = pa.array(values)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         return _texts(values)
     return column.cast(pa.string()) if column.type == pa.null() else column
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _texts(values: list[Any]) -> pa.Array:
@@ -254,17 +263,9 @@ def _parse(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
 
 
 def _is_flat(texts: pa.BinaryArray) -> bool:
-    """Whether no text has values inside of each other that are more than `_MAX_DEPTH` deep."""
-    texts = texts.filter(pc.greater(pc.binary_length(texts), _MAX_DEPTH))
-    brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
-    for text in texts.filter(pc.greater(brackets, _MAX_DEPTH)):
-        # Of what is left, each round removes the innermost brackets.
-        left = _STRING.sub(b"", text.as_py()).translate(None, _NO_BRACKETS)
-        for _ in range(_MAX_DEPTH):
-            left = left.replace(b"[]", b"").replace(b"{}", b"")
-        if left:
-            return False
-    return True
+    """Whether no text has values inside of each other that are more than `MAX_LEVELS` deep."""
+    texts = texts.filter(pc.greater(pc.binary_length(texts), MAX_LEVELS))
+    return not any(brackets_below(text.as_py()) for text in texts)
 
 
 def _lines(texts: pa.ChunkedArray) -> Iterator[pa.StringArray]:

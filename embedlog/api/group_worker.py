@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from embedlog.api.log import Log
+from embedlog.callbacks import check_ran
 from embedlog.config import ConsumerConfig
 from embedlog.consumer import Consumer
 from embedlog.errors import CommitFailedError, EmbedlogError, ProcessDiedError, WakeupError
@@ -172,7 +173,9 @@ class GroupWorker:
     def _call(self, consumer: Consumer, records: list[Record]) -> bool:
         """Handle some records of a partition; return whether to go on with those of the poll."""
         last = records[-1]
-        self._handler(records if self._batch else last)
+        result = self._handler(records if self._batch else last)
+        if result is not None:
+            check_ran(result, "handler")
         position = OffsetAndMetadata(last.offset + 1, "", last.leader_epoch)
         self._handled[TopicPartition(last.topic, last.partition)] = position
         if monotonic() >= self._commit_at:

@@ -206,6 +206,9 @@ class Log:
         """None if this process must not run the maintenance jobs in the background."""
         self._maintenance: Maintenance | None = None
         self._maintenance_lock = threading.Lock()
+        self._close_lock = threading.Lock()
+        """Held until the log is closed, if there is a thread that waits for that."""
+        self._opening: threading.Thread | None = None
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
         self._client_ids: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """Producers and consumers, with their names in the metrics."""
@@ -248,6 +251,22 @@ class Log:
         root = self.root
         if self._maintenance_config is not None and root.mode == "rw" and not root.closed:
             (self._maintenance or self.maintenance).start()
+
+    def _start_maintenance_soon(self) -> None:
+        """Start the background jobs, also if the program only has the log open, and waits.
+
+        In a thread, since their import takes as long as the rest of `open`, which a program
+        that ends within a second need not wait for.
+        """
+        if self._maintenance_config is not None and self.root.mode == "rw":
+            self._close_lock.acquire()
+            arguments = weakref.ref(self), self._close_lock
+            thread = threading.Thread(
+                name="embedlog-open", target=_start_later, args=arguments, daemon=True
+            )
+            with suppress(RuntimeError):  # if no thread can be started, the first use starts them
+                thread.start()
+                self._opening = thread
 
     # Topics
 
@@ -569,13 +588,16 @@ class Log:
                 after ``at``; ``"earliest"`` or ``"latest"``; or offsets by partition, in all others
                 as ``"offsets"``.
             at: A time as in `ConsumerGroup.reset_offsets`, such as ``"10m"`` for ten minutes ago.
-            topics: Only these copies; by default all of the log.
+            topics: Only these copies; by default those in which the groups have committed offsets,
+                or ``strategy`` has some, and without a group all of the log.
             dry_run: Change nothing.
 
         Raises:
             NonEmptyGroupError: A group has members here; also raised for a dry run.
             GroupIdNotFoundError: There is no such group; likewise.
-            IllegalStateError, UnknownTopicOrPartitionError: There is no such copy or partition.
+            IllegalStateError: The log has no copies, or a group has no commits in one of them and
+                no topics are named.
+            UnknownTopicOrPartitionError: There is no such copy or partition.
             InvalidConfigError, OffsetOutOfRangeError: The strategy is not possible.
             InvalidGroupIdError, InvalidPartitionError: A name is not valid.
         """
@@ -1204,6 +1226,11 @@ class Log:
         closing = ExitStack()
         if self.root.closed:
             return closing
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            # First: after it there are background jobs, or never will be.
+            self._close_lock.release()
+            opening.join()
         closing.callback(_open_logs.discard, self)
         closing.callback(self.root.close)
         for child in list(self._children):
@@ -1258,6 +1285,8 @@ class Log:
         return tables + (html_table("Consumer groups", _GROUP_HEADS, rows) if rows else "")
 
 
+_FIRST_SECONDS = 1.0
+"""When a log that is open and was not used yet starts its background jobs."""
 _UNKNOWN = Tail(-1, -1, -1, -1, -1, -1, -1, -1, -1)
 
 
@@ -1356,6 +1385,12 @@ def _width_ms(window: timedelta | str | int) -> int:
     return width
 
 
+def _start_later(log: weakref.ref[Log], close_lock: threading.Lock) -> None:
+    """Start the background jobs in a moment, unless the log is closed, or garbage, before."""
+    if not close_lock.acquire(timeout=_FIRST_SECONDS) and (opened := log()) is not None:
+        opened._start_maintenance()
+
+
 def _reopen(open_root: Callable[[], Root], maintenance_config: MaintenanceConfig | None) -> Log:
     return Log(open_root(), maintenance_config)
 
@@ -1443,6 +1478,8 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     if root.replicated:
         # Without it, no process would bring back a directory to which nothing is written.
         log._start_maintenance()
+    else:
+        log._start_maintenance_soon()
     return log
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, Unpa
 
 from embedlog.api.group_worker import SIGNALS, GroupJob, receive_error, work
 from embedlog.api.log import Log
+from embedlog.callbacks import check_callback
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.group_client import open_group
 from embedlog.display import plural, public_names
@@ -33,6 +34,7 @@ from embedlog.errors import (
     ProcessDiedError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.files import thread_names
 from embedlog.groups.offsets import check_group_id
 from embedlog.record import K, Record, TopicPartition, V
 
@@ -114,16 +116,18 @@ def run_group(
         batch: Pass lists to the handler, with records of one partition in their order.
         until: ``"end"`` ends the run once every record that exists now was handled.
         restarts: How many processes that ended unexpectedly are replaced, in total.
-        start_method: A start method of `multiprocessing`.  With ``"fork"``, the default where
-            available, the handler can be any function, also one of a notebook; otherwise it
-            must pickle.
+        start_method: A start method of `multiprocessing`.  With ``"fork"``, the default, the
+            handler can be any function, also one of a notebook; otherwise it must pickle.
         config: Settings of the consumers; see `embedlog.Consumer`.  At most
             ``max_poll_records`` records are handled between two commits.
 
     Raises:
         InvalidConfigError: A setting is wrong, or reserved for `run_group`.
         InvalidGroupIdError: The group id is not valid.
-        ValueError, TypeError: An argument is wrong, or `multiprocessing` cannot start a process.
+        UnknownTopicOrPartitionError: With ``until="end"``: there is no such topic.
+        IllegalStateError: This process has used Polars, and ``start_method`` is not given.
+        ValueError, TypeError: An argument is wrong, the handler is async or a generator, or
+            `multiprocessing` cannot start a process.
     """
     settings = {name.replace(".", "_"): value for name, value in config.items()}
     for name in set(_RESERVED) & settings.keys():
@@ -132,8 +136,7 @@ def run_group(
     # Each poll commits what the polls before it returned.
     settings = {"auto_commit_interval_ms": 0, **settings, "group_id": group_id}
     parsed = ConsumerConfig.parse(settings)
-    if not callable(handler):
-        raise TypeError(f"handler must be callable, got {handler!r}")
+    check_callback(handler, "handler")
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
         raise ValueError(f"processes must be an int of at least 1, got {processes!r}")
@@ -141,7 +144,8 @@ def run_group(
         raise ValueError(f"until must be 'end' or None, got {until!r}")
     backlog = None if until is None else UncommittedRecords(log, names, parsed)
     if start_method is None:
-        start_method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+        start_method = "fork"
+        _check_forkable()
     context = multiprocessing.get_context(start_method)
     reopen, arguments = log.__reduce__()
     job = GroupJob(partial(reopen, *arguments), names, parsed, handler, batch, os.getpid())
@@ -151,6 +155,22 @@ def run_group(
     log._children.add(run)
     _runs.add(run)
     return run
+
+
+def _check_forkable() -> None:
+    """Raise if a handler that uses Polars would hang.
+
+    Raises:
+        IllegalStateError: This process has used Polars, whose threads no forked child has.
+    """
+    if "polars-0" in thread_names():
+        raise IllegalStateError(
+            "This process has used Polars, so a handler that uses Polars would hang in a forked "
+            "process",
+            todo="If the handler does not use Polars, pass start_method='fork'. Otherwise define "
+            "it in a module, pass start_method='forkserver', and start the run under "
+            "`if __name__ == '__main__':`.",
+        )
 
 
 def _after_fork_in_child() -> None:
@@ -182,12 +202,10 @@ class UncommittedRecords:
         assert config.group_id is not None
         self._root, self._group = log.root, open_group(log.root, config.group_id)
         self._ends: dict[TopicPartition, int] = {}
-        infos = log.root.topics()
         partitions = [
             TopicPartition(name, number)
             for name in topics
-            if name in infos
-            for number in range(infos[name].partitions)
+            for number in range(log.root.topic(name).partitions)
         ]
         for partition, committed in self._group.committed(partitions).items():
             if committed is not None or config.auto_offset_reset == "earliest":
@@ -353,10 +371,10 @@ class GroupRun:
         try:
             for number in range(count):
                 self._start_worker(number)
+            self._watcher.start()
         except BaseException:
             self._kill(self._workers)
             raise
-        self._watcher.start()
 
     def _start_worker(self, number: int) -> None:
         name = f"embedlog-{self._job.config.group_id}-{number}"
@@ -437,6 +455,11 @@ class GroupRun:
             return False
         finally:
             worker.pipe.close()
+        _log.error(
+            "Group %s ends, because process %d failed: %s",
+            *(self._job.config.group_id, worker.process.pid, error),
+            exc_info=error,
+        )
         self._error = self._error or error
         return True
 

@@ -299,8 +299,13 @@ class MirrorRun:
         return self.status
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=self._follow, name="embedlog-mirror", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._follow, name="embedlog-mirror", daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            self._ends.close()
+            raise
+        self._thread = thread
         while not self._mirror.begun.wait(_CHECK_SECONDS) and self.running:
             pass
         self.wait(0)  # Raises if another process runs it.

@@ -28,9 +28,10 @@ from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import first_version
 from embedlog.schemas.typed_batch import encode_typed
 
-PRODUCER, GROUP, PIPELINE, MIRROR = "producer", "group", "pipeline", "mirror"
-TIERS = (PRODUCER, GROUP, PIPELINE, MIRROR)
-"""The tiers that report; the log itself is counted when it is asked for."""
+PRODUCER, COPY, GROUP, PIPELINE, MIRROR = "producer", "copy", "group", "pipeline", "mirror"
+TIERS = (PRODUCER, COPY, GROUP, PIPELINE, MIRROR)
+"""The tiers that report; the log itself is counted when it is asked for.  A mirror is a `MIRROR` in
+the log that it reads, and a `COPY` in the log that it writes."""
 
 START, END = "start", "end"
 COUNT, SKIP, RETURN = "count", "skip", "return"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from embedlog import keyspace
 from embedlog.audit import audit_topic
 from embedlog.audit.audit_topic import (
+    COPY,
     COUNT,
     END,
     GROUP,
@@ -75,9 +76,9 @@ class WindowCounts:
     """What the tier counted, and what was counted for it."""
     bytes: int = 0
     log_records: int = 0
-    """What the log has of the same offsets: of a producer, what it wrote."""
+    """What the log has of the same offsets: of a producer or a copy, what it wrote."""
     missing: int = 0
-    """Of a producer, what the log has lost; of a reader, what it did not read."""
+    """Of a producer or a copy, what the log has lost; of a reader, what it did not read."""
     doubled: int = 0
     """Of a producer, what the log has more than it wrote; of a reader, what it read again."""
     unreported: int = 0
@@ -86,6 +87,8 @@ class WindowCounts:
     """Of ``records``, what retention or compaction has deleted since."""
     unread: int = 0
     """What the log has beyond what the tier has read."""
+    deleted_unread: int = 0
+    """Of ``missing``, what retention has deleted, so that the tier cannot read it any more."""
 
 
 class AuditRow(NamedTuple):
@@ -216,15 +219,23 @@ def _differences(row: AuditRow) -> Iterator[str]:
     if counts.missing:
         if who.tier == LOG:
             yield f"{start}: the log has lost {missing} that were read before"
+        elif who.tier == COPY:
+            yield f"{start}: the log has lost {missing} that mirror {who.name} copied to it"
         elif who.tier == PRODUCER:
             yield f"{start}: the log has lost {missing} of {who.title}"
         else:
-            yield f"{start}: {who.title} did not read {missing}"
+            yield f"{start}: {who.title} did not read {missing}{_deleted_unread(counts)}"
     if counts.doubled:
-        if who.tier == PRODUCER:
+        if who.tier in (PRODUCER, COPY):
             yield f"{start}: the log has {doubled} more of {who.title} than it wrote"
         else:
             yield f"{start}: {who.title} read {doubled} more than once"
+
+
+def _deleted_unread(counts: WindowCounts) -> str:
+    if not counts.deleted_unread:
+        return ""
+    return f", of which retention has deleted {counts.deleted_unread:,}"
 
 
 # Comparing
@@ -358,7 +369,7 @@ def _compare_partition(
 ) -> None:
     readers: dict[tuple[str, str], list[Report]] = defaultdict(list)
     for report in reports:
-        if report.client.tier != PRODUCER:
+        if report.client.tier not in (PRODUCER, COPY):
             readers[report.client.tier, report.client.name].append(report)
     reached = {who: _reached(root, log, who, of_reader) for who, of_reader in readers.items()}
     cleaned = root.context.state.read(lambda txn: keyspace.CLEANED_OFFSETS.get(txn, log.key)) or 0
@@ -367,7 +378,7 @@ def _compare_partition(
         log,
         selection.window_ms,
         (selection.since, selection.until),
-        {*cuts, *reached.values(), cleaned},
+        {*cuts, *(offset for offset, _ in reached.values()), cleaned},
     )
     deleted_below = max(counts.start, cleaned)
     for window, records in selection.selected(counts.by_window()):
@@ -376,16 +387,18 @@ def _compare_partition(
         row.log_records += records
     for window, size in selection.selected(counts.sizes()):
         selection.rows[window, Counted(LOG)].bytes += size
+    copies = [report for report in reports if report.client.tier == COPY]
+    copied = _compare_copies(selection, counts, copies, deleted_below)
     written = [report for report in reports if report.client.tier == PRODUCER]
     deleted: dict[int, int] = {}
     if clients.any:
-        deleted = _compare_producers(selection, counts, written, clients, deleted_below)
+        deleted = _compare_producers(selection, counts, written, clients, deleted_below, copied)
     lost: dict[int, int] = {}
     for (tier, name), of_reader in readers.items():
         reader = ReaderComparison(
             selection, counts, Counted(tier, name), deleted_below, dict(deleted)
         )
-        reader.compare(of_reader, reached[tier, name])
+        reader.compare(of_reader, *reached[tier, name])
         for window, records in reader.lost.items():
             lost[window] = max(lost.get(window, 0), records)
     if not clients.any:
@@ -394,16 +407,53 @@ def _compare_partition(
             selection.rows[window, Counted(LOG)].missing += records
 
 
-def _reached(root: Root, log: PartitionLog, who: tuple[str, str], reports: list[Report]) -> int:
-    """Return up to which offset a reader has read."""
-    reached = max((r.next_offset for r in reports if r.kind in (COUNT, SKIP)), default=0)
+def _reached(
+    root: Root, log: PartitionLog, who: tuple[str, str], reports: list[Report]
+) -> tuple[int, bool]:
+    """Return up to which offset a reader has read, and whether it may go on there."""
+    goes_on, reached = (
+        True,
+        max((r.next_offset for r in reports if r.kind in (COUNT, SKIP)), default=0),
+    )
     if who[0] == GROUP:
         group = Group(root.context, who[1], partial(tails.ends, durable=False))
         partition = TopicPartition(log.topic, log.partition)
         committed = group.committed([partition])[partition]
+        goes_on = committed is not None  # Otherwise it was deleted, or has expired.
         if committed is not None:
             reached = max(reached, committed.position.offset)
-    return reached
+    return reached, goes_on
+
+
+# Mirrors that write
+
+
+def _compare_copies(
+    selection: _Selection, counts: PartitionCounts, reports: list[Report], deleted_below: int
+) -> Any:
+    """Compare what mirrors wrote to a partition with what the log has of the same offsets.
+
+    Returns which cells they wrote.
+    """
+    copied, rows = np.zeros(len(counts.first), bool), selection.rows
+    for report in reports:
+        cells, who = counts.between(report.first_offset, report.next_offset), report.client.name
+        copied[cells] = True
+        told, actual = selection.told(report), counts.by_window(cells)
+        # Of an offset there is at most one record.
+        deleted = max(min(report.next_offset, deleted_below) - report.first_offset, 0)
+        for window in sorted({*told, *actual}):
+            (records, size), found = told.get(window, (0, 0)), actual.get(window, 0)
+            row = rows[window, Counted(COPY, who)]
+            row.records += records
+            row.bytes += size
+            row.log_records += found
+            row.doubled += max(found - records, 0)
+            gone = min(max(records - found, 0), deleted)
+            deleted -= gone
+            row.deleted += gone
+            row.missing += max(records - found, 0) - gone
+    return copied
 
 
 # Producers
@@ -424,6 +474,7 @@ def _compare_producers(
     reports: list[Report],
     clients: _Clients,
     deleted_below: int,
+    copied: Any,
 ) -> dict[int, int]:
     """Compare what producers reported of a partition with their batches.
 
@@ -461,7 +512,7 @@ def _compare_producers(
             rows[window, who].log_records += found
             rows[window, who].doubled += found
     _count_unreported(selection, counts, reported, clients, ends)
-    anonymous_records = counts.by_window(chosen=counts.producer_id < 0)
+    anonymous_records = counts.by_window(chosen=(counts.producer_id < 0) & ~copied)
     deleted: dict[int, int] = {}
     for window in {*deficits, *anonymous_records}:
         if selection.has(window):
@@ -558,6 +609,9 @@ class ReaderComparison:
     ) -> None:
         self._selection, self._counts, self._who = selection, counts, who
         self._deleted_below, self._deleted = deleted_below, deleted
+        self._all_deleted = dict(deleted)
+        """Records by window that producers reported, and that were deleted since; of `_deleted`
+        those are left that this reader has not read."""
         self.lost: dict[int, int] = defaultdict(int)
         """Records by window that were read, and that the log does not have any more."""
 
@@ -570,7 +624,7 @@ class ReaderComparison:
             row = self._selection.rows[window, self._who]
             setattr(row, field_name, getattr(row, field_name) + number)
 
-    def compare(self, reports: list[Report], reached: int) -> None:
+    def compare(self, reports: list[Report], reached: int, goes_on: bool) -> None:
         """Compare the reports of all members with the log, up to where they have read."""
         begins = [r.first_offset for r in reports if r.kind in (COUNT, START)]
         if not begins:
@@ -594,10 +648,48 @@ class ReaderComparison:
         sizes = counts.sizes(unreported)
         for window, size in self._selection.selected(sizes):
             self._selection.rows[window, self._who].bytes += size
+        # As in `_skipped`, a member that began without a commit has left out what is before.
+        unread = [(start, r.first_offset) for r in reports if r.kind == START]
+        unread += [(r.first_offset, r.next_offset) for r in reports if r.kind == SKIP]
+        unread += [(max(reached, start), counts.start)] if goes_on else []
+        self._count_deleted_unread(reports, unread)
         # What was returned and not read again yet may still be read.
         again = np.maximum(read + returned - 1, 0)
         self._add("doubled", again > 0, again)
         self._add("unread", counts.first >= reached)
+
+    def _count_deleted_unread(self, reports: list[Report], unread: list[tuple[int, int]]) -> None:
+        """Count as missing what retention deleted before it was read.
+
+        That is below the log start, in ranges of offsets that were left out or behind.  How many
+        records of which window were deleted is known from the producers' reports, of which the
+        latest that were not read are taken; without such reports each offset counts, in the first
+        window that the log has.
+        """
+        counts, left = self._counts, 0
+        reads = sorted((r.first_offset, r.next_offset) for r in reports if r.kind == COUNT)
+        end = 0
+        for first, stop in sorted(unread):
+            end, first = max(end, stop), max(end, first)  # An offset is counted once.
+            stop = min(stop, counts.start)
+            for begin, finish in reads:
+                if first < stop and begin < stop and finish > first:
+                    left += max(begin - first, 0)
+                    first = finish
+            left += max(stop - first, 0)
+        known = any(self._all_deleted.values())
+        if not known and len(counts.window) and self._selection.since is None:
+            self._all_deleted = {int(counts.window[0]): left}
+        missing: dict[int, int] = defaultdict(int)
+        for deleted in (self._deleted, self._all_deleted):
+            for window, records in sorted(deleted.items(), reverse=True):
+                more = max(min(records - missing[window], left), 0)
+                missing[window] += more
+                left -= more
+        for window, records in missing.items():
+            row = self._selection.rows[window, self._who]
+            row.missing += records
+            row.deleted_unread += records
 
     def _skipped(self, reports: list[Report], read: Any) -> Any:
         """Return which cells the reader is known to have left out."""
@@ -629,6 +721,8 @@ class ReaderComparison:
                 row.missing += found - records
             elif report.first_offset < self._deleted_below:
                 row.deleted += records - found
+                if window in self._deleted:
+                    self._deleted[window] = max(self._deleted[window] - (records - found), 0)
             elif records > found:
                 self.lost[window] += records - found
         for window, found in selection.selected(actual):
@@ -654,7 +748,6 @@ class ReaderComparison:
                 more = min(deleted, left)
                 if more:
                     left -= more
-                    self._deleted[window] -= more
                     count = told.setdefault(window, [0, 0])
                     count[0] += more
                     count[1] += size * more // records

@@ -59,6 +59,14 @@ class CountedRun:
         if len(self._windows) > _MAX_WINDOWS:
             self._windows = added(self._windows)
 
+    def add_batch(self, receipt: Appended, batch: EncodedBatch) -> None:
+        """Count a batch that was written, up to which the range extends then."""
+        self.stop, minute = receipt.next_offset, windows_of(batch, receipt.timestamp)
+        if isinstance(minute, int):
+            self.add(minute, batch.count, batch.size)
+        else:
+            self.add_windows(minute, batch.size)
+
     def minutes(self) -> dict[int, tuple[int, int]]:
         """Return records and bytes by minute; bytes of batches that span some are divided."""
         minutes = {minute: (count[0], count[1]) for minute, count in self._minutes.items()}

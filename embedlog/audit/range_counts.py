@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from embedlog.audit.audit_topic import COUNT, NO_MINUTE, PRODUCER, START, Client, Report
+from embedlog.audit.audit_topic import COUNT, NO_MINUTE, PRODUCER, SKIP, START, Client, Report
 from embedlog.audit.producer_counts import CountedRun
 from embedlog.audit.reporter import reporter_of, this_client
-from embedlog.batch import CONTROL, MINUTE_MS, Batch, EncodedBatch, windows_of
+from embedlog.batch import CONTROL, MINUTE_MS, Batch, EncodedBatch
 from embedlog.partition import PartitionLog
 from embedlog.publish.transaction import PublishedBatches
 from embedlog.root.root import Root
@@ -53,6 +53,11 @@ def report_starts(root: Root, tier: str, name: str, counts: Iterable[RangeCount]
     """
     starts = (RangeCount(log, first, first, {}) for log, first, _, _ in counts)
     _report(root, START, this_client(tier, name), starts)
+
+
+def report_skips(root: Root, tier: str, name: str, skips: Iterable[RangeCount]) -> None:
+    """Report which ranges a pipeline or mirror moved over, since retention deleted them before."""
+    _report(root, SKIP, this_client(tier, name), skips)
 
 
 def _report(root: Root, kind: str, client: Client, counts: Iterable[RangeCount]) -> None:
@@ -100,12 +105,7 @@ def report_published(
             continue
         run = CountedRun(batches[0][0].base_offset)
         for receipt, batch in batches:
-            minute = windows_of(batch, receipt.timestamp)
-            run.stop = receipt.next_offset
-            if isinstance(minute, int):
-                run.add(minute, batch.count, batch.size)
-            else:
-                run.add_windows(minute, batch.size)
+            run.add_batch(receipt, batch)
         log = root.partition(state.topic, state.partition)
         counts.append(RangeCount(log, run.first, run.stop, run.minutes()))
     report_ranges(root, PRODUCER, name, counts, client)

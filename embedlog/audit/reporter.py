@@ -60,13 +60,18 @@ class AuditReporter:
         with self._lock:
             self._counters.add(counter)
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=_run,
                     name="embedlog-audit",
                     args=(weakref.ref(self), self._stopped),
                     daemon=True,
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                    self._thread = thread
+                except RuntimeError as error:
+                    # What it counts is reported when it is closed, or by a later thread.
+                    _log.warning("Counts are not reported meanwhile: %s", error)
 
     def remove(self, counter: AuditedClient) -> None:
         """Report what a client counted, now and for the last time."""

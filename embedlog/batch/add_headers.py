@@ -1,7 +1,8 @@
-"""Operations on a batch that is encoded already: add headers, set the time, copy, trim it."""
+"""Operations on a batch that is encoded already: add headers, change columns, copy, trim it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from embedlog.batch.arrays import number, repeated
@@ -54,6 +55,20 @@ def with_timestamp(encoded: EncodedBatch, timestamp: int) -> EncodedBatch:
         timestamps=(timestamp, timestamp),
         statistics=batch.statistics,
     )
+    return like(result, encoded)
+
+
+def with_columns(encoded: EncodedBatch, change: Callable[[Any], Any]) -> EncodedBatch:
+    """Return the same records of a topic of bytes with other keys or values.
+
+    Args:
+        encoded: The batch.
+        change: Returns the columns to write, both as a `pyarrow.RecordBatch`.
+    """
+    batch = to_batch(encoded)
+    columns = change(batch.columns(batch.layout.names, verify=False))
+    timestamps = encoded.min_timestamp, encoded.max_timestamp
+    result = encode(columns, batch.codec, offsets=batch.has_offsets, timestamps=timestamps)
     return like(result, encoded)
 
 

@@ -204,7 +204,7 @@ def _print(columns: bool, facts: dict[str, Any]) -> None:
         producer = f"  producer {identity} from {facts['base_sequence']}"
     flags = f"  ({', '.join(facts['flags'])})" if facts["flags"] else ""
     say(
-        f"{where}  offsets {facts['base_offset']} to {facts['next_offset']}, "
+        f"{where}  offsets [{facts['base_offset']}, {facts['next_offset']}), "
         f"{plural(facts['count'], 'record')}  "
         f"times {facts['min_timestamp']} to {facts['max_timestamp']}  "
         f"epoch {facts['leader_epoch']}{producer}  head {facts['head_size']} "

@@ -249,7 +249,7 @@ def _report(
     )
     for part in ranges:
         records = plural(counts[part.partition], "record")
-        say(f"  partition {part.partition}: offsets {part.start} to {part.stop}, {records}")
+        say(f"  partition {part.partition}: offsets [{part.start}, {part.stop}), {records}")
 
 
 # Formats
@@ -266,20 +266,47 @@ class Writer(Protocol):
 
 
 class ParquetRecords:
-    """Writes tables as row groups."""
+    """Writes tables as row groups.
+
+    Args:
+        file: Where to write.
+        schema: The columns.
+
+    Raises:
+        InvalidRecordError: Parquet cannot hold a column, or pyarrow cannot write it.
+    """
 
     def __init__(self, file: IO[bytes], schema: Any) -> None:
         from pyarrow import parquet
 
-        self._writer = parquet.ParquetWriter(file, schema, compression="zstd")
+        with _refused_by_parquet():
+            self._writer = parquet.ParquetWriter(file, schema, compression="zstd")
 
     def write(self, table: Any) -> None:
-        """Write the rows of a table."""
-        self._writer.write_table(table)
+        """Write the rows of a table.
+
+        Raises:
+            InvalidRecordError: Parquet cannot hold a value.
+        """
+        with _refused_by_parquet():
+            self._writer.write_table(table)
 
     def close(self) -> None:
         """Write the end of the file."""
         self._writer.close()
+
+
+@contextmanager
+def _refused_by_parquet() -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise  # Of the disk, not of Parquet.
+        raise InvalidRecordError(
+            f"The records cannot be written as Parquet: {error}",
+            todo="Choose other columns with --columns, or export to JSON lines.",
+        ) from error
 
 
 class CsvRecords:

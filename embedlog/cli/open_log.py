@@ -6,6 +6,7 @@ import argparse
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import embedlog
@@ -48,6 +49,22 @@ def to_write(
     root = root_of(args) if create else _existing(args)
     # Without maintenance, so that a command deletes nothing on its own.
     return embedlog.open(root, durability=durability, maintenance=False)
+
+
+@contextmanager
+def existing_topic(log: Log, name: str) -> Iterator[bool]:
+    """Create a topic if there is none, and yield whether there was none.
+
+    After an error it is deleted again if it is new, and still empty.
+    """
+    is_new = name not in log
+    log.root.ensure_topic(name)
+    try:
+        yield is_new
+    except BaseException:
+        if is_new and not any(part.stop for part in log.topic(name).ranges()):
+            log.delete_topic(name)
+        raise
 
 
 def _existing(args: argparse.Namespace) -> str:

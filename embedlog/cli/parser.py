@@ -413,8 +413,10 @@ def _topics(commands: _Parser) -> None:
     _option(alter, "--partitions -p", "N", "the new number of partitions", type=int)
     _list(alter, "--reset", "NAME", "set a setting back to its default")
     _settings(alter)
-    delete = _command(verbs, "delete", "topics:delete", "delete topics and their records")
+    about = "delete topics and their records; a dry run without --yes"
+    delete = _command(verbs, "delete", "topics:delete", about)
     delete.add_argument("topics", metavar="TOPIC", nargs="+")
+    _flag(delete, "--yes", "delete them")
 
 
 def _settings(command: _Parser) -> None:
@@ -670,7 +672,12 @@ def _mirror(commands: _Parser) -> None:
     _option(failover, "--at", "TIME", "with the strategy time: the time", type=time)
     about = "where groups go on in a partition; may be repeated"
     _list(failover, "--offset", "TOPIC:P=N", about)
-    _list(failover, "--topic", "TOPIC", "only this copy; by default all of the log")
+    _list(
+        failover,
+        "--topic",
+        "TOPIC",
+        "only this copy; by default those that the groups read, or all",
+    )
     _flag(failover, "--execute", "do it")
 
 
@@ -718,7 +725,7 @@ def _audit(commands: _Parser) -> None:
     _option(audit, "--window", "DURATION", about, type=duration, default="1h")
     _option(audit, "--since", "TIME", "only windows that end after this time", type=time)
     _option(audit, "--until", "TIME", "only windows that begin before this time", type=time)
-    about = "only this tier: log, producer, group, pipeline or mirror"
+    about = "only this tier: log, producer, copy, group, pipeline or mirror"
     _list(audit, "--tier", "TIER", about)
     _flag(audit, "--differences", "print only the differences, without the table")
     audit.add_argument(

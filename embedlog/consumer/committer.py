@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from time import monotonic
 
+from embedlog.callbacks import check_callback
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.cursor import PartitionCursor
@@ -89,6 +90,8 @@ class Committer:
         self, positions: Positions | None, callback: Callback | None
     ) -> Future[Positions]:
         """Commit; errors go to the future and to the callback, which runs later (E22)."""
+        if callback is not None:
+            check_callback(callback, "The callback of commit_async")
         chosen = dict(self._chosen(positions))
         future: Future[Positions] = Future()
         error: BaseException | None = None

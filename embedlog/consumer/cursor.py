@@ -346,6 +346,9 @@ class PartitionCursor:
         if self._batches or self._reset == "none":
             raise error
         before, after = self._position, self._offset_of(self._reset)
+        if self._audit is not None:
+            # What is left out is counted also if it is committed before anything is returned.
+            self._set_audited(self._audit, bool(self.log.config.audit))
         self._set_position(after)
         _log.warning(
             "%s-%d: offset %s is out of range; reset to %d (auto_offset_reset=%s)",

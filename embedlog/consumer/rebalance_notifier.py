@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from threading import get_ident
 
+from embedlog.callbacks import check_callback
 from embedlog.errors import IllegalStateError
 from embedlog.record import TopicPartition
 
@@ -37,6 +38,9 @@ class RebalanceNotifier:
     def __init__(self, listener: ConsumerRebalanceListener | None = None) -> None:
         if listener is not None and not all(hasattr(listener, name) for name in _REQUIRED):
             raise TypeError(f"listener must be a ConsumerRebalanceListener, got {listener!r}")
+        for name in (*_REQUIRED, "on_partitions_lost"):
+            if hasattr(listener, name):
+                check_callback(getattr(listener, name), f"{name} of the listener")
         self.has_listener = listener is not None
         self._listener = ConsumerRebalanceListener() if listener is None else listener
         self._error: BaseException | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from embedlog.files.files import Files
+from embedlog.files.filesystem import thread_names
 from embedlog.files.process_watch import ProcessWatch
 from embedlog.files.wake_page import WakePage, forget_waiters
 
-__all__ = ["Files", "ProcessWatch", "WakePage", "forget_waiters"]
+__all__ = ["Files", "ProcessWatch", "WakePage", "forget_waiters", "thread_names"]

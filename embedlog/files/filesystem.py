@@ -65,7 +65,10 @@ def storage_error(
     what = f"{operation} failed: {reason} ({errno.errorcode.get(number, number)})"
     todo = None
     if number == errno.EACCES:
-        todo = "Run it as the user who owns the log, or have that user call share(group)."
+        todo = (
+            "Run it as the user who owns the log; share(group) lets Spark's executors of other "
+            "users read and stage."
+        )
     return kind(what, errno=number, operation=operation, path=path, todo=todo)
 
 
@@ -145,6 +148,13 @@ def process_state(pid: int) -> str | None:
     """Return the letter of proc(5) for what the process does ("T": stopped), None if gone."""
     status = proc_file(f"{pid}/stat")
     return status.rpartition(")")[2].split()[0] if status else None
+
+
+def thread_names() -> set[str]:
+    """Return the names of the threads of this process, also of those that Python does not know."""
+    return {
+        proc_file(f"self/task/{thread}/comm").strip() for thread in os.listdir("/proc/self/task")
+    }
 
 
 def proc_file(name: str) -> str:

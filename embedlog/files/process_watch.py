@@ -7,10 +7,27 @@ import select
 import threading
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 BLIND_SECONDS: Final = 0.05
 """How long to sleep if the end of a process is not reported, as from another pid namespace."""
+
+
+class _Poll:
+    """What `select.poll` is, on `select.select`: eventlet leaves only that."""
+
+    def __init__(self) -> None:
+        self._fds: set[int] = set()
+
+    def register(self, fd: int, _: int) -> None:
+        self._fds.add(fd)
+
+    def unregister(self, fd: int) -> None:
+        self._fds.remove(fd)
+
+    def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+        ready, _, _ = select.select(self._fds, (), (), timeout_ms / 1000)
+        return [(fd, select.POLLIN) for fd in ready]
 
 
 class ProcessWatch:
@@ -24,7 +41,7 @@ class ProcessWatch:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Without the lock `ring` could write to another file that got the number after `close`.
         self._bell_lock = threading.Lock()
-        self._poll = select.poll()
+        self._poll: Any = getattr(select, "poll", _Poll)()
         self._poll.register(self._bell, select.POLLIN)
         self._watched: dict[int, int] = {}
         self.blind = False

@@ -14,19 +14,19 @@ processors do not promise that, and there the kernel is always called.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import select
 import time
 from contextlib import suppress
+from types import BuiltinFunctionType
 from typing import Any, Final
 
 from embedlog.errors import ClosedError, StorageError
 from embedlog.files.files import Files
 from embedlog.files.filesystem import REMOTE_FILESYSTEMS
+from embedlog.files.shared_page import PAGE_BYTES, SharedPage
 
 WAKE_FILE: Final = "wake"
-PAGE_BYTES: Final = 4096
 POLL_SECONDS: Final = 1e-3
 """How long a waiter that cannot be woken sleeps between two looks at the page."""
 
@@ -75,10 +75,10 @@ class WakePage:
                 # Two processes may both do so, with the same result.  Allocated, because
                 # touching a page for which a full disk has no room is a SIGBUS.
                 files.allocate(fd, PAGE_BYTES)
-            self._map = files.map(fd, PAGE_BYTES, write=self.rings)
+            self._shared = SharedPage(files, fd, write=self.rings)
         finally:
             files.close(fd)
-        words = memoryview(self._map)
+        words = self._shared.words
         self._counter = words[_COUNTER_AT:_WAITERS_AT].cast("I")
         self._waiters = words[_WAITERS_AT:_STAMP_AT].cast("I")
         self._stamp = words[_STAMP_AT : _STAMP_AT + 8].cast("Q")
@@ -89,7 +89,7 @@ class WakePage:
         machine = os.uname().machine
         number = _FUTEX_NUMBERS.get(machine)
         self._may_skip = machine == "x86_64"
-        self._calls = number and _Calls(number, _address(self._map))
+        self._calls = number and _Calls(number, self._shared.address)
         self._polls = not (self._calls and self.rings)
 
     def join(self) -> None:
@@ -147,7 +147,9 @@ class WakePage:
         if self.value() != seen or timeout <= 0:
             return
         calls = self._calls
-        if calls and not self._polls:
+        # gevent and eventlet put functions in its place that run other greenlets meanwhile,
+        # which the futex would stop.
+        if calls and not self._polls and isinstance(select.select, BuiltinFunctionType):
             span = ctypes.byref(_Timespec(int(timeout), int(timeout % 1 * 1e9)))
             # The kernel compares again, under its lock, before it puts the thread to sleep.
             _syscall(*calls.page, _FUTEX_WAIT, ctypes.c_uint32(seen), span, None, 0)
@@ -157,16 +159,13 @@ class WakePage:
             timeout -= POLL_SECONDS
 
     def close(self) -> None:
-        """Make later calls raise; a thread in `wait` returns at its timeout.
-
-        The page is unmapped with the last reference to this object: after an earlier
-        unmap the kernel would write to whatever is mapped there next.
-        """
+        """Make later calls raise, and give the file back; a thread in `wait` returns in time."""
         for _ in range(len(self._joined)):
             self.leave()
         self._calls = None
         for word in (self._counter, self._waiters, self._stamp):
             word.release()
+        self._shared.release()
 
 
 def _open(files: Files) -> tuple[int, bool]:
@@ -211,13 +210,3 @@ def forget_waiters(files: Files) -> None:
     if files.exists(WAKE_FILE):
         with files.opened(WAKE_FILE, write=True) as fd:
             files.write(fd, [bytes(4)], _WAITERS_AT)
-
-
-def _address(memory: mmap.mmap) -> int:
-    """Return the address of a map, which ctypes itself returns only for a writable map."""
-    view = (ctypes.c_void_p * 16)()  # a Py_buffer, of which the first field is the address
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(memory), view, 0)
-    try:
-        return int(view[0] or 0)
-    finally:
-        ctypes.pythonapi.PyBuffer_Release(view)

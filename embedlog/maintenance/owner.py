@@ -8,7 +8,7 @@ process raises the epoch.  Every transaction that deletes checks the epoch, so a
 owner that continues deletes nothing (R3, P14).
 
 The time when a job was last done is in `live` too, so that processes that end after a few
-seconds do not run each job again.  Nothing starts before a program uses its log.
+seconds do not run each job again.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from embedlog.mirrors.kafka_cluster import (
     GROUP_PREFIX,
     REQUEST_SECONDS,
     KafkaCluster,
+    StoredPosition,
     admin_library,
     client_library,
 )
@@ -137,14 +138,26 @@ class KafkaSource:
         described = admin.describe_topics(client_library().TopicCollection(names), **wait)
         resources = [library.ConfigResource(library.ResourceType.TOPIC, name) for name in names]
         configs = admin.describe_configs(resources, **wait)
-        topics = {}
+        topics, paths = {}, self._paths()
         for resource, answer in configs.items():
             topic = described[resource.name].result(REQUEST_SECONDS)
             settings = _known_settings(answer.result(REQUEST_SECONDS).values())
+            path = paths.get(topic.name, ())
             topics[topic.name] = SourceTopic(
-                topic.name, str(topic.topic_id), len(topic.partitions), settings
+                topic.name, str(topic.topic_id), len(topic.partitions), settings, path=path
             )
         return topics
+
+    def _paths(self) -> dict[str, tuple[str, ...]]:
+        """Return where the records of copies were before, as the groups of their mirrors say."""
+        paths = {}
+        for group in self._cluster.groups():
+            if group.startswith(GROUP_PREFIX):
+                for key, commit in self._cluster.committed(group).items():
+                    path = StoredPosition.of_commit(commit).path
+                    if path:
+                        paths[key.topic] = path
+        return paths
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         """Return the start and the last stable offset of a partition."""
@@ -260,7 +273,7 @@ class KafkaSource:
         if error.code() == codes._AUTO_OFFSET_RESET:
             bounds = self.bounds(*key)
             return OffsetOutOfRangeError(
-                f"Kafka has offsets {bounds.start_offset} to {bounds.end_offset}",
+                f"Kafka has offsets [{bounds.start_offset}, {bounds.end_offset})",
                 **facts,
                 todo="Retention has deleted the records, or the topic was created again.",
             )
@@ -321,10 +334,7 @@ class KafkaSource:
 
     def groups(self) -> list[str]:
         """Return the names of the consumer groups, without those of mirrors."""
-        with self._cluster.errors("The groups cannot be listed"):
-            listed = self._cluster.admin.list_consumer_groups(request_timeout=REQUEST_SECONDS)
-            ids = [group.group_id for group in listed.result(REQUEST_SECONDS).valid]
-        return [group for group in ids if not group.startswith(GROUP_PREFIX)]
+        return [group for group in self._cluster.groups() if not group.startswith(GROUP_PREFIX)]
 
     def committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return what a group committed, by the partition."""

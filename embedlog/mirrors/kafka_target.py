@@ -15,13 +15,14 @@ transactions (``exactly.once=false``) a kill between 1 and 3 leaves records that
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from threading import Thread
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from embedlog.batch import CONTROL, EXPLICIT_OFFSETS, MERGED, EncodedBatch, PlacedBatch
 from embedlog.batch.add_headers import add_headers, to_batch
@@ -34,6 +35,7 @@ from embedlog.mirrors.kafka_cluster import (
     GROUP_PREFIX,
     REQUEST_SECONDS,
     KafkaCluster,
+    StoredPosition,
     admin_library,
     client_library,
 )
@@ -43,6 +45,7 @@ from embedlog.mirrors.root_target import hold_lock, hold_topic_lock
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 
+_logger = logging.getLogger("embedlog.mirrors")
 _COMMIT_SECONDS = 60.0
 """How long to try to commit a transaction whose outcome is not known."""
 _SYNCS = f"{GROUP_PREFIX}offsets"
@@ -56,30 +59,11 @@ _OWN_SETTINGS = frozenset(
         *("retention.clock", "retention.topic.bytes", "retention.min.consumed"),
         *("retention.bytes.hard", "segment.max.offset.span", "key.serializer"),
         *("value.serializer", "statistics.columns", "rebatch.min.rows", "mirror.source"),
-        *("producer.id.expiration.ms", "message.timestamp.type"),
+        *("producer.id.expiration.ms", "message.timestamp.type", "audit"),
     }
 )
 """Settings of a topic that Kafka does not have; and the one with which it would replace the
 timestamps of the records."""
-
-
-class StoredPosition(NamedTuple):
-    """The position of a mirror, with what its commit says besides."""
-
-    offset: int
-    leader_epoch: int | None
-    topic_id: str
-    """Of the topic of the source."""
-
-    def to_commit(self) -> tuple[int, str]:
-        """Return it as offset and metadata of a group."""
-        return self.offset, json.dumps({"topic": self.topic_id, "epoch": self.leader_epoch})
-
-    @classmethod
-    def of_commit(cls, commit: OffsetAndMetadata) -> StoredPosition:
-        """Return what `to_commit` returned."""
-        fields = json.loads(commit.metadata or "{}")
-        return cls(commit.offset, fields.get("epoch"), fields.get("topic", ""))
 
 
 class _Delivery:
@@ -202,6 +186,12 @@ class KafkaTarget:
                 "The values of the topic are columns, and those of Kafka are bytes",
                 topic=topic.name,
                 todo="Copy it to a topic of Avro or JSON with `embedlog convert`, and mirror that.",
+            )
+        if topic.registry is not None and name not in self._source_topics:
+            _logger.warning(
+                "The records of %s name Avro's schemas by the ids of %s; a registry of the cluster "
+                "needs the same schemas with the same ids",
+                *(topic.name, source.address),
             )
         self._group = f"{GROUP_PREFIX}{source.site_id}"
         self._source_id = source.site_id
@@ -381,8 +371,7 @@ class KafkaTarget:
                 todo="Is another mirror running that copies the same topic?",
             )
         start = before.offset if before is not None else first
-        topic_id = self._source_topics[name].id
-        after = StoredPosition(fetch.next_offset, fetch.leader_epoch, topic_id)
+        after = self._stored(name, fetch.next_offset, fetch.leader_epoch)
         with self._transaction(key) as producer:
             deliveries = [
                 delivery
@@ -399,6 +388,11 @@ class KafkaTarget:
         if self._translations is not None and runs:
             self._translation(key).add(sync)
         return sum(delivery.count for delivery in deliveries)
+
+    def _stored(self, name: str, offset: int, epoch: int | None) -> StoredPosition:
+        topic = self._source_topics[name]
+        path = () if self._merge else (*topic.path, self._source_id)
+        return StoredPosition(offset, epoch, topic.id, path)
 
     @contextmanager
     def _transaction(self, key: TopicPartition) -> Iterator[Any]:
@@ -603,7 +597,7 @@ class KafkaTarget:
     def skip_to(self, name: str, partition: int, offset: int) -> None:
         """Move the position forward; see `MirrorTarget.skip_to`."""
         key = TopicPartition(name, partition)
-        after = StoredPosition(offset, None, self._source_topics[name].id)
+        after = self._stored(name, offset, None)
         with self._transaction(key) as producer:
             self._commit_position(producer, key, after)
         self._positions[key] = after

@@ -30,6 +30,8 @@ from embedlog.batch.wire import headers_type, schema, timestamp_type
 from embedlog.config import TopicConfig
 from embedlog.errors import MirrorConflictError, OffsetOutOfRangeError
 from embedlog.lazy import np, pa
+from embedlog.mirrors.audit_counts import CopyCounts
+from embedlog.mirrors.avro_ids import SchemaIds, prepare_schemas
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.hops import Hop, Place, last_hop, with_hop
 from embedlog.mirrors.mirrored_topic import source_name
@@ -83,17 +85,18 @@ class MergingTarget:
     def __init__(self, root: Root, durability: str | None = None, *, relay: bool = False) -> None:
         root.context.check_writable()
         self.root, self.address, self.site_id = root, root.path, root.id
-        self._durability, self._relay = durability, relay
+        self._durability, self._relay, self._audit = durability, relay, CopyCounts(root)
         self._source_id = ""
         self._topics: dict[str, SourceTopic] = {}
         self._positions: dict[tuple[str, int], MirrorPosition] = {}
         self._stored_at: dict[tuple[str, int], float] = {}
         self._locks = ExitStack()
+        self._schema_ids: dict[str, SchemaIds | None] = {}
 
     @contextmanager
     def exclusive(self, mirror: str) -> Iterator[None]:
         """Hold the lock of a mirror; see `MirrorTarget.exclusive`."""
-        with hold_lock(self.root, mirror):
+        with hold_lock(self.root, mirror), self._audit.of(mirror):
             yield
 
     # Topics
@@ -136,6 +139,7 @@ class MergingTarget:
         if name not in self._topics:
             lock = f"{source.site_id} into {info.id}"
             self._locks.enter_context(hold_topic_lock(root, lock, name, source.address))
+        self._schema_ids[name] = prepare_schemas(root, topic, name, own=True)
         self._topics[name] = topic
         return True
 
@@ -175,7 +179,8 @@ class MergingTarget:
         log = self._log(name, partition)
         encoded = list(self._merged(log, name, partition, fetch))
         if encoded:
-            log.append(encoded, durability=self._durability)
+            receipts = log.append(encoded, durability=self._durability)
+            self._audit.add(log, receipts, encoded)
         self._positions[name, partition] = MirrorPosition(fetch.next_offset, fetch.leader_epoch)
         now = monotonic()
         if now - self._stored_at.setdefault((name, partition), now) >= _CHECKPOINT_SECONDS:
@@ -228,7 +233,8 @@ class MergingTarget:
             target = segment_schema(current, headers=True, tombstones=batch.has_tombstones)
             columns = convert(columns, batch.schema, current, target)
             return DecodedRows(columns, offsets, stored.codec, target, merged)
-        arrays = columns.columns
+        ids = self._schema_ids[name]
+        arrays = (columns if ids is None else ids.of_columns(columns)).columns
         if not batch.has_headers:
             arrays.append(pa.nulls(batch.count, headers_type()))
         if batch.flags & LOG_APPEND_TIME:

@@ -97,7 +97,7 @@ class MirrorOptions:
         if self.groups is not None and self.merge:
             raise InvalidConfigError(
                 "Offsets of groups are not copied by a mirror that merges, which has other offsets",
-                todo="Use a time: `embedlog groups reset --by-duration`.",
+                todo="Use a time: `embedlog groups reset GROUP --by-duration 1h`.",
             )
 
     def match(self, topic: str) -> bool:
@@ -396,10 +396,8 @@ class Mirror:
         except OffsetOutOfRangeError as error:
             self._skip(key, position.offset, error)
             return
-        schemas = self._prepared[topic].schemas
-        if any(batch.schema_version > len(schemas) for _, batch in fetch.batches):
-            # The schema was changed after the topics of this round were listed.
-            self._prepare(self._source.topics()[topic])
+        if fetch.topic not in (None, self._prepared[topic]) and not self._prepare(fetch.topic):
+            return  # A schema was added after the topics were listed, and cannot be copied.
         self._audit.begin(topic, partition, position.offset)
         written = self._target.append(name, partition, fetch)
         self._audit.add(topic, partition, fetch)
@@ -426,14 +424,16 @@ class Mirror:
         if start <= offset:
             raise error  # The source has the offset again: a later round tries it.
         self._target.skip_to(self.target_name(topic), partition, start)
+        self._audit.begin(topic, partition, offset)
+        self._audit.skip(topic, partition, start)
         self._positions[key] = MirrorPosition(start)
         count = start - offset
         self.status.skipped += count
         self.status.by_topic[topic].skipped += count
         _logger.warning(
-            "Mirror %s: retention at the source deleted offsets %d to %d of %s-%d before they were "
+            "Mirror %s: retention at the source deleted offsets [%d, %d) of %s-%d before they were "
             "copied; the copy goes on at %d without them",
-            *(self.status.mirror, offset, start - 1, topic, partition, start),
+            *(self.status.mirror, offset, start, topic, partition, start),
         )
         self._event(
             "skipped",

@@ -11,10 +11,11 @@ from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
 from embedlog.partition import PartitionLog
 from embedlog.partition.reader import PartitionReader
 from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.registry.schema_copies import all_schemas, registry_of
 from embedlog.root.root import Root
 
-_NOT_COPIED = ("mirror.source", "audit")
-"""Settings that a copy does not take: its records are counted at the source."""
+_NOT_COPIED = "mirror.source"
+"""The setting that a copy does not take."""
 
 
 class RootSource:
@@ -36,16 +37,22 @@ class RootSource:
         """Return the topics by name, without internal ones."""
         version = self.root.version()
         if version != self._version:
-            infos = self.root.topics().values()
+            infos, schemas = self.root.topics().values(), all_schemas(self.root)
             self._topics = {
-                info.name: self._described(info)
+                info.name: self._described(info, schemas)
                 for info in infos
                 if not info.name.startswith(INTERNAL)
             }
             self._version = version
         return self._topics
 
-    def _described(self, info: TopicInfo) -> SourceTopic:
+    def _topic(self, name: str) -> SourceTopic:
+        """Return a topic as it is now."""
+        if self.root.version() == self._version:
+            return self._topics[name]
+        return self._described(self.root.topic(name), all_schemas(self.root))
+
+    def _described(self, info: TopicInfo, schemas: tuple[tuple[int, str], ...]) -> SourceTopic:
         catalog, state = self.root.context.catalog, self.root.context.state
         config = info.config.overrides()
         copied = MIRRORED_TOPICS.get(state, info.id)
@@ -55,10 +62,11 @@ class RootSource:
             info.name,
             str(info.id),
             info.partitions,
-            {name: value for name, value in config.items() if name not in _NOT_COPIED},
+            {name: value for name, value in config.items() if name != _NOT_COPIED},
             tuple(catalog.schema_versions(info)) if info.schema_version else (),
             tuple(path),
             None if copied is None else copied.source,
+            registry_of(self.root, info.name, config, schemas),
         )
 
     def bounds(self, topic: str, partition: int) -> Bounds:
@@ -93,7 +101,7 @@ class RootSource:
             batch.forget_origin()
         assert reader.leader_epoch is not None
         end = log.visible_end(log.tail())
-        return Fetch(batches, reader.offset, end, reader.leader_epoch)
+        return Fetch(batches, reader.offset, end, reader.leader_epoch, self._topic(topic))
 
     def wait(self, seconds: float) -> None:
         """Return once something was written since the last call, or after some time."""

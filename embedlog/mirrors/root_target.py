@@ -27,6 +27,8 @@ from embedlog.errors import (
     UnexpectedAppendOffsetError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.mirrors.audit_counts import CopyCounts
+from embedlog.mirrors.avro_ids import SchemaIds, prepare_schemas
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.mirrored_topic import (
     MIRRORED_TOPICS,
@@ -35,6 +37,8 @@ from embedlog.mirrors.mirrored_topic import (
     source_name,
     would_loop,
 )
+from embedlog.mirrors.publications import PublicationCopier
+from embedlog.mirrors.root_source import RootSource
 from embedlog.partition import PartitionLog, log_start
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
@@ -60,16 +64,18 @@ class RootTarget:
     def __init__(self, root: Root, durability: str | None = None) -> None:
         root.context.check_writable()
         self.root, self.address, self.site_id = root, root.path, root.id
-        self._durability = durability
+        self._durability, self._audit = durability, CopyCounts(root)
         self._copies: dict[str, MirroredTopic] = {}
         """By the name of the copy: its row, as it is in `state`."""
+        self._publications: PublicationCopier | None = None
         self._ends: dict[tuple[str, int], int] = {}
         """Where the copies ended when they were last looked at, or written to."""
+        self._schema_ids: dict[str, SchemaIds | None] = {}
 
     @contextmanager
     def exclusive(self, mirror: str) -> Iterator[None]:
         """Hold the lock of a mirror; see `MirrorTarget.exclusive`."""
-        with hold_lock(self.root, mirror):
+        with hold_lock(self.root, mirror), self._audit.of(mirror):
             yield
 
     # Topics
@@ -113,9 +119,16 @@ class RootTarget:
             )
         self._update(info, topic, copy)
         copy.config, copy.address, copy.path = wanted.config, wanted.address, wanted.path
+        copy.ends = []
         self._put(name, copy)
+        self._schema_ids[name] = prepare_schemas(self.root, topic, name, own=False)
         if copy.begun < topic.partitions:
             self._begin(name, topic, copy, source)
+        if isinstance(source, RootSource):
+            if self._publications is None:
+                self._publications = PublicationCopier(source.root, self.root)
+            self._publications.add(int(topic.id), self.root.topic(name))
+            self._publications.copy()
         return True
 
     def _create(self, topic: SourceTopic, name: str, copy: MirroredTopic) -> TopicInfo:
@@ -225,9 +238,12 @@ class RootTarget:
         if not fetch.batches:
             return 0
         key, log = (name, partition), self._log(name, partition)
+        batches, ids = fetch.batches, self._schema_ids[name]
+        if ids is not None:
+            batches = list(map(ids.of_batch, batches))
         try:
             receipts = log.append_at(
-                fetch.batches,
+                batches,
                 identical=True,
                 mirror=copy.source,
                 durability=self._durability,
@@ -251,6 +267,9 @@ class RootTarget:
                 todo="Is another mirror running that copies the same topic?",
             ) from error
         self._ends[key] = receipts[-1].next_offset
+        self._audit.add(log, receipts, [batch for _, batch in batches])
+        if self._publications is not None:
+            self._publications.copy()
         return fetch.records
 
     def move_start(self, name: str, partition: int, offset: int) -> None:

@@ -7,6 +7,7 @@ the data is gone (R6).  So the partition becomes read-only for every process unt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from embedlog import catalog, kv
 from embedlog.config import LONG_MAX
@@ -46,9 +47,10 @@ def flush(logs: Iterable[PartitionState]) -> None:
     """Put everything written so far on the disk, and move the recovery points (A22).
 
     For any number of partitions: each file once, each directory once, one commit of
-    `live` and one of `state`.  A partition that fails does not keep the others from
-    being flushed; the first error is raised at the end.  If a topic was deleted
-    meanwhile, that is no failure: nothing of it is left to flush.
+    `live`, and one of `state` for as many partitions as may have files open.  A partition
+    that fails does not keep the others from being flushed; the first error is raised at
+    the end.  If a topic was deleted meanwhile, that is no failure: nothing of it is left
+    to flush.
     """
     logs = list(logs)
     failures: list[EmbedlogError] = []
@@ -65,15 +67,22 @@ def flush(logs: Iterable[PartitionState]) -> None:
         _sync_names(flushed, failures)
         if flushed:
             _publish_all(flushed, failures)
-        # A process that holds a partition, and may be stopped, delays that partition only.
-        for log in _move_recovery_points(flushed, failures, timeout=0):
-            _move_recovery_points({log: flushed[log]}, failures, timeout=None)
+        left = iter(list(flushed.items()))
+        while some := dict(islice(left, _most_locked(logs))):
+            # A process that holds a partition, and may be stopped, delays that partition only.
+            for log in _move_recovery_points(some, failures, timeout=0):
+                _move_recovery_points({log: some[log]}, failures, timeout=None)
     except BaseException:
         for log in logs:
             log.dirty = True
         raise
     if failures:
         raise failures[0]
+
+
+def _most_locked(logs: list[PartitionState]) -> int:
+    """Return how many locks to hold at once, each of which takes a descriptor."""
+    return logs[0].context.open_files.limit if logs else 0
 
 
 def _note_failure(log: PartitionState, error: EmbedlogError, failures: list[EmbedlogError]) -> None:

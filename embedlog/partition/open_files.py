@@ -37,7 +37,7 @@ class OpenFiles:
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._lock = threading.Lock()
         self._holders: dict[int, weakref.ref[FileHolder]] = {}
 
@@ -47,10 +47,10 @@ class OpenFiles:
             self._holders.pop(id(holder), None)
             self._holders[id(holder)] = weakref.ref(holder)
             surplus = []
-            if len(self._holders) > self._limit:
+            if len(self._holders) > self.limit:
                 # The oldest eighth at once: one pass for many openings.
                 alive = [item for item in self._holders.items() if item[1]() is not None]
-                keep = self._limit - self._limit // 8
+                keep = self.limit - self.limit // 8
                 surplus, self._holders = alive[:-keep], dict(alive[-keep:])
         for number, reference in surplus:
             oldest = reference()

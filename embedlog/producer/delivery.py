@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from embedlog.batch import EncodedBatch
+from embedlog.callbacks import check_ran
 from embedlog.errors import TimeoutError  # noqa: A004 - it is one
 from embedlog.producer.row_batches import Rows
 from embedlog.producer.unretrieved import FailedRecords
@@ -315,6 +316,6 @@ def run_callback(callback: Callback) -> None:
     if for_errors:
         future._delivery.mark_retrieved(future._row)
     try:
-        function(*args, outcome, **kwargs)
+        check_ran(function(*args, outcome, **kwargs), "The callback of a future")
     except Exception:  # the program's own code; it must not stop the sender
         LOGGER.exception("A delivery callback raised an exception")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Self
 
+from embedlog.callbacks import check_callback
 from embedlog.producer.delivery import BatchRange, Callback, CompletedDelivery, run_callback
 from embedlog.producer.unretrieved import FailedRecords
 
@@ -118,6 +119,7 @@ class RecordFuture(Generic[R_co]):
         self._add((self, None, function, args, {}))
 
     def _add(self, callback: Callback) -> Self:
+        check_callback(callback[2], "The callback of a future")
         delivery = self._delivery
         if isinstance(delivery, CompletedDelivery) or not delivery.queue.add_callback(callback):
             run_callback(callback)

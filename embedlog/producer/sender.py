@@ -19,7 +19,7 @@ FOREVER = threading.TIMEOUT_MAX
 
 
 class Sender:
-    """A daemon thread that the first `wake` starts; it does not keep its producer alive."""
+    """A daemon thread that the first `start` starts; it does not keep its producer alive."""
 
     def __init__(self, lock: threading.Lock, queues: Mapping[str, DeliveryQueue]) -> None:
         self.idle = True
@@ -30,18 +30,29 @@ class Sender:
         self._starting = threading.Lock()
         self._stopped = False
 
-    def wake(self) -> None:
-        """Make the thread look for work soon."""
+    def start(self) -> None:
+        """Make the thread look for work soon, and start it if it does not run yet.
+
+        Raises:
+            RuntimeError: No thread can be started; the next call tries again.
+        """
         if self._thread is None:
             with self._starting:
                 if self._thread is None and not self._stopped:
-                    self.idle = False
                     arguments = weakref.ref(self), self._event
-                    self._thread = threading.Thread(
+                    thread = threading.Thread(
                         name="embedlog-producer", target=_run, args=arguments, daemon=True
                     )
-                    self._thread.start()
+                    thread.start()
+                    self._thread = thread
         self._event.set()
+
+    def wake(self) -> None:
+        """Do as `start` for records that are in the queue already, which must not be refused."""
+        try:
+            self.start()
+        except RuntimeError as error:
+            LOGGER.warning("Records are written by the next call of the producer only: %s", error)
 
     def stop(self, timeout: float = 1.0) -> None:
         """End the thread, which may be the caller's own, or busy with a last drain."""

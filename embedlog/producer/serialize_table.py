@@ -151,7 +151,7 @@ def _json_or_null(column: pa.Array, name: str, topic: str) -> pa.Array:
     """Return each item of a column as JSON text; null stays null."""
     try:
         return _json_texts(column)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise SerializationError(
             f"The column {name} cannot be written as JSON: {error}",
             todo="Convert the column, or leave it out.",

@@ -137,15 +137,16 @@ class TopicQueue:
 
     def _reserve(self, open_batch: OpenBatch, size: int) -> None:
         context = self.context
+        if not open_batch.values:
+            # Not needed for later records: the thread sleeps only while nothing is collected.
+            # First, because the record is refused if no thread can be started.
+            if context.sender.idle:
+                context.sender.start()
+            open_batch.opened_at = now = monotonic()
+            open_batch.deadline = now + context.delivery_timeout
         context.buffer_pool.buffered += size
         open_batch.reserved += size
         open_batch.free += size
-        if not open_batch.values:
-            open_batch.opened_at = now = monotonic()
-            open_batch.deadline = now + context.delivery_timeout
-            # Not needed for later records: the thread sleeps only while nothing is collected.
-            if context.sender.idle:
-                context.sender.wake()
 
     def _wait_for_memory(self, waited: float) -> None:
         context, pool = self.context, self.context.buffer_pool

@@ -17,11 +17,11 @@ from embedlog.errors import (
 )
 from embedlog.files import Files, WakePage
 from embedlog.files.paths import exists, is_directory
+from embedlog.files.shared_page import PAGE_BYTES, SharedPage
 from embedlog.files.wake_page import WAKE_FILE
 from embedlog.keyspace import FORMAT_FILE
 
 EPOCH_FILE = "epoch"
-_PAGE_BYTES = 4096
 _ENTRIES = (FORMAT_FILE, EPOCH_FILE, "locks", "topics")
 _PROBE_FILE = "probe"
 _BROKEN = frozenset(
@@ -55,6 +55,7 @@ class LogDirectory:
         self.attached: int | None = None
         """The descriptor of the lock that each process holds while it has the log open."""
         self._epoch_fd: int | None = None
+        self._page: SharedPage | None = None
         self.epoch_page: memoryview | None = None
         """One number: the highest epoch that any process has noted here."""
 
@@ -86,10 +87,10 @@ class LogDirectory:
             WakePage(self.files).close()
         if writable or self.files.exists(EPOCH_FILE):
             self._epoch_fd = self.files.open(EPOCH_FILE, write=writable, create=writable)
-            if writable and self.files.size(self._epoch_fd) < _PAGE_BYTES:
-                self.files.allocate(self._epoch_fd, _PAGE_BYTES)
-            page = self.files.map(self._epoch_fd, _PAGE_BYTES)
-            self.epoch_page = memoryview(page)[:8].cast("Q")
+            if writable and self.files.size(self._epoch_fd) < PAGE_BYTES:
+                self.files.allocate(self._epoch_fd, PAGE_BYTES)
+            self._page = SharedPage(self.files, self._epoch_fd)
+            self.epoch_page = self._page.words[:8].cast("Q")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -111,6 +112,8 @@ class LogDirectory:
         """Close the databases and free the lock; files that are being read stay open."""
         for store in self.stores.values():
             store.close()
+        if self._page is not None:
+            self._page.release()
         attached, self.attached = self.attached, None
         if attached is not None:
             with suppress(EmbedlogError):
@@ -202,8 +205,9 @@ class LogDirectory:
 
     def close(self) -> None:
         """Close the databases and all files."""
-        # Not the page, which another thread may be looking at: it is unmapped with this object.
         self.epoch_page = self._epoch_fd = None
+        if self._page is not None:
+            self._page.release()
         for store in self.stores.values():
             store.close()
         self.files.close_all()

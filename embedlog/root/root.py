@@ -34,7 +34,6 @@ from embedlog.errors import (
     EmbedlogError,
     InvalidReplicationAssignmentError,
     InvalidReplicationFactorError,
-    LogDeletedError,
     NotALogError,
     ReplicaNotAvailableError,
     StorageError,
@@ -211,14 +210,14 @@ class Root:
             raise InvalidReplicationAssignmentError(
                 "The log is in one directory, so there is nothing to choose",
                 path=self.path,
-                todo="Add directories with `embedlog replicas add`.",
+                todo="Add directories with `embedlog replicas add PATH`.",
             )
         if replication_factor not in (None, 1):
             raise InvalidReplicationFactorError(
                 f"The log is in one directory, so there is no second place for a copy: "
                 f"replication_factor must be 1, got {replication_factor!r}",
                 path=self.path,
-                todo="Add directories with `embedlog replicas add`.",
+                todo="Add directories with `embedlog replicas add PATH`.",
             )
         return None
 
@@ -513,9 +512,10 @@ class Root:
 
     def _mark_clean(self, context: Context) -> None:
         files = context.files
-        if not files.is_in_place():
-            raise self._moved()
         context.state.check_linked()
+        if not files.is_in_place():
+            self._warn_of_move()
+            return
         root_lock = files.open("locks/root", write=True, create=True)
         files.lock(root_lock, self.lock_timeout)
         files.unlock(self._attached)
@@ -527,11 +527,10 @@ class Root:
                 context.state.close()
                 startup.mark_clean(files)
 
-    def _moved(self) -> LogDeletedError:
-        return LogDeletedError(
-            "The log was moved or deleted while it was open",
-            path=self.path,
-            todo="Open it where it is now.",
+    def _warn_of_move(self) -> None:
+        _logger.warning(
+            "%s was moved while it was open; nothing is lost, and the next open checks it",
+            self.path,
         )
 
     def after_fork(self) -> None:

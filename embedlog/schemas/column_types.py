@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from embedlog.errors import InvalidSchemaError
 from embedlog.lazy import pa
 
+MAX_LEVELS = 32
+"""How many types may be inside of each other, as lists and structs are; a map counts twice.
+
+Arrow writes and reads 64, Parquet half of that if they are lists.  With hundreds Polars overflows
+its stack, which kills the process.
+"""
 _UNITS = ("s", "ms", "us", "ns")
 _DECIMAL_DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 """Digits of the largest integer, by its bits."""
@@ -29,11 +36,39 @@ def stored_type(data_type: Any, column: str, *, nulls: bool = False) -> Any:
     Raises:
         InvalidSchemaError: No column may have this type.
     """
+    if levels(data_type, _inner_types) > MAX_LEVELS:
+        raise InvalidSchemaError(
+            f"Column {column} has more than {MAX_LEVELS} types inside of each other",
+            column=column,
+            todo="Store its inner part as JSON text.",
+        )
+    return _stored_type(data_type, column, nulls)
+
+
+def levels(whole: Any, parts: Callable[[Any], Iterable[Any]]) -> int:
+    """Return how many things are inside of each other; at most `MAX_LEVELS` + 1 are counted.
+
+    Args:
+        whole: The outermost.
+        parts: Returns what is directly inside of one.
+    """
+    inside, count = [whole], 0
+    while inside and count <= MAX_LEVELS:
+        inside = [part for each in inside for part in parts(each)]
+        count += 1
+    return count
+
+
+def _inner_types(data_type: Any) -> list[Any]:
+    return [data_type.field(index).type for index in range(data_type.num_fields)]
+
+
+def _stored_type(data_type: Any, column: str, nulls: bool) -> Any:
     types = pa.types
     if isinstance(data_type, pa.BaseExtensionType):
-        return stored_type(data_type.storage_type, column, nulls=nulls)
+        return _stored_type(data_type.storage_type, column, nulls)
     if types.is_dictionary(data_type) or types.is_run_end_encoded(data_type):
-        return stored_type(data_type.value_type, column, nulls=nulls)
+        return _stored_type(data_type.value_type, column, nulls)
     if types.is_large_string(data_type) or types.is_string_view(data_type):
         return pa.string()
     if types.is_large_binary(data_type) or types.is_binary_view(data_type):
@@ -52,18 +87,18 @@ def stored_type(data_type: Any, column: str, *, nulls: bool = False) -> Any:
                 todo="Give each struct at least one field, and each field a name of its own.",
             )
         fields = [
-            (field.name, stored_type(field.type, f"{column}.{field.name}", nulls=nulls))
+            (field.name, _stored_type(field.type, f"{column}.{field.name}", nulls))
             for field in data_type
         ]
         return pa.struct(fields)
     if types.is_map(data_type):
         key, item = data_type.key_type, data_type.item_type
-        return pa.map_(stored_type(key, column), stored_type(item, column, nulls=nulls))
+        return pa.map_(_stored_type(key, column, False), _stored_type(item, column, nulls))
     if types.is_fixed_size_list(data_type):
-        inner = stored_type(data_type.value_type, column, nulls=nulls)
+        inner = _stored_type(data_type.value_type, column, nulls)
         return pa.list_(inner, data_type.list_size)
     if _is_list(data_type):
-        return pa.list_(stored_type(data_type.value_type, column, nulls=nulls))
+        return pa.list_(_stored_type(data_type.value_type, column, nulls))
     if nulls and types.is_null(data_type):
         return data_type
     allowed = (

@@ -38,7 +38,14 @@ def columns_of(schema: Any) -> pa.Schema:
     if isinstance(schema, pa.Schema):
         return _own_columns(schema)
     if dataclasses.is_dataclass(schema):
-        return _of_dataclass(schema if isinstance(schema, type) else type(schema))
+        owner = schema if isinstance(schema, type) else type(schema)
+        try:
+            return _of_dataclass(owner)
+        except RecursionError:
+            raise InvalidSchemaError(
+                f"{owner.__name__} has itself inside, and a column has a fixed number of levels",
+                todo="Make that field JSON text.",
+            ) from None
     known = ("__arrow_c_stream__", "__arrow_c_array__", "__arrow_c_schema__")
     if not any(hasattr(schema, name) for name in known):
         raise InvalidSchemaError(

@@ -10,11 +10,13 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime as dt
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
 from embedlog.lazy import pa, pc
+from embedlog.schemas.column_types import MAX_LEVELS
 from embedlog.schemas.values import arrow_array, checker_of, python_values
 
 
@@ -133,6 +135,23 @@ def _from_json(item: Any, data_type: Any) -> Any:
 # Rows
 
 
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def brackets_below(text: bytes) -> bytes:
+    """Return the brackets of JSON around what is more than `MAX_LEVELS` deep; empty if nothing is.
+
+    pyarrow's reader recurses for each level, and overflows the stack of the process.
+    """
+    if text.count(b"[") + text.count(b"{") <= MAX_LEVELS:
+        return b""
+    left = _STRING.sub(b"", text).translate(None, _NO_BRACKETS)
+    for _ in range(MAX_LEVELS):  # Each round removes the innermost brackets.
+        left = left.replace(b"[]", b"").replace(b"{}", b"")
+    return left
+
+
 def read_json(lines: list[bytes], schema: Any) -> Any:
     """Return lines of JSON, an object each, as a `pyarrow.Table`.
 
@@ -145,6 +164,10 @@ def read_json(lines: list[bytes], schema: Any) -> Any:
     """
     from pyarrow import json as arrow_json
 
+    for line in lines:
+        left = brackets_below(line)
+        if left.count(b"[") + left.count(b"{") > MAX_LEVELS:  # Fewer may be a mistyped line.
+            raise pa.ArrowInvalid(f"more than {MAX_LEVELS} values are inside of each other")
     data = b"\n".join(lines)
     return arrow_json.read_json(
         pa.BufferReader(data),

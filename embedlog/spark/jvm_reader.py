@@ -35,8 +35,8 @@ def jar_path() -> str:
         raise SparkSetupError(
             "This installation of embedlog has no jar for Spark's JVM",
             path=_JAR,
-            todo="Install a wheel of embedlog, or run `make jar` in its repository, which needs "
-            "a JDK. Without the jar, Python reads the log.",
+            todo="It was built without a JDK: run `make jar` in the repository with a JDK 17, and "
+            "build and install the wheel again. Without the jar, Python reads the log.",
         )
     return _JAR
 
@@ -44,7 +44,7 @@ def jar_path() -> str:
 def problem(version: str) -> str | None:
     """Return why the reader in the JVM cannot serve a version of Spark; None if it can."""
     if not os.path.exists(_JAR):
-        return "this installation of embedlog has no jar"
+        return "this installation of embedlog has no jar, since it was built without a JDK 17"
     if ".".join(version.split(".")[:2]) not in TESTED_VERSIONS:
         return f"it was not tested with Spark {version}"
     return None

@@ -113,21 +113,9 @@ class _Directories:
             StorageError: It cannot be read.
         """
         if root not in self._opened:
-            try:
-                files = Files(
-                    root,
-                    writable=False,
-                    unsafe_filesystem=True,
-                    # A map of a file on a disk that breaks ends the process.
-                    maps_segments=not part.directories,
-                )
-            except StorageError as error:
-                if not error.missing:
-                    raise
-                raise _not_on_this_host(root) from error
-            if not files.exists(FORMAT_FILE):  # a place where nothing is mounted
-                raise _not_on_this_host(root)
-            self._opened[root] = files
+            # A map of a file on a disk that breaks ends the process.
+            maps_segments = not part.directories
+            self._opened[root] = open_files(root, writable=False, maps_segments=maps_segments)
         return self._opened[root]
 
     def deleted(self, root: str, path: str, error: Exception) -> bool:
@@ -151,11 +139,25 @@ class _Directories:
             files.close_all()
 
 
-def _not_on_this_host(root: str) -> NotALogError:
-    return NotALogError(
+def open_files(root: str, *, writable: bool, maps_segments: bool = True) -> Files:
+    """Open the files of a log in an executor, which does not open its databases.
+
+    Raises:
+        NotALogError: The log is not on this host.
+        StorageError: This user may not open it.
+    """
+    try:
+        files = Files(root, writable=writable, unsafe_filesystem=True, maps_segments=maps_segments)
+        if files.exists(FORMAT_FILE):
+            return files
+    except StorageError as error:
+        if not error.missing:
+            raise
+    # Nothing, or a place where nothing is mounted.
+    raise NotALogError(
         "The log is not on this host",
         path=root,
-        todo="Executors read its files: mount the log's disk under the same path on all hosts.",
+        todo="Executors use its files: mount the log's disk under the same path on all hosts.",
     )
 
 
@@ -238,7 +240,7 @@ def _row_groups(
 def _warn_of_loss(part: PartitionSlice, start: int, end: int, loss: DataLossError) -> None:
     if start < end:
         _logger.warning(
-            *("Skipped offsets %d to %d of %s-%d, which are lost: %s", start, end - 1),
+            *("Skipped offsets [%d, %d) of %s-%d, which are lost: %s", start, end),
             *(part.topic, part.partition, loss.what),
         )
 

@@ -85,7 +85,7 @@ def _names(names: list[str], schema: TopicSchema) -> list[str]:
 def _arrow_type(field: dict[str, Any], topic: str) -> Any:
     try:
         return typed_columns.arrow_type(field["type"])
-    except KeyError as error:
+    except (KeyError, ValueError) as error:
         raise SerializationError(
             f"Column {field['name']} is {type_name(field['type'])}, which a topic cannot store",
             topic=topic,

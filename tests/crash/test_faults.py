@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
 import pytest
 from support import failed_flush, forks, full_disk, journal_check, program_faults, resource_limits
@@ -158,6 +162,78 @@ def test_running_out_of_descriptors_or_memory_is_a_typed_error(templates: Templa
         failed = forks.spread(cases, resource_limits.check_limit, templates=templates)
         tell(f"{len(cases)} limits of {kind}, {sum(failed)} steps failed by them")
         assert failed[0] > 0 and failed[-1] == 0
+
+
+def send(log: embedlog.Log) -> None:
+    """Send a record that only the background thread writes."""
+    producer = log.producer()
+    with suppress(RuntimeError):
+        producer.send("t", b"refused")
+    future = producer.send("t", b"sent")
+    while not future.done():
+        sleep(0.01)
+    producer.close()
+
+
+def consume(log: embedlog.Log) -> None:
+    """Read with a consumer of a group, which no other one need wait for if it cannot join."""
+    with log.consumer("t", group_id="g", auto_offset_reset="earliest") as consumer:
+        try:
+            consumer.poll(1000)
+        except RuntimeError:
+            assert not log.group("g").describe().members
+        while not consumer.assignment():
+            consumer.poll(100)
+
+
+def mirror(log: embedlog.Log) -> None:
+    """Follow the log with a mirror."""
+    target = f"{log.path}-copy"
+    with suppress(RuntimeError):
+        embedlog.mirror(log, target, topics="t", follow=True).stop()
+    with embedlog.mirror(log, target, topics="t", follow=True) as run:
+        log.producer().send_batch("t", [b"another"])
+        while not run.status.records:
+            sleep(0.01)
+
+
+def handle(log: embedlog.Log) -> None:
+    """Start processes of a group."""
+    with suppress(RuntimeError):
+        embedlog.run_group(log, "t", "g", len, until="end").stop()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("embedlog-producer", send),
+        ("embedlog-heartbeat", consume),
+        ("embedlog-audit", send),
+        ("embedlog-maintenance", send),
+        ("embedlog-open", send),
+        ("embedlog-mirror", mirror),
+        ("embedlog-run", handle),
+    ],
+)
+def test_a_thread_that_cannot_start_once_is_started_later(
+    tmp_path: Path, name: str, use: Callable[[embedlog.Log], None]
+) -> None:
+    """P19: a call raises, and changes nothing, or works without the thread; later ones work."""
+
+    def work() -> None:
+        with embedlog.open(tmp_path / "root", maintenance=False) as log:
+            log.create_topic("t", config={"audit": True})
+            log.producer().send_batch("t", [b"first"])
+        with resource_limits.no_thread(name, times=1) as refused:
+            log = embedlog.open(tmp_path / "root")
+            use(log)
+        assert refused
+        use(log)
+        assert log.verify() == []
+        log.close()
+
+    forks.call(work)
 
 
 def test_lost_permissions_are_a_typed_error(templates: Templates) -> None:

@@ -132,8 +132,7 @@ def write(log: Log, table: pa.Table, topic: str = "copy", **options: str) -> int
     """Check, stage and publish rows as the driver and a task do, without Spark."""
     parsed = sink_options.parse({"path": log.path, "topic": topic, **options})
     fields = fields_of(table.schema)
-    has_partitions = "partition" in table.column_names
-    task = batch_write.plan_write(parsed, has_partitions=has_partitions, fields=fields)
+    task = batch_write.plan_write(parsed, fields=fields)
     staged = task.stage(table.to_batches(), 0, 0)
     return batch_write.publish(parsed, [staged], None).records
 
@@ -653,6 +652,15 @@ def test_missing_columns_are_null_or_have_their_default(log):
     assert value == {"tailnum": "N1", **none, "carrier": "AA"}
 
 
+def test_arrays_and_structs_without_values_fit_every_column(log):
+    """They are void inside, as `array()` is."""
+    halves = pa.array([[{"x": None}]], pa.list_(pa.struct([("x", pa.null())])))
+    table = pa.table({**ROW, "tags": pa.array([[]], pa.list_(pa.null())), "halves": halves})
+    assert write(log, table) == 1
+    (value,) = (record.value for record in log.topic("copy"))
+    assert (value["tags"], value["halves"]) == ([], [{"x": None}])
+
+
 def test_keys_go_where_producers_send_them_and_partitions_take_precedence(log):
     """A null partition leaves it to the key."""
     values = [flight(number, tailnum=f"N{number}") for number in range(40)]
@@ -754,6 +762,11 @@ def test_spark_reads_and_writes_a_typed_topic(spark, log):
         save(whole.withColumn("nope", whole.delay), log)
     assert isinstance(to_embedlog_error(refused.value), SerializationError)
     assert len(log["copy"]) == 20
+    with pytest.raises(Exception, match=r"tags is map.*which a topic cannot store"):
+        save(spark.sql("SELECT 'N1' AS tailnum, 1 AS delay, map() AS tags"), log)
+    save(spark.sql("SELECT 'empty' AS tailnum, 1 AS delay, array() AS tags, NULL AS day"), log)
+    values = [record.value for record in log["copy"]]
+    assert [value["tags"] for value in values if value["tailnum"] == "empty"] == [[]]
 
 
 def copy_stream(spark: Any, log: Log, directory: Path) -> None:

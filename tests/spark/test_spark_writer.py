@@ -275,9 +275,7 @@ def test_a_row_larger_than_any_batch_is_refused(spark, log):
     # Not a constant, of which the plan would have several copies.
     value = "cast(repeat(chr(int(120 + id)), 67108865) as binary) value"
     frame = spark.range(0, 1, 1, 1).selectExpr(value)
-    with pytest.raises(
-        Exception, match=r"RecordTooLargeError: A batch of \d+ bytes is larger than"
-    ):
+    with pytest.raises(Exception, match=r"A batch of \d+ bytes is larger than"):
         save(log, frame, topic="t")
     assert len(log["t"]) == 0
 
@@ -360,7 +358,7 @@ def test_a_batch_whose_planner_dies_while_it_publishes_is_not_published_again(
 ):
     """Nobody knows whether it was published: the error says how to find out."""
     planner_faults.order(faults, f"{when} publish_batch")
-    with pytest.raises(Exception, match=r"ProcessDiedError.*may be in the log or not"):
+    with pytest.raises(Exception, match=r"publish_batch: .* may be in the log or not"):
         save(log, numbers, topic="u")
 
     assert len(log["u"]) == (100 if when == "after" else 0)

@@ -27,8 +27,7 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
  * <p>Each line of the input is a request: {@code {"plan": ..., "columns": [...],
  * "failOnDataLoss": true, "times": [first, last], "limit": -1, "typed": null}}; for typed topics with
  * "schema", as the planner answers, and "projection", {@code spark.sql.codegen.factoryMode}. The answer is a line {@code
- * {"rows": [[...], ...]}}, with bytes in hexadecimal digits, or {@code {"error": class, "message":
- * text}}.
+ * {"rows": [[...], ...]}}, with bytes in hexadecimal digits, or {@code {"error": text}}.
  */
 public final class ReadTasks {
   private static final ObjectMapper MAPPER = new ObjectMapper();
@@ -50,8 +49,7 @@ public final class ReadTasks {
       answer.set("rows", rows(request));
     } catch (Throwable error) { // An OutOfMemoryError is what a test looks for, too.
       answer.removeAll();
-      answer.put("error", error.getClass().getName());
-      answer.put("message", error.getMessage());
+      answer.put("error", error.toString());
     }
     return answer;
   }

@@ -152,10 +152,9 @@ class JvmTasks:
         if "rows" in answer:
             rows: list[list[Any]] = answer["rows"]
             return rows
-        message = f"{answer['error']}: {answer['message']}"
-        error = to_embedlog_error(RuntimeError(message))
+        error = to_embedlog_error(RuntimeError(answer["error"]))
         if isinstance(error, errors.SparkQueryError):
-            raise JvmCrashError(message)
+            raise JvmCrashError(answer["error"])
         raise error
 
     def _ask(self, line: bytes) -> bytes:

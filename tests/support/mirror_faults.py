@@ -24,6 +24,7 @@ from embedlog.mirrors import mirror as mirror_module
 from embedlog.mirrors.hops import _HOP, HEADER, Place, hops_of, key_of
 from embedlog.partition import pending_deletes
 from embedlog.record import TopicPartition
+from embedlog.registry.schema_registry import SchemaRegistry
 from embedlog.root.root import Root
 from support.faulty_roots import Acknowledge, RootFaults
 from support.forks import Child
@@ -31,7 +32,7 @@ from support.manual_compaction import keep
 from support.retention_faults import FastUptimeFiles
 from support.roots import encoded, healthy, no_stray_files, open_root
 
-TOPICS = ("compacted", "plain", "typed")
+TOPICS = ("avro", "compacted", "plain", "typed")
 
 
 def forwarded(site_id: str, topic_id: int) -> list[tuple[str, bytes | None]]:
@@ -41,11 +42,11 @@ def forwarded(site_id: str, topic_id: int) -> list[tuple[str, bytes | None]]:
 
 
 def fill_source(path: Path) -> None:
-    """Create a source with gaps, headers, two versions of a schema, and a group."""
+    """Create a source with gaps, headers, Avro, two versions of a schema, and a group."""
     root = open_root(path)
     log = Log(root)
     settings = {"segment.bytes": 4000}
-    root.create_topic("plain", 2, TopicConfig.parse(settings))
+    root.create_topic("plain", 2, TopicConfig.parse({**settings, "audit": True}))
     root.create_topic("compacted", 1, TopicConfig.parse({**settings, "cleanup.policy": "compact"}))
     log.create_topic("typed", schema=pa.schema([("n", pa.int64())]), config=settings)
     plain = root.partition("plain", 0)
@@ -65,6 +66,10 @@ def fill_source(path: Path) -> None:
         producer.send("typed", {"n": 1}).result()
         log.alter_topic("typed", schema=pa.schema([("n", pa.int64()), ("s", pa.string())]))
         producer.send("typed", {"n": 2, "s": "x"}).result()
+        log.create_topic("avro", value="avro", config=settings)
+        for kind in ("int", "long"):
+            log.schemas.register("avro-value", kind)
+            producer.send("avro", 5).result()
     log.group("g").reset_offsets(5, topics="plain", dry_run=False)
     log.close()
 
@@ -93,8 +98,9 @@ class MirrorFaults(RootFaults):
         return path
 
     def fill(self, root: Root) -> None:
-        """Create the source, and something of the target's own."""
+        """Create the source, and something of the target's own, also under an id of the source."""
         self.source_path(root, anew=True)
+        SchemaRegistry(root).register("own", "string")
         root.create_topic("own", 1, TopicConfig())
         root.partition("own", 0).append([encoded(b"own")])
         root.flush()
@@ -166,6 +172,7 @@ class MirrorFaults(RootFaults):
                     assert ours[bound] == original[bound], (topic, bound)  # type: ignore[literal-required]
             config = mine["overrides"] | {"mirror.source": None}
             assert config == theirs["overrides"] | {"mirror.source": None}
+        assert Log(root).audit("plain").differences == []
         partition = TopicPartition("plain", 0)
         positions = Log(root).group("g").describe().partitions
         assert [p.current_offset for p in positions if p[:2] == partition] == [5]
@@ -197,7 +204,7 @@ class MirrorFaults(RootFaults):
 class MergeFaults(MirrorFaults):
     """The same, into topics that have records of their own."""
 
-    options: ClassVar[dict[str, Any]] = {"merge": True, "topics": "plain|compacted"}
+    options: ClassVar[dict[str, Any]] = {"merge": True, "topics": "plain|compacted|avro"}
     parts: ClassVar = [TopicPartition("plain", 0)]
 
     def fill(self, root: Root) -> None:
@@ -205,7 +212,8 @@ class MergeFaults(MirrorFaults):
         source = open_root(self.source_path(root, anew=True), mode="r")
         headers = [forwarded(source.id, source.topic("plain").id)]
         source.close()
-        root.create_topic("plain", 2, TopicConfig.parse({"segment.bytes": 2000}))
+        SchemaRegistry(root).register("own", "string")
+        root.create_topic("plain", 2, TopicConfig.parse({"segment.bytes": 2000, "audit": True}))
         root.partition("plain", 0).append([encoded(b"own", headers=headers)])
         root.flush()
 
@@ -221,7 +229,7 @@ class MergeFaults(MirrorFaults):
     def check_between(self, root: Root, acked: set[str]) -> None:
         """The first records of each partition are there, once."""
         source = open_root(self.source_path(root), mode="r")
-        for topic in ("plain", "compacted"):
+        for topic in ("plain", "compacted", "avro"):
             if topic in root.topics():
                 theirs = [(r.partition, r.offset) for r in Log(source).topic(topic)]
                 for number in range(root.partitions(topic)):
@@ -235,7 +243,10 @@ class MergeFaults(MirrorFaults):
         error = self.work(root, durability, lambda step: None)
         assert error is None, error
         source = open_root(self.source_path(root), mode="r")
-        for topic in ("plain", "compacted"):
+        assert Log(root).audit("plain").differences == []
+        if "avro" in root.topics():
+            assert {record.value for record in Log(root).topic("avro")} <= {5}
+        for topic in ("plain", "compacted", "avro"):
             assert self.merged(root, topic) == [
                 (r.partition, r.offset) for r in Log(source).topic(topic)
             ]

@@ -17,18 +17,24 @@ _SOURCE = Path(__file__).with_suffix(".c")
 
 def build(directory: Path) -> Path:
     """Compile the file system, and return its program; skip the test where that is not possible."""
-    tools = [tool for tool in ("gcc", "pkg-config", "unshare") if shutil.which(tool) is None]
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse") or tools:
-        pytest.skip(f"a mount by FUSE needs root, /dev/fuse, and {tools or 'nothing else'}")
-    flags = subprocess.run(
-        ["pkg-config", "fuse3", "--cflags", "--libs"], capture_output=True, text=True, check=False
+    has_tools = all(map(shutil.which, ("gcc", "pkg-config", "unshare", "setpriv")))
+    has_libfuse = has_tools and _run("pkg-config", "fuse3").returncode == 0
+    may_mount = (
+        has_tools and os.path.exists("/dev/fuse") and not _run("unshare", "-m", "true").returncode
     )
-    if flags.returncode:
-        pytest.skip("libfuse3 is not installed with its headers")
+    if not (has_libfuse and may_mount):
+        pytest.skip("needs root, /dev/fuse, gcc, and libfuse3 with its headers")
     program = directory / "remote_disk"
-    command = ["gcc", "-O1", "-o", str(program), str(_SOURCE), *flags.stdout.split()]
+    flags = _run("pkg-config", "fuse3", "--cflags", "--libs").stdout.split()
+    command = ["gcc", "-O1", "-o", str(program), str(_SOURCE), *flags]
     subprocess.run(command, check=True)
     return program
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
 
 
 @contextmanager

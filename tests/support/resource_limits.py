@@ -1,4 +1,4 @@
-"""Too few descriptors, too little address space, lost permissions (P19)."""
+"""Too few descriptors or threads, too little address space, lost permissions (P19)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import errno
 import os
 import resource
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -70,6 +72,24 @@ def _lower(case: Limit) -> Callable[[], None]:
     soft, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (in_use + case.more, hard))
     return lambda: resource.setrlimit(kind, (soft, hard))
+
+
+@contextmanager
+def no_thread(name: str, times: int) -> Iterator[list[str]]:
+    """Let the first threads of a name not start; yields the names of those that did not."""
+    start, refused = threading.Thread.start, list[str]()
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name.startswith(name) and len(refused) < times:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    threading.Thread.start = limited  # type: ignore[method-assign]
+    try:
+        yield refused
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
 
 
 def _check_error(error: EmbedlogError, case: Limit) -> None:

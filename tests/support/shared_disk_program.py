@@ -80,7 +80,10 @@ class Driver:
         return "none"
 
     def run(self) -> dict[str, Any]:
-        """Write and read, batches and streams, bytes and columns; then with deleted files."""
+        """Write and read, batches and streams, bytes and columns; then with deleted files.
+
+        Counts are those of records, and of distinct ones.
+        """
         t, typed = f"t-{self.language}", f"typed-{self.language}"
         self.write(
             self.rows.selectExpr("cast(id as string) value", "cast(id % 50 as string) key"), t
@@ -88,13 +91,11 @@ class Driver:
         self.write(self.rows.selectExpr("id as number", "concat('é', id) as text"), typed)
         self.copy(t, f"{t}-copy", "key", "value")
         self.copy(typed, f"{typed}-copy", "number", "text")
-        counts = {
-            name: [self.read(name).count(), self.read(name).selectExpr(column).distinct().count()]
-            for name, column in (
-                *((name, "cast(value as string)") for name in (t, f"{t}-copy")),
-                *((name, "text") for name in (typed, f"{typed}-copy")),
-            )
-        }
+        counts = {}
+        for name in (t, f"{t}-copy", typed, f"{typed}-copy"):
+            column = "text" if name.startswith("typed") else "cast(value as string) text"
+            rows = self.read(name).selectExpr(column).collect()
+            counts[name] = [len(rows), len({row.text for row in rows})]
         doomed = f"doomed-{self.language}"
         first, second, *_ = [
             file for file in segment_files(self.path) if f"/{doomed}-" in str(file)

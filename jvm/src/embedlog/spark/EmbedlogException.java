@@ -3,15 +3,23 @@ package embedlog.spark;
 import java.io.IOException;
 import java.net.InetAddress;
 import java.nio.file.Path;
+import java.util.Map;
+import org.apache.spark.QueryContext;
+import org.apache.spark.SparkRuntimeException;
 
 /**
  * An error of embedlog, as its Python classes name and word it.
  *
- * <p>The message begins with the name of the Python class, by which embedlog finds its errors in
- * the text of Spark's.
+ * <p>It is one of Spark's own with a condition, so Spark passes it on from a task as it is, and
+ * PySpark shows its message alone. Where only the text of an exception is left, embedlog finds its
+ * errors by the name of the Python class, with which {@link #toString} begins.
  */
-class EmbedlogException extends RuntimeException {
+class EmbedlogException extends SparkRuntimeException {
   private static final long serialVersionUID = 1L;
+
+  private static final QueryContext[] NO_CONTEXT = {};
+
+  private final ErrorText text;
 
   /**
    * Makes an error.
@@ -20,7 +28,33 @@ class EmbedlogException extends RuntimeException {
    * @param message what happened, where, and what to do
    */
   EmbedlogException(String type, String message) {
-    super("embedlog.errors." + type + ": " + message);
+    super(ErrorText.SPARKS_CONDITION, ErrorText.sparksParameters(message), null, NO_CONTEXT, "");
+    text = new ErrorText(type, message);
+  }
+
+  @Override
+  public String getMessage() {
+    return text.message();
+  }
+
+  @Override
+  public String getCondition() {
+    return text.condition();
+  }
+
+  @Override
+  public String getSqlState() {
+    return null;
+  }
+
+  @Override
+  public Map<String, String> getMessageParameters() {
+    return text.parameters();
+  }
+
+  @Override
+  public String toString() {
+    return text.toString();
   }
 
   /** Returns the error for a batch that is not as it was written. */
@@ -69,7 +103,7 @@ class EmbedlogException extends RuntimeException {
         "NotALogError",
         "The log is not on this host ["
             + root
-            + "]. Executors read its files: mount the log's disk under the same path on all"
+            + "]. Executors use its files: mount the log's disk under the same path on all"
             + " hosts.");
   }
 
@@ -78,8 +112,8 @@ class EmbedlogException extends RuntimeException {
     return new EmbedlogException(
         "StorageError",
         String.format(
-            "%s has no permission: EACCES [%s]. Run it as the user who owns the log, or have that"
-                + " user call share(group).",
+            "%s has no permission: EACCES [%s]. Run it as the user who owns the log; share(group)"
+                + " lets Spark's executors of other users read and stage.",
             executor(), path));
   }
 

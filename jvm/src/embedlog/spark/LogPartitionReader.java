@@ -88,9 +88,9 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
   private void warnOfLoss(long offset) {
     if (loss != null && nextOffset < offset) {
       LOGGER.warn(
-          "Skipped offsets {} to {} of {}-{}, which are lost: {}",
+          "Skipped offsets [{}, {}) of {}-{}, which are lost: {}",
           nextOffset,
-          offset - 1,
+          offset,
           slice.topic(),
           slice.partition(),
           loss.problem());

@@ -83,6 +83,9 @@ final class StagedFileWriter {
   }
 
   private FileChannel create() {
+    if (Files.notExists(root.resolve("embedlog.toml"))) {
+      throw EmbedlogException.noLogOnHost(root.toString());
+    }
     IOException problem = null;
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
       try {
@@ -97,15 +100,15 @@ final class StagedFileWriter {
         return channel;
       } catch (NoSuchFileException error) {
         problem = error;
-        if (!Files.isDirectory(root)) {
-          break;
-        }
       } catch (IOException error) {
         problem = error;
         break;
       }
     }
-    throw noDirectory(problem);
+    if (problem instanceof AccessDeniedException) {
+      throw EmbedlogException.noPermission(Path.of(problem.getMessage()));
+    }
+    throw failed("open", problem);
   }
 
   /** Makes the directories, with the permissions of the first one, which it returns. */
@@ -135,23 +138,6 @@ final class StagedFileWriter {
     if ((mode & SET_GROUP_ID) != 0) {
       Files.setAttribute(path, "unix:mode", mode & mask);
     }
-  }
-
-  private EmbedlogException noDirectory(IOException error) {
-    if (error instanceof AccessDeniedException) {
-      return EmbedlogException.noPermission(Path.of(error.getMessage()));
-    }
-    String reason =
-        Files.isDirectory(root)
-            ? error.toString()
-            : "There is no such directory [" + root + "]. Check the path";
-    return new EmbedlogException(
-        "StorageError",
-        String.format(
-            "%s cannot write to the log's directory: %s [%s]. Executors write to the directory of"
-                + " the log itself: run them on the same host, or mount its disk under the same"
-                + " path.",
-            EmbedlogException.executor(), reason, root));
   }
 
   private EmbedlogException failed(String operation, IOException error) {
