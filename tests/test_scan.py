@@ -17,10 +17,10 @@ from polars.testing import assert_frame_equal
 from support.children import run_python
 
 import embedlog
-from embedlog.api.pushdown import MAX_BYTES
 from embedlog.api.scan import ScanSource
 from embedlog.api.topic import TopicView
-from embedlog.errors import CorruptBatchError, InvalidSchemaError
+from embedlog.errors import CorruptBatchError, InvalidQueryError, InvalidSchemaError
+from embedlog.schemas.pushdown import MAX_BYTES
 
 COLUMNS = pa.schema(
     [
@@ -555,10 +555,102 @@ def test_a_selection_says_at_once_what_is_wrong(log):
         topic.select(["carier"])
     with pytest.raises(TypeError, match="must be a list of names, got 'carrier'"):
         topic.select("carrier")
-    with pytest.raises(TypeError, match=r"must be a pyarrow.compute.Expression, got Expr; .*scan"):
-        topic.select(where=pl.col("number") > 5)
+    with pytest.raises(TypeError, match=r"pyarrow or Polars, or SQL as a str .*, got bool"):
+        topic.select(where=True)
+    for where in (pc.field("numbr") > 5, pl.col("numbr") > 5, "numbr > 5"):
+        with pytest.raises(InvalidQueryError, match=r"'numbr'.*Did you mean number"):
+            topic.select(where=where)
+    for where in (pc.field("carrier") > 5, pl.col("number"), "number >"):
+        with pytest.raises(InvalidQueryError, match="is wrong: "):
+            topic.select(where=where)
+    for where in (pl.col("number") > pl.col("number").mean(), "number > 1 and number > (select 2)"):
+        with pytest.raises(InvalidQueryError, match="not about single rows"):
+            topic.select(where=where)
     with pytest.raises(ValueError, match="since or between"):
         topic.select(since="1h", between=("2h", "1h"))
+
+
+CONDITIONS = {
+    "numbers": (pc.field("number") > 1, pl.col("number") > 1, "number > 1"),
+    "text": (pc.field("carrier") == "UA", pl.col("carrier") == "UA", "carrier = 'UA'"),
+    "default": (pc.field("gate") == "A1", pl.col("gate") == "A1", "gate = 'A1'"),
+    "record": (pc.field("offset") < 3, pl.col("offset") < 3, '"offset" < 3'),
+    "deleted": (pc.field("_tombstone"), pl.col("_tombstone"), "_tombstone"),
+    "bytes": (pc.field("raw").isin([b"\xff"]), pl.col("raw") == b"\xff", "raw = x'ff'"),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_a_condition_is_of_pyarrow_polars_or_sql(log, name):
+    """At each door with the same rows."""
+    topic, columns = log.topic("t"), ["offset", "partition", "number"]
+    rows = topic.to_arrow([*columns, "carrier", "gate", "raw", "_tombstone"])
+    kept = rows.filter(CONDITIONS[name][0])
+    if name != "deleted":
+        kept = kept.filter(~pc.field("_tombstone"))
+    expected = sorted(map(repr, kept.select(columns).to_pylist()))
+
+    def consumed(where):
+        with log.consumer("t", auto_offset_reset="earliest") as consumer:
+            yield from consumer.iter_batches(columns, "end", where)
+
+    assert expected
+    for where in CONDITIONS[name]:
+        for door in (
+            topic.to_arrow(columns, where=where).to_batches(),
+            topic.batches(columns, where=where),
+            topic.select(columns, where=where).batches(),
+            consumed(where),
+        ):
+            found = [row for batch in door for row in batch.to_pylist()]
+            assert sorted(map(repr, found)) == expected
+
+
+@given(filters)
+def test_a_condition_of_polars_selects_what_polars_selects(log, rows, condition):
+    """Whatever of it the log can use to skip records."""
+    try:
+        expected = rows.filter(condition)
+    except pl.exceptions.PolarsError:
+        assume(False)
+
+    try:
+        found = log.topic("t").to_polars(where=condition)
+    except InvalidQueryError as error:
+        if "not about single rows" not in str(error):
+            raise
+        assume(False)
+    assert_frame_equal(found, expected)
+
+
+def test_names_of_columns_are_no_patterns(tmp_path):
+    """Polars takes such names for several columns, if it may."""
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        for number, name in enumerate(["*", "^.*$", "^b.$"]):
+            table = pa.table({"a": [1, 2], name: [2, 3], "b1": [3, 4]})
+            topic = log.create_topic(f"t{number}", schema=table.schema)
+            log.producer().append_table(topic.name, table).result()
+
+            assert topic.scan().collect().select(pl.nth(3, 4, 5)).to_dict(as_series=False) == (
+                table.to_pydict()
+            )
+            kept = topic.scan().filter(pl.nth(4) == 3).select(pl.nth(4, 5)).collect()
+            assert kept.to_dicts() == [{name: 3, "b1": 4}]
+
+
+def test_decimals_that_polars_does_not_have_are_refused(tmp_path):
+    """Polars has the type of 256 bits in an empty frame, and panics at the first value."""
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        wide = pa.list_(pa.decimal256(30, 2))
+        topic = log.create_topic("t", schema=pa.schema([("x", wide), ("y", pa.int64())]))
+        log.producer().send("t", {"x": [Decimal("1.25")], "y": 1}).result()
+
+        for read in (topic.to_polars, topic.scan, lambda: log.sql("select y from t")):
+            with pytest.raises(InvalidSchemaError, match="column x"):
+                read()
+        assert topic.to_polars(["y"], where="y = 1").to_dicts() == [{"y": 1}]
+        with pytest.raises(InvalidSchemaError, match="column x"):
+            topic.to_arrow(where=pl.col("x").is_null())
 
 
 def test_a_selection_shows_what_was_chosen(log):

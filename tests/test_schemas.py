@@ -863,6 +863,41 @@ def test_times_become_the_objects_that_pyarrow_makes(unit, per_second, zone, sec
     assert repr(python_values(times)) == repr(times.to_pylist())
 
 
+@pytest.mark.parametrize("wrap", [False, True], ids=["plain", "inside"])
+@pytest.mark.parametrize(
+    ("kind", "stored", "value"),
+    [
+        (pa.time32("s"), pa.int32(), 86_400),
+        (pa.time64("us"), pa.int64(), -1),
+        (pa.decimal128(3, 1), pa.decimal128(9, 1), 12_345),
+    ],
+    ids=str,
+)
+def test_a_value_that_its_type_does_not_have_is_refused(tmp_path, kind, stored, value, wrap):
+    """A table may hold one, and no reader could decode the batch."""
+    buffers = pa.array([value], stored).buffers()
+    column = pa.Array.from_buffers(kind, 1, buffers)
+    if wrap:
+        column = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), column)
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        topic = log.create_topic("t", schema=pa.schema([("x", column.type)]))
+        with pytest.raises(SerializationError, match="Column x has an invalid value"):
+            log.producer().append_table("t", pa.table({"x": column}))
+        assert len(topic) == 0
+
+
+def test_a_timestamp_of_a_record_does_not_wrap_around(tmp_path):
+    """One in seconds may not fit in milliseconds."""
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        topic = log.create_topic("t", schema=pa.schema([("x", pa.int64())]))
+        times = pa.array([1 << 60], pa.int64()).view(pa.timestamp("s"))
+        with pytest.raises(SerializationError, match="Column timestamp"):
+            log.producer().append_table("t", pa.table({"x": [1], "timestamp": times}))
+        times = pa.array([1999], pa.int64()).view(pa.timestamp("us"))
+        log.producer().append_table("t", pa.table({"x": [1], "timestamp": times})).result()
+        assert topic[0].timestamp == 1
+
+
 TIMES = [pa.timestamp(unit, zone) for unit in ("s", "ms", "us") for zone in (None, "Asia/Tokyo")]
 TIMES += [pa.timestamp("ns", "UTC"), pa.date32(), *map(pa.duration, ("s", "ms", "us", "ns"))]
 

@@ -249,7 +249,7 @@ def test_batches_of_a_sealed_segment_are_skipped_by_their_blocks(log):
     rows = [[{"i": number}] * 3 for number in range(2)]
     topic = typed_topic(log, rows)
 
-    view = topic._pruned(pc.field("i") == 1)
+    view = topic._with_matches(pc.field("i") == 1)
 
     assert [(part.start, part.stop) for part in view.ranges()] == [(3, 6)]
 
@@ -263,8 +263,8 @@ def test_statistics_see_through_a_change_of_the_schema(log):
     assert topic.to_arrow(["n"], where=pc.field("n") == 2)["n"].to_pylist() == [2]
     assert topic.to_arrow(["n"], where=pc.field("n") == 3).num_rows == 0
     assert topic.to_arrow(["n"], where=pc.field("g") == 7).num_rows == 2
-    assert topic._pruned(pc.field("g") == 8).ranges() == topic[2:].ranges()
-    assert topic._pruned(pc.field("h") == "x").ranges() == topic[2:].ranges()
+    assert topic._with_matches(pc.field("g") == 8).ranges() == topic[2:].ranges()
+    assert topic._with_matches(pc.field("h") == "x").ranges() == topic[2:].ranges()
 
 
 def test_batches_of_the_active_segment_are_skipped_by_their_heads(log):
@@ -275,7 +275,7 @@ def test_batches_of_the_active_segment_are_skipped_by_their_heads(log):
     for batch in rows[1:]:
         producer.append_table(topic.name, pa.Table.from_pylist(batch, schema=SCHEMA)).result()
 
-    view = topic._pruned(pc.field("i") == 2)
+    view = topic._with_matches(pc.field("i") == 2)
 
     assert [(part.start, part.stop) for part in view.ranges()] == [(10, 15)]
     assert topic.to_arrow(["i"], where=pc.field("i") == 2)["i"].to_pylist() == [2] * 5

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 import embedlog
-from embedlog.api.row_filter import RowFilter
 from embedlog.api.topic import TopicView
 from embedlog.cli import main
 from embedlog.errors import InvalidQueryError, InvalidSchemaError, UnknownTopicOrPartitionError
+from embedlog.schemas.row_filter import row_filter
 
 FLIGHTS = pa.table(
     {
@@ -192,7 +192,7 @@ def test_a_condition_reads_its_topic_only(log, query, server):
 
     condition = query.partition(" where ")[2].format(f"read_csv('{url}')")
     with pytest.raises(InvalidQueryError, match="is not about single rows"):
-        RowFilter(condition, FLIGHTS.schema, "flights")
+        row_filter(condition, FLIGHTS.schema, "flights")
     with pytest.raises(BlockingIOError):
         listening.accept()
 

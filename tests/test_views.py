@@ -142,6 +142,17 @@ def test_a_sample_has_each_record_with_the_same_chance(topic):
     assert min(chosen.values()) > 10
 
 
+def test_a_typed_topic_is_plotted_too(tmp_path):
+    """Its values are not read."""
+    pytest.importorskip("matplotlib").use("Agg")
+    with embedlog.open(tmp_path / "typed", maintenance=False) as log:
+        typed = log.create_topic("t", schema=pa.schema([("a", pa.int64())]), key="a")
+        log.producer().append_table("t", pa.table({"a": [1, 2, 3]})).result()
+
+        (line,) = typed.plot("1d").lines
+        assert line.get_ydata().tolist() == [3, 3]
+
+
 def test_a_plot_shows_the_rate_of_records(topic):
     """One step per window; the axes come back, to change them."""
     matplotlib = pytest.importorskip("matplotlib")

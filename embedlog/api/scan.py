@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from embedlog.api.pushdown import PushedFilter, pushed_filter
 from embedlog.display import need
-from embedlog.errors import InvalidSchemaError, UnsupportedFormatError
+from embedlog.errors import UnsupportedFormatError
 from embedlog.lazy import pa
+from embedlog.schemas.pushdown import PushedFilter, pushed_filter
+from embedlog.schemas.row_filter import polars_schema
 
 if TYPE_CHECKING:
     import polars
@@ -111,7 +112,8 @@ class ScanSource:
             frame = polars.from_arrow(table)
             if predicate is not None:
                 frame = frame.filter(predicate)
-            yield frame.select(names) if names else polars.DataFrame(height=frame.height)
+            # Names in select() may be patterns, such as "*".
+            yield frame[names] if names else polars.DataFrame(height=frame.height)
 
 
 def in_frames(
@@ -152,24 +154,3 @@ def _pieces(batches: Iterator[Any], n_rows: int | None, limit: int) -> Iterator[
             yield batch.slice(start, limit)
         if left == 0:
             return
-
-
-def polars_schema(schema: Any, topic: str) -> Any:
-    """Return the columns of a `pyarrow.Schema` as Polars has them.
-
-    Raises:
-        InvalidSchemaError: Polars does not have the type of a column.
-    """
-    polars = need("polars")
-    columns: dict[str, Any] = {}
-    for field in schema:
-        try:
-            columns |= polars.from_arrow(pa.schema([field]).empty_table()).schema
-        except (polars.exceptions.PolarsError, pa.ArrowException) as error:
-            raise InvalidSchemaError(
-                f"Polars does not have the type {field.type} of the column {field.name}: {error}",
-                topic=topic,
-                column=field.name,
-                todo="Read the topic with to_arrow(columns=…).",
-            ) from error
-    return polars.Schema(columns)

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from embedlog.display import cut, html_table, public_names, short
 from embedlog.errors import EmbedlogError
-from embedlog.lazy import pa, pc
+from embedlog.lazy import pa
+from embedlog.schemas.reading import text_of
+from embedlog.schemas.row_filter import check_where
 from embedlog.schemas.rows import python_rows
 
 if TYPE_CHECKING:
     import pandas
     import polars
-    import pyarrow.compute
 
+    from embedlog.schemas.row_filter import Where
     from embedlog.times import When
 
 _SHOWN, _CELL_WIDTH = 5, 30
@@ -40,25 +42,22 @@ class Selection:
         self,
         view: object,
         columns: Sequence[str] | None,
-        where: pyarrow.compute.Expression | None,
+        where: Where | None,
         latest: bool,
         since: When | None,
         between: tuple[When, When] | None,
     ) -> None:
         if isinstance(columns, str):
             raise TypeError(f"columns must be a list of names, got {columns!r}")
-        if where is not None and not isinstance(where, pc.Expression):
-            raise TypeError(
-                f"where must be a pyarrow.compute.Expression, got {type(where).__name__}; "
-                'write pyarrow.compute.field("dep_delay") > 60, or use scan() for expressions of '
-                "Polars"
-            )
+        check_where(where)
         self._view = cast("Any", view)
         self._view._limited(since, between)  # Raises if a time is wrong.
         self._latest = latest
         self._columns = None if columns is None else list(columns)
         self._where, self._since, self._between = where, since, between
         self.schema()
+        if self._is_stored():
+            self._view._condition(where)
 
     def _is_stored(self) -> bool:
         """Whether the columns are those that `TopicView.batches` yields."""
@@ -127,7 +126,7 @@ class Selection:
         if self._latest:
             parts.append("latest of each key")
         if self._where is not None:
-            parts.append(f"where {cut(str(self._where))}")
+            parts.append(f"where {cut(text_of(self._where))}")
         if self._since is not None:
             parts.append(f"since {self._since}")
         if self._between is not None:

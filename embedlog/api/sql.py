@@ -11,6 +11,7 @@ from embedlog.api.scan import Scannable, ScanSource
 from embedlog.catalog import INTERNAL
 from embedlog.display import need
 from embedlog.errors import EmbedlogError, InvalidQueryError, UnknownTopicOrPartitionError
+from embedlog.schemas.row_filter import failures, first_line, table_names
 
 if TYPE_CHECKING:
     import polars
@@ -68,17 +69,6 @@ def sql(views: Mapping[str, Scannable], query: str, *, files: bool = False) -> p
     return frame
 
 
-def table_names(query: str) -> set[str]:
-    """Return the names of all tables and table functions in a query, as Polars parses it.
-
-    Raises:
-        PolarsError: The query cannot be parsed.
-    """
-    context = need("polars").SQLContext()
-    names = context._ctxt.table_identifiers(query, include_schema=True, unique=True)
-    return {part for name in names for part in (name, *name.split("."))}
-
-
 def _reads_files(name: str) -> bool:
     """Whether a name is that of a table function that reads files.
 
@@ -90,11 +80,6 @@ def _reads_files(name: str) -> bool:
     except failures() as error:
         return _NO_FUNCTION not in str(error) and name.lower() not in _SERIES
     return True
-
-
-def failures() -> tuple[type[BaseException], ...]:
-    """Return the errors that a query in Polars can raise; those of files are Python's own."""
-    return Exception, need("polars").exceptions.PanicException
 
 
 def collect(frame: polars.LazyFrame) -> polars.DataFrame:
@@ -137,11 +122,6 @@ def _refuse(query: str, error: BaseException, sources: dict[str, ScanSource]) ->
     names = [name for name in sources if not _PLAIN.fullmatch(name) and name in query]
     hint = f' Write the name "{names[0]}" in double quotes.' if names else ""
     raise InvalidQueryError(f"The query is wrong: {what}", todo=f"Correct it.{hint}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """Return what an error of Polars says, without its plan of the query."""
-    return (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
 
 
 def _tables(sources: dict[str, Any]) -> str:

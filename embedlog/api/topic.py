@@ -35,21 +35,21 @@ from embedlog.progress import format_bytes
 from embedlog.record import K, Record, TopicPartition, V
 from embedlog.registry import binder
 from embedlog.root.root import Root, check_root
-from embedlog.schemas.reading import TOMBSTONE, names_in
+from embedlog.schemas.reading import names_in
 from embedlog.serializers import adapt_for_topic, shortened
 from embedlog.times import When, milliseconds
 
 if TYPE_CHECKING:
     import pandas
     import polars
-    import pyarrow.compute
     from matplotlib.axes import Axes
 
-    from embedlog.api.pushdown import PushedFilter
     from embedlog.api.scan import Reads
     from embedlog.api.selection import Selection
     from embedlog.compaction.last_records import ValueAt
     from embedlog.compaction.rebatch import RebatchResult
+    from embedlog.schemas.pushdown import PushedFilter
+    from embedlog.schemas.row_filter import RowFilter, Where
 
 Between = tuple[When, When]
 _READ_BYTES, _LEAST_READ_BYTES = 4 << 20, 64 << 10
@@ -300,7 +300,7 @@ class TopicView(Generic[K, V]):
         self,
         columns: Sequence[str] | None = None,
         *,
-        where: pyarrow.compute.Expression | None = None,
+        where: Where | None = None,
         since: When | None = None,
         between: Between | None = None,
     ) -> Iterator[pa.RecordBatch]:
@@ -311,32 +311,39 @@ class TopicView(Generic[K, V]):
         """
         if isinstance(columns, str):
             raise TypeError(f"columns must be a list of names, got {columns!r}")
-        view = self._limited(since, between)._pruned(where)
+        condition = self._condition(where)
+        view = self._limited(since, between)._pruned(condition)
         schema = self.schema(columns)
-        for table in view._tables(self._with_columns_of(schema, where), where):
+        for table in view._tables(self._with_columns_of(schema, condition), condition):
             yield from table.select(schema.names).to_batches()
 
-    def _pruned(self, where: pyarrow.compute.Expression | None) -> TopicView[K, V]:
-        """Return a view without records for which an expression cannot be true, if it is cheap."""
+    def _condition(self, where: Where | None) -> RowFilter | None:
+        """Return a condition on rows with the columns that `schema` can have."""
+        if where is None:
+            return None
+        from embedlog.schemas.row_filter import row_filter
+
+        return row_filter(where, self._all_columns(), self.name)
+
+    def _all_columns(self) -> pa.Schema:
+        return self.schema()
+
+    def _pruned(self, condition: RowFilter | None) -> TopicView[K, V]:
+        """Return a view without records for which a condition cannot be true, if it is cheap."""
         return self
 
-    def _with_columns_of(
-        self, schema: pa.Schema, where: pyarrow.compute.Expression | None
-    ) -> pa.Schema:
-        """Return columns, and those that an expression refers to."""
-        if where is None:
+    def _with_columns_of(self, schema: pa.Schema, condition: RowFilter | None) -> pa.Schema:
+        """Return columns, and those that a condition refers to."""
+        if condition is None:
             return schema
-        others = names_in(where, [*self.schema().names, TOMBSTONE])
-        return self.schema(list(dict.fromkeys([*schema.names, *others])))
+        return self.schema(list(dict.fromkeys([*schema.names, *condition.columns])))
 
-    def _tables(
-        self, schema: pa.Schema, where: pyarrow.compute.Expression | None = None
-    ) -> Iterator[pa.Table]:
-        """Yield stored columns of the rows for which an expression is true."""
+    def _tables(self, schema: pa.Schema, condition: RowFilter | None = None) -> Iterator[pa.Table]:
+        """Yield stored columns of the rows for which a condition is true."""
         for part, batches in self._reads():
             for group in tables.in_groups(batches):
                 table = tables.table(group, part.partition, schema)
-                yield table if where is None else table.filter(where)
+                yield table if condition is None else condition.keep(table)
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """Return the stored columns: offset, partition, timestamp, key, value, headers if any."""
@@ -353,7 +360,7 @@ class TopicView(Generic[K, V]):
         self,
         columns: Sequence[str] | None = None,
         *,
-        where: pyarrow.compute.Expression | None = None,
+        where: Where | None = None,
         latest: bool = False,
         since: When | None = None,
         between: Between | None = None,
@@ -370,8 +377,9 @@ class TopicView(Generic[K, V]):
 
         Args:
             columns: Names of columns; by default all.
-            where: Only rows for which this expression is true, such as
-                ``pyarrow.compute.field("timestamp") > …``.
+            where: Only rows for which this is true: an expression of pyarrow, such as
+                ``pyarrow.compute.field("offset") > 5``, one of Polars, or SQL such as
+                ``"offset > 5"``.
             latest: Return only the last record of each key, without tombstones; the result
                 is the same whether or not compaction has run.
             since: Only records from this time on, such as ``"15m"`` (ago); see the method
@@ -387,8 +395,10 @@ class TopicView(Generic[K, V]):
             raise TypeError(f"columns must be a list of names, got {columns!r}")
         view = self._limited(since, between)
         if where is not None:
+            from embedlog.schemas.row_filter import row_filter
+
             table = self.to_arrow(latest=latest, since=since, between=between, raw=raw)
-            table = table.filter(where)
+            table = row_filter(where, table.schema, self.name).keep(table)
             return table if columns is None else table.select(columns)
         serializers = ("bytes", "bytes") if raw else self._serializers()
         if serializers == ("bytes", "bytes"):
@@ -413,7 +423,7 @@ class TopicView(Generic[K, V]):
         self,
         columns: Sequence[str] | None = None,
         *,
-        where: pyarrow.compute.Expression | None = None,
+        where: Where | None = None,
         latest: bool = False,
         since: When | None = None,
         between: Between | None = None,
@@ -430,16 +440,23 @@ class TopicView(Generic[K, V]):
         self,
         columns: Sequence[str] | None = None,
         *,
-        where: pyarrow.compute.Expression | None = None,
+        where: Where | None = None,
         latest: bool = False,
         since: When | None = None,
         between: Between | None = None,
         raw: bool = False,
     ) -> polars.DataFrame:
-        """Return a Polars DataFrame; see `to_arrow`."""
+        """Return a Polars DataFrame; see `to_arrow`.
+
+        Raises:
+            InvalidSchemaError: Polars does not have the type of a column.
+        """
+        from embedlog.schemas.row_filter import check_decimals
+
         table = self.to_arrow(
             columns, where=where, latest=latest, since=since, between=between, raw=raw
         )
+        check_decimals(table.schema, self.name)
         frame: polars.DataFrame = need("polars").from_arrow(table)
         return frame
 
@@ -490,7 +507,7 @@ class TopicView(Generic[K, V]):
         self,
         columns: Sequence[str] | None = None,
         *,
-        where: pyarrow.compute.Expression | None = None,
+        where: Where | None = None,
         latest: bool = False,
         since: When | None = None,
         between: Between | None = None,
@@ -534,9 +551,9 @@ class TopicView(Generic[K, V]):
         from embedlog.api.plot import plot_rate
 
         view = self._limited(since, between)
-        return plot_rate(
-            view._title(), view.to_arrow(["timestamp"], raw=True)["timestamp"], window, ax
-        )
+        schema = view.schema(["timestamp"])
+        times = pa.Table.from_batches(view.batches(schema.names), schema)["timestamp"]
+        return plot_rate(view._title(), times, window, ax)
 
     # The latest value of each key
 

@@ -33,8 +33,9 @@ from embedlog.times import When
 if TYPE_CHECKING:
     import pyarrow.compute
 
-    from embedlog.api.pushdown import PushedFilter
     from embedlog.api.scan import Reads
+    from embedlog.schemas.pushdown import PushedFilter
+    from embedlog.schemas.row_filter import RowFilter, Where
 
 _CELL_WIDTH = 30
 _SHOWN_COLUMNS = 12
@@ -89,9 +90,16 @@ class TypedTopicView(TopicView[Any, Any]):
 
     iter_batches = TopicView.batches
 
-    def _pruned(self, where: pyarrow.compute.Expression | None) -> TypedTopicView:
-        if where is None:
+    def _all_columns(self) -> pa.Schema:
+        return pa.schema(self._typed_reader().result.values())
+
+    def _pruned(self, condition: RowFilter | None) -> TypedTopicView:
+        if condition is None or condition.pushed is None:
             return self
+        return self._with_matches(condition.pushed.batches)
+
+    def _with_matches(self, where: pyarrow.compute.Expression) -> TypedTopicView:
+        """Return a view without segments and batches in which no row matches."""
         pruner = Pruner(where, self._schema())
         ranges = []
         for part in self.ranges():
@@ -101,20 +109,18 @@ class TypedTopicView(TopicView[Any, Any]):
                 ranges.append(OffsetRange(part.partition, start, stop))
         return self._view(ranges)
 
-    def _tables(
-        self, schema: pa.Schema, where: pyarrow.compute.Expression | None = None
-    ) -> Iterator[pa.Table]:
+    def _tables(self, schema: pa.Schema, condition: RowFilter | None = None) -> Iterator[pa.Table]:
         reader = self._typed_reader()
         for part, batches in self._reads(partial(reader.indexes, schema.names)):
             for group in in_groups(batches):
                 table = reader.table(group, part.partition, schema)
-                yield table if where is None else table.filter(where)
+                yield table if condition is None else condition.keep(table)
 
     def to_arrow(
         self,
         columns: Sequence[str] | None = None,
         *,
-        where: pyarrow.compute.Expression | None = None,
+        where: Where | None = None,
         latest: bool = False,
         since: When | None = None,
         between: Between | None = None,
@@ -128,8 +134,9 @@ class TypedTopicView(TopicView[Any, Any]):
         Args:
             columns: Names of columns; by default offset, partition, timestamp, and the topic's
                 own.  Only the bytes of these columns are read and checked.
-            where: Only rows for which this expression is true, such as
-                ``pyarrow.compute.field("dep_delay") > 60``.
+            where: Only rows for which this is true: an expression of pyarrow, such as
+                ``pyarrow.compute.field("dep_delay") > 60``, one of Polars, or SQL such as
+                ``"dep_delay > 60"``.
             latest: Only the last record of each key.
             since: Only records from this time on, as in `TopicView.to_arrow`.
             between: Only records between two times.
@@ -138,22 +145,23 @@ class TypedTopicView(TopicView[Any, Any]):
         Raises:
             KeyError: There is no such column.
             InvalidConfigError: With ``raw``.
+            InvalidQueryError: The condition is wrong.
         """
         if isinstance(columns, str):
             raise TypeError(f"columns must be a list of names, got {columns!r}")
         if raw:
             raise no_bytes(self.name)
-        view = self._limited(since, between)
+        view, condition = self._limited(since, between), self._condition(where)
         if not latest:
-            view = view._pruned(where)
+            view = view._pruned(condition)
         schema = self.schema(columns)
-        read = self._with_columns_of(schema, where)
-        if latest:
+        read = self._with_columns_of(schema, condition)
+        if not latest:
+            tables = view._tables(read, condition)
+        elif condition is None:
             tables = view._latest(read)
-            if where is not None:
-                tables = (table.filter(where) for table in tables)
         else:
-            tables = view._tables(read, where)
+            tables = map(condition.keep, view._latest(read))
         return pa.concat_tables([empty(read), *tables]).select(schema.names)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
@@ -184,7 +192,7 @@ class TypedTopicView(TopicView[Any, Any]):
         """Yield columns of the rows for which a filter may be true."""
         if pushed is None:
             return self.batches(columns)
-        return self._pruned(pushed.batches).batches(columns, where=pushed.rows)
+        return self._with_matches(pushed.batches).batches(columns, where=pushed.rows)
 
     # The latest value of each key
 

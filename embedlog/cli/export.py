@@ -110,9 +110,9 @@ class StoredRecords:
         self._schema = decoded_items(empty, view.name, serializers, bind).schema
         self._filter = None
         if args.where is not None:
-            from embedlog.api.row_filter import RowFilter
+            from embedlog.schemas.row_filter import row_filter
 
-            self._filter = RowFilter(args.where, self._schema, view.name)
+            self._filter = row_filter(args.where, self._schema, view.name)
 
     def tables(self) -> Iterator[Any]:
         """Yield tables of many records."""
@@ -143,24 +143,17 @@ class ExportedRows:
     def __init__(self, view: TypedTopicView, args: argparse.Namespace) -> None:
         if args.raw:
             raise no_bytes(view.name)
-        self._view = view
-        schema = view.schema()
+        self._view, self._where = view, args.where
         try:
             self._schema = view.schema(args.columns)
         except KeyError as error:
             raise InvalidConfigError(error.args[0], topic=view.name) from None
-        self._filter = None
-        if args.where is not None:
-            from embedlog.api.row_filter import RowFilter
-
-            self._filter = RowFilter(args.where, schema, view.name)
+        view._condition(args.where)  # Raises if it is wrong.
 
     def tables(self) -> Iterator[Any]:
         """Yield tables of many rows, with the columns of the file and the partition."""
         names = list(dict.fromkeys([*self._schema.names, "partition"]))
-        if self._filter is None:
-            return tables_of(self._view.batches(names))
-        return tables_of(self._filter.batches(self._view, names))
+        return tables_of(self._view.batches(names, where=self._where))
 
     def writer(self, file_format: str, file: IO[bytes]) -> Writer:
         """Return what writes them."""

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any
 
 from embedlog.api import TopicView
-from embedlog.api.row_filter import RowFilter
 from embedlog.api.typed_topic import TypedTopicView
 from embedlog.errors import InvalidConfigError
 from embedlog.lazy import pa
@@ -47,23 +46,15 @@ class TypedRecords:
         assert isinstance(view, TypedTopicView)
         schema = view._schema()
         names = list(self._columns or schema.columns.names)
-        result = view.schema()
-        for name in names:
-            if name not in result.names:
-                raise InvalidConfigError(
-                    f"There is no column {name!r}",
-                    topic=self._topic,
-                    todo=f"The columns are {', '.join(result.names)}.",
-                )
+        try:
+            view.schema(names)
+        except KeyError as error:
+            raise InvalidConfigError(error.args[0], topic=self._topic) from None
         if self._columns is None and self._where is None:
             yield from self._all(view, schema)
             return
         read = list(dict.fromkeys((*_OWN, *schema.key, *names)))
-        if self._where is None:
-            batches = view.batches(read)
-        else:
-            batches = RowFilter(self._where, result, self._topic).batches(view, read)
-        for batch in batches:
+        for batch in view.batches(read, where=self._where):
             yield from self._records(batch, schema, names)
 
     def _all(self, view: TypedTopicView, schema: TopicSchema) -> Iterator[Record]:

@@ -54,12 +54,13 @@ from embedlog.record import (
     V_co,
 )
 from embedlog.root.root import Root, check_root
+from embedlog.schemas.row_filter import check_where
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     from embedlog.config.options import ConsumerOptions
+    from embedlog.schemas.row_filter import Where
 
 _log = logging.getLogger("embedlog.consumer")
 _HINTS = {
@@ -513,7 +514,7 @@ class Consumer(Generic[K_co, V_co]):
         timeout_ms: float | None = 0,
         max_records: int | None = None,
         columns: Sequence[str] | None = None,
-        where: pc.Expression | None = None,
+        where: Where | None = None,
     ) -> dict[TopicPartition, list[pa.RecordBatch]]:
         """Poll, but return `pyarrow.RecordBatch` objects, one for each stored batch.
 
@@ -577,7 +578,7 @@ class Consumer(Generic[K_co, V_co]):
         self,
         columns: Sequence[str] | None = None,
         until: Until = None,
-        where: pc.Expression | None = None,
+        where: Where | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Iterate over the stored batches from the positions on, as `pyarrow.RecordBatch`.
 
@@ -591,7 +592,8 @@ class Consumer(Generic[K_co, V_co]):
                 headers, or, for a typed topic, its own in place of key and value; None is all
                 but headers.
             until: As in `iter_records`.
-            where: Only rows for which this expression is true; positions move past the others.
+            where: Only rows for which this is true: an expression of pyarrow or of Polars, or SQL
+                such as ``"dep_delay > 60"``.  Positions move past the others.
 
         Raises:
             Exception: As `poll`; ValueError, if a column does not exist.
@@ -599,11 +601,12 @@ class Consumer(Generic[K_co, V_co]):
         with self._guard:
             return self._iter_batches(self._query(columns, where), self._ends(until))
 
-    def _query(self, columns: Sequence[str] | None, where: pc.Expression | None) -> ColumnQuery:
+    def _query(self, columns: Sequence[str] | None, where: Where | None) -> ColumnQuery:
         names = None if columns is None else tuple(columns)
         catalog = self._root.context.catalog
         if names is not None and not any(info.schema_version for info in catalog.topics().values()):
             check_columns(names)  # At the first batch otherwise, which may be of a typed topic.
+        check_where(where)
         return ColumnQuery(names, where)
 
     def _iter_batches(self, query: ColumnQuery, ends: Ends | None) -> Iterator[pa.RecordBatch]:

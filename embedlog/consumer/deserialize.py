@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from itertools import islice, repeat
 from operator import length_hint
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from embedlog import batch as batches
 from embedlog.batch import Batch
@@ -23,11 +23,12 @@ from embedlog.errors import (
     RecordDeserializationError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.lazy import pa, pc
+from embedlog.lazy import pa
 from embedlog.record import Record, TopicPartition
 from embedlog.registry import binder
 from embedlog.root.root import Root
-from embedlog.schemas.reading import TypedReader, names_in
+from embedlog.schemas.reading import TypedReader
+from embedlog.schemas.row_filter import row_filter
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.serializers import (
     Adapter,
@@ -37,6 +38,9 @@ from embedlog.serializers import (
     adapt_own,
     shortened,
 )
+
+if TYPE_CHECKING:
+    from embedlog.schemas.row_filter import Where
 
 COLUMNS = ("offset", "partition", "timestamp", "key", "value")
 """The default columns of `Consumer.iter_batches`."""
@@ -354,7 +358,7 @@ class ColumnQuery(NamedTuple):
 
     names: tuple[str, ...] | None
     """None is all but the headers."""
-    where: pc.Expression | None
+    where: Where | None
     """Only rows for which this is true; None is all."""
 
 
@@ -368,8 +372,11 @@ class ArrowDecoder:
 
     def __init__(self, partition: TopicPartition, query: ColumnQuery, verify: bool) -> None:
         self._selected = names = check_columns(query.names)
+        self._condition = None
         if query.where is not None:
-            names = tuple(dict.fromkeys([*names, *names_in(query.where, list(_fields()))]))
+            columns = pa.schema(_fields().values())
+            self._condition = row_filter(query.where, columns, partition.topic)
+            names = tuple(dict.fromkeys([*names, *self._condition.columns]))
         self.names, self._partition, self._verify = names, partition, verify
         self.query = query
         metadata = {TOPIC: partition.topic.encode()}
@@ -396,9 +403,9 @@ class ArrowDecoder:
         decoded = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         if rows is not None:
             decoded = decoded.slice(rows.start, rows.stop - rows.start)
-        if self.query.where is None:
+        if self._condition is None:
             return decoded
-        return decoded.filter(self.query.where).select(list(self._selected))
+        return self._condition.keep(decoded).select(list(self._selected))
 
     def _column(self, name: str, by_name: dict[str, Any], batch: Batch) -> Any:
         if name == "offset":
@@ -445,8 +452,12 @@ class TypedArrowDecoder:
         except KeyError as error:
             raise ValueError(error.args[0]) from None
         self._schema = schema.with_metadata({TOPIC: partition.topic.encode()})
-        extra = [] if query.where is None else names_in(query.where, list(reader.result))
-        self._read = reader.select(list(dict.fromkeys([*schema.names, *extra])))
+        self._condition, names = None, schema.names
+        if query.where is not None:
+            columns = pa.schema(reader.result.values())
+            self._condition = row_filter(query.where, columns, partition.topic)
+            names = list(dict.fromkeys([*names, *self._condition.columns]))
+        self._read = reader.select(names)
 
     def decode(self, batch: Batch, rows: slice | None) -> Any:
         """Return some rows, or all, that the query asks for.
@@ -456,8 +467,8 @@ class TypedArrowDecoder:
         """
         first, last = (0, batch.count) if rows is None else (rows.start, rows.stop)
         table = self.typed.table([(batch, first, last)], self._partition.partition, self._read)
-        if self.query.where is not None:
-            table = table.filter(self.query.where)
+        if self._condition is not None:
+            table = self._condition.keep(table)
         table = table.select(self._schema.names).combine_chunks()
         columns = [
             column.chunk(0) if column.num_chunks else pa.nulls(0, column.type)

@@ -14,7 +14,7 @@ from embedlog.batch.key_bytes import key_bytes
 from embedlog.batch.wire import HEADERS, TOMBSTONES, headers_type, layout_of, timestamp_type
 from embedlog.catalog import TopicInfo
 from embedlog.errors import SerializationError, UnknownTopicOrPartitionError
-from embedlog.lazy import pa
+from embedlog.lazy import pa, pc
 from embedlog.producer.row_batches import CHUNK_BYTES, Rows
 from embedlog.schemas.conform import conform, decoded
 from embedlog.schemas.evolution import convert
@@ -191,7 +191,9 @@ def _own_column(table: Any, name: str, data_type: Any, topic: str) -> Any:
         return None
     column = table.column(name)
     try:
-        return decoded(column).cast(data_type, safe=not pa.types.is_temporal(column.type))
+        options = pc.CastOptions.safe(data_type)
+        options.allow_time_truncate = True
+        return decoded(column).cast(options=options)
     except pa.ArrowException as error:
         raise SerializationError(
             f"Column {name} is {column.type}: {error}", topic=topic, column=name

@@ -46,6 +46,7 @@ def conform(table: pa.Table, schema: TopicSchema, topic: str) -> pa.Table:
         else:
             column = pa.chunked_array([schema.missing(field.name, table.num_rows)])
         _refuse_nulls(column, field, schema, topic)
+        _refuse_invalid(column, field, topic)
         if field.name == schema.timestamp:
             _check_times(column, topic, field.name)
         columns.append(column)
@@ -79,6 +80,29 @@ def _refuse_nulls(column: Any, field: Any, schema: TopicSchema, topic: str) -> N
         column=field.name,
         row=row,
         todo="Fill in the nulls, or leave these rows out.",
+    )
+
+
+def _refuse_invalid(column: Any, field: Any, topic: str) -> None:
+    """Raise for times of day and decimals that are not of their type, which no reader decodes."""
+    if not _may_be_invalid(field.type):
+        return
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise SerializationError(
+            f"Column {field.name} has an invalid value: {error}",
+            topic=topic,
+            column=field.name,
+            todo="Correct the value.",
+        ) from error
+
+
+def _may_be_invalid(data_type: Any) -> bool:
+    types = pa.types
+    inner = (data_type.field(index).type for index in range(data_type.num_fields))
+    return (
+        types.is_time(data_type) or types.is_decimal(data_type) or any(map(_may_be_invalid, inner))
     )
 
 

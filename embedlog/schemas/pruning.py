@@ -47,7 +47,10 @@ class Pruner:
 
     def __init__(self, where: Any, schema: TopicSchema) -> None:
         self._where, self._schema = where, schema
-        text = _TEXT.sub('""', str(where))
+        try:
+            text = _TEXT.sub('""', str(where))
+        except UnicodeDecodeError:
+            text = "cast("  # Of bytes: it is not known how they are compared.
         kinds = {(field.name, str(field.type)) for field in schema.columns}
         # Arrow rounds the items of a list of another type, but not when it compares them to bounds.
         comparable = not _WITHOUT_ORDER.search(text) and kinds.issuperset(_IS_IN.findall(text))

@@ -237,15 +237,28 @@ def _stored_columns(layout: BufferLayout, schema: TopicSchema) -> dict[str, Stor
     return sources
 
 
+def text_of(where: Any) -> str:
+    """Return a condition as text, for people."""
+    try:
+        return str(where)
+    except UnicodeDecodeError:
+        return "of bytes"
+
+
 def names_in(where: Any, names: Sequence[str]) -> list[str]:
     """Return the columns that a `pyarrow.compute.Expression` refers to, or a few more.
 
     Raises:
         ValueError: It refers to a column by its number, which is another one in each selection.
     """
-    text = _TEXT.sub('""', str(where))
+    try:
+        text = _TEXT.sub('""', whole := str(where))
+    except UnicodeDecodeError:
+        # pyarrow has no text for bytes in some places.  The names are in the stored form, too.
+        stored = where.__reduce__()[1][0].to_pybytes()
+        return [name for name in names if name.encode() in stored]
     if "FieldPath(" in text:
         raise ValueError(f"where must name its columns, got {where}")
     if '"' in "".join(names):
-        text = str(where)
+        text = whole
     return [name for name in names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
