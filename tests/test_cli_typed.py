@@ -66,8 +66,6 @@ KINDS = [
     ),
     ("map", pa.map_(pa.string(), pa.decimal128(5, 1)), [[("k", Decimal("1.5"))], None, []]),
 ]
-if pa.__version__.startswith("22."):  # It cannot write a null list of a fixed size as Parquet.
-    KINDS = [kind for kind in KINDS if kind[0] != "pair"]
 EVERYTHING = pa.table(
     [pa.array(values, kind) for _, kind, values in KINDS], names=[name for name, _, _ in KINDS]
 )
