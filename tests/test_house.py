@@ -52,6 +52,7 @@ DOORS = {
         *("audit", "avro", "batch", "cli", "compaction", "convert", "index", "mirrors"),
         "partitioner",
         "pipeline",
+        "schemas",
     },
     "matplotlib": {"api"},
     "pandas": {"notebook", "spark"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
@@ -19,11 +20,13 @@ from embedlog.errors import InvalidRecordError, InvalidSchemaError
 from embedlog.lazy import pa
 from embedlog.schemas.infer import columns_of
 from embedlog.schemas.json_columns import (
-    exact_type,
     from_json,
+    has_text,
+    in_utc,
     json_objects,
     json_type,
     read_json,
+    time_texts,
     to_json,
 )
 from embedlog.schemas.topic_schema import TopicSchema
@@ -33,6 +36,9 @@ INFERRED_BYTES = 64 << 20
 _BLOCK_BYTES = 4 << 20
 _LONG_ROW = "straddling object"
 """In pyarrow's error about a row that is longer than a block."""
+_WRONG = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
+"""What a value of another form than that of its column's type leads to."""
+_NO_TIME = re.compile(r"CSV conversion error to (timestamp|date32)")
 _CSV_NULLS = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None"]
 """What stands for no value in CSV, unless it is in quotes."""
 
@@ -73,14 +79,20 @@ def _parquet(file: IO[bytes]) -> Iterator[FileRows]:
 
 
 def _csv(
-    file: IO[bytes], types: dict[str, Any], block_bytes: int | None = None, skip: int = 0
+    file: IO[bytes],
+    types: dict[str, Any],
+    block_bytes: int = _BLOCK_BYTES,
+    skip: int = 0,
+    times_as_text: bool = False,
 ) -> Iterator[FileRows]:
     from pyarrow import csv
 
-    block_bytes = block_bytes or _BLOCK_BYTES
     convert = csv.ConvertOptions(
         column_types={
-            name: kind if _is_csv_type(kind) else pa.string() for name, kind in types.items()
+            name: kind
+            if _is_csv_type(kind) and not (times_as_text and _is_time(kind))
+            else pa.string()
+            for name, kind in types.items()
         },
         null_values=_CSV_NULLS,
         strings_can_be_null=True,
@@ -103,7 +115,11 @@ def _csv(
     except pa.ArrowException as error:
         if _LONG_ROW in str(error) and block_bytes < file_size(file):
             file.seek(0)
-            yield from _csv(file, types, block_bytes * 8, max(skip, rows))
+            yield from _csv(file, types, block_bytes * 8, max(skip, rows), times_as_text)
+            return
+        if _NO_TIME.search(str(error)) and not times_as_text and file.seekable():
+            file.seek(0)  # Such as the year 10000, which `from_json` reads.
+            yield from _csv(file, types, block_bytes, max(skip, rows), True)
             return
         raise InvalidRecordError(
             f"The file is not CSV of the topic's columns: {error}",
@@ -116,7 +132,13 @@ def _is_csv_type(data_type: Any) -> bool:
     types = pa.types
     binary = types.is_binary(data_type) or types.is_fixed_size_binary(data_type)
     others = binary or types.is_duration(data_type) or types.is_float16(data_type)
+    others = others or types.is_decimal256(data_type)
+    others = others or (types.is_decimal(data_type) and data_type.scale < 0)
     return not (others or types.is_nested(data_type))
+
+
+def _is_time(data_type: Any) -> bool:
+    return bool(pa.types.is_timestamp(data_type) or pa.types.is_date(data_type))
 
 
 def _of_text(column: Any, data_type: Any) -> Any:
@@ -126,7 +148,8 @@ def _of_text(column: Any, data_type: Any) -> Any:
         lines = [json.dumps({"item": item}).encode() for item in items]
         parsed = read_json(lines, pa.schema([("item", json_type(data_type))]))
         return from_json(parsed["item"], data_type)
-    if pa.types.is_binary(data_type) or pa.types.is_fixed_size_binary(data_type):
+    binary = pa.types.is_binary(data_type) or pa.types.is_fixed_size_binary(data_type)
+    if binary or _is_time(data_type):
         return from_json(column, data_type)
     return from_json(column.cast(json_type(data_type)), data_type)
 
@@ -146,12 +169,7 @@ def _json_lines(file: IO[bytes], types: dict[str, Any]) -> Iterator[FileRows]:
 def _parse(text: list[bytes], lines: list[bytes], schema: Any, before: int) -> Any:
     """Return the objects of lines as a table, with the columns that they have."""
     try:
-        try:
-            table = read_json(text, schema)
-        except pa.ArrowException:
-            # Such as 5.0 for an integer, which the topic takes if nothing is lost.
-            schema = pa.schema([(field.name, exact_type(field.type)) for field in schema])
-            table = read_json(text, schema)
+        table = read_json(text, schema)
     except pa.ArrowException as error:
         number, error = _first_failure(lines, schema) or (0, error)
         where = f"Line {before + number}" if number else f"A line after {before}"
@@ -193,7 +211,7 @@ def _decoded(table: Any, types: dict[str, Any], before: int, decode: Any) -> Any
             continue  # The topic casts it, or names the row.
         try:
             column = decode(table.column(index), types[name])
-        except (ValueError, TypeError, KeyError, AttributeError, pa.ArrowException) as error:
+        except (*_WRONG, pa.ArrowException) as error:
             raise InvalidRecordError(
                 f"Column {name} in the rows from {before + 1:,} on is not {types[name]}: {error}"
             ) from error
@@ -273,17 +291,25 @@ class CsvRows:
         from pyarrow import csv
 
         self._schema = pa.schema([(field.name, _text_type(field.type)) for field in schema])
-        self._writer = csv.CSVWriter(file, self._schema)
+        self._file, self._writer = file, csv.CSVWriter(file, self._schema)
 
     def write(self, table: Any) -> None:
         """Write the rows of a table."""
         columns = []
         for field in self._schema:
-            column = table[field.name]
+            column = in_utc(table[field.name])
             if column.type != field.type:
                 column = pa.array(list(map(_json_text, to_json(column))), field.type)
+            elif _is_time(field.type) and not has_text(column):
+                column = time_texts(column)
             columns.append(column)
-        self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+        rows, writer = pa.table(columns, self._schema.names), self._writer
+        if rows.schema != self._schema:
+            from pyarrow import csv
+
+            options = csv.WriteOptions(include_header=False)
+            writer = csv.CSVWriter(self._file, rows.schema, write_options=options)
+        writer.write_table(rows)
 
     def close(self) -> None:
         """Write the end of the file."""
@@ -293,6 +319,10 @@ class CsvRows:
 def _text_type(data_type: Any) -> Any:
     if pa.types.is_duration(data_type) or pa.types.is_float16(data_type):
         return json_type(data_type)
+    if pa.types.is_timestamp(data_type) and data_type.tz is not None:
+        return pa.timestamp(data_type.unit, "UTC")
+    if pa.types.is_decimal(data_type):
+        return data_type
     return data_type if _is_csv_type(data_type) else pa.string()
 
 

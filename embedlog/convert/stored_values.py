@@ -16,7 +16,6 @@ from embedlog.batch.arrays import data
 from embedlog.errors import InvalidRecordError, InvalidSchemaError, UnknownSchemaError
 from embedlog.lazy import np, pa, pc
 from embedlog.schemas.json_columns import (
-    exact_type,
     from_json,
     json_objects,
     json_type,
@@ -145,12 +144,7 @@ class JsonValues:
                 [pa.nulls(0, field.type) for field in self.schema], names=self.schema.names
             )
         try:
-            try:
-                table = read_json(lines, self._read)
-            except pa.ArrowException:
-                # Such as 5.0 for an integer, which the topic takes if nothing is lost.
-                exact = pa.schema([(field.name, exact_type(field.type)) for field in self._read])
-                table = read_json(lines, exact)
+            table = read_json(lines, self._read)
             if table.num_rows != len(lines):
                 raise InvalidRecordError("The value is not one object of JSON")
             columns = [self._column(table, name) for name in table.column_names]

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from embedlog.lazy import pa, pc
+from embedlog.errors import InvalidRecordError
+from embedlog.lazy import np, pa, pc
 from embedlog.schemas.column_types import MAX_LEVELS
-from embedlog.schemas.values import arrow_array, checker_of, python_values
+from embedlog.schemas.values import arrow_array, checker_of, nullable, python_values
 
 
 def json_type(data_type: Any) -> Any:
@@ -28,6 +29,8 @@ def json_type(data_type: Any) -> Any:
     if types.is_duration(data_type):
         return pa.int64()
     if types.is_date(data_type) or types.is_time(data_type) or _is_binary(data_type):
+        return pa.string()
+    if types.is_decimal(data_type) and data_type.scale < 0:
         return pa.string()
     if types.is_struct(data_type):
         return pa.struct([(field.name, json_type(field.type)) for field in data_type])
@@ -55,16 +58,89 @@ def to_json(column: Any) -> list[Any]:
         items: list[Any] = pc.if_else(pc.is_finite(column), column, None).to_pylist()
     elif types.is_duration(data_type):
         items = column.cast(pa.int64()).to_pylist()
-    elif types.is_timestamp(data_type):
-        text = column.cast(pa.string())
-        items = pc.replace_substring_regex(text, r"(\d) ", r"\1T", max_replacements=1).to_pylist()
-    elif types.is_date(data_type) or types.is_time(data_type) or types.is_decimal(data_type):
+    elif types.is_timestamp(data_type) or types.is_date(data_type):
+        items = time_texts(column).to_pylist()
+    elif types.is_time(data_type) or types.is_decimal(data_type):
         items = column.cast(pa.string()).to_pylist()
     elif _is_binary(data_type) or types.is_nested(data_type):
         items = [_to_json(item, data_type) for item in python_values(column, list)]
     else:
         items = column.to_pylist()
     return items
+
+
+def time_texts(column: Any) -> Any:
+    """Return timestamps or dates as text; those with a zone in UTC.
+
+    The offsets of zones before 1900 have seconds, for which text has no place.
+
+    Raises:
+        InvalidRecordError: One is so far away that it has no text.
+    """
+    column = in_utc(column)
+    if not has_text(column):
+        unit: Any = "D" if pa.types.is_date(column.type) else column.type.unit
+        zone = "" if unit == "D" or column.type.tz is None else "Z"
+        numbers = column.cast(pa.int32() if unit == "D" else pa.int64()).to_pylist()
+        if any(each is not None and abs(each) >= _MOST.get(unit, 1 << 63) for each in numbers):
+            raise InvalidRecordError(
+                "There is no text for times that are more than 292,000 years from 1970",
+                todo="Choose other columns with --columns, or export to Parquet.",
+            )
+        return pa.array(
+            [None if each is None else f"{np.datetime64(each, unit)}{zone}" for each in numbers],
+            pa.string(),
+        )
+    text = column.cast(pa.string())
+    return pc.replace_substring_regex(text, r"(\d) ", r"\1T", max_replacements=1)
+
+
+def has_text(column: Any) -> bool:
+    """Whether pyarrow has text for all times of a column: those of some 30,000 years each way."""
+    is_date = pa.types.is_date(column.type)
+    days = pc.min_max(column.cast(pa.int32() if is_date else pa.int64())).as_py()
+    if days["min"] is None:
+        return True
+    most = 30_000 * 365
+    if not is_date:
+        most *= 86_400 * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.type.unit]
+    return bool(-most < days["min"] <= days["max"] < most)
+
+
+_MOST = {"s": (1 << 63) // 10**6, "ms": (1 << 63) // 1000}
+
+
+def in_utc(column: Any) -> Any:
+    """Return timestamps with a zone as the same ones in UTC; other columns as they are."""
+    has_zone = pa.types.is_timestamp(column.type) and column.type.tz is not None
+    return column.cast(pa.timestamp(column.type.unit, "UTC")) if has_zone else column
+
+
+def _times(text: Any, data_type: Any) -> Any:
+    """Return what `time_texts` wrote; Arrow reads no years after 9999 and before 0."""
+    try:
+        return text.cast(data_type)
+    except pa.ArrowInvalid as error:
+        unit: Any = "D" if pa.types.is_date(data_type) else data_type.unit
+        zone = "Z" if unit != "D" and data_type.tz is not None else ""
+        numbers: list[int | None] = []
+        for item in text.to_pylist():
+            number = None
+            if item is not None:
+                parts = _TIME.fullmatch(item)
+                if parts is None or parts["zone"] != zone:
+                    raise ValueError(str(error)) from None
+                time = np.datetime64(parts["time"], unit)
+                if int(parts["year"]) != 1970 + int(time.astype("datetime64[Y]").astype(int)):
+                    raise ValueError(f"{item} does not fit in {data_type}") from None
+                number = int(time.astype(int))
+            numbers.append(number)
+        return pa.array(numbers, pa.int32() if unit == "D" else pa.int64()).cast(data_type)
+
+
+_TIME = re.compile(
+    r"(?P<time>(?P<year>[+-]?\d{3,})-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?)?)(?P<zone>Z?)"
+)
 
 
 def _to_json(item: Any, data_type: Any) -> Any:
@@ -94,15 +170,19 @@ def from_json(column: Any, data_type: Any) -> Any:
     if column.type == data_type:
         return column
     types = pa.types
-    if types.is_date(data_type) or types.is_float16(data_type):
+    if types.is_float16(data_type):
         return column.cast(data_type)
+    if types.is_date(data_type) or types.is_timestamp(data_type):
+        return _times(column, data_type)
     if types.is_time(data_type):
         # Arrow reads no times from text, but timestamps.
         text = pc.binary_join_element_wise("1970-01-01 ", column, "")
         return text.cast(pa.timestamp(data_type.unit)).cast(data_type)
     if types.is_duration(data_type):
         return column.cast(pa.int64()).cast(data_type)
-    return pa.array([_from_json(item, data_type) for item in column.to_pylist()], data_type)
+    check = nullable(checker_of(data_type))
+    items = [check(_from_json(item, data_type)) for item in python_values(column, list)]
+    return arrow_array(items, data_type)
 
 
 def _from_json(item: Any, data_type: Any) -> Any:
@@ -122,12 +202,12 @@ def _from_json(item: Any, data_type: Any) -> Any:
         except (binascii.Error, TypeError) as error:
             raise ValueError(f"{item!r} is not base64: {error}") from None
     if isinstance(item, str) and not types.is_string(data_type):
-        text = pa.array([item], pa.string())
-        is_time = types.is_time(data_type)
-        return (from_json(text, data_type) if is_time else text.cast(data_type))[0].as_py()
+        if types.is_decimal(data_type):
+            return Decimal(item)
+        return python_values(from_json(pa.array([item], pa.string()), data_type))[0]
     if isinstance(item, int | float | str | Decimal | dt.datetime):
         if types.is_duration(data_type):
-            return pa.array([item], pa.int64()).cast(data_type)[0].as_py()
+            return python_values(pa.array([item], pa.int64()).cast(data_type))[0]
         return item
     raise ValueError(f"{item!r} is not {data_type}")
 
@@ -158,17 +238,28 @@ def read_json(lines: list[bytes], schema: Any) -> Any:
     Args:
         lines: Empty ones are left out.
         schema: The columns in the types of `json_type`; others are inferred.  None infers all.
+            If a value does not fit, integers are decimals, and timestamps text: `from_json` and
+            a topic take what they can.
 
     Raises:
         pyarrow.ArrowException: They are not JSON of these types.
     """
-    from pyarrow import json as arrow_json
-
     for line in lines:
         left = brackets_below(line)
         if left.count(b"[") + left.count(b"{") > MAX_LEVELS:  # Fewer may be a mistyped line.
             raise pa.ArrowInvalid(f"more than {MAX_LEVELS} values are inside of each other")
     data = b"\n".join(lines)
+    try:
+        return _parsed(data, schema)
+    except pa.ArrowException:
+        if schema is None:
+            raise
+    return _parsed(data, pa.schema([(field.name, _exact_type(field.type)) for field in schema]))
+
+
+def _parsed(data: bytes, schema: Any) -> Any:
+    from pyarrow import json as arrow_json
+
     return arrow_json.read_json(
         pa.BufferReader(data),
         read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
@@ -176,9 +267,18 @@ def read_json(lines: list[bytes], schema: Any) -> Any:
     )
 
 
-def exact_type(data_type: Any) -> Any:
-    """Return the type in which pyarrow reads numbers such as 5.0 for a column of `json_type`."""
-    return pa.decimal128(38, 15) if pa.types.is_integer(data_type) else data_type
+def _exact_type(data_type: Any) -> Any:
+    """Return a type of `json_type` in which pyarrow reads what is rare: 5.0, and the year 10000."""
+    return pa.decimal128(38, 15) if pa.types.is_integer(data_type) else _with_text(data_type)
+
+
+def _with_text(data_type: Any) -> Any:
+    types = pa.types
+    if types.is_timestamp(data_type):
+        return pa.string()
+    if types.is_struct(data_type):
+        return pa.struct([(field.name, _with_text(field.type)) for field in data_type])
+    return pa.list_(_with_text(data_type.value_type)) if types.is_list(data_type) else data_type
 
 
 def json_objects(table: Any) -> Iterator[dict[str, Any]]:
