@@ -56,6 +56,19 @@ def bench_ends_of_all(benchmark, note, thousand_partitions):
         assert benchmark.pedantic(read_ends, rounds=10, warmup_rounds=1) == 1000
 
 
+def bench_length_of_many_partitions(benchmark, note, tmp_path):
+    """The first `len` of a topic of 20,000 partitions that were never written to."""
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t", partitions=20_000)
+    note(partitions=20_000)
+
+    def length():
+        with embedlog.open(tmp_path / "log", maintenance=False) as log:
+            return len(log.topic("t"))
+
+    assert benchmark.pedantic(length, rounds=5) == 0
+
+
 def append_and_die(path, topic):
     log = embedlog.open(path)
     log.partition(topic, 0).append([batch.encode_lists([b"last"], None, 5)])

@@ -274,6 +274,7 @@ ERRORS: dict[str, dict[str, str]] = {
         "InvalidPartitionsError": "Ask for at least as many partitions as the topic has.",
         "InvalidPartitionError": "Pass an int, or a `TopicPartition`.",
         "InvalidRecordError": "Correct the records in `indices`, and send them again.",
+        "InvalidTimestampError": "Correct the timestamps, or the settings of the topic.",
         "OffsetsOutOfOrderError": "Sort the batches by offset before the call.",
         "UnexpectedAppendOffsetError": "Continue at the end of the log.",
         "FencedLeaderEpochError": "Truncate the copy to where the histories part, and copy from "
@@ -293,8 +294,9 @@ ERRORS: dict[str, dict[str, str]] = {
     "Groups": {
         "InconsistentGroupProtocolError": "Give all members a common assignor in "
         "`partition_assignment_strategy`.",
-        "InvalidGroupIdError": "Set `group_id` to 1 to 200 bytes.",
+        "InvalidGroupIdError": "Set `group_id` to 1 to 360 bytes.",
         "UnknownMemberIdError": "`poll`: the consumer joins again as a new member.",
+        "MaxPollExceededError": "`poll` more often, or raise `max_poll_interval_ms`.",
         "FencedInstanceIdError": "Close this consumer; give each process its own "
         "`group_instance_id`.",
         "FencedError": "Stop the work: another process does it now.",
@@ -358,8 +360,8 @@ ERRORS: dict[str, dict[str, str]] = {
         "CorruptionError": "Run `embedlog verify`, then `embedlog repair`; restore the file from a "
         "backup if there is one.",
         "CorruptBatchError": "As for `CorruptionError`; a consumer may seek past the batch.",
-        "UnsupportedFilesystemError": "Put the log on a local disk, or pass "
-        "`unsafe_filesystem=True` if only one machine mounts it.",
+        "UnsupportedFilesystemError": "Open the log on the host that has its disk, or "
+        "pass `unsafe_filesystem=True` if no other host opens it.",
         "UnsupportedFormatError": "Use the version of embedlog that wrote the log.",
         "NotALogError": "Check the path; an empty or a new directory becomes a log.",
     },

@@ -255,9 +255,9 @@ class Catalog:
             topic = self._state.read(lambda txn: find_topic(txn, name))
             if topic is None:
                 similar = difflib.get_close_matches(name, self.topics(), n=1)
-                todo = (
-                    f"Did you mean {similar[0]!r}?" if similar else "Create it with create_topic."
-                )
+                todo = f"Create it with create_topic({name!r})."
+                if similar:
+                    todo = f"Did you mean {similar[0]!r}?"
                 if name == ACTIVITY:
                     todo = "Housekeeping creates it with the first event."
                 elif name == AUDIT:
@@ -697,6 +697,12 @@ def count_after(txn: kv.Txn, key: bytes, base_offset: int) -> int:
 def last_segment(txn: kv.Txn, key: bytes) -> SegmentInfo | None:
     """Return the active segment; None if the topic was deleted."""
     return segment_at(txn, key, _MAX_OFFSET)
+
+
+def is_new(txn: kv.Txn, key: bytes) -> bool:
+    """Whether no record was ever flushed in a partition or moved to another segment."""
+    segment, info = last_segment(txn, key), PARTITIONS.get(txn, key)
+    return segment is not None and not segment.base_offset and not (info and info.recovery_offset)
 
 
 def _segment(row_key: bytes, row: bytes) -> SegmentInfo:

@@ -190,6 +190,14 @@ class InvalidRecordError(EmbedlogError, ValueError):
     """
 
 
+class InvalidTimestampError(InvalidRecordError):
+    """A timestamp is further from the clock than ``message.timestamp.before.max.ms`` or
+    ``message.timestamp.after.max.ms`` of the topic allow (A7).
+
+    Nothing was written.  A retry does not help: correct the timestamps, or the settings.
+    """
+
+
 class OffsetsOutOfOrderError(EmbedlogError, ValueError):
     """Batches with given offsets do not have ascending offsets (A8).
 
@@ -301,7 +309,7 @@ class InconsistentGroupProtocolError(EmbedlogError):
 class InvalidGroupIdError(EmbedlogError, ValueError):
     """A group id is missing or not valid (E18).
 
-    A retry does not help: pass a ``group_id`` of 1 to 200 bytes.
+    A retry does not help: pass a ``group_id`` of 1 to 360 bytes.
     """
 
 
@@ -309,6 +317,13 @@ class UnknownMemberIdError(EmbedlogError):
     """The group does not have this member: its session ended, or it was removed (M11).
 
     The consumer joins the group again at its next ``poll``.
+    """
+
+
+class MaxPollExceededError(UnknownMemberIdError):
+    """The consumer did not poll for longer than ``max_poll_interval_ms``, and was removed (M9).
+
+    It joins the group again at its next ``poll``.
     """
 
 
@@ -654,10 +669,10 @@ class CorruptBatchError(CorruptionError):
 
 
 class UnsupportedFilesystemError(EmbedlogError):
-    """Locks or shared memory maps are not reliable here (NFS, SMB, 9p, FUSE).
+    """The log is on a remote file system (NFS, SMB, 9p, FUSE, …), where opening it can destroy it.
 
-    A retry does not help: use a local disk, or accept the risk with
-    ``unsafe_filesystem=True``.
+    A retry does not help: open it on the host that has its disk, or accept the risk with
+    ``unsafe_filesystem=True``.  The same for a directory whose files any user may replace.
     """
 
 

@@ -555,14 +555,15 @@ MIRRORED_TOPICS = Table[Any](
     "topic_id: u64",
     "fields: JSON",
     "A topic that is a copy: `source` (its setting `mirror.source`), `address`, `source_topic_id`, "
-    "`path`, `config`, `begun` and `epochs`, as in `embedlog/mirrors/mirrored_topic.py`",
+    "`path`, `config`, `begun`, `epochs` and `ends`, as in `embedlog/mirrors/mirrored_topic.py`",
     dropped_with_topic=True,
 )
 MIRROR_POSITIONS = Table[Any](
     "O",
-    "partition: partition key, site: text",
+    "partition: partition key, source: text",
     "offset: i64, leader_epoch: i32, target_offset: i64, target_epoch: i64",
-    "Where a mirror that merges the records of a site goes on, as of an offset of the partition",
+    "Where a mirror that merges the records of a source, `SITE/TOPIC_ID`, goes on, as of an offset "
+    "of the partition",
     optional=True,
 )
 

@@ -17,6 +17,7 @@ import traceback
 from functools import partial
 from pathlib import Path
 
+import lmdb
 import pytest
 from support import forks
 from support.clock import START, ManualClock
@@ -26,6 +27,9 @@ from support.roots import encoded, segment_files, values
 import embedlog
 from embedlog import errors
 from embedlog.files import Files
+from embedlog.kafka import KafkaProducer
+from embedlog.kafka.errors import KafkaError
+from embedlog.spark.log_cache import open_existing_log
 
 UNPRIVILEGED = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -158,40 +162,96 @@ def test_a_damaged_format_file_is_refused(path, text):
 
 @needs_root
 @pytest.mark.parametrize("mode", ["rw", "r"])
-def test_permission_denied_is_a_storage_error(public, mode):
+@pytest.mark.parametrize("directories", [1, 2])
+def test_permission_denied_is_a_storage_error(public, mode, directories):
     """Another user's log: the error has the errno and the path, and is no bare OSError."""
-    path = public / "log"
-    write(path, b"x")
+    path = public / "private" / "log"
+    path.parent.mkdir(mode=0o700)
+    paths = [path, public / "private" / "copy"][:directories]
+    with embedlog.open(paths) as log:
+        log.create_topic("t")
     code = """
         import os, sys, embedlog
-        embedlog.open(sys.argv[1], mode="r").close()  # loads every module, while they may be read
-        os.seteuid(int(sys.argv[3]))
+        mode, user, *paths = sys.argv[1:]
+        embedlog.open(paths, mode="r").close()  # loads every module, while they may be read
+        os.seteuid(int(user))
         try:
-            embedlog.open(sys.argv[1], mode=sys.argv[2])
+            embedlog.open(paths, mode=mode)
         except embedlog.errors.StorageError as error:
             print(error.errno, error)
     """
-    process = run(code, path, mode, UNPRIVILEGED)
+    process = run(code, mode, UNPRIVILEGED, *paths)
 
-    assert process.stderr == ""
+    assert process.returncode == 0, process.stderr
     assert process.stdout.startswith("13 ")
     assert str(path) in process.stdout
 
 
-class OnNfs(Files):
-    """A file system that says it is NFS."""
+DOORS = {
+    "open": embedlog.open,
+    "open to read": partial(embedlog.open, mode="r"),
+    "several directories": lambda path: embedlog.open([path, f"{path}2"]),
+    "one of several directories": lambda path: embedlog.open([f"{path}2", path], mode="r"),
+    "mirror": lambda path: embedlog.mirror(path, f"{path}2", topics="t"),
+    "Kafka's client": lambda path: KafkaProducer(bootstrap_servers=f"embedlog://{path}"),
+    "Spark's planner": open_existing_log,
+}
 
-    def _magic(self):
-        return 0x6969
+
+@pytest.fixture
+def on_nfs(path, monkeypatch):
+    """A log whose file system says it is NFS; to open one of its databases fails the test."""
+    with embedlog.open(path) as log:
+        log.create_topic("t")
+    magic = Files._magic
+    monkeypatch.setattr(
+        Files, "_magic", lambda files: 0x6969 if files.root == str(path) else magic(files)
+    )
+    opened = lmdb.open
+    monkeypatch.setattr(
+        lmdb, "open", lambda name, **options: opened(name, **unless_below(path, name, options))
+    )
 
 
-def test_a_network_file_system_is_refused(path):
-    """Locks and maps cannot be trusted there (P23); `unsafe_filesystem` and mode "r" open it."""
-    with pytest.raises(errors.UnsupportedFilesystemError, match="nfs"):
-        embedlog.open(path, files=OnNfs)
+def unless_below(path, name, options):
+    """Return the options, unless a database is below a path."""
+    assert not str(name).startswith(f"{path}/")
+    return options
 
-    embedlog.open(path, files=OnNfs, unsafe_filesystem=True).close()
-    embedlog.open(path, files=OnNfs, mode="r").close()
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_log_on_a_remote_file_system_is_refused(path, on_nfs, door):
+    """Even a reader breaks the databases of the host that writes (P23), through any door."""
+    refused = errors.UnsupportedFilesystemError, KafkaError
+    with pytest.raises(refused, match=r"\(nfs\).*on the host that has"):
+        DOORS[door](path).close()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["topics list", "topics describe", "consume t", "verify", "repair", "doctor", "import t -"],
+)
+def test_a_command_does_not_open_a_log_on_a_remote_file_system(
+    path, on_nfs, command_line, arguments
+):
+    """The command line opens no database there either (P23), and does not name a Python option."""
+    code, *said = command_line("--root", path, *arguments.split())
+    said = "".join(said)
+    assert code != 0
+    assert "nfs" in said
+    assert "on the host that has its disk" in said
+    assert "unsafe" not in said
+
+
+def test_a_remote_file_system_can_be_accepted(path):
+    """With `unsafe_filesystem` a log on a remote file system opens in both modes (P23)."""
+
+    class OnNfs(Files):
+        def _magic(self):
+            return 0x6969
+
+    for mode in ("rw", "r"):
+        embedlog.open(path, files=OnNfs, mode=mode, unsafe_filesystem=True).close()
 
 
 @pytest.mark.parametrize(
@@ -884,7 +944,7 @@ def test_repair_reports_what_it_would_drop(log):
     assert len(findings) == 1
     assert "CRC" in str(findings[0])
     assert len(report) == 1
-    assert "offsets 1 to 1 dropped" in report[0]
+    assert "offsets [1, 2) dropped" in report[0]
     assert file.read_bytes() == data
     assert log.repair(dry_run=False) == report
     assert values(log.partition("t", 0)) == [b"row 0", b"row 2"]

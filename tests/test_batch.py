@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import random_columns
 
 from embedlog import batch
 from embedlog.batch import wire
@@ -420,6 +421,21 @@ def test_a_batch_may_be_kept_empty(compression):
     assert (decoded.min_timestamp, decoded.max_timestamp) == (5, 8)
     assert decoded.lists() == ([], [], [], None)
     assert decoded.columns(["value"]).num_rows == 0
+
+
+@given(st.lists(random_columns.types(), max_size=3), st.sampled_from(COMPRESSIONS))
+def test_a_batch_of_any_columns_may_be_kept_empty(types, compression):
+    """D11: also one whose body then has no bytes at all, as with columns of numbers alone."""
+    fields = [("_timestamp", wire.timestamp_type()), *((f"c{i}", t) for i, t in enumerate(types))]
+    metadata = {"embedlog.timestamp": "_timestamp"}
+    schema = pa.schema([*fields, ("_offset", pa.int64())], metadata=metadata)
+    nothing = pa.RecordBatch.from_pylist([], schema=schema)
+    encoded = batch.encode(nothing, compression, offsets=True)
+
+    decoded = parsed(written(encoded, 10, next_offset=20), schema)
+
+    decoded.verify()
+    assert decoded.columns(schema.names).equals(nothing)
 
 
 def test_columns_are_chosen_by_name(small):

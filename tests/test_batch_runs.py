@@ -21,6 +21,7 @@ from embedlog.batch.wire import ENTRY, HEADER, MAGIC, TRAILER
 from embedlog.checksum import crc32c
 from embedlog.errors import CorruptBatchError, EmbedlogError, UnsupportedFormatError
 from embedlog.files import Files
+from embedlog.keyspace import FORMAT_FILE
 from embedlog.segment import END_MARK, SegmentFile, create
 from embedlog.spark import kafka_columns
 from embedlog.spark.partition_reader import (
@@ -429,7 +430,9 @@ def test_a_run_is_trimmed_to_the_batches_with_the_rows(parts, data):
 @pytest.fixture(scope="module")
 def root():
     with tempfile.TemporaryDirectory() as directory:
-        yield Files(directory)
+        files = Files(directory)
+        files.write_file(FORMAT_FILE, b"")
+        yield files
 
 
 def written(root, messages, *, sealed):

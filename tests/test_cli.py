@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import io
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 from support.children import PausedChild
@@ -18,6 +23,8 @@ from support.patience import patient
 from support.roots import encoded, segment_files, values
 
 import embedlog
+from embedlog.cli.hints import for_command_line
+from embedlog.cli.parser import parser
 from embedlog.display import plural
 from embedlog.keyspace import FORMAT_VERSION
 
@@ -25,7 +32,7 @@ COMMANDS = (
     *("topics", "produce", "consume", "tail", "sql", "groups", "offsets", "delete-records", "du"),
     *("replicas", "reassign", "elect-leaders"),
     *("export", "import", "activity", "metrics", "completion"),
-    *("compact", "maintain", "explain", "dump", "verify", "repair", "doctor"),
+    *("compact", "maintain", "explain", "dump", "verify", "repair", "doctor", "share"),
 )
 
 
@@ -481,14 +488,42 @@ WRONG = [
     ("--root", "/proc", "topics", "create", "t"),
     ("--root", "/dev/null", "verify"),
     ("--root", "", "topics", "list"),
+    ("topics", "create", "t", "--if-not-exists", "-p", "3", "-c", "retention.ms=5"),
+    ("topics", "create", "t", "--if-not-exists", "--schema-from", "rows.csv"),
+    ("topics", "create", "rows", "--if-not-exists", "--schema-from", "others.csv"),
+    ("topics", "alter", "t", "-c", "retentoin.ms=5"),
+    ("produce", "t", "--from", "exported.csv"),
+    ("produce", "nothing", "--from", "rows.csv"),
+    ("produce", "rows", "--from", "others.csv"),
+    ("produce", "rows"),
+    ("import", "nothing", "rows.csv"),
+    ("import", "t", "seven.csv"),
+    ("sql", "select * from nothing"),
+    ("sql", "select * from read_csv('rows.csv')"),
+    ("sql", "drop table t"),
+    ("reassign",),
+    ("replicas", "remove", "log"),
+    ("elect-leaders",),
+    ("schemas", "describe", "nothing"),
     ("verify",),
     ("doctor",),
 ]
 """Commands that are refused, or say what to do."""
 
 
-def test_no_hint_is_a_call_of_python(run, filled):
-    """What to do is said in commands and options."""
+@pytest.fixture
+def hints(run, filled, tmp_path, monkeypatch):
+    """What each of these commands says to do."""
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "rows.csv": "a,b\n1,2\n",
+        "others.csv": "c\nx\n",
+        "seven.csv": "partition,value\n7,x\n",
+        "exported.csv": "value\nx\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    assert run("topics", "create", "rows", "--schema-from", "rows.csv")[0] == 0
     with embedlog.open(filled, maintenance=False) as log:
         log.create_topic("compacted", config={"cleanup.policy": "compact"})
         log.create_topic("small", config={"max.message.bytes": 100})
@@ -498,14 +533,90 @@ def test_no_hint_is_a_call_of_python(run, filled):
         log.partition("broken", 0).append([encoded(b"{")])
     line = b'{"value": "%b"}\n' % (b"x" * 200)
 
-    offenders = []
+    said = {}
     for arguments in WRONG:
         _, out, err = run(*arguments, stdin=line)
-        hints = f"{err}{out}" if arguments[0] == "explain" else err
-        if PYTHON.search(hints) or "Traceback" in hints:
-            offenders.append((arguments, hints))
+        said[arguments] = f"{err}{out}" if arguments[0] == "explain" else err
+    return said
+
+
+def test_no_hint_is_a_call_of_python(hints):
+    """What to do is said in commands and options."""
+    offenders = [
+        (arguments, hint)
+        for arguments, hint in hints.items()
+        if PYTHON.search(hint) or "Traceback" in hint or re.search(r"\. [a-z]", hint)
+    ]
 
     assert offenders == []
+
+
+def test_a_range_of_offsets_is_half_open_wherever_it_is_printed():
+    """As `[0, 5)`; "0 to 5" leaves open whether 5 is in it."""
+    package = Path(embedlog.__file__).parent
+    offenders = [
+        path
+        for path in package.rglob("*.py")
+        if re.search(r"ffsets (\{[^}]*\}|%d) to", path.read_text(encoding="utf-8"))
+    ]
+
+    assert offenders == []
+
+
+COMMAND = re.compile(r"`embedlog ([^`]+)`|To apply: embedlog (.*)")
+"""A command in a hint."""
+
+
+def test_each_command_in_a_hint_works(run, hints, filled, tmp_path, monkeypatch):
+    """It is run as it stands, unless the user has to fill in a name in capitals."""
+    monkeypatch.setenv("EMBEDLOG_ROOT", str(tmp_path / "copy"))
+    commands = {words[1] or words[2] for hint in hints.values() for words in COMMAND.finditer(hint)}
+    assert len(commands) > 8
+
+    offenders = []
+    for command in sorted(commands):
+        words = shlex.split(command)
+        if command == "export" or any(word.isupper() and word.isalpha() for word in words):
+            continue  # a name, or not complete: the next test checks it
+        shutil.copytree(filled, tmp_path / "copy")
+        code, _, err = run(*words)
+        if code:
+            offenders.append((command, err))
+        shutil.rmtree(tmp_path / "copy")
+
+    assert offenders == []
+
+
+def sentences(node):
+    """Return a text of the code, with x for what it computes."""
+    if isinstance(node, ast.BinOp):
+        return sentences(node.left) + sentences(node.right)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(sentences, node.values))
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "x"
+
+
+def test_each_command_in_an_error_exists():
+    """Wherever the code says what to do: with its verbs, arguments and options."""
+    package = Path(embedlog.__file__).parent
+    texts = [
+        sentences(keyword.value)
+        for path in package.rglob("*.py")
+        for keyword in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(keyword, ast.keyword) and keyword.arg == "todo"
+    ]
+    commands = {words[1] for text in texts for words in COMMAND.finditer(for_command_line(text))}
+    wrong = []
+    for command in commands:
+        errors = io.StringIO()
+        with contextlib.suppress(SystemExit), contextlib.redirect_stderr(errors):
+            parser().parse_args(shlex.split(re.sub("-p [Nx]", "-p 1", command)))
+        # A hint may name a command without its arguments.
+        if errors.getvalue() and not (command.islower() and "required: " in errors.getvalue()):
+            wrong.append((command, errors.getvalue()))
+
+    assert len(commands) > 20
+    assert wrong == []
 
 
 @pytest.mark.parametrize(
@@ -540,8 +651,27 @@ def test_topics_are_created_listed_altered_and_deleted(run, root):
     assert description["overrides"] == {"segment.bytes": 4000}
     assert len(description["partitions"]) == 3
     assert run("topics", "alter", "t", "-p", "1")[0] == 2
-    assert run("topics", "delete", "t") == (0, "", "Deleted t\n")
+    dry = "Dry run, t with 0 records would be deleted\nRepeat the command with --yes\n"
+    assert run("topics", "delete", "t") == (0, "", dry)
+    assert run("topics", "list") == (0, "t\n", "")
+    assert run("topics", "delete", "t", "--yes") == (0, "", "Deleted t\n")
     assert run("topics", "list") == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [(("t", "--json"), b'{"valeu": 1}'), (("t", "-p", "7"), b"x")],
+    ids=["a field", "a partition"],
+)
+def test_lines_that_are_refused_leave_no_new_topic_behind(run, root, arguments, line):
+    """It would be in the way of the command that makes the right one."""
+    assert run("produce", *arguments, stdin=line)[0] != 0
+    assert run("topics", "list") == (0, "", "")
+    assert run("produce", "t", stdin=b"x") == (0, "", "")
+
+    assert run("produce", *arguments, stdin=line)[0] != 0
+    with embedlog.open(root) as log:
+        assert len(log.topic("t")) == 1
 
 
 def test_a_topic_that_exists_with_other_settings_is_refused(run, root):
@@ -570,7 +700,7 @@ def test_topics_are_described_for_people_and_programs(run, filled):
     code, out, _ = run("topics", "describe")
     assert code == 0
     assert "t  id 1, 2 partitions, 6 records" in out
-    assert "partition 0: offsets 0 to 5" in out
+    assert "partition 0: offsets [0, 5)" in out
 
     code, out, _ = run("topics", "describe", "t", "--json")
     assert code == 0
@@ -885,7 +1015,7 @@ def test_dump_shows_every_batch_of_a_file(run, segment_file):
 
     code, out, _ = run("dump", file)
     assert code == 0
-    assert "offsets 0 to 2, 2 records  times 5 to 6" in out
+    assert "offsets [0, 2), 2 records  times 5 to 6" in out
     assert "not sealed, 0 damaged places" in out
     assert len(re.findall(r" nulls?\n", run("dump", file, "--columns")[1])) == 9
 
@@ -983,13 +1113,13 @@ def test_verify_reports_damage_and_repair_removes_it(run, segment_file):
 
     code, out, err = run("repair")
     assert code == 1
-    assert "offsets 0 to 1 dropped" in out
+    assert "offsets [0, 2) dropped" in out
     assert "--yes" in err
     assert segment_file.read_bytes() == damaged
 
     code, out, _ = run("repair", "--yes", "--json")
     assert code == 0
-    assert "offsets 0 to 1 dropped" in json.loads(out)["repaired"][0]
+    assert "offsets [0, 2) dropped" in json.loads(out)["repaired"][0]
     assert run("verify")[0] == 0
     assert run("consume", "t", "-f", "%p:%o ")[1] == "0:2 0:3 0:4 1:0 "
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from functools import partial
+from itertools import repeat
 from uuid import UUID
 
 import pyarrow as pa
@@ -22,6 +24,8 @@ from support.tiers import choose
 
 import embedlog
 from embedlog.cli import file_formats, import_file, main
+from embedlog.errors import EmbedlogError
+from embedlog.serializers import adapt
 
 FORMATS = ("jsonl", "csv", "parquet")
 each_format = pytest.mark.parametrize("name", FORMATS)
@@ -87,9 +91,9 @@ def test_every_field_of_a_record_comes_back(run, log_path, tmp_path, name):
 
     assert records_of(log_path, "u") == records
     assert out.startswith(f"Exported {len(records)} records of t to {file} (")
-    assert "  partition 0: offsets 0 to 4, 4 records\n" in out
+    assert "  partition 0: offsets [0, 4), 4 records\n" in out
     assert back.startswith(f"Imported {len(records)} records into u (a new topic)\n")
-    assert "  partition 0: offsets 0 to 4, 4 records\n" in back
+    assert "  partition 0: offsets [0, 4), 4 records\n" in back
     assert err == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", file.name]
 
@@ -516,7 +520,7 @@ PARQUET_BYTES = PARQUET_FILE.getvalue().to_pybytes()
     ],
 )
 def test_a_bad_file_is_one_message(run, log_path, tmp_path, name, data, reason):
-    """It says that nothing was imported."""
+    """It says that nothing was imported, and leaves no new topic behind."""
     file = tmp_path / name
     file.write_bytes(data)
 
@@ -524,8 +528,72 @@ def test_a_bad_file_is_one_message(run, log_path, tmp_path, name, data, reason):
 
     assert out == ""
     assert reason in err
-    assert err.startswith("Nothing was imported; the topic t was created\nembedlog: ")
+    assert err.startswith("Nothing was imported\nembedlog: ")
+    assert run("topics", "list") == ("", "")
+    run("topics", "create", "t")
+    run("import", "t", file, code=1)
     assert values_of(log_path) == []
+
+
+FIELD_ITEMS = [
+    *(
+        '"a"',
+        '""',
+        "null",
+        '"\\u0000\\ud83d\\ude00"',
+        '"\\ud800"',
+        '"\xff"',
+        '"\xc3\xa9"',
+        "1",
+        "-0",
+    ),
+    *("1.0", "1e3", "true", "NaN", "99999999999999999999", "[]", "[null]", '[["h", "x"]]', "{}"),
+    *('{"base64": "AA=="}', '{"h": "x"}', "'a'", "01", '"5"', "-1", '"a\tb"', '{"value": {}}'),
+]
+FIELD_NAMES = ["key", "value", "val\\u0075e", "timestamp", "partition", "headers", "offset", "x"]
+OBJECTS = st.lists(
+    st.tuples(st.sampled_from(FIELD_NAMES), st.sampled_from(FIELD_ITEMS)), max_size=4
+).map(lambda fields: "{" + ", ".join(f'"{name}": {item}' for name, item in fields) + "}")
+ALMOST_GOOD = [
+    '{"value": "a"}{"value": "b"}',
+    '{"value": "a", "headers": [null]}',
+    '{"value": "\xff"}',
+    '{"value": "a", "value": "b"}',
+]
+"""Objects that two parsers might read differently."""
+GOOD = st.sampled_from(['{"value": "a", "key": "b"}', '{"value": "c", "timestamp": 7}'])
+LINE = GOOD | OBJECTS | st.sampled_from(["", " ", "[]", "x", *ALMOST_GOOD])
+LINE |= st.tuples(OBJECTS, st.sampled_from(["\r", " ", ",", "{}", '{"headers": {}'])).map("".join)
+
+
+@pytest.mark.parametrize("name", ["bytes", "str"])
+@given(lines=st.lists(LINE, max_size=4))
+@settings(max_examples=choose(test=200, all=3000), deadline=None)
+def test_lines_are_read_as_one_by_one(name, lines):
+    """What pyarrow reads of them at once, and what it leaves to Python, with the same errors."""
+    data = "\n".join(lines).encode("latin-1")
+
+    def records():
+        adapter = adapt(name, "serialize", "key")
+        serializers = import_file.FileSerializers((name, name), (adapter, adapter))
+        try:
+            return [
+                (row["key"], row["value"], row.get("headers") or [], at or 5, number)
+                for chunk in import_file._json_lines(io.BytesIO(data), serializers, lambda: 5)
+                for row, at, number in zip(
+                    chunk.table.to_pylist(),
+                    chunk.table["timestamp"].cast(pa.int64()).to_pylist(),
+                    chunk.partitions if chunk.partitions is not None else repeat(import_file._NONE),
+                    strict=False,
+                )
+            ]
+        except EmbedlogError as error:
+            return str(error)
+
+    together = records()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_file, "_columns_of", lambda lines: None)
+        assert together == records()
 
 
 @pytest.mark.parametrize(
@@ -604,6 +672,7 @@ def test_a_damaged_row_group_ends_an_import(run, log_path, tmp_path):
     good = bytes(data)
     data[group.data_page_offset : group.data_page_offset + 30] = b"\xff" * 30
     file.write_bytes(data)
+    run("topics", "create", "t")
 
     _, err = run("import", "t", file, code=1)
 

@@ -12,11 +12,14 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.clock import START
 from support.patience import patient
 from support.roots import encoded
 
 import embedlog
+from embedlog.cli import tables
 from embedlog.cli.parser import parser
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
@@ -356,3 +359,28 @@ def test_tables_fit_the_terminal(run, root):
     assert "…" in narrow
     assert name in piped
     assert shown(200, "groups", "lag", name) == piped
+
+
+WORDS = st.text("abc-", min_size=1, max_size=30)
+
+
+@given(
+    heads=st.lists(WORDS, min_size=1, max_size=9, unique=True),
+    data=st.data(),
+    columns=st.integers(10, 120),
+)
+def test_a_heading_is_whole_or_named_as_left_out(heads, data, columns):
+    """Every line fits, unless the first column alone is too wide."""
+    rows = data.draw(st.lists(st.tuples(*[WORDS] * len(heads)), max_size=3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        patch.setenv("COLUMNS", str(columns))
+        lines = tables.table(heads, rows)
+
+    shown = lines[0].split()
+    assert shown == heads[: len(shown)] != []
+    assert len(lines) == 1 + len(rows) + (len(shown) < len(heads))
+    if len(shown) < len(heads):
+        named = lines.pop().removeprefix("No room for ").partition(": ")[0]
+        assert named.split(", ") == heads[len(shown) :]
+    assert max(map(len, lines)) <= columns or len(shown) == 1

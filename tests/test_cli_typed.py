@@ -115,6 +115,50 @@ def by_carrier(table):
 # Creating
 
 
+YEARS = pa.array(
+    [dt.datetime(year, 1, 2, 3, 4, 5, 6) for year in (1, 1000, 1677, 2024, 2263, 9999)],  # noqa: DTZ001
+    pa.timestamp("us"),
+)
+
+
+def write_int96(path, table):
+    """Write a table of Parquet as Spark 3 and Hive do."""
+    parquet.write_table(table, path, use_deprecated_int96_timestamps=True, store_schema=False)
+    return path
+
+
+@pytest.mark.parametrize("inferred", [True, False])
+def test_times_of_int96_stay_what_they_are(log_path, tmp_path, run, inferred):
+    """Whatever the year: pyarrow reads nanoseconds, in which most years wrap around."""
+    ends = pa.array(range(len(YEARS) + 1), pa.int32())
+    columns = {"at": YEARS, "in": pa.StructArray.from_arrays([YEARS], ["x"])}
+    columns["of"] = pa.ListArray.from_arrays(ends, YEARS)
+    table = pa.table({**columns, "by": pa.MapArray.from_arrays(ends, ends[1:], YEARS)})
+    file = write_int96(tmp_path / "f.parquet", table)
+
+    if inferred:
+        run("topics", "create", "t", "--schema-from", file)
+    else:
+        with embedlog.open(log_path) as log:
+            log.create_topic("t", schema=table.schema)
+    run("produce", "t", "--from", file)
+
+    assert rows_of(log_path, "t").to_pylist() == table.to_pylist()
+
+
+def test_nanoseconds_of_int96_are_not_cut(log_path, tmp_path, run):
+    """A column of nanoseconds has them, and years that it cannot hold are refused."""
+    table = pa.table({"at": pa.array([1, -1, 1 << 60], pa.timestamp("ns"))})
+    with embedlog.open(log_path) as log:
+        log.create_topic("t", schema=table.schema)
+
+    run("produce", "t", "--from", write_int96(tmp_path / "f.parquet", table))
+    years = pa.table({"at": YEARS})
+    run("produce", "t", "--from", write_int96(tmp_path / "g.parquet", years), code=1)
+
+    assert rows_of(log_path, "t").equals(table)
+
+
 @each_format
 def test_a_topic_gets_the_columns_of_a_file(run, log_path, tmp_path, name):
     """The types of Parquet, and those that pyarrow infers for text; the rows are not added."""
@@ -446,10 +490,10 @@ def test_tail_and_follow_print_new_rows(run, flights):
         (("--columns", "wing"), "There is no column 'wing'.* offset,"),
         (("--columns", "a,,b"), "must be NAME or NAME,NAME"),
         (("--where", "wing > 1"), "refers to a column 'wing' .*The columns are offset,"),
-        (("--where", "distance >"), "is wrong: unable to parse"),
+        (("--where", "distance >"), "is wrong: .*an expression, found: EOF"),
         (("--where", "distance"), "must be of type `Boolean`.*It must be a condition such as"),
         (("--where", "avg(distance) > 1"), "is not about single rows"),
-        (("--where", "distance > 1) or (1 = 1"), "is wrong: invalid expression"),
+        (("--where", "distance > 1) or (1 = 1"), "is wrong: .*found: \\)"),
         (("--where", "cast(carrier as int) > 1"), "failed: conversion from `str`"),
     ],
     ids=str,

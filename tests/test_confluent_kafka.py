@@ -13,10 +13,14 @@ from support.children import in_threads, run_python
 from support.patience import patient
 
 import embedlog
+from embedlog.consumer.group_client import open_group
 from embedlog.kafka import bootstrap, confluent
 from embedlog.kafka.confluent import (
     OFFSET_BEGINNING,
+    OFFSET_INVALID,
+    OFFSET_STORED,
     Consumer,
+    ConsumerGroupTopicPartitions,
     DeserializingConsumer,
     KafkaError,
     KafkaException,
@@ -280,6 +284,11 @@ def test_clients_share_the_open_log_and_leave_it_open(log, address):
         ({"on_delivery": 5}, "on_delivery requires a callable object"),
         ({"linger.ms": None}, "cannot be set to empty value"),
         ({"default.topic.config": {"x": 1}}, 'No such configuration property: "x"'),
+        ({"transactional.id": "x", "acks": 1}, "idempotence"),
+        ({"transactional.id": "x", "retries": 0}, "idempotence"),
+        ({"transactional.id": "x", "max.in.flight": 6}, "idempotence"),
+        ({"transactional.id": "x", "enable.idempotence": "false"}, "idempotence"),
+        ({"transactional.id": "x", "message.timeout.ms": 60_001}, "transaction.timeout.ms, 60000"),
     ],
 )
 def test_a_setting_that_librdkafka_refuses_is_refused(address, settings, text):
@@ -401,11 +410,15 @@ def test_a_failed_delivery_is_reported_with_the_code_of_kafka(tmp_path):
     errors = []
     with embedlog.open(tmp_path / "strict", auto_create_topics=False) as log:
         log.create_topic("compacted", 1, {"cleanup.policy": "compact"})
+        log.create_topic("recent", 1, {"message.timestamp.before.max.ms": 1000})
         with Producer({"bootstrap.servers": log.path}) as producer:
-            for topic in ("compacted", "nothing"):
-                producer.produce(topic, "v", callback=lambda error, _: errors.append(error.name()))
+            for topic in ("compacted", "recent", "nothing"):
+                producer.produce(
+                    topic, "v", timestamp=5, callback=lambda error, _: errors.append(error.name())
+                )
+                producer.flush()
 
-    assert errors == ["INVALID_RECORD", "_UNKNOWN_TOPIC"]
+    assert errors == ["INVALID_RECORD", "INVALID_TIMESTAMP", "_UNKNOWN_TOPIC"]
 
 
 def test_a_client_says_that_its_log_was_closed(tmp_path):
@@ -570,6 +583,9 @@ def test_a_newer_producer_fences_an_older_one(log, transactional):
     with pytest.raises(KafkaException) as caught:
         older.commit_transaction()
     assert (caught.value.args[0].name(), caught.value.args[0].fatal()) == ("_FENCED", True)
+    for call in (older.abort_transaction, older.begin_transaction, older.init_transactions):
+        assert code_of(call) == "_FENCED"
+    assert code_of(older.produce, "t", "late") == "_FATAL"
     assert len(log.topic("t")) == 0
 
 
@@ -798,6 +814,181 @@ def test_an_error_of_reading_is_an_event(address):
         assert take(consumer, 1)[0].error().code() == KafkaError._AUTO_OFFSET_RESET
 
 
+@pytest.mark.parametrize("group", ["assign", "subscribe"])
+def test_a_missing_position_is_reported_once(address, group):
+    """With ``_AUTO_OFFSET_RESET``, also of one that is out of range; other partitions are read."""
+    produce(address, *"abc")
+    one = TopicPartition("t", 1, 0)
+    with consumer_of(address, auto_offset_reset="error", enable_auto_commit=False) as consumer:
+        if group == "subscribe":
+            consumer.commit(offsets=[one], asynchronous=False)
+            consumer.subscribe(["t"])
+        else:
+            consumer.assign([TopicPartition("t", 0), one])
+        [event] = take(consumer, 1)
+        assert (event.error().name(), event.partition()) == ("_AUTO_OFFSET_RESET", 0)
+        produce(address, "x", partition=1)
+        assert take(consumer, 1)[0].value() == b"x"
+        assert consumer.consume(1, 0.2) == []
+        assert code_of(consumer.seek, TopicPartition("t", 0, 1)) == "_STATE"
+        consumer.assign([TopicPartition("t", 0, 99), one])
+        event, record = sorted(take(consumer, 2), key=lambda message: message.partition())
+        assert (event.error().name(), event.offset()) == ("_AUTO_OFFSET_RESET", 99)
+        assert "Assign the partition again" in event.error().str()
+        assert record.value() == b"x"
+        assert consumer.consume(1, 0.2) == []
+        consumer.assign([TopicPartition("t", 0, 2), one])
+        assert {message.value() for message in take(consumer, 2)} == {b"c", b"x"}
+
+
+def test_a_damaged_batch_is_reported_once(log, address, monkeypatch):
+    """It is tried again in silence, while other partitions are read; `seek` goes past it."""
+    produce(address, "damaged")
+    produce(address, "good")
+    [path] = Path(log.path).glob("topics/t-*/0/*.arrows")
+    monkeypatch.setattr(confluent.consumer, "_REFRESH_SECONDS", 0.01)
+
+    def change(old, new):
+        with path.open("r+b") as file:
+            file.seek(file.read().index(old))
+            file.write(new)
+
+    change(b"damaged", b"DAMAGED")
+    with consumer_of(address) as consumer:
+        consumer.assign([TopicPartition("t", 0), TopicPartition("t", 1)])
+        [event] = take(consumer, 1)
+        assert (event.error().name(), event.partition()) == ("INVALID_MSG", 0)
+        assert consumer.consume(1, 0.2) == []
+        produce(address, "x", partition=1)
+        assert take(consumer, 1)[0].value() == b"x"
+        consumer.seek(TopicPartition("t", 0, 1))
+        assert take(consumer, 1)[0].value() == b"good"
+        consumer.seek(TopicPartition("t", 0, 0))
+        assert take(consumer, 1)[0].error().name() == "INVALID_MSG"
+    change(b"DAMAGED", b"damaged")
+
+
+@pytest.mark.parametrize("subscribed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [(pattern, "_INVALID_ARG") for pattern in ("^[", "^(", "^*")] + [("a b", "TOPIC_EXCEPTION")],
+)
+def test_a_subscription_that_is_refused_changes_nothing(address, subscribed, name, code):
+    """A pattern that cannot be compiled has the code of librdkafka."""
+    produce(address, "a")
+    with consumer_of(address) as consumer:
+        consumer.subscribe(["^t"]) if subscribed else consumer.assign([TopicPartition("t", 0)])
+        assert code_of(consumer.subscribe, ["other", name]) == code
+        assert take(consumer, 1)[0].value() == b"a"
+
+
+@pytest.mark.parametrize("offset", [OFFSET_INVALID, OFFSET_STORED])
+@pytest.mark.parametrize("subscribed", [False, True])
+@pytest.mark.parametrize("commit", [None, 1])
+def test_a_partition_that_is_assigned_again_begins_at_the_commit(
+    address, offset, subscribed, commit
+):
+    """Records that were read since are read again: the way to start again after an error."""
+    produce(address, *"abcd")
+    again = [TopicPartition("t", 0, offset), TopicPartition("t", 1)]
+    with consumer_of(address, enable_auto_commit=False) as consumer:
+        consumer.subscribe(["t"]) if subscribed else consumer.assign(again)
+        take(consumer, 1)
+        if commit is not None:
+            consumer.commit(offsets=[TopicPartition("t", 0, commit)], asynchronous=False)
+        take(consumer, 2)
+        consumer.assign(again)
+        assert [part.offset for part in consumer.position(again)] == [OFFSET_INVALID] * 2
+        assert code_of(consumer.commit, asynchronous=False) == "_NO_OFFSET"
+        assert take(consumer, 1)[0].offset() == (commit or 0)
+        for wrong in (-5, -1002):
+            partitions = [TopicPartition("t", 0, wrong)]
+            assert code_of(consumer.assign, partitions) == "_INVALID_ARG"
+        assert code_of(consumer.seek, TopicPartition("t", 0, OFFSET_STORED)) == "_INVALID_ARG"
+        consumer.seek(TopicPartition("t", 0))
+        assert take(consumer, 1)[0].offset() == 0
+
+
+def test_what_is_stored_is_committed_before_a_partition_is_assigned_again(address):
+    """With automatic commits it goes on after the last record."""
+    produce(address, *"abc")
+    with consumer_of(address) as consumer:
+        consumer.assign([TopicPartition("t", 0)])
+        take(consumer, 2)
+        consumer.assign([TopicPartition("t", 0)])
+        assert take(consumer, 1)[0].offset() == 2
+
+
+def test_a_pause_lasts_until_resume(address):
+    """Also while a partition is assigned again, or another member joins and the group moves it."""
+    zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
+    produce(address, "a")
+    produce(address, "b", partition=1)
+    with consumer_of(address, "alone") as consumer:
+        consumer.assign([zero])
+        consumer.pause([zero, one])
+        consumer.assign([zero, one])
+        assert take(consumer, 1)[0].value() == b"b"
+        consumer.unassign()
+        consumer.assign([zero])
+        consumer.seek(TopicPartition("t", 0, 0))
+        assert consumer.consume(1, 0.1) == []
+        consumer.resume([zero])
+        assert take(consumer, 1)[0].value() == b"a"
+    with consumer_of(address) as first, consumer_of(address) as second:
+        first.subscribe(["t"])
+        while len(first.assignment()) < 2:
+            first.poll(0.01)
+        first.pause([zero, one])
+        second.subscribe(["t"])
+        while not len(first.assignment()) == len(second.assignment()) == 1:
+            assert first.poll(0.01) is None
+            second.poll(0.01)
+        for partition in (0, 1):
+            produce(address, "later", partition=partition)
+        assert first.consume(1, 0.1) == []
+        first.resume(first.assignment())
+        assert take(first, 1)[0].partition() == first.assignment()[0].partition
+
+
+def test_a_program_that_polls_too_rarely_gets_an_event(address):
+    """Once, and then its partitions again; without a callback there is no other sign."""
+    produce(address, "a")
+    interval = int(patient(300))
+    settings = {"max_poll_interval_ms": interval, "session_timeout_ms": interval}
+    with consumer_of(address, enable_auto_commit=False, **settings) as consumer:
+        consumer.subscribe(["t"])
+        take(consumer, 1)
+        generation = consumer.memberid()
+        group = open_group(consumer._log.root, "g")
+        while group.read().members:
+            threading.Event().wait(0.01)
+        event, record = take(consumer, 2)
+        assert event.error().name() == "_MAX_POLL_EXCEEDED"
+        assert record.value() == b"a"
+        assert consumer.memberid() != generation
+
+
+def test_special_times_are_the_ends(address):
+    """-1, -2 and -3, as at a broker; other negative times and unknown partitions are refused."""
+    with Producer(address) as producer:
+        for time in (10, 30, 20):
+            producer.produce("t", "v", partition=0, timestamp=time)
+    with consumer_of(address) as consumer:
+        for time, offset in ((-1, 3), (-2, 0), (-3, 1), (15, 1), (31, -1)):
+            [found] = consumer.offsets_for_times([TopicPartition("t", 0, time)])
+            assert (found.offset, found.error) == (offset, None)
+        unknown = TopicPartition("t", 9, 5)
+        _, found = consumer.offsets_for_times([TopicPartition("t", 0, 5), unknown])
+        assert (found.offset, found.error.name()) == (5, "_UNKNOWN_PARTITION")
+        for partitions, code in (
+            ([unknown], "_UNKNOWN_PARTITION"),
+            ([TopicPartition("t", 0, -5)], "UNSUPPORTED_VERSION"),
+            ([], "_INVALID_ARG"),
+        ):
+            assert code_of(consumer.offsets_for_times, partitions) == code
+
+
 def test_patterns_and_names_can_be_subscribed_together(log, address):
     """A pattern begins with ``^`` and need not match to the end."""
     for topic in ("orders-eu", "orders.us", "order"):
@@ -981,6 +1172,41 @@ def test_offsets_are_looked_up(address):
     assert lookup(OffsetSpec.max_timestamp()) == (1, 30)
     assert lookup(OffsetSpec.for_timestamp(15)) == (1, 30)
     assert lookup(OffsetSpec.for_timestamp(31)) == (-1, -1)
+    admin.delete_records([TopicPartition("t", 0, 2)])
+    assert lookup(OffsetSpec.max_timestamp()) == (2, 20)
+
+
+def test_offsets_of_groups_have_their_epoch_and_are_changed_one_by_one(address):
+    """As at a broker: a partition that does not exist fails alone."""
+    produce(address, *"ab")
+    admin, unknown = AdminClient(address), TopicPartition("t", 9, 1)
+
+    def rows(partitions):
+        return [
+            (p.partition, p.offset, p.metadata, p.leader_epoch, p.error and p.error.name())
+            for p in partitions
+        ]
+
+    def listed(*partitions):
+        request = ConsumerGroupTopicPartitions("g", list(partitions) or None)
+        return rows(admin.list_consumer_group_offsets([request])["g"].result().topic_partitions)
+
+    def altered(*partitions):
+        request = ConsumerGroupTopicPartitions("g", list(partitions))
+        return rows(admin.alter_consumer_group_offsets([request])["g"].result().topic_partitions)
+
+    with consumer_of(address, enable_auto_commit=False) as consumer:
+        consumer.commit(offsets=[TopicPartition("t", 0, 1, "note", 0)], asynchronous=False)
+    assert listed() == [(0, 1, "note", 0, None)]
+    assert listed(unknown) == [(9, -1001, None, None, None)]
+    assert altered(TopicPartition("t", 0, 2, "m", 0), unknown) == [
+        (0, 2, "m", 0, None),
+        (9, 1, None, None, "UNKNOWN_TOPIC_OR_PART"),
+    ]
+    assert listed() == [(0, 2, "m", 0, None)]
+    assert altered(TopicPartition("t", 0, 1, "x" * 5000))[0][-1] == "OFFSET_METADATA_TOO_LARGE"
+    assert altered(TopicPartition("t", 0, 1)) == [(0, 1, None, None, None)]
+    assert listed() == [(0, 1, None, None, None)]
 
 
 def test_metadata_show_one_broker(address):

@@ -978,6 +978,7 @@ def test_only_one_thread_may_use_a_consumer(root, log):
     for call in (consumer.poll, lambda: consumer.position(T0), lambda: next(consumer)):
         with pytest.raises(IllegalStateError, match="Another thread"):
             call()
+    assert (consumer.paused(), consumer.assignment()) == (set(), {T0})
     fill(log, 1)
     thread.join(patient(5))
     assert offsets(polled[0][T0]) == [12]

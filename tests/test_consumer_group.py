@@ -187,13 +187,14 @@ def test_subscribing_and_assigning_exclude_each_other(root, join):
         ({"topics": "t"}, TypeError),
         ({"topics": [7]}, ValueError),
         ({"topics": [" "]}, ValueError),
+        ({"topics": ["no such name!"]}, ValueError),
         ({"topics": ["t"], "listener": print}, TypeError),
         ({"pattern": "("}, Exception),
     ],
     ids=str,
 )
 def test_an_invalid_subscription_is_refused_and_the_old_one_stays(root, join, arguments, error):
-    """E16: null and blank names are errors."""
+    """E16: names that no topic can have are errors; they would be waited for in vain."""
     make_topic(root)
     member = join("t")
     member.poll(0)
@@ -219,7 +220,7 @@ def test_without_a_group_there_is_no_commit(root):
     consumer.close()
 
 
-@pytest.mark.parametrize("name", ["", "\0", "x" * 201, "a\0b"])
+@pytest.mark.parametrize("name", ["", "\0", "x" * 361, "a\0b"])
 def test_an_invalid_group_id_is_refused_by_the_constructor(root, name):
     with pytest.raises((InvalidGroupIdError, InvalidConfigError)):
         Consumer(root, "t", group_id=name)
@@ -928,7 +929,7 @@ def test_a_listener_may_commit_seek_pause_and_read_positions(root, with_listener
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_a_revoked_partition_starts_again_at_its_committed_offset(root, with_listener, strategy):
-    """M25: the program may have dropped uncommitted records; kept partitions continue."""
+    """M25: the program may have dropped uncommitted records.  A kept one stays paused."""
     make_topic(root)
     first, _ = with_listener(strategy)
     drained(first)
@@ -937,12 +938,12 @@ def test_a_revoked_partition_starts_again_at_its_committed_offset(root, with_lis
     second, _ = with_listener(strategy)
     second.poll(0)
 
+    assert len(drained(first)) == 0
+    assert first.assignment() == first.paused() == {T0}
+    first.resume(T0)
     returned_again = [record.offset for record in drained(first)]
 
-    assert first.assignment() == {T0}
-    eager = strategy == "range"
-    assert returned_again == ([1, 2, 3] if eager else [])
-    assert first.paused() == (set() if eager else {T0})
+    assert returned_again == ([1, 2, 3] if strategy == "range" else [])
     assert first.position(T0) == 4
 
 

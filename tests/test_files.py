@@ -303,13 +303,14 @@ def test_a_root_that_is_a_file_is_no_log(tmp_path):
 
 
 def test_a_remote_file_system_is_refused(tmp_path, monkeypatch):
-    """NFS, SMB, 9p and FUSE need unsafe_filesystem=True, or a root that is only read (P23)."""
+    """Remote file systems need unsafe_filesystem=True; segments are not mapped there (P23)."""
+    assert Files(tmp_path).maps_segments
     for magic in (0x6969, 0x517B, 0xFF534D42, 0x01021997, 0x65735546):
         monkeypatch.setattr(Files, "_magic", lambda files, magic=magic: magic)
-        with pytest.raises(UnsupportedFilesystemError):
-            Files(tmp_path)
-        Files(tmp_path, unsafe_filesystem=True).close_all()
-        Files(tmp_path, writable=False).close_all()
+        for writable in (True, False):
+            with pytest.raises(UnsupportedFilesystemError):
+                Files(tmp_path, writable=writable)
+            assert not Files(tmp_path, writable=writable, unsafe_filesystem=True).maps_segments
 
 
 def test_a_root_that_other_users_may_write_to_is_refused(tmp_path):

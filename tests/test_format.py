@@ -116,5 +116,12 @@ def test_the_tables_of_the_page_are_those_of_the_code(page):
         position += sizes[kind]
 
     assert position == 96
-    for name in ("COMPRESSED", "HEADERS", "EXPLICIT_OFFSETS", "LOG_APPEND_TIME", "CONTROL"):
+    for name in (
+        "COMPRESSED",
+        "HEADERS",
+        "EXPLICIT_OFFSETS",
+        "LOG_APPEND_TIME",
+        "CONTROL",
+        "MERGED",
+    ):
         assert f"\n| {getattr(batch, name)} | " in page

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 
+import pyarrow as pa
 import pytest
 from support.clock import START
 from support.roots import encoded, segment_files
@@ -145,6 +146,87 @@ def topic(tmp_path):
         log.partition("t", 1).append([encoded(*VALUES, headers=HEADERS, compression="zstd")])
         yield log.topic("t")
         assert log.verify() == []
+
+
+def rows_of(file):
+    """Return (partition, offset, value) of the rows to read of a file, as pyarrow reads it."""
+    with (
+        pa.memory_map(file.path) as data,
+        pa.ipc.open_stream(data.read_buffer(file.size)) as stream,
+    ):
+        table = stream.read_all()
+    numbers = range(file.base_offset, file.base_offset + table.num_rows)
+    offsets = table["offset"].to_pylist() if "offset" in table.column_names else numbers
+    rows = zip(offsets, table["value"].to_pylist(), strict=True)
+    return [
+        (file.partition, offset, value)
+        for offset, value in rows
+        if file.start_offset <= offset < file.end_offset
+    ]
+
+
+def listed_rows(topic):
+    """Return the rows of the files that a topic lists, and those that it has."""
+    listed = [row for file in topic.files() for row in rows_of(file)]
+    return listed, [(record.partition, record.offset, record.value) for record in topic]
+
+
+def test_the_listed_files_have_each_record_once(tmp_path):
+    """After compaction, rebatching and a deletion, and beside bytes that are not committed.
+
+    The directory has the replaced files besides, until their delay is over.
+    """
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        compact = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
+        log.create_topic("compacted", config={**compact, "segment.bytes": 1500})
+        log.create_topic("t", 2, {"segment.bytes": 1500})
+        assert log.topic("t").files() == []
+        housekeeping = {
+            "compacted": lambda: log.compact("compacted", force=True),
+            "t": lambda: log.topic("t").optimize(),
+        }
+        for name, run in housekeeping.items():
+            for number in range(60):
+                batch = encoded(b"v%d" % number, b"w", keys=[b"k%d" % (number % 4), b"x"])
+                log.partition(name, 0).append([batch])
+            before = log.topic(name).files()
+            run()
+            after = log.topic(name).files()
+            paths = {path for path in segment_files(tmp_path / "log") if f"/{name}-" in str(path)}
+            assert {file.path for file in before} - {file.path for file in after}
+            assert {file.path for file in [*before, *after]} <= set(map(str, paths))
+            listed, rows = listed_rows(log.topic(name))
+            assert listed == rows
+        topic = log.topic("t")
+        log.partition("t", 0).append([encoded(*VALUES, keys=[b"a", b"b", b"c"])])
+        log.delete_records({embedlog.TopicPartition("t", 0): topic[-2].offset})
+        active = topic.files()[-1]
+        with open(active.path, "ab") as file:
+            file.write(b"\xff\xff\xff\xff half a batch")
+
+        listed, rows = listed_rows(topic)
+
+        assert listed == rows
+        assert [value for _, _, value in listed] == VALUES[1:]
+        assert topic[:1].files() == [active._replace(end_offset=rows[0][1] + 1)]
+
+
+def test_the_listed_files_can_be_read_as_long_as_a_lease_holds_them(tmp_path):
+    """Although retention is due, and unlinks without delay."""
+    config = {"segment.bytes": 1500, "file.delete.delay.ms": 0, "retention.bytes": 1}
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        log.create_topic("t", config=config)
+        for number in range(60):
+            log.partition("t", 0).append([encoded(b"v%d" % number, keys=[b"k"])])
+        with log.hold("reader"):
+            files = log.topic("t").files()
+            rows = [row for file in files for row in rows_of(file)]
+            log.maintain()
+            assert [row for file in files for row in rows_of(file)] == rows
+        log.maintain()
+
+        with pytest.raises(FileNotFoundError):
+            rows_of(files[0])
 
 
 def test_duckdb_queries_a_topic_as_it_is(topic):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 import pickle
@@ -225,6 +226,15 @@ def test_a_constructor_that_raises_gives_the_log_back(servers, kind, configs):
     del caught
 
 
+@pytest.mark.parametrize("kind", [KafkaProducer, KafkaConsumer, KafkaAdminClient])
+def test_a_client_cannot_be_copied(client, kind):
+    """Nor pickled, as kafka-python's: a copy would look for a broker on localhost."""
+    original = client(kind)
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=f"{kind.__name__} of a log cannot be copied"):
+            make(original)
+
+
 def test_a_client_that_is_collected_gives_the_log_back(servers):
     """As kafka-python's closes itself then; what was sent is written."""
     producer = KafkaProducer(bootstrap_servers=servers, linger_ms=60_000)
@@ -333,6 +343,58 @@ def test_a_record_fails_with_an_error_of_kafka_python(client, servers):
     assert future.failed()
     assert not future.retriable()
     assert [type(error) for error in failed] == [errors.InvalidRecordError]
+
+
+def test_a_time_that_the_topic_refuses_has_kafkas_error(client):
+    """Not that of a record without a key."""
+    topic = NewTopic("t", 1, 1, topic_configs={"message.timestamp.before.max.ms": "1000"})
+    client(KafkaAdminClient).create_topics([topic])
+    with pytest.raises(errors.InvalidTimestampError, match="not within"):
+        client(KafkaProducer).send("t", b"v", timestamp_ms=5).get(10)
+
+
+CONFLICTS = {"acks": 1, "retries": 0, "max_in_flight_requests_per_connection": 6}
+"""Settings that switch idempotence off."""
+
+
+@pytest.mark.parametrize("name", [*CONFLICTS, "enable_idempotence"])
+def test_settings_that_exclude_idempotence_are_refused_or_switch_it_off(client, name):
+    """As in kafka-python: refused with transactions, which need it; `config` says what is used."""
+    conflict = {name: CONFLICTS.get(name, False)}
+    assert client(KafkaProducer).config["enable_idempotence"] is True
+    assert client(KafkaProducer, **conflict).config["enable_idempotence"] is False
+    with pytest.raises(errors.KafkaConfigurationError, match="idempotence"):
+        client(KafkaProducer, transactional_id="x", **conflict)
+
+
+@pytest.mark.parametrize("name", ["a b", "", ".", "x" * 250, None, 5])
+def test_a_name_that_no_topic_can_have_is_refused(client, name):
+    """At once, as in kafka-python, with ValueError or TypeError; it would be waited for in vain."""
+    producer, consumer = client(KafkaProducer), client(KafkaConsumer, group_id="g")
+    error = ValueError if isinstance(name, str) else TypeError
+    for call in (
+        lambda: producer.send(name, b"v"),
+        lambda: producer.partitions_for(name),
+        lambda: consumer.subscribe([name]),
+        lambda: client(KafkaConsumer, name),
+    ):
+        with pytest.raises(error):
+            call()
+    assert not isinstance(name, str) or consumer.partitions_for_topic(name) == set()
+
+
+def test_a_poll_without_a_subscription_returns_nothing(client, consume):
+    """As in kafka-python; the consumer can be used later."""
+    send(client, b"a")
+    for group in (None, "g"):
+        consumer = consume(group_id=group)
+        assert consumer.poll(10) == {}
+        consumer.subscribe(["t"])
+        assert consumer.poll(10_000)[T0][0].value == b"a"
+        consumer.unsubscribe()
+        assert consumer.poll(0) == {}
+        consumer.assign([T0])
+        assert consumer.poll(0) is not None
 
 
 def test_partitioners_of_kafka_python_choose(client, consume):
@@ -481,11 +543,20 @@ def test_commits(client, consume):
     consumer.commit({T0: (2, "note")})
     assert consumer.committed(T0) == 2
     reports = []
-    consumer.commit_async(
+    future = consumer.commit_async(
         {T0: OffsetAndMetadata(3, "", -1)}, lambda *report: reports.append(report)
     )
+    outcomes = []
+    future.add_callback(outcomes.append).add_errback(outcomes.append)
     consumer.poll(0)
     assert reports == [({T0: OffsetAndMetadata(3, "", None)}, None)]
+    assert (future.is_done, future.succeeded(), future.failed()) == (True, True, False)
+    assert (future.value, future.exception, outcomes) == (None, None, [None])
+    future = consumer.commit_async({TopicPartition("t", 9): OffsetAndMetadata(3, "", -1)})
+    future.add_both(outcomes.append)
+    assert (future.succeeded(), future.failed(), future.retriable()) == (False, True, True)
+    assert isinstance(future.exception, errors.UnknownTopicOrPartitionError)
+    assert [type(outcome) for outcome in outcomes[1:]] == [type(future.exception)]
     consumer.close(autocommit=False)
     assert client(KafkaAdminClient).list_group_offsets("g") == {
         "g": {T0: OffsetAndMetadata(3, "", -1)}
@@ -536,6 +607,7 @@ def test_the_assignment_may_be_asked_for_while_another_thread_polls(client, cons
     polling = threading.Thread(target=consumer.poll, args=(10_000,))
     polling.start()
     assert consumer.assignment() == {T0}
+    assert consumer.paused() == set()
     assert consumer.group_metadata().generation_id > 0
     send(client, b"x")
     polling.join()
@@ -624,8 +696,11 @@ def test_offsets_and_groups(client, consume):
     assert offset(OffsetSpec.MAX_TIMESTAMP) == (1, 30)
     assert offset(15) == (1, 30)
     assert offset(31) == (-1, -1)
-    assert admin.alter_group_offsets("g", {T0: OffsetAndMetadata(1, "m", -1)}) == {
-        T0: errors.NoError
+    unknown = TopicPartition("t", 9)
+    changes = {T0: OffsetAndMetadata(1, "m", -1), unknown: OffsetAndMetadata(1, "", -1)}
+    assert admin.alter_group_offsets("g", changes) == {
+        T0: errors.NoError,
+        unknown: errors.UnknownTopicOrPartitionError,
     }
     reset = admin.reset_group_offsets("g", {T0: 99})
     assert reset == {T0: {"error": errors.NoError, "offset": 3}}
@@ -638,7 +713,9 @@ def test_offsets_and_groups(client, consume):
             {"topic": "t", "partitions": [0]}
         ]
         assert admin.delete_groups(["g"]) == {"g": "NonEmptyGroupError"}
-        assert admin.alter_group_offsets("g", {T0: (1, "", -1)}) == {T0: errors.NonEmptyGroupError}
+        assert admin.alter_group_offsets("g", {T0: (1, "", -1)}) == {
+            T0: errors.UnknownMemberIdError
+        }
     assert [group["group_id"] for group in admin.list_groups()] == ["g"]
     assert admin.delete_group_offsets("g", [T0]) == {T0: errors.NoError}
     assert admin.describe_groups(["none"])["none"]["group_state"] == "Dead"
@@ -656,6 +733,25 @@ def test_records_are_deleted(client):
         admin.delete_records({T0: 9})
     with pytest.raises(errors.UnknownTopicOrPartitionError):
         admin.delete_records({TopicPartition("t", 1): 1})
+
+
+def test_the_largest_time_is_that_of_a_record_that_is_left(client):
+    """Also after the record with a larger one was deleted; -1 is an empty partition's alone."""
+    producer, admin = client(KafkaProducer), client(KafkaAdminClient)
+    for time in (100, 400, 150, 160, 140):
+        producer.send("t", b"v", timestamp_ms=time).get(10)
+    found = {}
+    for start in range(6):
+        admin.delete_records({T0: start})
+        newest = admin.list_partition_offsets({T0: OffsetSpec.MAX_TIMESTAMP})[T0]
+        found[start] = (newest.offset, newest.timestamp)
+
+    assert found == {
+        **dict.fromkeys((0, 1), (1, 400)),
+        **dict.fromkeys((2, 3), (3, 160)),
+        4: (4, 140),
+        5: (-1, -1),
+    }
 
 
 def test_the_log_is_a_cluster_of_one_broker(client, tmp_path):
@@ -1046,6 +1142,42 @@ def test_a_newer_producer_fences_the_transactions_of_an_older_one(client, values
         producer.send("t", b"x")
         producer.commit_transaction()
     assert values() == [b"x", b"x"]
+
+
+@pytest.mark.parametrize("first", ["commit_transaction", "abort_transaction"])
+def test_a_producer_that_was_fenced_stays_so(client, values, first):
+    """Every later call raises it, so that a loop that aborts and tries again ends."""
+    older = client(KafkaProducer, transactional_id="name")
+    older.init_transactions()
+    older.begin_transaction()
+    older.send("t", b"late")
+    client(KafkaProducer, transactional_id="name").init_transactions()
+
+    for call in (
+        getattr(older, first),
+        *(older.abort_transaction, older.begin_transaction, older.commit_transaction),
+        *(older.init_transactions, lambda: older.send("t", b"later")),
+    ):
+        with pytest.raises(errors.ProducerFencedError, match="newer producer"):
+            call()
+    assert values() == []
+
+
+@pytest.mark.parametrize("initialized", [False, True])
+def test_a_producer_that_was_closed_begins_no_transaction(client, values, initialized):
+    """Though other clients keep its log open."""
+    client(KafkaProducer)
+    producer = client(KafkaProducer, transactional_id="name")
+    if initialized:
+        producer.init_transactions()
+    producer.close()
+    for call in (
+        *(producer.init_transactions, producer.begin_transaction, producer.commit_transaction),
+        *(producer.abort_transaction, lambda: producer.send("t", b"x")),
+    ):
+        with pytest.raises(errors.IllegalStateError, match="closed"):
+            call()
+    assert values() == []
 
 
 def test_a_commit_may_be_repeated_and_publishes_once(client, values, monkeypatch):

@@ -36,6 +36,7 @@ from embedlog.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.groups.offsets import LONGEST_GROUP_ID
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -75,7 +76,7 @@ CLIENTS = {
 def test_any_client_id_is_accepted(root, client):
     """The member id begins with up to 100 characters of it, made safe for a file name."""
     make_topics(root, t=1)
-    group = make_group(root, "g" * 200)
+    group = make_group(root, "g" * LONGEST_GROUP_ID)
     member = join(group, client_id=client)
     complete_rebalance(member)
     member.commit(at(3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import re
 import subprocess
 import sys
@@ -21,10 +22,12 @@ from support.forks import Child
 from support.manual_compaction import keep
 from support.patience import patient
 from support.replicas import assignment, values
-from support.roots import encoded
+from support.roots import encoded, healthy
 from support.staged_files import stage
+from support.tiers import choose
 
 import embedlog
+from embedlog import keyspace
 from embedlog.api import Log
 from embedlog.catalog import ACTIVITY
 from embedlog.cli import main
@@ -224,6 +227,116 @@ def test_a_typed_topic_is_copied_with_its_schemas(a, b):
     ] == [1, 1, 2]
 
 
+def record_schema(name: str, *fields: str) -> dict[str, Any]:
+    """Return a schema of Avro whose fields are ints that may be missing."""
+    items = [{"name": field, "type": "int", "default": 0} for field in fields]
+    return {"type": "record", "name": name, "fields": items}
+
+
+def fill_with_avro(log: Log) -> None:
+    """Write keys and values of Avro in two versions, in batches of each kind."""
+    log.create_topic("t", key="avro", value="avro")
+    log.schemas.register("t-key", record_schema("Key", "k"))
+    log.schemas.set_compatibility("FULL", "t-value")
+    with log.producer() as producer:
+        for number in range(2):
+            log.schemas.register("t-value", record_schema("Value", *"xy"[: number + 1]))
+            for codec in ("none", "lz4"):
+                log.alter_topic("t", {"compression.type": codec})
+                values = [{"x": n} if n % 3 else None for n in range(20)]
+                producer.send_batch("t", values, keys=[{"k": n % 7} for n in range(20)])
+                producer.flush()
+    log.partition("t", 0).roll()
+    keep(log.partition("t", 0), range(0, log.partition("t", 0).end_offset(), 2))
+    send(log, "t", {"x": 5}, key={"k": 99}, headers=[("h", b"1")])
+
+
+@pytest.mark.parametrize("merge", [False, True], ids=["copies", "merges"])
+@pytest.mark.parametrize("before", ["nothing", "others", "equal ones", "more"])
+def test_a_copy_of_avro_can_be_read_at_any_target(a, b, merge, before):
+    """Its schemas come with it; where the ids are taken, the records have other ones (H2)."""
+    fill_with_avro(a)
+    own = [record_schema("Own", "n"), record_schema("Value", "x"), record_schema("Key", "k")]
+    for schema in {"nothing": [], "others": own[:1], "equal ones": own[1:], "more": own}[before]:
+        b.schemas.register(f"own-{schema['name']}", schema)
+    if before != "nothing":
+        b.create_topic("own", value="avro")
+        b.schemas.register("own-value", own[0])
+        send(b, "own", {"n": 7})
+
+    mirror(a, b, merge=merge)
+    send(a, "t", {"x": 1, "y": 2}, key={"k": 1})
+    mirror(a, b, merge=merge)
+
+    pairs = [[(r.key, r.value, r.timestamp) for r in log["t"]] for log in (a, b)]
+    assert pairs[0] == pairs[1]
+    assert len(pairs[0]) == 42
+    if before != "nothing":
+        assert b["own"][0].value == {"n": 7}
+    assert b.schemas.versions("t-value") == [1, 2]
+    assert b.schemas.compatibility("t-value") == "FULL"
+    if not merge:
+        assert [r.offset for r in b["t"]] == [r.offset for r in a["t"]]
+        b.failover(dry_run=False)
+    send(b, "t", {"x": 3}, key={"k": 2})
+    assert b["t"][-1].value == {"x": 3, "y": 0}
+    assert healthy(b.root)
+
+
+def test_two_sites_with_equal_ids_share_a_hub(a, b, tmp_path):
+    """And a standby of the hub has its ids."""
+    with embedlog.open(tmp_path / "c", maintenance=False) as c:
+        for name, log in (("a", a), ("b", b)):
+            log.create_topic("t", value="avro")
+            log.schemas.register("t-value", record_schema(name.upper(), name))
+            send(log, "t", {name: 1})
+        for name, log in (("a", a), ("b", b)):
+            mirror(log, c, site=name)
+        mirror(c, tmp_path / "d")
+        with embedlog.open(tmp_path / "d", maintenance=False) as d:
+            for log in (c, d):
+                assert log["a.t"][0].value == {"a": 1}
+                assert log["b.t"][0].value == {"b": 1}
+                assert log.schemas.subjects() == ["a.t-value", "b.t-value"]
+
+
+def test_a_schema_that_is_registered_while_a_round_runs_comes_before_its_records(a, b, monkeypatch):
+    """The topics were listed before, without it."""
+    b.schemas.register("own", record_schema("Own", "n"))
+    a.create_topic("t", value="avro")
+    a.create_topic("u")
+    fetch = RootSource.fetch
+
+    def register_first(source, *arguments):
+        monkeypatch.setattr(RootSource, "fetch", fetch)
+        a.schemas.register("t-value", record_schema("Value", "x", "y"))
+        send(a, "t", {"x": 1})
+        return fetch(source, *arguments)
+
+    a.partition("t", 0).append([encoded(b"no avro"), encoded(None)])
+    monkeypatch.setattr(RootSource, "fetch", register_first)
+    mirror(a, b)
+    assert RootSource.fetch is fetch
+    assert b["t"][-1].value == a["t"][-1].value == {"x": 1, "y": 0}
+
+
+def test_a_record_whose_schema_is_lost_is_not_copied_under_the_id_of_another(a, b):
+    """Where ids are others, it cannot be told what it means; the rest of the topics is copied."""
+    for number in range(3):
+        b.schemas.register(f"own{number}", record_schema(f"Own{number}", "n"))
+    a.create_topic("t", value="avro")
+    a.create_topic("u")
+    a.schemas.register("t-value", record_schema("Value", "x"))
+    send(a, "t", {"x": 1})
+    a.partition("t", 0).append([encoded(b"\0\0\0\0\3\2")])
+    send(a, "u", b"1")
+
+    with pytest.raises(MirrorConflictError, match="begins with 3, which is the id of no schema"):
+        mirror(a, b)
+    assert records(b, "u") == records(a, "u")
+    assert b.partition("t", 0).end_offset() <= 1
+
+
 def test_changes_of_the_source_reach_the_copy_and_those_of_the_copy_stay(a, b):
     """Settings, partitions and schemas; only what changed is applied."""
     a.create_topic("t", config={"retention.ms": 1_000_000, "segment.ms": 5000})
@@ -293,7 +406,7 @@ def test_what_retention_took_before_it_was_copied_is_reported_in_numbers(a, b, c
 
     assert run.status.skipped == run.status.by_topic["t"].skipped == 15
     assert [r.offset for r in b["t"]] == [*range(25, 30)], "it follows the start, too"
-    assert "offsets 10 to 24 of t-0" in caplog.text
+    assert "offsets [10, 25) of t-0" in caplog.text
     (event,) = events(b, "skipped")
     assert (event["first_offset"], event["next_offset"], event["offsets"]) == (10, 25, 15)
     assert b.metrics()["mirror.m"]["record-skipped-total"] == 15
@@ -322,6 +435,58 @@ def test_a_source_that_was_cut_is_not_copied_over_other_records(a, b):
     b.partition("t", 0).truncate_to(6)
     mirror(a, b)
     assert records(b, "t") == records(a, "t")
+
+
+@pytest.mark.parametrize("grown", [6, 9, 10, 11, 15])
+@pytest.mark.parametrize("merge", [False, True], ids=["copies", "merges"])
+def test_a_source_that_was_cut_and_has_grown_to_any_length_is_noticed(a, b, grown, merge):
+    """Also to exactly the length of the copy, at a start and by a mirror that runs (H4)."""
+    a.create_topic("t")
+    log = a.partition("t", 0)
+    for number in range(10):
+        log.append([encoded(b"%d" % number)])
+    mirror(a, b, merge=merge)
+    with mirror(a, b, merge=merge, follow=True) as run:
+        settled(lambda: run.status.updated_ms)
+        log.truncate_to(6)
+        for number in range(6, grown):
+            log.append([encoded(b"new %d" % number)])
+        settled(lambda: run.errors)
+        assert isinstance(run.errors[0], MirrorDivergedError)
+    with pytest.raises(MirrorDivergedError) as caught:
+        mirror(a, b, merge=merge)
+    assert caught.value.next_offset == 6
+    assert [record.value for record in b["t"]] == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize("seed", range(choose(test=10, all=300)))
+def test_a_copy_that_is_cut_where_the_error_says_is_equal_to_its_source_again(a, b, seed):
+    """Random appends, cuts, deletions and recoveries of the source; each difference is named."""
+    dice = random.Random(seed)
+    a.create_topic("t")
+    log, number = a.partition("t", 0), 0
+    for _ in range(25):
+        action = dice.choice(["append", "append", "cut", "mirror", "recover", "delete"])
+        if action == "append":
+            for _ in range(dice.randrange(4)):
+                count = dice.choice([1, 1, 3])
+                log.append([encoded(*(b"%d %d" % (number, n) for n in range(count)))])
+                number += 1
+        elif action == "cut" and log.end_offset() > log.start_offset():
+            log.truncate_to(dice.randrange(log.start_offset(), log.end_offset()))
+        elif action == "recover":
+            recovery.discard_tail(log)
+        elif action == "delete" and dice.random() < 0.3:
+            a.delete_records({P0: dice.randint(log.start_offset(), log.end_offset())})
+        elif action == "mirror":
+            try:
+                mirror(a, b)
+            except MirrorDivergedError as error:
+                b.partition("t", 0).truncate_to(error.next_offset or 0)
+                mirror(a, b)
+            start = max(part.start_offset() for part in (log, b.partition("t", 0)))
+            copies = [[r for r in records(each, "t") if r[1] >= start] for each in (a, b)]
+            assert copies[0] == copies[1]
 
 
 def test_a_recovery_of_the_source_that_loses_nothing_is_no_cut(a, b):
@@ -847,14 +1012,18 @@ def test_a_failover_says_how_much_was_not_copied(a, b):
 
 
 def test_a_group_without_commits_is_moved_by_the_other_strategies(standby):
-    """With "offsets" its consumers' auto_offset_reset decides, and that is said."""
+    """Of topics that are named; with "offsets" its consumers' auto_offset_reset decides."""
     with standby.consumer("t", group_id="new", auto_offset_reset="earliest") as consumer:
         consumer.poll(timeout_ms=int(patient(5) * 1000), max_records=1)
         consumer.close(autocommit=False)
-    (part,) = standby.failover("new").partitions
+    (part,) = standby.failover("new", topics="t").partitions
     assert (part.committed, part.offset, part.may_repeat, part.may_skip) == (None, None, 10, 10)
-    (part,) = standby.failover("new", "latest").partitions
+    (part,) = standby.failover("new", "latest", topics="t").partitions
     assert (part.offset, part.may_skip) == (10, 10)
+    for strategy in ("offsets", "latest", {}):
+        with pytest.raises(IllegalStateError, match="not known which it reads"):
+            standby.failover(["g", "new"], strategy, dry_run=False)
+    assert standby.topic("t").config["mirror.source"]
 
 
 def test_a_group_that_does_not_exist_is_refused_unless_its_topics_are_named(standby):
@@ -950,7 +1119,30 @@ def test_a_failover_says_which_topics_it_released(standby, a):
     assert third.released == ()
     assert "nothing to do; programs may write to 3 topics since an earlier" in third.title
     fourth = standby.failover("g", dry_run=False)
-    assert "done; programs may write to 3 topics since an earlier failover" in fourth.title
+    assert "done; programs may write to 1 topic since an earlier failover" in fourth.title
+
+
+@pytest.mark.parametrize("strategy", ["offsets", "latest", {TopicPartition("a.u", 0): 1}])
+def test_a_failover_of_a_group_leaves_the_copies_of_other_sites(a, b, tmp_path, strategy):
+    """Only what the group reads is opened; the mirror of the healthy site goes on (H7)."""
+    with embedlog.open(tmp_path / "hub", maintenance=False) as hub:
+        for name, log in (("a", a), ("b", b)):
+            for topic in ("t", "u"):
+                log.create_topic(topic)
+                send(log, topic, b"1", b"2")
+            mirror(log, hub, site=name)
+        commit(a, 1)
+        mirror(a, hub, site="a", groups=".*")
+        expected = ["a.t"] if isinstance(strategy, str) else ["a.t", "a.u"]
+        assert hub.failover("g", strategy).released == tuple(expected)
+        assert hub.failover("g", strategy, dry_run=False).released == tuple(expected)
+
+        for topic in ("t", "u"):
+            send(b, topic, b"more")
+        mirror(b, hub, site="b")
+        assert len(hub["b.t"]) == len(hub["b.u"]) == 3
+        opened = [name for name in hub.topics() if not hub.topic(name).config["mirror.source"]]
+        assert opened == expected
 
 
 # Following, and what can be seen of it
@@ -1165,8 +1357,7 @@ def test_a_merging_mirror_finds_its_place_in_the_records(a, b):
     mirror(a, b, merge=True)
     send(a, "t", b"more")
     log = b.partition("t", 0)
-    key = b"O" + log.key + a.root.id.encode()
-    b.root.context.state.write(lambda txn: txn.delete(key))
+    b.root.context.state.write(keyspace.MIRROR_POSITIONS.delete_all)
 
     assert mirror(a, b, merge=True).status.records == 1
     assert set(counts(b, "t").values()) == {1}
@@ -1177,6 +1368,141 @@ def test_a_merging_mirror_finds_its_place_in_the_records(a, b):
     send(b, "t", b"own", b"own 2", b"own 3")
     assert mirror(a, b, merge=True).status.records == 1, "the log is longer than it was"
     assert set(counts(b, "t").values()) == {1}
+
+
+def forward_by_sends(log: Log, records: list[Any], topic: str, path: Path) -> None:
+    """Send records with the headers that they have, as a program does that makes others of them."""
+    with log.producer() as producer:
+        for record in records:
+            producer.send(topic, b"fwd " + record.value, headers=record.headers, partition=0)
+
+
+def forward_by_batches(log: Log, records: list[Any], topic: str, path: Path) -> None:
+    """The same with many at once."""
+    with log.producer() as producer:
+        values = [b"fwd " + record.value for record in records]
+        headers = [record.headers for record in records]
+        producer.send_batch(topic, values, headers=headers, partition=0)
+
+
+def forward_by_files(log: Log, records: list[Any], topic: str, path: Path) -> None:
+    """Export a topic, and import the file into another one, with its headers."""
+    (source,) = {record.topic for record in records}
+    root = ["--root", log.path]
+    assert main(["export", source, str(path / "file.parquet"), *root]) == 0
+    assert main(["import", topic, str(path / "file.parquet"), *root]) == 0
+
+
+@pytest.mark.parametrize("door", [forward_by_sends, forward_by_batches, forward_by_files])
+@pytest.mark.parametrize("same_topic", [False, True], ids=["another topic", "the same topic"])
+def test_a_program_that_forwards_headers_moves_no_mirror(a, b, tmp_path, door, same_topic):
+    """Neither the position of the mirror that wrote them, nor what its site sends back (H6)."""
+    for log in (a, b):
+        for topic in ("t", "u"):
+            log.create_topic(topic)
+    into = "t" if same_topic else "u"
+    for topic, count in (("t", 30), ("u", 3)):
+        a.partition(topic, 0).append([encoded(*(b"%d" % n for n in range(count)))])
+    mirror(a, b, merge=True)
+    door(b, list(b["t"]), into, tmp_path)
+    a.partition("u", 0).append([encoded(*(b"late %d" % n for n in range(50)))])
+    for _ in range(2):
+        # Without its rows the mirror reads all of the topic to find its position.
+        for log in (a, b):
+            log.root.context.state.write(keyspace.MIRROR_POSITIONS.delete_all)
+        mirror(a, b, merge=True)
+        mirror(b, a, merge=True)
+
+    sent = 30 + 3 + 50 + 30
+    for log in (a, b):
+        assert sum(len(log[topic]) for topic in ("t", "u")) == sent
+    assert counts(a, into) == counts(b, into)
+
+
+def test_what_merged_is_known_after_compaction_and_gathering(a, b):
+    """The batches are other ones then, but not whose records they have."""
+    sites = {"a": a, "b": b}
+    for log in sites.values():
+        log.create_topic("t", config={"cleanup.policy": "compact"})
+        log.create_topic("u")
+    for number in range(20):
+        for name, log in sites.items():
+            value = f"{name}{number}".encode()
+            for topic in ("t", "u"):
+                key = f"{name}{number % 15}".encode()
+                log.partition(topic, 0).append([encoded(value, keys=[key])])
+        if number % 3 == 0:
+            mirror(a, b, merge=True)
+            mirror(b, a, merge=True)
+    for _ in range(3):
+        for log in sites.values():
+            log.compact("t", force=True, progress=False)
+            log.partition("u", 0).roll()
+            log.topic("u").optimize()
+            log.root.context.state.write(keyspace.MIRROR_POSITIONS.delete_all)
+        mirror(a, b, merge=True)
+        mirror(b, a, merge=True)
+
+    for log in sites.values():
+        log.compact("t", force=True, progress=False)
+        values = [f"{name}{number}".encode() for name in sites for number in range(20)]
+        assert counts(log, "u") == dict.fromkeys(values, 1)
+        values = [f"{name}{number}".encode() for name in sites for number in range(5, 20)]
+        assert counts(log, "t") == dict.fromkeys(values, 1)
+
+
+def test_a_source_that_was_cut_is_noticed_by_a_mirror_that_was_killed(a, b):
+    """Its last records say in which epoch they were read, without a row (H4)."""
+    a.create_topic("t")
+    for number in range(10):
+        send(a, "t", b"%d" % number)
+    mirror(a, b, merge=True)
+    a.partition("t", 0).truncate_to(6)
+    send(a, "t", *(b"new %d" % number for number in range(9)))
+    b.root.context.state.write(keyspace.MIRROR_POSITIONS.delete_all)
+
+    with pytest.raises(MirrorDivergedError) as caught:
+        mirror(a, b, merge=True)
+    assert caught.value.next_offset == 6
+
+
+def test_a_topic_that_was_created_again_is_merged_from_its_start(a, b):
+    """Its records are others than those that were merged, at the same offsets."""
+    for value in (b"first", b"second"):
+        a.create_topic("t")
+        send(a, "t", *[value] * 5)
+        mirror(a, b, merge=True)
+        a.delete_topic("t")
+    assert counts(b, "t") == {b"first": 5, b"second": 5}
+
+
+@pytest.mark.parametrize("seed", range(choose(test=6, all=100)))
+def test_sites_whose_programs_forward_records_have_each_record_once(sites, seed):
+    """Random sends, forwards with headers, mirrors, lost rows and compacted topics."""
+    dice, sent = random.Random(seed), Counter[tuple[str, bytes]]()
+    for log in sites.values():
+        for topic in "tu":
+            log.create_topic(topic, partitions=2)
+    for number in range(60):
+        log, topic = sites[dice.choice("abc")], dice.choice("tu")
+        action = dice.choice(["send", "forward", "forward", "mirror", "mirror", "lose", "gather"])
+        if action == "mirror":
+            source, target = dice.sample(sorted(sites), 2)
+            mirror(sites[source], sites[target], merge=True)
+        elif action == "lose":
+            log.root.context.state.write(keyspace.MIRROR_POSITIONS.delete_all)
+        elif action == "gather":
+            log.partition(topic, 0).roll()
+            log.topic(topic).optimize()
+        else:
+            old = list(log.topic(dice.choice("tu"))) if action == "forward" else []
+            headers = dice.choice(old).headers if old else []
+            send(log, topic, b"%d" % number, headers=headers, partition=dice.randrange(2))
+            sent[topic, b"%d" % number] += 1
+    for source, target in permutations("abc", 2):
+        mirror(sites[source], sites[target], merge=True)
+    for log in sites.values():
+        assert Counter((r.topic, r.value) for topic in "tu" for r in log[topic]) == sent
 
 
 def test_what_cannot_be_merged_is_refused(a, b, tmp_path):

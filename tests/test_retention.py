@@ -458,7 +458,7 @@ def test_an_append_with_a_fast_clock_is_not_kept_for_ever(root, clock):
     log.append([encoded(b"v0", at=EVENT)])
     clock.set(START)
     lines = "\n".join(describe(root, "t", START + 30 * DAY))
-    assert "clock was wrong at the last append to offsets 0 to 0" in lines
+    assert "clock was wrong at the last append to offsets [0, 1)" in lines
     assert retain(root, START + 30 * DAY) == []
     for number in range(1, 5):
         log.append([encoded(b"v%d" % number, at=EVENT)])
@@ -755,7 +755,7 @@ def test_deleted_records_cannot_be_leased(root):
     make(root)
     delete_records(root.partition("t", 0), 4)
 
-    with pytest.raises(OffsetOutOfRangeError, match="4 to 10"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"\[4, 10\)"):
         hold(root, "q", {PARTITION: 3}, 60)
     with pytest.raises(OffsetOutOfRangeError):
         hold(root, "q", {PARTITION: 11}, 60)
@@ -939,12 +939,12 @@ def test_describe_says_what_is_deleted_when_and_what_stays_why(root):
     assert "up to 7 days (segment.ms)" in lines[0]
     assert "9.8 KiB remain (retention.bytes)" in lines[1]
     assert lines[2] == "t: nothing is deleted before these groups have consumed it: slow"
-    assert lines[3].startswith("partition 0: offsets 0 to 1 (1 segment, ")
+    assert lines[3].startswith("partition 0: offsets [0, 2) (1 segment, ")
     assert lines[3].endswith(" will be deleted in the next round")
-    assert lines[4].startswith("partition 0: offsets 2 to 5 (2 segments")
+    assert lines[4].startswith("partition 0: offsets [2, 6) (2 segments")
     assert lines[4].endswith("stay although due: group 'slow' has not consumed them")
     assert lines[5] == (
-        "partition 0: offsets 6 to 9 stay: the first segment will be deleted after "
+        "partition 0: offsets [6, 10) stay: the first segment will be deleted after "
         "2023-11-16 05:13:20 UTC, because its youngest record is from 2023-11-15 05:13:20 UTC; "
         "those after it later"
     )
@@ -955,7 +955,7 @@ def test_describe_names_the_clock(root, clock):
     log = make_log(root, config(retention_ms=DAY))
     log.append([encoded(b"old", at=EVENT)])
     assert describe(root, "t", START)[1] == (
-        "partition 0: offsets 0 to 0 stay: the first segment will be deleted after "
+        "partition 0: offsets [0, 1) stay: the first segment will be deleted after "
         "2023-11-15 22:13:20 UTC, because the last append to it was at 2023-11-14 22:13:20 UTC; "
         "those after it later"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 
 import polars as pl
@@ -9,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 import embedlog
+from embedlog.api.row_filter import RowFilter
 from embedlog.api.topic import TopicView
+from embedlog.cli import main
 from embedlog.errors import InvalidQueryError, InvalidSchemaError, UnknownTopicOrPartitionError
 
 FLIGHTS = pa.table(
@@ -134,6 +137,84 @@ def test_a_wrong_query_is_refused_with_what_to_do(log, query, error, text):
         log.sql(query)
 
     assert "\n" not in str(caught.value)
+
+
+FILE_READERS = ["read_csv", "READ_JSON", '"read_ndjson"', "'read_ipc'", "x.read_parquet"]
+"""Polars' functions that read files; it takes their names in any case and in any quotes."""
+FILE_QUERIES = [
+    "select * from {}",
+    "with x as (select * from {}) select * from x",
+    "with read_csv as (select 1 as one) select * from read_csv, {}",
+    "with a as (with b as (from {}) select * from b) select * from a",
+    "select * from flights /* f */ join {} on true",
+    "select * from flights, lateral {}",
+    "select * from lateral (select * from {}) s",
+    "select * from table({})",
+    "select 1 as one union all select * from {}",
+    "select (select max(a) from {}) from flights",
+    "select * from flights where carrier in (select a from {})",
+    "select * from flights where exists (select 1 from (select * from {}) s)",
+    "select * from flights order by (select a from {})",
+    "select * from flights limit (select a from {})",
+    "select * from generate_series(1, (select a from {}))",
+    "values ((select a from {}))",
+    "explain select * from {}",
+    "describe {}",
+    "copy (select * from {}) to '/dev/null'",
+    "show tables from {}",
+]
+
+
+@pytest.fixture
+def server():
+    """A server to which nobody should connect, and its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server, f"http://127.0.0.1:{server.getsockname()[1]}/x"
+
+
+@pytest.mark.parametrize("query", FILE_QUERIES)
+def test_a_query_reads_topics_only(log, query, server):
+    """Wherever it names a URL or a file: it is refused before Polars looks at that."""
+    listening, url = server
+
+    for function in FILE_READERS:
+        with pytest.raises(InvalidQueryError):
+            log.sql(query.format(f"{function} /**/ ('{url}')"), eager=False)
+    with pytest.raises(BlockingIOError):
+        listening.accept()
+
+
+@pytest.mark.parametrize("query", [query for query in FILE_QUERIES if "where" in query])
+def test_a_condition_reads_its_topic_only(log, query, server):
+    """It is part of a query too."""
+    listening, url = server
+
+    condition = query.partition(" where ")[2].format(f"read_csv('{url}')")
+    with pytest.raises(InvalidQueryError, match="is not about single rows"):
+        RowFilter(condition, FLIGHTS.schema, "flights")
+    with pytest.raises(BlockingIOError):
+        listening.accept()
+
+
+def test_a_query_reads_files_when_it_may(log, tmp_path):
+    """To join them with topics; a file that is not there is an error of embedlog too."""
+    path = tmp_path / "names.csv"
+    path.write_text("code,name\nUA,United\n", "utf-8")
+    query = f"select name from flights join read_csv('{path}') n on carrier = n.code"
+
+    with pytest.raises(InvalidQueryError, match=r"with read_csv. Name topics.* files=True\.$"):
+        log.sql(query)
+    assert log.sql(query, files=True)["name"].to_list() == ["United", "United"]
+    assert main(["--root", str(tmp_path / "log"), "sql", "--files", query]) == 0
+    path.unlink()
+    with pytest.raises(InvalidQueryError, match="No such file"):
+        log.sql(query, files=True)
+
+
+def test_a_table_function_that_reads_no_file_is_not_refused(log):
+    """It makes numbers."""
+    assert log.sql("select * from generate_series(1, 3)").height == 3
 
 
 def test_a_log_without_topics_says_so(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ from support.roots import encoded
 
 import embedlog
 from embedlog import catalog
-from embedlog.errors import UnknownTopicOrPartitionError
+from embedlog.errors import EmbedlogError, UnknownTopicOrPartitionError
 
 ROWS = 100
 
@@ -102,6 +103,55 @@ def test_head_and_tail_are_of_each_partition(topic):
     assert len(topic.head(50)) == 53
     assert len(topic.tail(0)) == 0
     assert len(topic.head()) == 5 + 3
+
+
+def test_looking_at_a_topic_makes_no_file_in_partitions_that_were_never_written_to(log, tmp_path):
+    """Of a topic of 20,000 partitions that would take long."""
+    log.create_topic("t", partitions=20)
+    topic = log.topic("t")
+    log.partition("t", 7).append([encoded(b"x", at=START)])
+
+    assert len(topic) == len(topic[:5]) == 1
+    assert "1 record" in repr(topic)
+    assert [row.partition for row in topic] == [7]
+    assert len(topic.files()) == 1
+    (directory,) = (tmp_path / "log" / "topics").iterdir()
+    assert [path.name for path in directory.iterdir()] == ["7"]
+
+
+@pytest.mark.parametrize("lost", [(), ("live",), ("live", "7")], ids=" and ".join)
+@pytest.mark.parametrize("options", [{}, {"visibility": "durable"}, {"mode": "r"}], ids=str)
+def test_the_ends_of_all_partitions_are_those_of_each(tmp_path, lost, options):
+    """Read together or one by one, whatever state they are in."""
+    path = tmp_path / "log"
+    with embedlog.open(path, maintenance=False) as log:
+        log.create_topic("t", partitions=20, config={"segment.bytes": 1000})
+        for number in (3, 7, 9, 11):
+            for _ in range(20):
+                log.partition("t", number).append([encoded(b"x", at=START)])
+        log.partition("t", 3).flush()
+        log.delete_records(
+            {embedlog.TopicPartition("t", 7): 5, embedlog.TopicPartition("t", 9): -1}
+        )
+        log.partition("t", 12).tail()
+    for name in lost:
+        (found,) = path.glob(f"topics/*/{name}") if name.isdigit() else (path / name,)
+        shutil.rmtree(found)
+
+    def ends(read):
+        try:
+            with embedlog.open(path, maintenance=False, **options) as log:
+                return read(log)
+        except EmbedlogError as error:
+            return type(error)
+
+    def one_by_one(log):
+        parts = [log.partition("t", number) for number in range(20)]
+        return [(part.start_offset(), part.end_offset()) for part in parts]
+
+    together = ends(lambda log: log.root.ends("t"))
+    assert together == ends(one_by_one)
+    assert lost == ("live", "7") or together[3] == (0, 20)
 
 
 def test_an_empty_topic_is_an_empty_list(log):

@@ -11,6 +11,7 @@ import sys
 import textwrap
 from contextlib import closing
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +25,7 @@ from support.roots import abandon, encoded, segment_files
 
 import embedlog
 from embedlog.batch.key_bytes import key_bytes
+from embedlog.cli import main
 from embedlog.cli.dump import DumpedSegment
 from embedlog.errors import (
     CorruptBatchError,
@@ -100,6 +102,39 @@ def send(log, *numbers, topic="t", **options):
 def ids(topic):
     """The column ``id``."""
     return topic.to_arrow(["id"])["id"].to_pylist()
+
+
+def test_a_time_that_python_does_not_have_stops_no_reader(log, tmp_path, capsys):
+    """It is one of numpy, its neighbours are as usual, and it can be sent on."""
+    utc = pa.timestamp("s", "UTC")
+    fields = [("id", pa.int64()), ("until", utc), ("day", pa.date32()), ("all", pa.list_(utc))]
+    schema, year_10000, infinity = pa.schema(fields), 253_402_300_800, (1 << 63) - 1
+    topic = log.create_topic("t", schema=schema, key=["id", "until"])
+    copy = log.create_topic("u", schema=schema, key=["id", "until"])
+    counts = [0, year_10000, infinity, -infinity]
+    columns = {"id": range(4), "until": counts, "day": [0, 1 << 30, 0, 0]}
+    table = pa.table({**columns, "all": [[count, None] for count in counts]}, schema=schema)
+    with log.producer() as producer:
+        producer.append_table("t", table).result()
+        for record in topic:
+            producer.send("u", record.value).result()
+            producer.send("u", record.value).result()
+
+    assert topic.to_arrow(schema.names).equals(table)
+    assert copy.to_arrow(schema.names, latest=True).sort_by("id").equals(table)
+    with closing(log.consumer("t", auto_offset_reset="earliest")) as consumer:
+        polled = list(consumer.iter_records(until="end"))
+    first, second = polled[0].value, polled[1].value
+    assert first["until"] == dt.datetime(1970, 1, 1, tzinfo=UTC)
+    assert second["until"] == second["all"][0] == np.datetime64("10000-01-01T00:00:00")
+    assert second["day"] == np.datetime64(1 << 30, "D")
+    assert topic.get((1, second["until"])) == topic[1].value == dict(topic.items())[polled[1].key]
+    assert "10000-01-01T00:00:00" in topic._repr_html_()
+    assert "10000-01-01T00:00:00" in topic.select()._repr_html_()
+    log.close()
+    for command in (["consume", "t"], ["consume", "t", "--columns", "until,all"]):
+        assert main([*command, "--root", str(tmp_path / "log")]) == 0
+        assert "10000-01-01T00:00:00" in capsys.readouterr().out
 
 
 # Keys

@@ -239,17 +239,17 @@ DIR = {
         create_partitions create_topic delete_records delete_topic describe_topic durability
         elect_leaders failover flush group groups hold leases maintain maintenance metrics
         mirrors partition path producer prometheus reassign rebuild_index remove_replica
-        repair replicas retention_bytes schemas sql topic topics verify
+        repair replicas retention_bytes schemas share sql topic topics verify
     """,
     "topic": """
-        at batches between config describe_retention explain_compaction get head items name optimize
-        partition partitions plot ranges raw sample scan schema select since size_bytes tail
-        to_arrow to_pandas to_polars
+        at batches between config describe_retention explain_compaction files get head items
+        name optimize partition partitions plot ranges raw sample scan schema select since
+        size_bytes tail to_arrow to_pandas to_polars
     """,
     "mirror": "errors running status stop wait",
     "view": """
-        at batches between get items name plot ranges raw sample scan schema select since to_arrow
-        to_pandas to_polars
+        at batches between files get items name plot ranges raw sample scan schema select since
+        to_arrow to_pandas to_polars
     """,
     "group": """
         delete delete_offsets describe lag members name remove_members reset_offsets state

@@ -8,7 +8,7 @@ the offsets of each group are committed.  Killed in between, the same call does 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from embedlog.consumer.arguments import to_topic_partition
@@ -22,6 +22,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.groups.offsets import CommittedOffset, check_group_id
+from embedlog.kv import Txn
 from embedlog.maintenance.activity import Event, report
 from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
 from embedlog.mirrors.status import mirror_statuses
@@ -166,6 +167,8 @@ class Failover:
         self._named = topics is not None
         self._topics = self._selected(None if topics is None else _names(topics))
         self._check_offsets()
+        if self._groups and not self._named:
+            self._topics = self._topics_of_groups()
 
     def _selected(self, names: Iterable[str] | None) -> list[str]:
         """Return the topics that are copies, or were until a failover."""
@@ -186,6 +189,31 @@ class Failover:
                 self._root.topic(name)  # Raises if there is no such topic.
                 raise UnknownTopicOrPartitionError("The topic is no copy", topic=name)
         return chosen
+
+    def _topics_of_groups(self) -> list[str]:
+        """Return the copies that the groups read: others may be of a source that is not lost.
+
+        Raises:
+            IllegalStateError: It is not known which copies a group reads.
+        """
+        read = set[str]()
+        for name in self._groups:
+            topics = self._topics_of_group(self._committed(name))
+            if not topics:
+                raise IllegalStateError(
+                    "The group has committed nothing in a copy, so it is not known which it reads",
+                    group=name,
+                    todo=f"Name the topics, of {', '.join(self._topics)}.",
+                )
+            read |= topics
+        return [topic for topic in self._topics if topic in read]
+
+    def _topics_of_group(self, committed: Iterable[TopicPartition]) -> set[str]:
+        """Return the topics of a group: those named, or those with a commit or an offset."""
+        if self._named:
+            return set(self._topics)
+        offsets = self._strategy if isinstance(self._strategy, Mapping) else {}
+        return {partition.topic for partition in (*committed, *offsets)}
 
     def _check_offsets(self) -> None:
         """Check that the strategy has offsets for partitions of the copies only."""
@@ -219,6 +247,7 @@ class Failover:
         if not dry_run:
             self._root.context.check_writable()
             for name in copies:
+                self._note_ends(name)
                 self._root.alter_topic(name, {"mirror.source": None})
             # Until now the mirror may have copied more.
             plans = self._plan()
@@ -230,17 +259,26 @@ class Failover:
             self._report(result)
         return result
 
+    def _note_ends(self, name: str) -> None:
+        """Note where a copy ends: a position of the source beyond that is none in the copy."""
+        topic_id, partitions = self._root.topic(name).id, self._root.partitions(name)
+        ends = [self._root.partition(name, number).end_offset() for number in range(partitions)]
+
+        def step(txn: Txn) -> None:
+            copy = MIRRORED_TOPICS.get(txn, topic_id)
+            assert copy is not None, "it is one of the copies"
+            MIRRORED_TOPICS.put(txn, topic_id, value=replace(copy, ends=ends))
+
+        self._root.context.state.write(step)
+
     def _plan(self) -> list[FailoverPartition]:
         plans: list[FailoverPartition] = []
         lags = self._lags()
         for name in self._groups:
             committed = self._committed(name)
-            known = {partition.topic for partition in committed}
-            if isinstance(self._strategy, Mapping):
-                known |= {partition.topic for partition in self._strategy}
+            topics = self._topics_of_group(committed)
             for topic in self._topics:
-                # A group that has commits reads the topics that it has commits in.
-                if not known or topic in known or self._named:
+                if topic in topics:
                     for number in range(self._root.partitions(topic)):
                         partition = TopicPartition(topic, number)
                         plan = self._plan_partition(name, partition, committed.get(partition))
@@ -293,7 +331,7 @@ class Failover:
                 return None if committed is None else min(max(committed, start), end)
             if not start <= strategy[partition] <= end:
                 raise OffsetOutOfRangeError(
-                    f"The copy holds offsets {start} to {end}",
+                    f"The copy holds offsets [{start}, {end})",
                     topic=partition.topic,
                     partition=partition.partition,
                     offset=strategy[partition],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import grp
 import itertools
 import logging
 import os
@@ -67,6 +68,7 @@ from embedlog.schemas.evolution import changed_schema, renamed
 from embedlog.schemas.infer import SchemaLike, columns_of
 from embedlog.schemas.settings import check_typed_config
 from embedlog.schemas.topic_schema import TopicSchema, first_version
+from embedlog.schemas.values import python_values
 from embedlog.serializers import SerializerName
 from embedlog.times import When, parse_duration, time_argument
 
@@ -493,14 +495,18 @@ class Log:
     # SQL
 
     @overload
-    def sql(self, query: str) -> polars.DataFrame: ...
+    def sql(
+        self, query: str, *, eager: Literal[True] = ..., files: bool = ...
+    ) -> polars.DataFrame: ...
     @overload
-    def sql(self, query: str, *, eager: Literal[True]) -> polars.DataFrame: ...
+    def sql(self, query: str, *, eager: Literal[False], files: bool = ...) -> polars.LazyFrame: ...
     @overload
-    def sql(self, query: str, *, eager: Literal[False]) -> polars.LazyFrame: ...
-    @overload
-    def sql(self, query: str, *, eager: bool) -> polars.DataFrame | polars.LazyFrame: ...
-    def sql(self, query: str, *, eager: bool = True) -> polars.DataFrame | polars.LazyFrame:
+    def sql(
+        self, query: str, *, eager: bool, files: bool = ...
+    ) -> polars.DataFrame | polars.LazyFrame: ...
+    def sql(
+        self, query: str, *, eager: bool = True, files: bool = False
+    ) -> polars.DataFrame | polars.LazyFrame:
         """Return the result of a query, in Polars' SQL; every topic is a table.
 
         Only the topics that the query names are read, and of these only the columns, and with
@@ -511,9 +517,11 @@ class Log:
         Args:
             query: One SELECT.
             eager: Return a DataFrame; with False a LazyFrame, which reads when it is collected.
+            files: Let the query read any file or URL that this process can read, with Polars'
+                table functions such as ``read_csv``.  By default it reads the log's topics only.
 
         Raises:
-            InvalidQueryError: The query is wrong, or is not one that reads.
+            InvalidQueryError: The query is wrong, is not one that reads, or reads a file.
             UnknownTopicOrPartitionError: There is no such topic; the error names those that
                 there are.
             EmbedlogError: Polars is not installed.
@@ -524,7 +532,7 @@ class Log:
         for name in self.topics(internal=True):
             with suppress(UnknownTopicOrPartitionError):  # It was deleted meanwhile.
                 views[name] = self.topic(name)
-        frame = sql(views, query)
+        frame = sql(views, query, files=files)
         return collect(frame) if eager else frame
 
     # Groups
@@ -580,13 +588,16 @@ class Log:
                 after ``at``; ``"earliest"`` or ``"latest"``; or offsets by partition, in all others
                 as ``"offsets"``.
             at: A time as in `ConsumerGroup.reset_offsets`, such as ``"10m"`` for ten minutes ago.
-            topics: Only these copies; by default all of the log.
+            topics: Only these copies; by default those in which the groups have committed offsets,
+                or ``strategy`` has some, and without a group all of the log.
             dry_run: Change nothing.
 
         Raises:
             NonEmptyGroupError: A group has members here; also raised for a dry run.
             GroupIdNotFoundError: There is no such group; likewise.
-            IllegalStateError, UnknownTopicOrPartitionError: There is no such copy or partition.
+            IllegalStateError: The log has no copies, or a group has no commits in one of them and
+                no topics are named.
+            UnknownTopicOrPartitionError: There is no such copy or partition.
             InvalidConfigError, OffsetOutOfRangeError: The strategy is not possible.
             InvalidGroupIdError, InvalidPartitionError: A name is not valid.
         """
@@ -706,6 +717,31 @@ class Log:
             if hasattr(child, "flush"):
                 child.flush()
         self.root.flush()
+
+    def share(self, group: str | int, mode: Literal["rw", "r", "none"] = "rw") -> None:
+        """Let Spark's executors of other users read the log's records, and stage others.
+
+        The setting is kept in the permissions of the log's directories, so it holds for all
+        processes and for files that are made later.  A log is opened by the user who owns it, who
+        must be in the group.
+
+        Args:
+            group: The name or number of the group of these users.
+            mode: ``"r"`` to let them only read; ``"none"`` to end the sharing.
+
+        Raises:
+            InvalidConfigError: There is no such group, or mode.
+            StorageError: The log belongs to another user, or its user is not in the group.
+        """
+        check_choice("mode", mode, ("rw", "r", "none"))
+        self.root.context.check_writable()
+        try:
+            number = group if isinstance(group, int) else grp.getgrnam(group).gr_gid
+        except KeyError as error:
+            raise InvalidConfigError(
+                f"There is no group {group!r} on this host", todo="Create it, or pass its number."
+            ) from error
+        self.root.context.files.share(number, mode)
 
     # Directories and copies
 
@@ -1295,7 +1331,7 @@ def _described(schema: TopicSchema) -> SchemaDescription:
             "nullable": field.nullable,
         }
         if field.name in schema.defaults:
-            column["default"] = schema.defaults[field.name][0].as_py()
+            (column["default"],) = python_values(schema.defaults[field.name])
         columns.append(column)
     return {
         "version": schema.version,
@@ -1391,7 +1427,8 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         maintenance: Whether this process may run the maintenance jobs: retention, compaction
             and others.  One process at a time runs them, with its own settings, which are
             Kafka's for brokers, such as ``{"log.cleaner.threads": 2}``.
-        unsafe_filesystem: Allow NFS, SMB, 9p and FUSE.
+        unsafe_filesystem: Allow NFS, SMB, 9p, FUSE and other remote file systems: only safe
+            while no other host opens the log, not even with ``mode="r"``.
         allow_pickle: Read topics whose serializer is ``"pickle"``: reading one can run any code
             that its writers chose.
         racks: The racks of directories of a log over several, by path, as Kafka's `broker.rack`:
@@ -1403,7 +1440,8 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         NotALogError: The path is a file, a directory with other contents, or an address such
             as ``localhost:9092`` or ``s3://bucket``.
         UnsupportedFormatError: Another version of embedlog wrote it, with another format.
-        UnsupportedFilesystemError: Locks do not work reliably on this file system.
+        UnsupportedFilesystemError: It is a remote file system, or any user may replace its
+            files.
         CorruptionError: The catalog is damaged and has no copy.
         StorageError: The file system refused an operation; ``errno`` says why.
 

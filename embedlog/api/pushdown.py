@@ -161,8 +161,11 @@ class _Translator:
         values = None if data_type is None else _values(constant, data_type)
         if values is None or _nans(values):
             return None
-        field = pc.field(name)
-        is_in = field.isin(values.drop_null())
+        field, items = pc.field(name), values.drop_null()
+        if pa.types.is_floating(items.type) and pc.any(pc.equal(items, 0)).as_py():
+            # Arrow looks values up by their bits; for Polars, 0.0 and -0.0 are equal.
+            items = pa.concat_arrays([items, pa.array([0.0, -0.0], items.type)])
+        is_in = field.isin(items)
         if not wanted:
             return ~is_in
         return is_in | field.is_null() if nulls_equal and values.null_count else is_in

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from embedlog.api.pushdown import pushed_filter
 from embedlog.api.scan import in_frames, polars_schema
-from embedlog.api.sql import first_line
+from embedlog.api.sql import failures, first_line, table_names
 from embedlog.display import need
-from embedlog.errors import InvalidQueryError
+from embedlog.errors import EmbedlogError, InvalidQueryError
 from embedlog.lazy import pa
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _MASK = "_tombstone"
 """A name that no column of a table has."""
+_TABLE = "rows"
+"""The only table that a condition may refer to."""
 
 
 class RowFilter:
@@ -37,6 +39,8 @@ class RowFilter:
         self._text, self._topic = text, topic
         columns = polars_schema(schema, topic)
         try:
+            if table_names(f"select * from {_TABLE} where {text}") != {_TABLE}:
+                raise self._not_about_rows()
             names = library.sql_expr(text).meta.root_names()
             for name in names:
                 if name not in schema.names:
@@ -46,22 +50,27 @@ class RowFilter:
                         todo=f"The columns are {', '.join(schema.names)}.",
                     )
             predicate = _predicate(text, columns)
-        except library.exceptions.PolarsError as error:
+        except EmbedlogError:
+            raise
+        except failures() as error:
             raise InvalidQueryError(
                 f"The filter {text!r} is wrong: {first_line(error)}",
                 topic=topic,
                 todo='It must be a condition such as "dep_delay > 60".',
             ) from error
         if predicate is None:
-            raise InvalidQueryError(
-                f"The filter {text!r} is not about single rows",
-                topic=topic,
-                todo="Use a complete query in SQL.",
-            )
+            raise self._not_about_rows()
         self._expression = predicate
         self.columns: list[str] = list(dict.fromkeys(predicate.meta.root_names()))
         """The columns that it refers to."""
         self._pushed = pushed_filter(predicate, {field.name: field.type for field in schema})
+
+    def _not_about_rows(self) -> InvalidQueryError:
+        return InvalidQueryError(
+            f"The filter {self._text!r} is not about single rows",
+            topic=self._topic,
+            todo="Use a complete query in SQL.",
+        )
 
     def keep(self, table: pa.Table) -> pa.Table:
         """Return the rows of a table for which the condition is true.
@@ -76,7 +85,7 @@ class RowFilter:
         columns = table.select(self.columns or table.column_names[:1])
         try:
             frame = library.from_arrow(columns).with_columns(self._expression.alias(_MASK))
-        except library.exceptions.PolarsError as error:
+        except failures() as error:
             raise InvalidQueryError(
                 f"The filter {self._text!r} failed: {first_line(error)}",
                 topic=self._topic,
@@ -108,8 +117,8 @@ def _predicate(text: str, columns: Any) -> polars.Expr | None:
         return iter(())
 
     rows = need("polars.io.plugins").register_io_source(source, schema=columns)
-    query = f"select * from rows where (\n{text}\n)"
-    need("polars").SQLContext(rows=rows).execute(query, eager=True)
+    query = f"select * from {_TABLE} where (\n{text}\n)"
+    need("polars").SQLContext({_TABLE: rows}).execute(query, eager=True)
     return predicates[0] if len(predicates) == 1 else None
 
 

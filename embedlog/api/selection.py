@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from embedlog.display import cut, html_table, public_names, short
 from embedlog.errors import EmbedlogError
 from embedlog.lazy import pa, pc
+from embedlog.schemas.rows import python_rows
 
 if TYPE_CHECKING:
     import pandas
@@ -141,7 +142,9 @@ class Selection:
         try:
             names = self.schema().names
             rows = [
-                row for batch in islice(self.batches(), 1) for row in batch[:_SHOWN].to_pylist()
+                row
+                for batch in islice(self.batches(), 1)
+                for row in python_rows(batch[:_SHOWN], names)
             ]
         except EmbedlogError as error:
             return html_table(f"{self._title()}: {error.what}", (), ())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from embedlog.api.scan import Scannable, ScanSource
 from embedlog.catalog import INTERNAL
 from embedlog.display import need
-from embedlog.errors import InvalidQueryError, UnknownTopicOrPartitionError
+from embedlog.errors import EmbedlogError, InvalidQueryError, UnknownTopicOrPartitionError
 
 if TYPE_CHECKING:
     import polars
@@ -19,20 +19,25 @@ _SHOWN_TOPICS = 20
 _WORD = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*(\w*)", re.DOTALL)
 """The first word of a query, after comments."""
 _CHANGES = "alter create delete drop insert merge replace truncate update".split()
+_NO_FUNCTION = "is not a supported table function"
+"""In Polars' error about a table with arguments that is none of its functions."""
+_SERIES = {"generate_series", "range"}
+"""Table functions that make numbers; the others read files and URLs."""
 _MISSING_TABLE = re.compile(r"(?:relation|table) '(.*)' (?:was not found|does not exist)")
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
 """A name that SQL takes without quotes."""
 
 
-def sql(views: Mapping[str, Scannable], query: str) -> polars.LazyFrame:
+def sql(views: Mapping[str, Scannable], query: str, *, files: bool = False) -> polars.LazyFrame:
     """Return the result of a query as a lazy frame; only the topics that it names are read.
 
     Args:
         views: All topics, by name.
         query: One SELECT.
+        files: Whether it may read files and URLs.
 
     Raises:
-        InvalidQueryError: The query is wrong, or would change something.
+        InvalidQueryError: The query is wrong, or would change something or read a file.
         UnknownTopicOrPartitionError: It names a topic that does not exist.
     """
     if not isinstance(query, str):
@@ -47,12 +52,49 @@ def sql(views: Mapping[str, Scannable], query: str) -> polars.LazyFrame:
         )
     sources = {name: ScanSource(view) for name, view in views.items()}
     try:
+        functions = [] if files else [name for name in table_names(query) if _reads_files(name)]
+        if functions:
+            raise InvalidQueryError(
+                f"The query reads a file or a URL with {functions[0]}",
+                todo="Name topics only, or allow files with files=True.",
+            )
         context = library.SQLContext({name: source.frame() for name, source in sources.items()})
         frame: polars.LazyFrame = context.execute(query, eager=False)
         frame.collect_schema()
-    except library.exceptions.PolarsError as error:
+    except EmbedlogError:
+        raise
+    except failures() as error:
         _refuse(query, error, sources)
     return frame
+
+
+def table_names(query: str) -> set[str]:
+    """Return the names of all tables and table functions in a query, as Polars parses it.
+
+    Raises:
+        PolarsError: The query cannot be parsed.
+    """
+    context = need("polars").SQLContext()
+    names = context._ctxt.table_identifiers(query, include_schema=True, unique=True)
+    return {part for name in names for part in (name, *name.split("."))}
+
+
+def _reads_files(name: str) -> bool:
+    """Whether a name is that of a table function that reads files.
+
+    Polars is asked, with a call without arguments: so the answer fits the installed version.
+    """
+    quoted = name.replace('"', '""')
+    try:
+        need("polars").SQLContext().execute(f'select * from "{quoted}"()').collect_schema()
+    except failures() as error:
+        return _NO_FUNCTION not in str(error) and name.lower() not in _SERIES
+    return True
+
+
+def failures() -> tuple[type[BaseException], ...]:
+    """Return the errors that a query in Polars can raise; those of files are Python's own."""
+    return Exception, need("polars").exceptions.PanicException
 
 
 def collect(frame: polars.LazyFrame) -> polars.DataFrame:
@@ -61,10 +103,11 @@ def collect(frame: polars.LazyFrame) -> polars.DataFrame:
     Raises:
         InvalidQueryError: It failed on the data, as with a cast that is not possible.
     """
-    library = need("polars")
     try:
         result: polars.DataFrame = frame.collect()
-    except library.exceptions.PolarsError as error:
+    except EmbedlogError:
+        raise
+    except failures() as error:
         raise InvalidQueryError(
             f"The query failed: {first_line(error)}", todo="Correct the query."
         ) from error

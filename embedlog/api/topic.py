@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 
 from embedlog.api.latest import get, latest
 from embedlog.api.offset_range import OffsetRange
+from embedlog.api.topic_files import TopicFile, topic_files
 from embedlog.batch import Batch, tables
 from embedlog.batch import schema as batch_schema
 from embedlog.batch.arrays import empty
@@ -34,7 +35,7 @@ from embedlog.progress import format_bytes
 from embedlog.record import K, Record, TopicPartition, V
 from embedlog.registry import binder
 from embedlog.root.root import Root, check_root
-from embedlog.schemas.reading import names_in
+from embedlog.schemas.reading import TOMBSTONE, names_in
 from embedlog.serializers import adapt_for_topic, shortened
 from embedlog.times import When, milliseconds
 
@@ -126,6 +127,8 @@ class TopicView(Generic[K, V]):
         )
 
     def _count(self, part: OffsetRange) -> int:
+        if part.start >= part.stop:
+            return 0
         return self._log(part.partition).record_counts.count(part.start, part.stop)
 
     @overload
@@ -323,7 +326,7 @@ class TopicView(Generic[K, V]):
         """Return columns, and those that an expression refers to."""
         if where is None:
             return schema
-        others = names_in(where, self.schema().names)
+        others = names_in(where, [*self.schema().names, TOMBSTONE])
         return self.schema(list(dict.fromkeys([*schema.names, *others])))
 
     def _tables(
@@ -595,6 +598,17 @@ class TopicView(Generic[K, V]):
                     partition = TopicPartition(self.name, number)
                     raise failure.error(keys[row], values[row], partition, offset)
 
+    def files(self) -> list[TopicFile]:
+        """Return the segment files that hold the records now, by partition and offset.
+
+        For programs that read the files without embedlog; each record is in one of them.  In the
+        directory there are others besides: files that compaction has replaced stay for
+        ``file.delete.delay.ms``, so whoever lists the directory reads records twice.  For as
+        long, the files of this list can be opened after they were replaced; a lease (`Log.hold`)
+        keeps them longer.
+        """
+        return list(topic_files(self._root, self.name, self.ranges()))
+
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The Arrow PyCapsule stream, by which DuckDB, Polars, pandas and others read the view."""
         if self._serializers() != ("bytes", "bytes"):
@@ -714,7 +728,8 @@ class Topic(TopicView[K, V]):
 
     def ranges(self) -> list[OffsetRange]:
         """Return the offsets of every partition now."""
-        return [self._range(number) for number in range(self._root.partitions(self.name))]
+        ends = self._root.ends(self.name)
+        return [OffsetRange(number, *part) for number, part in enumerate(ends)]
 
     def _range(self, number: int) -> OffsetRange:
         log = self._log(number)
@@ -794,8 +809,9 @@ class Topic(TopicView[K, V]):
         return results
 
     def size_bytes(self) -> int:
-        """Return the size of the segment files in bytes."""
-        return sum(self._log(number).size_bytes() for number in range(self.partitions))
+        """Return the size of the segment files in bytes, of partitions that had records."""
+        parts = [part.partition for part in self.ranges() if part.stop]
+        return sum(self._log(number).size_bytes() for number in parts)
 
     def _title(self) -> str:
         records = len(self)

@@ -12,7 +12,7 @@ from embedlog.api.offset_range import OffsetRange
 from embedlog.api.topic import Between, Topic, TopicView
 from embedlog.batch import Batch
 from embedlog.batch.arrays import empty
-from embedlog.batch.tables import BatchRows, in_groups
+from embedlog.batch.tables import in_groups
 from embedlog.consumer.deserialize import Deserializers
 from embedlog.display import cut, html_table, moment, short
 from embedlog.errors import (
@@ -21,12 +21,13 @@ from embedlog.errors import (
     InvalidRecordError,
     InvalidSchemaError,
 )
-from embedlog.lazy import pa, pc
+from embedlog.lazy import pa
 from embedlog.partition.skipping import ranges_to_read
 from embedlog.schemas.pruning import Pruner
 from embedlog.schemas.reading import OFFSET, PARTITION, TIMESTAMP, TypedReader
 from embedlog.schemas.rows import RowEncoder, python_rows
 from embedlog.schemas.topic_schema import TopicSchema
+from embedlog.schemas.values import python_values
 from embedlog.times import When
 
 if TYPE_CHECKING:
@@ -106,9 +107,8 @@ class TypedTopicView(TopicView[Any, Any]):
         reader = self._typed_reader()
         for part, batches in self._reads(partial(reader.indexes, schema.names)):
             for group in in_groups(batches):
-                if rows := _without_tombstones(group):
-                    table = reader.table(rows, part.partition, schema)
-                    yield table if where is None else table.filter(where)
+                table = reader.table(group, part.partition, schema)
+                yield table if where is None else table.filter(where)
 
     def to_arrow(
         self,
@@ -120,7 +120,10 @@ class TypedTopicView(TopicView[Any, Any]):
         between: Between | None = None,
         raw: bool = False,
     ) -> pa.Table:
-        """Return a table of the records; tombstones are left out.
+        """Return a table of the records.
+
+        Tombstones are left out, unless ``columns`` or ``where`` names the column ``_tombstone``:
+        it is true in their rows, which have only key, timestamp and headers.
 
         Args:
             columns: Names of columns; by default offset, partition, timestamp, and the topic's
@@ -239,22 +242,6 @@ class TypedTopicView(TopicView[Any, Any]):
         return names[:_SHOWN_COLUMNS]
 
 
-def _without_tombstones(chunk: Sequence[BatchRows]) -> list[BatchRows]:
-    """Return the rows of batches that are not tombstones, in runs."""
-    rows: list[BatchRows] = []
-    for batch, first, last in chunk:
-        if not batch.may_have_tombstones:
-            rows.append((batch, first, last))
-            continue
-        deleted = batch.columns(("_tombstone",)).column(0).slice(first, last - first)
-        start = first
-        for row in [first + row for row in pc.indices_nonzero(deleted).to_pylist()] + [last]:
-            if start < row:
-                rows.append((batch, start, row))
-            start = row + 1
-    return rows
-
-
 def no_bytes(topic: str) -> InvalidConfigError:
     """Return the error of a program that asks for the bytes of a typed topic."""
     return InvalidConfigError(
@@ -300,7 +287,7 @@ def _role(schema: TopicSchema, name: str) -> str:
     if name == schema.timestamp:
         roles.append("timestamp")
     if name in schema.defaults:
-        roles.append(f"default {short(schema.defaults[name][0].as_py())}")
+        roles.append(f"default {short(python_values(schema.defaults[name])[0])}")
     return ", ".join(roles)
 
 

@@ -9,7 +9,14 @@ and decodes only the columns that are read.
 
 from __future__ import annotations
 
-from embedlog.batch.add_headers import add_headers, placed, rows_without_key, to_encoded, trimmed
+from embedlog.batch.add_headers import (
+    add_headers,
+    placed,
+    rows_without_key,
+    to_encoded,
+    trimmed,
+    with_columns,
+)
 from embedlog.batch.decode import Batch, BatchSource, message_length, offset_range, parse
 from embedlog.batch.decode_run import BatchRun, batches_fast
 from embedlog.batch.encode import EncodedBatch, PlacedBatch, encode, encode_lists, from_lists
@@ -21,8 +28,10 @@ from embedlog.batch.wire import (
     CONTROL,
     EXPLICIT_OFFSETS,
     HEADERS,
+    INHERITED,
     LOG_APPEND_TIME,
     MAX_GAP,
+    MERGED,
     NOT_FAST,
     TOMBSTONES,
     TYPED,
@@ -34,8 +43,10 @@ __all__ = [
     "CONTROL",
     "EXPLICIT_OFFSETS",
     "HEADERS",
+    "INHERITED",
     "LOG_APPEND_TIME",
     "MAX_GAP",
+    "MERGED",
     "MINUTE_MS",
     "NOT_FAST",
     "TOMBSTONES",
@@ -64,4 +75,5 @@ __all__ = [
     "to_encoded",
     "trimmed",
     "windows_of",
+    "with_columns",
 ]

@@ -1,17 +1,17 @@
-"""Operations on a batch that is encoded already: add headers, set the time, copy, trim it."""
+"""Operations on a batch that is encoded already: add headers, change columns, copy, trim it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from embedlog.batch.arrays import number, repeated
 from embedlog.batch.decode import Batch, parse
 from embedlog.batch.encode import EncodedBatch, PlacedBatch, encode
 from embedlog.batch.wire import (
-    CONTROL,
     EXPLICIT_OFFSETS,
     HEADER,
-    LOG_APPEND_TIME,
+    INHERITED,
     TRAILER,
     headers_type,
     schema,
@@ -58,9 +58,23 @@ def with_timestamp(encoded: EncodedBatch, timestamp: int) -> EncodedBatch:
     return like(result, encoded)
 
 
+def with_columns(encoded: EncodedBatch, change: Callable[[Any], Any]) -> EncodedBatch:
+    """Return the same records of a topic of bytes with other keys or values.
+
+    Args:
+        encoded: The batch.
+        change: Returns the columns to write, both as a `pyarrow.RecordBatch`.
+    """
+    batch = to_batch(encoded)
+    columns = change(batch.columns(batch.layout.names, verify=False))
+    timestamps = encoded.min_timestamp, encoded.max_timestamp
+    result = encode(columns, batch.codec, offsets=batch.has_offsets, timestamps=timestamps)
+    return like(result, encoded)
+
+
 def like(result: EncodedBatch, encoded: EncodedBatch) -> EncodedBatch:
     """Give a batch what another one of the same records says about them, and return it."""
-    result.flags |= encoded.flags & (LOG_APPEND_TIME | CONTROL)
+    result.flags |= encoded.flags & INHERITED
     result.producer_id, result.producer_epoch = encoded.producer_id, encoded.producer_epoch
     result.base_sequence, result.delete_horizon = encoded.base_sequence, encoded.delete_horizon
     result.span, result.leader_epoch = encoded.span, encoded.leader_epoch

@@ -22,6 +22,7 @@ from embedlog.batch.wire import (
     LOG_APPEND_TIME,
     MAGIC,
     MAX_BATCH_BYTES,
+    MERGED,
     MIN_BLOCK,
     PREFIX,
     SEAL,
@@ -103,6 +104,10 @@ class EncodedBatch:
     def set_span(self, span: int) -> None:
         """Set how many offsets it takes, of which its column of offsets has some."""
         self.span = span
+
+    def set_merged(self) -> None:
+        """Say that a mirror that merges wrote the records."""
+        self.flags |= MERGED
 
     def forget_origin(self) -> None:
         """Drop producer and leader epoch: those of the log that it was read from."""

@@ -25,6 +25,11 @@ VERSION = 1
 COMPRESSED, HEADERS, EXPLICIT_OFFSETS, LOG_APPEND_TIME, CONTROL = 1, 2, 4, 8, 16
 TYPED, TOMBSTONES = 32, 64
 """The batch has the columns of a typed topic; it has a column that says which are tombstones."""
+MERGED = 128
+"""A mirror that merges wrote the records: their header ``embedlog.mirror`` says where they were.
+Without the flag a program has passed on the header of another record."""
+INHERITED = LOG_APPEND_TIME | CONTROL | MERGED
+"""Flags that a batch passes on to a batch that is made of its records."""
 NOT_FAST = HEADERS | TYPED | EXPLICIT_OFFSETS
 """Flags of batches that `append_fast` leaves to the general way."""
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -118,7 +123,7 @@ class BufferLayout:
         """Flags that every batch of this schema has."""
         if self.typed:
             self.flags |= TYPED | (TOMBSTONES if "_tombstone" in self.names else 0)
-        allowed = COMPRESSED | LOG_APPEND_TIME | CONTROL | self.flags
+        allowed = COMPRESSED | INHERITED | self.flags
         self.has_offsets = self.names[-1] == self.added("offset")
         """Whether its last column has the offsets, as in a compacted segment."""
         if self.has_offsets:
@@ -227,10 +232,11 @@ def _tables(head: Any) -> tuple[int, int, int, int, int]:
     root = 8 + _U32(head, 8)[0]
     fields = root - _I32(head, root)[0]
     size, _, _, header_type, header, body_length = _SIX(head, fields)
-    if size < 12 or head[root + header_type] != 3:
+    if size < 10 or head[root + header_type] != 3:
         raise struct.error("the message is not a record batch")
     table = root + header + _U32(head, root + header)[0]
-    body_length = body_length and root + body_length
+    # The length of an empty body, as of no rows of numbers, is left out with its position.
+    body_length = root + body_length if body_length and size >= 12 else 0
     inner = table - _I32(head, table)[0]
     return fields, body_length, table, inner, _U16(head, inner)[0]
 

@@ -1,6 +1,6 @@
 """The command line: `embedlog topics|produce|consume|tail|sql|groups|schemas|replicas|reassign|
 elect-leaders|offsets|delete-records|du|export|import|convert|mirror|failover|audit|activity|
-metrics|dump|compact|maintain|explain|verify|repair|doctor|completion`.
+metrics|dump|compact|maintain|explain|verify|repair|doctor|share|completion`.
 
 Results go to stdout, everything else to stderr; an error is one line, never a traceback; the
 exit codes are in `embedlog --help`.  The module of a command is imported when it runs, so

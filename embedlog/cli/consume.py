@@ -70,7 +70,7 @@ def _before_end(topic: str, count: int) -> Start:
 def _exactly(topic: str, number: int) -> Start:
     def start(_: Log, part: OffsetRange) -> OffsetRange:
         if not part.start <= number <= part.stop:
-            what = f"The log holds offsets {part.start} to {part.stop}"
+            what = f"The log holds offsets [{part.start}, {part.stop})"
             raise OffsetOutOfRangeError(what, topic=topic, partition=part.partition, offset=number)
         return part._replace(start=number)
 

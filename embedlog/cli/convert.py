@@ -56,8 +56,8 @@ def convert(args: argparse.Namespace) -> int:
     )
     for partition in result.partitions:
         say(
-            f"  partition {partition.partition}: offsets {partition.start_offset} to "
-            f"{partition.end_offset}, {plural(partition.records, 'record')}"
+            f"  partition {partition.partition}: offsets [{partition.start_offset}, "
+            f"{partition.end_offset}), {plural(partition.records, 'record')}"
         )
     return OK
 

@@ -31,6 +31,7 @@ from embedlog.version import __version__
 
 _LIBRARIES = ("pyarrow", "lmdb", "numpy", "sortedcontainers", "google-crc32c", "crcmod")
 _ABSENT = "not installed"
+_REMOTE = frozenset(REMOTE_FILESYSTEMS.values())
 _SLOW_CHECKSUM = 500
 _SLOW_FSYNC_US = 50_000
 _LITTLE_SPACE = 1 << 30
@@ -47,10 +48,11 @@ def doctor(args: argparse.Namespace) -> int:
     report: Report = {"versions": _versions(), "checksum": _checksum()}
     root = root_of(args)
     if os.path.isdir(root):
-        files = Files(root, writable=False)
+        files = Files(root, writable=False, unsafe_filesystem=True)
         try:
             report["storage"] = _storage(files)
-            if is_log(root):
+            # Its databases must not be opened, nor its locks be taken, from another host.
+            if is_log(root) and report["storage"]["filesystem"] not in _REMOTE:
                 report["log"] = _log(files)
                 member = read_member(files)
                 if member is not None:
@@ -246,8 +248,11 @@ def _findings(report: Report) -> Iterator[str]:
 
 
 def _storage_findings(storage: Report) -> Iterator[str]:
-    if storage["filesystem"] in REMOTE_FILESYSTEMS.values():
-        yield f"Locks are not reliable on {storage['filesystem']}; use a local disk"
+    if storage["filesystem"] in _REMOTE:
+        yield (
+            f"{storage['filesystem']} is a remote file system: open the log on the host that has "
+            "its disk"
+        )
     if storage["free_bytes"] < _LITTLE_SPACE:
         yield f"Only {format_bytes(storage['free_bytes'])} are free"
     if not storage["writable"]:

@@ -38,6 +38,7 @@ _FLAGS = {
     batches.EXPLICIT_OFFSETS: "explicit offsets",
     batches.LOG_APPEND_TIME: "log append time",
     batches.CONTROL: "control",
+    batches.MERGED: "merged",
 }
 
 
@@ -138,7 +139,7 @@ def dump(args: argparse.Namespace) -> int:
     path = os.path.abspath(args.file)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"No such file: {args.file}")
-    files = Files(os.path.dirname(path), writable=False)
+    files = Files(os.path.dirname(path), writable=False, unsafe_filesystem=True)
     try:
         segment = DumpedSegment(files, os.path.basename(path))
         show = say_json if args.json else partial(_print, args.columns)
@@ -203,7 +204,7 @@ def _print(columns: bool, facts: dict[str, Any]) -> None:
         producer = f"  producer {identity} from {facts['base_sequence']}"
     flags = f"  ({', '.join(facts['flags'])})" if facts["flags"] else ""
     say(
-        f"{where}  offsets {facts['base_offset']} to {facts['next_offset']}, "
+        f"{where}  offsets [{facts['base_offset']}, {facts['next_offset']}), "
         f"{plural(facts['count'], 'record')}  "
         f"times {facts['min_timestamp']} to {facts['max_timestamp']}  "
         f"epoch {facts['leader_epoch']}{producer}  head {facts['head_size']} "

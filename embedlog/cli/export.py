@@ -256,7 +256,7 @@ def _report(
     )
     for part in ranges:
         records = plural(counts[part.partition], "record")
-        say(f"  partition {part.partition}: offsets {part.start} to {part.stop}, {records}")
+        say(f"  partition {part.partition}: offsets [{part.start}, {part.stop}), {records}")
 
 
 # Formats

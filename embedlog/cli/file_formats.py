@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, Final
 
 from embedlog.config import TopicConfig
-from embedlog.errors import InvalidConfigError
+from embedlog.errors import InvalidConfigError, InvalidRecordError
 from embedlog.lazy import pa
 
 JSONL: Final = "jsonl"
@@ -62,13 +62,50 @@ def input_lines(source: Any) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def parquet_tables(source: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """Yield the rows of a `pyarrow.parquet.ParquetFile` as tables; None means all columns."""
-    facts = source.metadata
+def open_parquet(file: IO[bytes]) -> Any:
+    """Return a file as a `pyarrow.parquet.ParquetFile`, in which INT96 is microseconds.
+
+    That is what Spark and Hive write as INT96; in nanoseconds, pyarrow's default, the years
+    before 1678 and after 2262 would silently become others.
+    """
+    from pyarrow import parquet
+
+    return parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
+
+
+def parquet_tables(file: IO[bytes], columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """Yield the rows of a Parquet file as tables; None means all columns.
+
+    Raises:
+        InvalidRecordError: It has times of INT96 that neither microseconds nor nanoseconds hold.
+    """
+    from pyarrow import parquet
+
+    source = open_parquet(file)
+    facts, stored = source.metadata, source.schema
     groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
     bytes_per_row = sum(group.total_byte_size for group in groups) // (facts.num_rows or 1)
     rows = max(1, min(_BATCH_ROWS, _BLOCK_BYTES // (bytes_per_row or 1)))
-    return tables_of(source.iter_batches(rows, columns=columns))
+    tables = tables_of(source.iter_batches(rows, columns=columns))
+    if all(stored.column(number).physical_type != "INT96" for number in range(len(stored))):
+        yield from tables
+        return
+    exact = tables_of(parquet.ParquetFile(file).iter_batches(rows, columns=columns))
+    for table, in_nanoseconds in zip(tables, exact, strict=True):
+        times = [field.name for field in table.schema if field not in in_nanoseconds.schema]
+        target = in_nanoseconds.select(times)
+        if table.select(times).cast(target.schema, safe=False).equals(target):
+            yield table  # Both wrap around alike, so there are no smaller parts of a second.
+            continue
+        try:
+            table.cast(in_nanoseconds.schema)
+        except pa.ArrowInvalid as error:
+            raise InvalidRecordError(
+                f"The file has times in nanoseconds beside others that are out of their range: "
+                f"{error}",
+                todo="Write the file again with timestamps in microseconds.",
+            ) from error
+        yield in_nanoseconds
 
 
 def tables_of(batches: Iterable[Any]) -> Iterator[Any]:

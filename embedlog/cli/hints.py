@@ -24,6 +24,10 @@ def _alter_topic(match: re.Match[str]) -> str:
     return f"`embedlog topics alter {shlex.quote(topic)} {' '.join(settings_options(changes))}`"
 
 
+def _create_topic(match: re.Match[str]) -> str:
+    return f"`embedlog topics create {shlex.quote(ast.literal_eval(match[1]))}`"
+
+
 def _create_partitions(match: re.Match[str]) -> str:
     topic, count = ast.literal_eval(f"({match[1]})")
     return f"`embedlog topics alter {shlex.quote(topic)} -p {count}`"
@@ -32,18 +36,27 @@ def _create_partitions(match: re.Match[str]) -> str:
 _TRANSLATIONS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"alter_topic\(([^{]*\{[^}]*\})\)", _alter_topic),
     (r"create_partitions\(([^)]*)\)", _create_partitions),
+    (r"create_topic\(('[^']*')\)", _create_topic),
+    (r"\bcall alter_topic\([^)]*, schema=…\)", "use alter_topic in Python"),
+    (r"\badd it with alter_topic\b", "add it with alter_topic in Python"),
+    (r"\bcreate_topic\(…, schema=…\)", "`embedlog topics create TOPIC --schema-from FILE`"),
     (r"\b[Cc]all (?=`embedlog )", "run "),
     (r"\bcompact\(force=True\)", "`embedlog compact --force`"),
-    (r"\bwith create_partitions\b", "with `embedlog topics alter -p`"),
-    (r"\bwith create_topic\b", "with `embedlog topics create`"),
+    (r"\bwith create_partitions\b", "with `embedlog topics alter TOPIC -p N`"),
     (r"\bRun verify, then repair, on the log", "Run `embedlog verify`, then `embedlog repair`"),
-    (r", or pass unsafe_filesystem=True", ""),
-    (r"\b[Aa]dd others with add_replica\(path\)", "add others with `embedlog replicas add`"),
-    (r"\bremove_replica\(path, force=True\)", "`embedlog replicas remove --force`"),
+    (r"\bshare\(group\)", "`embedlog share GROUP`"),
+    (r", or pass unsafe_filesystem=True| Pass unsafe_filesystem=True[^.]*\.", ""),
+    (r"\badd_replica\(path\)", "`embedlog replicas add PATH`"),
+    (r"\bremove_replica\(path, force=True\)", "`embedlog replicas remove PATH --force`"),
     (r"\bLeave out raw\b", "Leave out --raw"),
+    (r"\ballow files with files=True", "allow files with --files"),
     (r"is an argument of embedlog\.open", "is --root"),
     (r"\bpass exist_ok=True", "add --if-not-exists"),
-    (r"\bdelete_records\b", "`embedlog delete-records`"),
+    (
+        "Write with a producer, and change topics with alter_topic, delete_topic and ",
+        "Use `embedlog produce TOPIC`, `embedlog topics alter TOPIC` or ",
+    ),
+    (r"\bRead the topic with to_arrow\(columns=…\)", "Use `embedlog export TOPIC FILE`"),
     (r"\bPass at=, such as '10m'", "Add --at TIME, such as --at 10m"),
     (r"\bPass merge=True too\b", "Add --merge"),
     (r"\bMirror as a(nother)? site\b", r"Pass a\1 name with --as"),
@@ -53,7 +66,7 @@ _TRANSLATIONS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         r"Truncate the copy at offset \1 with a Python program",
     ),
     (r"\bsame schema with alter_topic\b", "same schema with a Python program"),
-    (r"\botherwise repeat the call\b", "otherwise repeat the command"),
+    (r"\b([Rr]epeat the) call\b", r"\1 command"),
     (
         "needs a strategy other than 'offsets', and the names of its topics",
         "needs --topic, and a --strategy other than offsets",

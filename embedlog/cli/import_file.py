@@ -22,10 +22,11 @@ from embedlog.cli.file_formats import (
     file_size,
     format_of,
     input_lines,
+    open_parquet,
     parquet_tables,
     serializers_of,
 )
-from embedlog.cli.open_log import to_write
+from embedlog.cli.open_log import existing_topic, to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json
 from embedlog.cli.produce import (
@@ -88,8 +89,11 @@ def import_file(args: argparse.Namespace) -> int:
     with (
         opened(args.file) as file,
         to_write(args, create=True, durability="fsync" if args.sync else "os") as log,
+        existing_topic(log, args.topic) as is_new,
     ):
-        target = ImportTarget(log, args.topic, repartition=args.repartition, raw=args.raw)
+        target = ImportTarget(
+            log, args.topic, is_new=is_new, repartition=args.repartition, raw=args.raw
+        )
         if target.schema is None:
             read = {PARQUET: _parquet, CSV: _csv}.get(file_format, _json_lines)
             chunks = read(file, target.serializers, log.root.clock)
@@ -158,8 +162,7 @@ def opened(path: str) -> Iterator[IO[bytes]]:
 def _note_failure(target: ImportTarget, action: str, skipped: int) -> None:
     done, past = target.records, _PAST[action]
     if not done and not target.uncertain:
-        new = f"; the topic {target.topic} was created" if target.is_new else ""
-        note(f"Nothing was {past}{new}")
+        note(f"Nothing was {past}")
         return
     text = f"{past.capitalize()} {plural(done, 'record')} before the {action} ended"
     if target.uncertain:
@@ -183,7 +186,7 @@ def report(
     new = " (a new topic)" if target.is_new else ""
     say(f"{_PAST[action].capitalize()} {plural(target.records, 'record')} into {target.topic}{new}")
     for number, (first, stop, records) in parts:
-        say(f"  partition {number}: offsets {first} to {stop}, {plural(records, 'record')}")
+        say(f"  partition {number}: offsets [{first}, {stop}), {plural(records, 'record')}")
 
 
 class ImportTarget:
@@ -191,20 +194,26 @@ class ImportTarget:
 
     Args:
         log: The log.
-        topic: The topic, which is created if there is none.
+        topic: The topic.
+        is_new: Whether the import has created it; it then gets as many partitions as it needs.
         repartition: Whether keys choose the partitions, and not the file.
         raw: Whether the file has keys and values as they are stored.
         options: Settings of the producer.
     """
 
     def __init__(
-        self, log: Log, topic: str, *, repartition: bool, raw: bool, **options: Any
+        self,
+        log: Log,
+        topic: str,
+        *,
+        repartition: bool,
+        raw: bool,
+        is_new: bool = False,
+        **options: Any,
     ) -> None:
         self._log, self.topic, self._repartition = log, topic, repartition
-        self._options = options
-        self.is_new = topic not in log
-        """Whether the import has created the topic; it then gets as many partitions as it needs."""
-        info = log.root.ensure_topic(topic)
+        self._options, self.is_new = options, is_new
+        info = log.root.topic(topic)
         names = serializers_of(info.config, raw=raw)
         key, value = (
             _adapter(log, topic, name, field) for name, field in zip(names, SERIALIZED, strict=True)
@@ -316,14 +325,12 @@ def _by_partition(table: Any, partitions: Any) -> Iterator[tuple[int | None, Any
 
 def _parquet(file: IO[bytes], serializers: FileSerializers, clock: Any) -> Iterator[Chunk]:
     """Yield the rows of a Parquet file."""
-    from pyarrow import parquet
-
     try:
-        source = parquet.ParquetFile(file)
+        source = open_parquet(file)
         _check_columns(source.schema_arrow.names)
         names = [name for name in source.schema_arrow.names if name in FIELDS]
         size, done = file_size(file), 0
-        for table in parquet_tables(source, names):
+        for table in parquet_tables(file, names):
             columns = _stored(table, serializers, done)
             done += table.num_rows
             yield _chunk(columns, size * done // source.metadata.num_rows)
@@ -412,7 +419,14 @@ def _json_lines(file: IO[bytes], serializers: FileSerializers, clock: Any) -> It
     done = before = 0
     key, value = ("bytes" if name in NOT_TEXT else name for name in serializers.names)
     names = key, value
+    is_text = {key, value} <= {"bytes", "str"}
     for lines in input_lines(file):
+        columns = _columns_of(lines) if is_text else None
+        if columns is not None:
+            before += len(lines)
+            done += sum(map(len, lines)) + len(lines)
+            yield _chunk(columns, done)
+            continue
         numbered = enumerate(lines, before + 1)
         records = [
             _serialized(parse_record(line, number, names), serializers.adapters, number)
@@ -431,6 +445,37 @@ def _json_lines(file: IO[bytes], serializers: FileSerializers, clock: Any) -> It
         if any(number is not None for number in partitions):
             numbers = np.array([_NONE if number is None else number for number in partitions])
         yield Chunk(table, numbers, done)
+
+
+def _columns_of(lines: list[bytes]) -> Any:
+    """Return lines as columns, read by pyarrow; None if Python has to read them one by one.
+
+    That is so for headers, and for keys and values other than text.  pyarrow refuses all that
+    `parse_record` refuses, except several objects in a line and text that is not UTF-8.
+    """
+    from pyarrow import json as arrow_json
+
+    data = b"\n".join(lines)
+    if data.count(b"}\n{") != len(lines) - 1 or len(data) >= INT_MAX:
+        return None
+    text, number = pa.string(), pa.int64()
+    types = {"key": text, "value": text, "timestamp": number, "partition": number}
+    others = {"headers": pa.list_(pa.null()), "topic": text, "offset": number}
+    columns = pa.schema({**types, **others, "timestamp_type": number})
+    try:
+        table = arrow_json.read_json(
+            pa.BufferReader(data),
+            arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+            arrow_json.ParseOptions(explicit_schema=columns, unexpected_field_behavior="error"),
+        )
+        table.validate(full=True)
+    except pa.ArrowException:
+        return None
+    if table.num_rows != len(lines) or len(table["headers"].combine_chunks().flatten()):
+        return None
+    return table.select(list(types)).cast(
+        pa.schema({**types, "key": pa.binary(), "value": pa.binary()})
+    )
 
 
 def _serialized(record: InputRecord, adapters: Iterable[Adapter], number: int) -> InputRecord:

@@ -1,4 +1,4 @@
-"""`embedlog compact`, `maintain`, `explain`, `verify` and `repair`."""
+"""`embedlog compact`, `maintain`, `explain`, `verify`, `repair` and `share`."""
 
 from __future__ import annotations
 
@@ -111,3 +111,10 @@ def repair(args: argparse.Namespace) -> int:
     elif not args.json and not args.yes:
         note("Dry run, nothing was changed; repeat the command with --yes")
     return FAILED if repaired and not args.yes else OK
+
+
+def share(args: argparse.Namespace) -> int:
+    """Let a group read the records of the log, and stage others."""
+    with to_write(args) as log:
+        log.share(int(args.group) if args.group.isdecimal() else args.group, args.mode)
+    return OK

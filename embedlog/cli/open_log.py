@@ -6,10 +6,12 @@ import argparse
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import embedlog
 from embedlog.errors import InvalidConfigError, NotALogError, StorageError
+from embedlog.files.paths import is_there
 from embedlog.keyspace import FORMAT_FILE
 from embedlog.root.location import directory_of
 
@@ -49,9 +51,25 @@ def to_write(
     return embedlog.open(root, durability=durability, maintenance=False)
 
 
+@contextmanager
+def existing_topic(log: Log, name: str) -> Iterator[bool]:
+    """Create a topic if there is none, and yield whether there was none.
+
+    After an error it is deleted again if it is new, and still empty.
+    """
+    is_new = name not in log
+    log.root.ensure_topic(name)
+    try:
+        yield is_new
+    except BaseException:
+        if is_new and not any(part.stop for part in log.topic(name).ranges()):
+            log.delete_topic(name)
+        raise
+
+
 def _existing(args: argparse.Namespace) -> str:
     root = root_of(args)
-    if not os.path.isdir(root):
+    if not (is_there(root) and os.path.isdir(root)):
         raise NotALogError("There is no such directory", path=root)
     if not is_log(root) and os.access(root, os.R_OK | os.X_OK):
         raise NotALogError("There is no log in this directory", path=root)

@@ -413,8 +413,10 @@ def _topics(commands: _Parser) -> None:
     _option(alter, "--partitions -p", "N", "the new number of partitions", type=int)
     _list(alter, "--reset", "NAME", "set a setting back to its default")
     _settings(alter)
-    delete = _command(verbs, "delete", "topics:delete", "delete topics and their records")
+    about = "delete topics and their records; a dry run without --yes"
+    delete = _command(verbs, "delete", "topics:delete", about)
     delete.add_argument("topics", metavar="TOPIC", nargs="+")
+    _flag(delete, "--yes", "delete them")
 
 
 def _settings(command: _Parser) -> None:
@@ -670,7 +672,12 @@ def _mirror(commands: _Parser) -> None:
     _option(failover, "--at", "TIME", "with the strategy time: the time", type=time)
     about = "where groups go on in a partition; may be repeated"
     _list(failover, "--offset", "TOPIC:P=N", about)
-    _list(failover, "--topic", "TOPIC", "only this copy; by default all of the log")
+    _list(
+        failover,
+        "--topic",
+        "TOPIC",
+        "only this copy; by default those that the groups read, or all",
+    )
     _flag(failover, "--execute", "do it")
 
 
@@ -689,6 +696,8 @@ def _sql(commands: _Parser) -> None:
     about = "print the result of a query in SQL over the topics"
     sql = _command(commands, "sql", "sql:sql", about, epilog=SQL)
     sql.add_argument("query", metavar="QUERY")
+    about = "let the query read files and URLs, with read_csv and the like"
+    _flag(sql, "--files", about)
     sql.add_argument(
         "--format",
         choices=("table", "csv", "jsonl", "json"),
@@ -767,6 +776,10 @@ def _health(commands: _Parser) -> None:
     repair = _command(commands, "repair", "maintenance:repair", about)
     _flag(repair, "--yes", "repair the log")
     _command(commands, "doctor", "doctor:doctor", "check versions, speeds, space and locks")
+    about = "let Spark's executors of other users, who are in a group, read and stage records"
+    share = _command(commands, "share", "maintenance:share", about)
+    share.add_argument("group", metavar="GROUP", help="its name or number")
+    share.add_argument("--mode", choices=("rw", "r", "none"), default="rw", help="default rw")
 
 
 def _completion(commands: _Parser) -> None:

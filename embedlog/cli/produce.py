@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from embedlog.cli.file_formats import file_size, input_lines
-from embedlog.cli.open_log import to_write
+from embedlog.cli.open_log import existing_topic, to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say_json
 from embedlog.config import INT_MAX
@@ -59,8 +59,12 @@ def produce(args: argparse.Namespace, file: IO[bytes] | None = None) -> int:
     """
     durability: Durability = "fsync" if args.sync else "os"
     total, done, lines_before, count = file_size(file or sys.stdin), 0, 0, 0
-    with to_write(args, create=True, durability=durability) as log, ProgressBar("produce") as bar:
-        info = log.root.ensure_topic(args.topic)
+    with (
+        to_write(args, create=True, durability=durability) as log,
+        existing_topic(log, args.topic),
+        ProgressBar("produce") as bar,
+    ):
+        info = log.root.topic(args.topic)
         if info.schema_version:
             raise InvalidConfigError(
                 "Rows of a typed topic come from a file",

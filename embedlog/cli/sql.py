@@ -19,7 +19,7 @@ from embedlog.schemas.json_columns import json_objects
 def sql(args: argparse.Namespace) -> int:
     """Run a query over the topics, and print its result."""
     with to_read(args) as log:
-        rows = _plain(log.sql(args.query).to_arrow())
+        rows = _plain(log.sql(args.query, files=args.files).to_arrow())
     if args.json or args.format == "json":
         say(json.dumps(list(json_objects(rows)), ensure_ascii=False))
     elif args.format == "table":

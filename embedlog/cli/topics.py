@@ -16,7 +16,11 @@ from embedlog.cli.open_log import root_of, to_read, to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say_json, say_result
 from embedlog.display import plural
-from embedlog.errors import InvalidConfigError, TopicAlreadyExistsError
+from embedlog.errors import (
+    InvalidConfigError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
 from embedlog.files import Files
 from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
 from embedlog.progress import format_bytes
@@ -56,7 +60,7 @@ def create(args: argparse.Namespace) -> int:
                 exist_ok=args.if_not_exists,
             )
         except TopicAlreadyExistsError as error:
-            if error.differences:
+            if error.differences and "schema" not in error.differences:
                 todo = _command_to_apply(args.topic, error.differences)
                 raise TopicAlreadyExistsError(error.what, todo=todo, **error.facts) from None
             raise
@@ -161,8 +165,8 @@ def _describe(topic: TopicDescription, *, with_copies: bool) -> Iterator[str]:
     for part in parts:
         copies = _copies(part) if with_copies else ""
         yield (
-            f"  partition {part['partition']}: offsets {part['start_offset']} to "
-            f"{part['end_offset']}, {format_bytes(part['bytes'])} in "
+            f"  partition {part['partition']}: offsets [{part['start_offset']}, "
+            f"{part['end_offset']}), {format_bytes(part['bytes'])} in "
             f"{plural(part['segments'], 'segment')}, "
             f"leader epoch {part['leader_epoch']}{copies}"
         )
@@ -218,13 +222,24 @@ def alter(args: argparse.Namespace) -> int:
 
 
 def delete(args: argparse.Namespace) -> int:
-    """Delete topics; none of them if one does not exist."""
-    with to_write(args) as log:
+    """Print which topics would be deleted; with --yes delete them, or none if one is missing."""
+    from embedlog.catalog import refuse_internal
+
+    with to_write(args) if args.yes else to_read(args) as log:
         for name in args.topics:
-            log.topic(name)
+            if name not in log:
+                todo = "See `embedlog topics list --internal`."
+                raise UnknownTopicOrPartitionError("There is no such topic", topic=name, todo=todo)
+            refuse_internal(name)
         for name in args.topics:
-            log.delete_topic(name)
-            note(f"Deleted {name}")
-        if args.json:
-            say_json({"deleted": args.topics})
+            if args.yes:
+                log.delete_topic(name)
+                note(f"Deleted {name}")
+            else:
+                records = plural(len(log.topic(name)), "record")
+                note(f"Dry run, {name} with {records} would be deleted")
+    if not args.yes:
+        note("Repeat the command with --yes")
+    if args.json:
+        say_json({"dry_run": not args.yes, "topics": args.topics})
     return OK

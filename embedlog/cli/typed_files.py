@@ -7,9 +7,17 @@ from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
 from embedlog.batch.wire import headers_type
-from embedlog.cli.file_formats import CSV, PARQUET, file_size, input_lines, parquet_tables
+from embedlog.cli.file_formats import (
+    CSV,
+    PARQUET,
+    file_size,
+    input_lines,
+    open_parquet,
+    parquet_tables,
+)
 from embedlog.errors import InvalidRecordError, InvalidSchemaError
 from embedlog.lazy import pa
+from embedlog.schemas.infer import columns_of
 from embedlog.schemas.json_columns import (
     exact_type,
     from_json,
@@ -25,8 +33,6 @@ INFERRED_BYTES = 64 << 20
 _BLOCK_BYTES = 4 << 20
 _LONG_ROW = "straddling object"
 """In pyarrow's error about a row that is longer than a block."""
-_OWN = ("timestamp", "partition", "offset")
-"""Columns of `embedlog export` that are not the user's own."""
 _CSV_NULLS = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None"]
 """What stands for no value in CSV, unless it is in quotes."""
 
@@ -57,12 +63,9 @@ def read_rows(file: IO[bytes], file_format: str, schema: TopicSchema) -> Iterato
 
 
 def _parquet(file: IO[bytes]) -> Iterator[FileRows]:
-    from pyarrow import parquet
-
     try:
-        source = parquet.ParquetFile(file)
-        total, size, done = source.metadata.num_rows, file_size(file), 0
-        for table in parquet_tables(source):
+        total, size, done = open_parquet(file).metadata.num_rows, file_size(file), 0
+        for table in parquet_tables(file):
             done += table.num_rows
             yield FileRows(table, size * done // total)
     except (pa.ArrowException, OSError) as error:
@@ -219,15 +222,13 @@ def infer_schema(file: IO[bytes], file_format: str) -> InferredSchema:
     """
     try:
         if file_format == PARQUET:
-            from pyarrow import parquet
-
-            columns = parquet.read_schema(file).remove_metadata()
-            return InferredSchema(_without_own(columns), True)
+            columns = open_parquet(file).schema_arrow.remove_metadata()
+            return InferredSchema(columns_of(columns), True)
         data = file.read(INFERRED_BYTES)
         complete = not file.read(1)
         if not complete:
             data = data[: data.rfind(b"\n") + 1]
-        columns = _csv_schema(data) if file_format == CSV else _json_schema(data)
+        columns = columns_of(_csv_schema(data) if file_format == CSV else _json_schema(data))
     except (pa.ArrowException, OSError) as error:
         raise InvalidRecordError(f"The file is not {file_format}: {error}") from error
     for field in columns:
@@ -237,14 +238,7 @@ def infer_schema(file: IO[bytes], file_format: str) -> InferredSchema:
                 column=field.name,
                 todo="Leave it out of the file, or pass a schema to create_topic in Python.",
             )
-    return InferredSchema(_without_own(columns), complete)
-
-
-def _without_own(columns: Any) -> Any:
-    """Return the columns without those that `embedlog export` adds, if all of them are there."""
-    if not set(_OWN).issubset(columns.names):
-        return columns
-    return pa.schema([field for field in columns if field.name not in (*_OWN, "headers")])
+    return InferredSchema(columns, complete)
 
 
 def _csv_schema(data: bytes) -> Any:

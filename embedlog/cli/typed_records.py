@@ -15,6 +15,7 @@ from embedlog.lazy import pa
 from embedlog.record import Record
 from embedlog.schemas.json_columns import json_objects, to_json
 from embedlog.schemas.topic_schema import TopicSchema
+from embedlog.schemas.values import arrow_array, checker_of, nullable
 
 _CHUNK_RECORDS = 1000
 _OWN = ("partition", "offset", "timestamp")
@@ -109,8 +110,9 @@ class TypedRecords:
 
 
 def _table(rows: list[dict[str, Any]], schema: TopicSchema, names: Sequence[str]) -> pa.Table:
-    kinds = [schema.columns.field(name).type for name in names]
-    arrays = [
-        pa.array([row[name] for row in rows], kind) for name, kind in zip(names, kinds, strict=True)
-    ]
+    arrays = []
+    for name in names:
+        kind = schema.columns.field(name).type
+        check = nullable(checker_of(kind))
+        arrays.append(arrow_array([check(row[name]) for row in rows], kind))
     return pa.table(arrays, names=list(names))

@@ -159,7 +159,7 @@ def explain(log: PartitionLog, now_ms: int) -> str:
     rest = max(log.size_bytes() - cleaned_or_cleanable, cleanable.too_young_bytes, 0)
     return (
         f"{name}: {_verdict(cleanable)} "
-        f"Offsets {cleanable.start} to {cleanable.first_dirty} are clean "
+        f"Offsets [{cleanable.start}, {cleanable.first_dirty}) are clean "
         f"({cleanable.clean_bytes:,} bytes), up to {cleanable.first_uncleanable} can be cleaned "
         f"({cleanable.cleanable_bytes:,} bytes), up to {log.end_offset()} cannot yet "
         f"({rest:,} bytes)."

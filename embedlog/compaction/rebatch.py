@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 
 from embedlog import batch as batches
-from embedlog.batch import CONTROL, LOG_APPEND_TIME, Batch, BatchLimits, EncodedBatch
+from embedlog.batch import INHERITED, Batch, BatchLimits, EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.config import LONG_MAX, TopicConfig
 from embedlog.errors import CorruptionError, EmbedlogError, FencedError
@@ -231,7 +231,7 @@ def _stays(batch: Batch, keep: set[int]) -> bool:
 def _kind(batch: Batch) -> tuple[Any, ...]:
     """Return what batches must have in common to become one."""
     stamped = batch.max_timestamp if batch.is_log_append_time else None
-    flags = batch.flags & (LOG_APPEND_TIME | CONTROL)
+    flags = batch.flags & INHERITED
     return batch.leader_epoch, flags, batch.codec, batch.delete_horizon, stamped
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedlog import batch as batches
-from embedlog.batch import CONTROL, LOG_APPEND_TIME, Batch, EncodedBatch
+from embedlog.batch import INHERITED, Batch, EncodedBatch
 from embedlog.batch.arrays import empty
 from embedlog.batch.wire import layout_of
 from embedlog.partition.replace import Replacement
@@ -34,7 +34,7 @@ class BatchKind(NamedTuple):
     @classmethod
     def of(cls, batch: Batch) -> BatchKind:
         """Return the kind of a batch."""
-        return cls(batch.leader_epoch, batch.flags & (LOG_APPEND_TIME | CONTROL), batch.codec)
+        return cls(batch.leader_epoch, batch.flags & INHERITED, batch.codec)
 
 
 class PendingBatch(NamedTuple):

@@ -57,11 +57,13 @@ class Settings:
         Raises:
             InvalidConfigError: As `parse`.
         """
-        changes = {str(name).replace(".", "_"): value for name, value in settings.items()}
-        if len(changes) < len(settings):
-            self.parse(settings)  # Raises, since a setting is given twice.
-        overrides = {name.replace(".", "_"): value for name, value in self.overrides().items()}
-        return self.parse(overrides | changes)
+        changed = {str(name).replace(".", "_") for name in settings}
+        kept = {
+            name: value
+            for name, value in self.overrides().items()
+            if name.replace(".", "_") not in changed
+        }
+        return self.parse({**kept, **settings})
 
     def overrides(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, by their dotted names."""
@@ -90,7 +92,7 @@ class Settings:
         similar = get_close_matches(name, cls.__dataclass_fields__, n=1)
         separator = "." if "." in spelling else "_"
         raise InvalidConfigError(
-            f"{cls.__name__} has no setting {spelling}",
+            f"A {cls.__name__.removesuffix('Config').lower()} has no setting {spelling}",
             todo=f"Did you mean {similar[0].replace('_', separator)}?" if similar else None,
             setting=name,
         )

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping
 
+from embedlog.catalog import check_topic_name
 from embedlog.errors import (
     ClosedError,
     IllegalStateError,
@@ -30,8 +31,8 @@ class SingleThreadGuard:
                 raise ClosedError("The consumer was closed")
             raise IllegalStateError(
                 "Another thread is using the consumer",
-                todo="Use it in one thread; others may call wakeup(), assignment(), metrics() and "
-                "close() only.",
+                todo="Use it in one thread; others may call wakeup(), assignment(), paused(), "
+                "metrics() and close() only.",
             )
         if self.closed and self._closing_thread != threading.get_ident():
             self._lock.release()
@@ -113,7 +114,7 @@ def check_topics(topics: Iterable[object]) -> None:
     """Check that these are names of topics.
 
     Raises:
-        InvalidTopicError: One is blank or not a str.
+        InvalidTopicError: One is blank or not a str, or no topic can have it.
         TypeError: They are a str instead of a list.
     """
     if isinstance(topics, str):
@@ -126,6 +127,7 @@ def check_topics(topics: Iterable[object]) -> None:
             )
         if not topic.strip():
             raise InvalidTopicError(f"topic must not be blank, got {topic!r}", todo="Name a topic.")
+        check_topic_name(topic)
 
 
 def check_stream_counts(counts: Mapping[str, int]) -> None:

@@ -40,6 +40,7 @@ from embedlog.errors import (
     EmbedlogError,
     IllegalStateError,
     InvalidConfigError,
+    InvalidTopicError,
     UnknownTopicOrPartitionError,
     hint_at_missing,
 )
@@ -91,8 +92,8 @@ class Consumer(Generic[K_co, V_co]):
     While there are no new records it sleeps in the kernel, on the wake page that every
     append of every process advances: it uses no CPU and sees a record within microseconds.
 
-    A consumer must be used by one thread at a time (E13); only `wakeup`, `assignment`, `metrics`
-    and `close` may be called from others.
+    A consumer must be used by one thread at a time (E13); only `wakeup`, `assignment`, `paused`,
+    `metrics` and `close` may be called from others.
 
     Args:
         root: The log to read.
@@ -425,9 +426,8 @@ class Consumer(Generic[K_co, V_co]):
                 cursor.paused = False
 
     def paused(self) -> set[TopicPartition]:
-        """Return the partitions that are paused."""
-        with self._guard:
-            return {cursor.partition for cursor in self._assignment if cursor.paused}
+        """Return the partitions that are paused; may be called from any thread."""
+        return {cursor.partition for cursor in self._assignment.snapshot if cursor.paused}
 
     def _cursor(self, partition: TopicPartition) -> PartitionCursor:
         return self._assignment.cursor(to_topic_partition(partition))
@@ -442,7 +442,7 @@ class Consumer(Generic[K_co, V_co]):
         """Return the partition numbers of a topic, None if it does not exist."""
         try:
             return set(range(self._root.partitions(topic)))
-        except UnknownTopicOrPartitionError:
+        except (UnknownTopicOrPartitionError, InvalidTopicError):
             return None
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> Ends:
@@ -582,7 +582,9 @@ class Consumer(Generic[K_co, V_co]):
         """Iterate over the stored batches from the positions on, as `pyarrow.RecordBatch`.
 
         Without compression nothing is copied, and only the requested columns are checked and
-        decompressed.  The topic is in the metadata of the schema, as ``embedlog.topic``.
+        decompressed.  The topic is in the metadata of the schema, as ``embedlog.topic``.  The
+        tombstones of a typed topic are left out, unless ``columns`` or ``where`` names the column
+        ``_tombstone``, which is true in their rows.
 
         Args:
             columns: The columns in order, of offset, partition, timestamp, key, value and

@@ -422,7 +422,7 @@ class PartitionCursor:
             self._position = max(after, position)
             if self._audit is not None and self._read_counts is not None and after > position:
                 self._audit.read(self._read_counts, head, position, after)
-            if rows is not None and (rows.num_rows or query.where is None):
+            if rows is not None and rows.num_rows:
                 self._count_records(head, rows.num_rows)
                 return rows
             if rows is None and after < head.next_offset:

@@ -118,6 +118,8 @@ class GroupClient:
         """The last generation of the group that the listener was notified of."""
         self._left = False
         self._fenced: FencedInstanceIdError | None = None
+        self._removal: EmbedlogError | None = None
+        """Why the group removed the member last; see `take_removal`."""
         self._last_poll = monotonic()
         self._polling = False
         self._uncheckpointed_since: float | None = None
@@ -290,11 +292,14 @@ class GroupClient:
         if not (notify_all and self.notifier.has_listener):
             reacquired -= self._assignment.partitions()
         released = reacquired.union(step.revoked)
+        paused = {tp for tp in reacquired if (cur := self._assignment.get(tp)) and cur.paused}
         self._assignment.remove(released)
         # Last: from now on another member reads from the committed offset (M23).
         member.release(released)
         to_acquire = reacquired.union(step.added)
         acquired = self._acquire(member, to_acquire) if to_acquire else {}
+        for partition in paused & self._assignment.partitions():
+            self._assignment.cursor(partition).paused = True
         if new_generation or notify_all or acquired:
             self.committer.restart_interval()
             self.notifier.assigned(self._assignment.partitions() if notify_all else acquired)
@@ -346,11 +351,17 @@ class GroupClient:
 
     def _lose_membership(self, error: EmbedlogError) -> None:
         """Drop all partitions: other members may own them already (M21)."""
+        self._removal = error
         lost = self._assignment.partitions()
         _log.warning("%s; %s lost", error, plural(len(lost), "partition"))
         self.notifier.lost(lost)
         self._assignment.clear()
         self._stop()
+
+    def take_removal(self) -> EmbedlogError | None:
+        """Return why the group removed this member, once; None if it did not."""
+        removal, self._removal = self._removal, None
+        return removal
 
     def _reset_after_fork(self) -> None:
         """In a forked child: forget the membership, which is the parent's."""

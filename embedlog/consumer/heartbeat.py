@@ -20,6 +20,7 @@ from embedlog.errors import (
     ClosedError,
     EmbedlogError,
     FencedInstanceIdError,
+    MaxPollExceededError,
     TimeoutError,  # noqa: A004 - Kafka's name
     UnknownMemberIdError,
 )
@@ -168,7 +169,7 @@ class HeartbeatThread:
         """Leave if the program polls too rarely; its next poll reports that (M9)."""
         if idle_seconds > self._max_idle_seconds:
             self.member.group.remove_members([self.member.id])
-            raise UnknownMemberIdError(
+            raise MaxPollExceededError(
                 "The consumer did not poll for longer than max_poll_interval_ms",
                 group=self.member.group.name,
                 member=self.member.id,

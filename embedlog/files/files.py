@@ -44,10 +44,12 @@ from embedlog.files.filesystem import (
     lock_holder,
     parts,
     process_state,
-    refuse_unsafe,
+    refuse_public,
+    refuse_remote,
     storage_error,
     without_first,
 )
+from embedlog.files.sharing import share, share_as
 from embedlog.forks import finished_before_forks
 
 IOV_MAX: Final = 1024
@@ -81,7 +83,9 @@ class Files:
     Args:
         root: The directory of the log; it must exist (`create_root` makes it).
         writable: Whether anything may be changed; if not, changes raise `ReadOnlyError`.
-        unsafe_filesystem: Whether to accept a remote file system or a root anyone may write to.
+        unsafe_filesystem: Whether to accept a remote file system or a root anyone may write to;
+            safe for callers that neither open a database nor rely on locks.
+        maps_segments: Whether sealed segments may be mapped.
 
     Raises:
         NotALogError: `root` is not a directory.
@@ -90,7 +94,7 @@ class Files:
     """
 
     maps_segments = True
-    """Whether sealed segments may be mapped."""
+    """Whether sealed segments may be mapped; never on a remote file system."""
 
     # The subclass in the tests replaces this, to write less than it was asked to.
     _pwritev = staticmethod(os.pwritev)
@@ -101,6 +105,7 @@ class Files:
         *,
         writable: bool = True,
         unsafe_filesystem: bool = False,
+        maps_segments: bool = True,
     ) -> None:
         self._root_fd = -1
         self._paths: dict[int, str] = {}
@@ -122,8 +127,13 @@ class Files:
         except OSError as error:
             raise storage_error(error, "open the root", self.root) from error
         try:
-            if writable and not unsafe_filesystem:
-                refuse_unsafe(self._magic(), self._root_status().st_mode, self.root)
+            magic = self._magic()
+            if not unsafe_filesystem:
+                refuse_remote(magic, self.root)
+                if writable:
+                    refuse_public(self._root_status().st_mode, self.root)
+            # Another host may delete a file under its map, which is a SIGBUS.
+            self.maps_segments = maps_segments and magic not in REMOTE_FILESYSTEMS
         except BaseException:
             self.close_all()
             raise
@@ -176,8 +186,8 @@ class Files:
         Args:
             path: Relative to the root.
             write: Open it for reading and writing.
-            create: Create it (0600) if it is missing; its name is durable only after
-                `sync_directory`.
+            create: Create it if it is missing, with 0600, or as its directory is shared; its name
+                is durable only after `sync_directory`.
             exclusive: The file must be new.
             counted: Allow writing in a read-only log; for the wake page, where being
                 counted as a waiter changes no log.
@@ -192,6 +202,8 @@ class Files:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode) or (write and status.st_nlink > 1):
                     raise OSError(errno.EINVAL, "not a regular file with one name")
+                if create and "/" in path:
+                    share_as(directory, fd, 0o666)
             except OSError:
                 os.close(fd)
                 raise
@@ -391,13 +403,27 @@ class Files:
             raise
         self.sync_directory(path.rpartition("/")[0])
 
+    def share(self, group: int, mode: str) -> None:
+        """Let a group read segments and stage files; see `sharing.share`."""
+        with self._errors("share with a group", ""):
+            share(self.root, group, mode)
+
     # Names
 
     def make_directory(self, path: str, exist_ok: bool = True) -> None:
-        """Make one directory (0700) in a parent that exists; durable after `sync_directory`."""
+        """Make one directory in a parent that exists; durable after `sync_directory`.
+
+        Its permissions are 0700, or those of a parent that is shared.
+        """
         with self._parent(path, "make directory", changes=True) as (directory, name):
             try:
                 os.mkdir(name, _DIRECTORY_MODE, dir_fd=directory)
+                if "/" in path:
+                    made = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
+                    try:
+                        share_as(directory, made, 0o7777)
+                    finally:
+                        os.close(made)
             except FileExistsError:
                 status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 if not exist_ok or not stat.S_ISDIR(status.st_mode):

@@ -35,9 +35,21 @@ REMOTE_FILESYSTEMS: Final = {
     0x65735546: "fuse",
     0x00C36400: "ceph",
     0x5346414F: "afs",
+    0x6B414653: "afs",
     0x0BD00BD0: "lustre",
+    0x47504653: "gpfs",
+    0x19830326: "beegfs",
+    0x20030528: "orangefs",
+    0xAAD7AAEA: "panfs",
+    0x73757245: "coda",
+    0x564C: "ncp",
+    0x01161970: "gfs2",
+    0x7461636F: "ocfs2",
+    0x786F4256: "vboxsf",
+    0xBACBACBC: "vmhgfs",
+    0x7C7C6673: "prl_fs",
 }
-"""File systems by the magic number that statfs reports, from linux/magic.h."""
+"""File systems by the magic number that statfs reports, from linux/magic.h and GNU's stat."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -51,23 +63,41 @@ def storage_error(
         kind = DiskFullError if number in _FULL else StorageError
     reason = error.strerror or os.strerror(number)
     what = f"{operation} failed: {reason} ({errno.errorcode.get(number, number)})"
-    return kind(what, errno=number, operation=operation, path=path)
+    todo = None
+    if number == errno.EACCES:
+        todo = (
+            "Run it as the user who owns the log; share(group) lets Spark's executors of other "
+            "users read and stage."
+        )
+    return kind(what, errno=number, operation=operation, path=path, todo=todo)
 
 
-def refuse_unsafe(magic: int, mode: int, path: str) -> None:
-    """Raise `UnsupportedFilesystemError` if a directory is not safe for a log (P23).
+def refuse_remote(magic: int, path: str) -> None:
+    """Raise `UnsupportedFilesystemError` if another host may have the file system, too (P23).
+
+    Two hosts do not see each other's maps and locks of a database: a mere reader breaks it.
 
     Args:
-        magic: The magic number of its file system.
-        mode: Its permissions, as `os.stat` returns them.
-        path: Its path, for the error.
+        magic: The magic number of the file system.
+        path: The directory, for the error.
     """
     if magic in REMOTE_FILESYSTEMS:
         raise UnsupportedFilesystemError(
-            f"Locks and shared maps are not reliable on {REMOTE_FILESYSTEMS[magic]}",
-            todo="Move the log to a local disk, or pass unsafe_filesystem=True.",
+            f"To open a log over a remote file system ({REMOTE_FILESYSTEMS[magic]}) can destroy it",
+            todo="Open it on the host that has its disk; Spark executors on other hosts read and "
+            "write it through their mounts. Pass unsafe_filesystem=True only if no other host "
+            "opens it.",
             path=path,
         )
+
+
+def refuse_public(mode: int, path: str) -> None:
+    """Raise `UnsupportedFilesystemError` if any user may replace the files of a directory (F4).
+
+    Args:
+        mode: Its permissions, as `os.stat` returns them.
+        path: The directory, for the error.
+    """
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise UnsupportedFilesystemError(
             "Anyone may replace the files of this directory",

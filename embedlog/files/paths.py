@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from embedlog.files.filesystem import storage_error
+
 
 def real_path(path: str | os.PathLike[str]) -> str:
     """Return an absolute path without links."""
@@ -23,6 +25,21 @@ def is_directory(path: str) -> bool:
 def exists(path: str) -> bool:
     """Whether there is anything at a path."""
     return os.path.exists(path)
+
+
+def is_there(path: str) -> bool:
+    """Whether there is anything at a path, as `exists`, but not False for lack of permission.
+
+    Raises:
+        StorageError: This user may not look.
+    """
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise storage_error(error, "look up", path) from error
+    return True
 
 
 def is_mount_point(path: str) -> bool:

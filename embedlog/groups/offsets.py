@@ -17,7 +17,7 @@ from embedlog.errors import InvalidGroupIdError, OffsetMetadataTooLargeError
 from embedlog.keyspace import UNSAVED_OFFSETS
 from embedlog.record import OffsetAndMetadata
 
-LONGEST_GROUP_ID = 200
+LONGEST_GROUP_ID = 360
 """Bytes: together with a member's id it must fit into a key of LMDB."""
 MOST_METADATA_BYTES = 4096
 """Kafka's offset.metadata.max.bytes."""

@@ -514,8 +514,8 @@ class KafkaAdminClient(LogClient):
             LogPartition(*partition): LogPosition(offset, metadata or "", _epoch(*epoch))
             for partition, (offset, metadata, *epoch) in offsets.items()
         }
-        error = _error_class(lambda: open_group(self._log.root, group_id).reset(positions))
-        return dict.fromkeys((TopicPartition(*partition) for partition in offsets), error)
+        outcomes = operations.commit_offsets(self._log, group_id, positions)
+        return {TopicPartition(*part): _class_of(error) for part, error in outcomes.items()}
 
     @raises_kafka_errors
     def reset_group_offsets(
@@ -844,8 +844,12 @@ def _error_class(call: Callable[[], object]) -> Any:
     try:
         call()
     except log_errors.EmbedlogError as error:
-        return type(translated(error))
+        return _class_of(error)
     return errors.NoError
+
+
+def _class_of(error: log_errors.EmbedlogError | None) -> Any:
+    return errors.NoError if error is None else type(translated(error))
 
 
 def _topic_dict(

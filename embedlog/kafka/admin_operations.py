@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from embedlog.api import Log
 from embedlog.catalog import check_partition_count, check_topic_name, refuse_internal
 from embedlog.config import TopicConfig
-from embedlog.errors import InvalidPartitionsError, TopicAlreadyExistsError
+from embedlog.consumer.group_client import open_group
+from embedlog.errors import (
+    EmbedlogError,
+    InvalidPartitionsError,
+    NonEmptyGroupError,
+    TopicAlreadyExistsError,
+    UnknownMemberIdError,
+)
 from embedlog.kafka.cluster import nodes, placement
-from embedlog.record import TopicPartition
+from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication.placement import assign_replicas
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
@@ -40,6 +48,8 @@ def create_topic(
         validate_only: Create nothing.
     """
     count = len(replicas or (0,)) if partitions == -1 else partitions
+    if name in log.root.topics():
+        raise TopicAlreadyExistsError("The topic already exists", topic=name)
     if not validate_only:
         copies: dict[str, Any] = {}
         if log.root.replicated and replicas:
@@ -54,8 +64,6 @@ def create_topic(
     TopicConfig.parse(config)
     if log.root.replicated and replication_factor != -1:
         assign_replicas(count, replication_factor, dict.fromkeys(nodes(log)))
-    if name in log.root.topics():
-        raise TopicAlreadyExistsError("The topic already exists", topic=name)
     return count
 
 
@@ -94,6 +102,28 @@ def changed_setting(config: TopicConfig, name: str, operation: str, value: Any) 
     return ",".join(word for word in words if word not in named)
 
 
+def commit_offsets(
+    log: Log, group_id: str, positions: Mapping[TopicPartition, OffsetAndMetadata]
+) -> dict[TopicPartition, EmbedlogError | None]:
+    """Commit offsets for a group without members; return the error of each partition, or None."""
+    group = open_group(log.root, group_id)
+    outcomes: dict[TopicPartition, EmbedlogError | None] = dict.fromkeys(positions)
+    for partition, position in positions.items():
+        try:
+            group.encode({partition: position})
+        except EmbedlogError as error:
+            outcomes[partition] = error
+    valid = {partition: positions[partition] for partition in positions if not outcomes[partition]}
+    try:
+        group.reset(valid)
+    except NonEmptyGroupError as error:
+        # Brokers have this code for a commit that no member made.
+        outcomes |= dict.fromkeys(valid, UnknownMemberIdError(str(error)))
+    except EmbedlogError as error:
+        outcomes |= dict.fromkeys(valid, error)
+    return outcomes
+
+
 def election_results(
     log: Log, partitions: Iterable[TopicPartition], *, unclean: bool
 ) -> dict[TopicPartition, str]:
@@ -130,8 +160,14 @@ def lookup_offset(log: Log, topic: str, partition: int, spec: int) -> tuple[int,
         return records.end_offset(), -1, tail.leader_epoch
     if spec in (EARLIEST, EARLIEST_LOCAL):
         return records.start_offset(), -1, tail.leader_epoch
-    if spec == MAX_TIMESTAMP:
+    if newest := spec == MAX_TIMESTAMP:
         sealed = (info.max_timestamp or 0 for info in records.segments.values())
         spec = max(tail.max_timestamp, *sealed, 0)
     record = None if spec < 0 else records.offset_for_timestamp(spec)
+    if newest and record is None:
+        # That record was deleted: search for the largest time that is left.
+        spec = bisect_left(
+            *(range(spec), True), key=lambda time: records.offset_for_timestamp(time) is None
+        )
+        record = records.offset_for_timestamp(spec - 1) if spec > 0 else None
     return (-1, -1, None) if record is None else (*record,)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+from embedlog.catalog import check_topic_name
+from embedlog.errors import InvalidTopicError
 from embedlog.kafka.bootstrap import LogAddress, attach, log_address
 from embedlog.kafka.client_type import Client, log_ignored
 from embedlog.kafka.cluster import LogCluster
@@ -66,6 +68,22 @@ def adapted(serializer: Any, action: Action, field: Field) -> Adapter | None:
         return adapt(serializer, action, field, pass_none=True)
     except ValueError as error:
         raise TypeError(f"{field}_{action}r: {error}") from None
+
+
+def check_topics(topics: Iterable[Any]) -> None:
+    """Check names of topics.
+
+    Raises:
+        ValueError: No topic can have one of them.
+        TypeError: One is not a str.
+    """
+    for topic in topics:
+        if not isinstance(topic, str):
+            raise TypeError(f"A topic must be a str, got {topic!r}")
+        try:
+            check_topic_name(topic)
+        except InvalidTopicError as error:
+            raise ValueError(str(error)) from error
 
 
 def or_uses_brokers(init: Callable[..., None]) -> Callable[..., None]:

@@ -6,7 +6,7 @@ import functools
 import logging
 from abc import ABCMeta
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from embedlog.kafka.bootstrap import LogAddress
 from embedlog.kafka.installed import find_original, original_class
@@ -60,6 +60,13 @@ class Client(metaclass=ClientType):
 
     def __enter__(self) -> Self:
         return self
+
+    def __reduce__(self) -> NoReturn:
+        # A copy would have no settings, and so would look for brokers on localhost.
+        raise TypeError(
+            f"A {type(self).__name__} of a log cannot be copied or pickled: make another one, with "
+            "the same settings"
+        )
 
 
 @functools.cache

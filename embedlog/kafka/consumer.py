@@ -6,14 +6,22 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from threading import Event
 from typing import Any, ClassVar
 
 from embedlog import errors as log_errors
 from embedlog.config import ConsumerConfig
 from embedlog.consumer import Consumer, ConsumerRebalanceListener
 from embedlog.kafka import errors
-from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, adapted, or_uses_brokers
+from embedlog.kafka.client import (
+    NETWORK_DEFAULTS,
+    LogClient,
+    adapted,
+    check_topics,
+    or_uses_brokers,
+)
 from embedlog.kafka.errors import kafka_errors, raises_kafka_errors, translated
+from embedlog.kafka.producer import FutureRecordMetadata
 from embedlog.kafka.record_decoder import ConsumerRecordDecoder
 from embedlog.kafka.structs import (
     ConsumerGroupMetadata,
@@ -22,6 +30,7 @@ from embedlog.kafka.structs import (
     OffsetAndTimestamp,
     TopicPartition,
 )
+from embedlog.producer.future import RecordFuture
 
 _DEFAULTS: Mapping[str, Any] = {
     **NETWORK_DEFAULTS,
@@ -58,6 +67,8 @@ _DEFAULTS: Mapping[str, Any] = {
     "session_timeout_ms": 45_000,
     "value_deserializer": None,
 }
+_IDLE_MS = 1000
+"""How long a poll without a subscription waits at most."""
 _ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky")
 _RESETS = {"smallest": "earliest", "largest": "latest"}
 _ISOLATION = {"0": "read_uncommitted", "1": "read_committed"}
@@ -75,6 +86,15 @@ class _LogConsumer(Consumer):
             raise translated(error) from error
 
 
+class CommitFuture(FutureRecordMetadata):
+    """The outcome of one `KafkaConsumer.commit_async`; the value of a success is None."""
+
+    __slots__ = ()
+
+    def _metadata(self, written: Any) -> None:
+        return None
+
+
 class KafkaConsumer(LogClient):
     """Reads the log that ``bootstrap_servers`` names; see kafka-python's class.
 
@@ -89,6 +109,7 @@ class KafkaConsumer(LogClient):
     def __init__(self, *topics: str, **configs: Any) -> None:
         if unknown := configs.keys() - _DEFAULTS.keys():
             raise errors.KafkaConfigurationError(f"Unrecognized configs: {unknown}")
+        check_topics(topics)
         self._open(configs)
         self._subscribed = bool(topics)
         self._iterator: Iterator[Any] | None = None
@@ -133,13 +154,14 @@ class KafkaConsumer(LogClient):
 
         Raises:
             IllegalStateError: Partitions were assigned, or topics and a pattern are set.
-            ValueError: Neither topics nor a pattern are set.
+            ValueError: Neither topics nor a pattern are set, or no topic can have such a name.
             TypeError: ``topics`` is not a list.
         """
         if not topics and not pattern:
             raise ValueError("Must provide topics or pattern")
         if isinstance(topics, str) or not isinstance(topics, Collection):
             raise TypeError("Topics must be a list (or non-str sequence)")
+        check_topics(topics)
         if pattern is not None:
             # Kafka's pattern need not match a name to its end.
             pattern = f"(?:{pattern}).*"
@@ -196,6 +218,11 @@ class KafkaConsumer(LogClient):
             records = self._consumer.poll(timeout, max_records)
         except log_errors.EmbedlogError as error:
             if self._closed:
+                return {}
+            idle = not self._subscribed and type(error) is log_errors.IllegalStateError
+            if idle and not self._consumer.assignment():
+                # kafka-python waits too, where embedlog's consumer raises.
+                Event().wait(min(timeout_ms, _IDLE_MS) / 1000)
                 return {}
             raise translated(error) from error
         if not update_offsets:
@@ -308,9 +335,10 @@ class KafkaConsumer(LogClient):
         """Commit offsets, and report the outcome to a future and ``callback(offsets, error)``."""
         self._check_group()
         report = callback or self.config["default_offset_commit_callback"]
-        return self._consumer.commit_async(
+        done = self._consumer.commit_async(
             offsets, lambda done, error: report(done, error and translated(error))
         )
+        return CommitFuture(RecordFuture._completed(done.exception() or True), (0, 0, 0))
 
     @raises_kafka_errors
     def committed(

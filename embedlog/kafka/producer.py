@@ -9,7 +9,13 @@ from typing import Any, ClassVar, Self
 from embedlog import errors as log_errors
 from embedlog.config import ProducerConfig
 from embedlog.kafka import errors
-from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, adapted, or_uses_brokers
+from embedlog.kafka.client import (
+    NETWORK_DEFAULTS,
+    LogClient,
+    adapted,
+    check_topics,
+    or_uses_brokers,
+)
 from embedlog.kafka.errors import kafka_errors, raises_kafka_errors, translated
 from embedlog.kafka.structs import RecordMetadata, TopicPartition
 from embedlog.kafka.transactions import NO_OFFSETS, Transactions
@@ -146,6 +152,8 @@ class KafkaProducer(LogClient):
             self._plain = self._serialize_key is None and self._serialize_value is None
             self._partition: Callable[..., int] | None = None
             self._producer = self._handle.producer(**self._settings(configs))
+        # Other settings may have switched it off.
+        config["enable_idempotence"] = self._producer.config.enable_idempotence
         self._send: Callable[..., Any] = self._producer.send
         self._transactions: Transactions | None = None
         if config["transactional_id"] is not None:
@@ -164,6 +172,10 @@ class KafkaProducer(LogClient):
         # The client serializes, since a future has the sizes; topics keep theirs for others.
         settings |= {"key_serializer": "bytes", "value_serializer": "bytes"}
         settings["client_id"] = self.config["client_id"]
+        if self.config["transactional_id"] is not None:
+            if not self.config["enable_idempotence"]:
+                raise errors.KafkaConfigurationError("transactional_id needs enable_idempotence")
+            settings["enable_idempotence"] = True
         partitioner = configs.get("partitioner")
         if partitioner is not None and type(partitioner).__name__ not in _BUILT_IN_PARTITIONERS:
             if hasattr(partitioner, "partition"):
@@ -186,7 +198,8 @@ class KafkaProducer(LogClient):
         Raises:
             IllegalStateError: The producer is closed.
             TypeError: A serialized key or value is not bytes, or a header not (str, bytes).
-            ValueError: Neither key nor value is set, or there is no such partition.
+            ValueError: Neither key nor value is set, there is no such partition, or no topic can
+                have this name.
             KafkaTimeoutError: The memory for unwritten records stayed full.
             MessageSizeTooLargeError: The record is larger than ``max_request_size``.
             RecordListTooLargeError: The records of the transaction are too large together.
@@ -211,6 +224,9 @@ class KafkaProducer(LogClient):
             if partition is None:
                 raise translated(error) from error
             raise ValueError(str(error)) from error
+        except log_errors.InvalidTopicError as error:
+            check_topics([topic])
+            raise translated(error) from error
         except log_errors.EmbedlogError as error:
             raise translated(explained(self._log.root, error, topic, value)) from error
         # A record that is refused alone, and no other, has no row in a batch.
@@ -239,6 +255,7 @@ class KafkaProducer(LogClient):
     @raises_kafka_errors
     def partitions_for(self, topic: str) -> set[int]:
         """Return the partitions of a topic; creates it if the log allows that."""
+        check_topics([topic])
         return self._producer.partitions_for(topic)
 
     @classmethod

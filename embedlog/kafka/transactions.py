@@ -12,7 +12,7 @@ import random
 import threading
 import uuid
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from embedlog.audit.range_counts import report_published
 from embedlog.batch import BatchLimits
@@ -20,6 +20,8 @@ from embedlog.batch.limits import request_size
 from embedlog.catalog import refuse_internal
 from embedlog.config import ProducerConfig
 from embedlog.errors import (
+    ClosedError,
+    EmbedlogError,
     IllegalStateError,
     InvalidProducerEpochError,
     RecordBatchTooLargeError,
@@ -29,7 +31,7 @@ from embedlog.partitioner import partition_for_key
 from embedlog.producer.future import RecordFuture
 from embedlog.producer.row_batches import Rows, chunks, encode_rows
 from embedlog.producer.validation import check_headers, check_partition, check_size, to_bytes
-from embedlog.publish import staging
+from embedlog.publish import app_versions, staging
 from embedlog.publish.staging import StagedFile, StagedFileWriter
 from embedlog.publish.transaction import Publication, publish
 from embedlog.record import RecordMetadata
@@ -58,7 +60,7 @@ class Transactions:
 
     def __init__(self, root: Root, name: str, config: ProducerConfig) -> None:
         self._root, self._name, self._config = root, name, config
-        self._run = uuid.uuid4().hex
+        self._run, self._source = uuid.uuid4().hex, f"transactional.id {name}"
         self._lock = threading.Lock()
         self._version: int | None = None
         """That of the last transaction; None before `initialize`."""
@@ -66,6 +68,8 @@ class Transactions:
         """By topic and partition; None outside of a transaction."""
         self._bytes = 0
         """What the rows hold."""
+        self._ended: EmbedlogError | None = None
+        """What every later call raises: another producer fenced this one, or it was closed."""
         self._random = random.Random()
         self._keyless: dict[str, int] = {}
         """The partition of records without a key, by topic, in this transaction."""
@@ -73,6 +77,7 @@ class Transactions:
     def initialize(self) -> None:
         """Fence older producers of this name."""
         with self._lock:
+            self._check()
             if self._version is None:
                 producer_id, epoch = self._root.producer_identity(self._name)
                 version = producer_id << 64 | epoch << 32
@@ -82,6 +87,7 @@ class Transactions:
     def begin(self) -> None:
         """Begin a transaction."""
         with self._lock:
+            self._check()
             if self._version is None:
                 raise IllegalStateError(
                     "The producer has no transactions yet", todo="Call init_transactions first."
@@ -95,7 +101,12 @@ class Transactions:
             self._version += 1
             self._rows, self._keyless, self._bytes = {}, {}, 0
 
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
     def _current(self) -> dict[tuple[str, int], list[_Row]]:
+        self._check()
         if self._rows is None:
             raise IllegalStateError(
                 "No transaction has begun", todo="Call begin_transaction first."
@@ -167,15 +178,22 @@ class Transactions:
             self._rows = None
 
     def abort(self) -> None:
-        """Drop the records of the transaction."""
+        """Drop the records of the transaction.
+
+        Raises:
+            InvalidProducerEpochError: A newer producer has the same ``transactional_id``.
+        """
         with self._lock:
-            self._current()
-            self._rows = None
+            rows, self._rows = self._current(), None
+            last = app_versions.get(self._root.context.state, self._source)
+            if rows and last is not None and last.version > (self._version or 0):
+                self._fence()
 
     def close(self) -> None:
-        """Abort the transaction that has begun, with a warning."""
+        """Abort the transaction that has begun, with a warning, and refuse further ones."""
         with self._lock:
             rows, self._rows = self._rows, None
+            self._ended = self._ended or ClosedError("The producer was closed")
         if rows:
             _LOGGER.warning(
                 "A producer was closed in a transaction; records of transactional.id %s that are "
@@ -212,16 +230,20 @@ class Transactions:
                 writer.add(topic, info.id, partition, batch)
 
     def _publish(self, staged: list[StagedFile], version: int) -> None:
-        source = f"transactional.id {self._name}"
         before = publish(
             self._root,
             staged,
-            Publication(source, version, source, self._run),
+            Publication(self._source, version, self._source, self._run),
             report=partial(report_published, self._root, self._name, client=self._config.client_id),
         ).repeated
         # An attempt of this producer may have failed after it was committed.
         if before is not None and (before.version, before.run) != (version, self._run):
-            raise InvalidProducerEpochError(
-                f"A newer producer has the transactional.id {self._name!r}",
-                todo="Close this producer.",
-            )
+            self._fence()
+
+    def _fence(self) -> NoReturn:
+        self._rows = None
+        self._ended = InvalidProducerEpochError(
+            f"A newer producer has the transactional.id {self._name!r}",
+            todo="Close this producer.",
+        )
+        raise self._ended

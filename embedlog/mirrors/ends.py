@@ -20,6 +20,7 @@ from embedlog.batch import PlacedBatch
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
+    from embedlog.registry.schema_copies import RegistryCopy
     from embedlog.schemas.topic_schema import TopicSchema
 
 KAFKA_SCHEME = "kafka://"
@@ -42,6 +43,8 @@ class SourceTopic:
     """If the topic is a copy itself: the site ids that its records were at before, in order."""
     copy_of: str | None = None
     """If the topic is a copy, or was until a failover: its source, as `source_name` names it."""
+    registry: RegistryCopy | None = None
+    """The schemas that its records name by ids, if they are Avro."""
 
 
 class Fetch(NamedTuple):
@@ -56,6 +59,8 @@ class Fetch(NamedTuple):
     """The log end offset (of a transactional source: the last stable offset), for the lag."""
     leader_epoch: int = 0
     """The epoch of the source in which the batches were read; see `MirrorSource.fetch`."""
+    topic: SourceTopic | None = None
+    """The topic as of after the read, with every schema that the batches have; None if unknown."""
 
     @property
     def records(self) -> int:
@@ -97,6 +102,12 @@ class MirrorSource(Protocol):
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         """Return the start and the end of a partition."""
+
+    def is_current(self, topic: str, partition: int, position: MirrorPosition) -> bool:
+        """Return whether the records below a position are certainly those that were read.
+
+        If not, such as in a later epoch, the next `fetch` tells, also at the end.
+        """
 
     def fetch(self, topic: str, partition: int, position: MirrorPosition, max_bytes: int) -> Fetch:
         """Return the batches from a position on: about ``max_bytes``, none at the end.

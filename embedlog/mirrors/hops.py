@@ -1,8 +1,14 @@
 """The header that says over which sites a record came to a log that merges several sites.
 
-Its value has a hop for each site that the record was at before, from where it was written on:
-16 bytes that identify the site, and its offset there, as 8 bytes, big-endian.  So a mirror finds
-out from the records alone which ones it must not send to a site, and how far it was.
+Its value begins with the 16 bytes that identify the topic to which a mirror wrote the record.  A
+hop for each place follows at which the record was before, from where it was written on: 16 bytes
+each for the site and the topic, 4 for the partition and for the leader epoch in which it was read,
+and 8 for the offset, big-endian.  So a mirror finds out from the records alone which ones it must
+not send to a site, and how far it was.
+
+A program that forwards headers forwards this one, too.  So it counts only in batches with the
+flag `MERGED`, which mirrors set.  Kafka has no such flag: there it counts only in the topic and
+the partition that it names (`is_written_to`).
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from embedlog.batch import Batch
+from embedlog.batch import MERGED, Batch
 from embedlog.batch.wire import headers_type
 from embedlog.lazy import np, pa, pc
 
@@ -24,36 +30,72 @@ if TYPE_CHECKING:
 
 HEADER = "embedlog.mirror"
 """The name of the header."""
-_HOP = struct.Struct(">16sQ")
+_KEY_BYTES = 16
+_HOP = struct.Struct(">16s16sIIQ")
+
+
+class Place(NamedTuple):
+    """A partition of a topic at a site."""
+
+    site: bytes
+    topic: bytes
+    partition: int
+
+    @classmethod
+    def of(cls, site_id: str, topic_id: str, partition: int) -> Place:
+        """Return the place of a partition."""
+        return cls(key_of(site_id), key_of(topic_id), partition)
 
 
 class Hop(NamedTuple):
-    """A site that a record was at before, and its offset there."""
+    """A place that a record was at before, and its offset there."""
 
     site: bytes
+    topic: bytes
+    partition: int
+    leader_epoch: int
+    """Of the site, when it was read."""
     offset: int
 
+    @property
+    def place(self) -> Place:
+        """Where it was."""
+        return Place(*self[:3])
 
-def site_key(site_id: str) -> bytes:
-    """Return the 16 bytes that identify a site: those of its UUID, or a hash of another id."""
+
+def key_of(id: str) -> bytes:  # noqa: A002
+    """Return the 16 bytes that stand for the id of a site or topic: its UUID, or a hash of it."""
     try:
-        return uuid.UUID(site_id).bytes
+        return uuid.UUID(id).bytes
     except ValueError:
-        return sha256(site_id.encode()).digest()[:16]
+        return sha256(id.encode()).digest()[:_KEY_BYTES]
 
 
 def hops_of(value: bytes | None) -> list[Hop]:
     """Return the hops in the value of a header, the first site first.
 
-    >>> hops_of(bytes(16) + bytes(7) + b"A")[0].offset
+    >>> hops_of(bytes(16) + bytes(47) + b"A")[0].offset
     65
     """
-    data = value or b""
+    data = (value or b"")[_KEY_BYTES:]
     return [Hop(*hop) for hop in _HOP.iter_unpack(data[: len(data) // _HOP.size * _HOP.size])]
 
 
+def is_written_to(value: bytes | None, topic_id: str, partition: int) -> bool:
+    """Return whether a mirror wrote the record of a header to a partition of a Kafka topic."""
+    hops = hops_of(value)
+    return bool(hops) and hops[-1].partition == partition and value[:16] == key_of(topic_id)  # type: ignore[index]
+
+
 def with_hop(
-    columns: Any, name: str, offsets: Array, site: bytes, target: bytes, *, relay: bool
+    columns: Any,
+    name: str,
+    offsets: Array,
+    source: Hop,
+    target: Place,
+    *,
+    merged: bool,
+    relay: bool,
 ) -> Any:
     """Return the records that a mirror sends, with one more hop each.
 
@@ -61,8 +103,10 @@ def with_hop(
         columns: The columns of a batch, as a `pyarrow.RecordBatch`.
         name: The name of its column of headers.
         offsets: The offset of each record at the source.
-        site: The key of the source.
-        target: The key of the target, whose records are left out.
+        source: The hop of the first one; the others differ in the offset only.
+        target: Where they are sent; those that were at its site are left out.
+        merged: Whether their batch has the flag `MERGED`.  Without it the headers that they
+            have are those of other records, and are dropped.
         relay: Whether to send records that came to the source from other sites.
     """
     headers = columns.column(columns.schema.names.index(name))
@@ -75,33 +119,38 @@ def with_hop(
         by_row = dict(
             zip(rows.tolist(), entries.field(1).filter(pa.array(is_path)).to_pylist(), strict=True)
         )
-        kept = [
-            row
-            for row in range(len(lengths))
-            if (path := by_row.get(row)) is None
-            or (relay and all(hop.site != target for hop in hops_of(path)))
-        ]
-        columns = columns.take(pa.array(kept, pa.int64()))
-        offsets, paths = offsets[kept], [by_row.get(row) or b"" for row in kept]
-        headers = columns.column(columns.schema.names.index(name))
+        if merged:
+            kept = [
+                row
+                for row in range(len(lengths))
+                if (path := by_row.get(row)) is None
+                or (relay and all(hop.site != target.site for hop in hops_of(path)))
+            ]
+            columns = columns.take(pa.array(kept, pa.int64()))
+            offsets, paths = offsets[kept], [by_row.get(row) or b"" for row in kept]
+            headers = columns.column(columns.schema.names.index(name))
         headers = _without_paths(headers)
-    values = _hops(offsets, site)
+    values = _last_hops_of(offsets, source, target)
     if paths is not None:
         values = pa.array(
-            [path + hop for path, hop in zip(paths, values.to_pylist(), strict=True)], pa.binary()
+            [
+                value[:_KEY_BYTES] + path[_KEY_BYTES:] + value[_KEY_BYTES:]
+                for path, value in zip(paths, values.to_pylist(), strict=True)
+            ],
+            pa.binary(),
         )
     index = columns.schema.names.index(name)
     return columns.set_column(index, columns.schema.field(index), _appended(headers, values))
 
 
-def _hops(offsets: Array, site: bytes) -> Any:
-    """Return the last hop of each record, as an array of binary values."""
-    count = len(offsets)
-    hops = np.empty((count, _HOP.size), np.uint8)
-    hops[:, :16] = np.frombuffer(site, np.uint8)
-    hops[:, 16:] = offsets.astype(">u8").view(np.uint8).reshape(count, 8)
-    ends = np.arange(count + 1, dtype=np.int32) * _HOP.size
-    buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(hops.tobytes())]
+def _last_hops_of(offsets: Array, source: Hop, target: Place) -> Any:
+    """Return values with one hop for each record, as an array of binary values."""
+    count, size = len(offsets), _KEY_BYTES + _HOP.size
+    values = np.empty((count, size), np.uint8)
+    values[:] = np.frombuffer(target.topic + _HOP.pack(*source), np.uint8)
+    values[:, -8:] = offsets.astype(">u8").view(np.uint8).reshape(count, 8)
+    ends = np.arange(count + 1, dtype=np.int32) * size
+    buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(values.tobytes())]
     return pa.Array.from_buffers(pa.binary(), count, buffers)
 
 
@@ -134,13 +183,14 @@ def _lists(lengths: Array, entries: Any) -> Any:
     return pa.ListArray.from_arrays(pa.array(ends), entries, type=headers_type())
 
 
-def last_offset(stored: Sequence[Batch], site: bytes) -> int | None:
-    """Return the largest offset at a site from which one of the records came; None if none did."""
-    return max((hop.offset for batch in stored for hop in _last_hops(batch, site)), default=None)
+def last_hop(stored: Sequence[Batch], source: Place) -> Hop | None:
+    """Return the hop with the largest offset of what a mirror has copied of a source, if any."""
+    hops = (hop for batch in stored if batch.flags & MERGED for hop in _last_hops(batch, source))
+    return max(hops, key=lambda hop: hop.offset, default=None)
 
 
-def _last_hops(batch: Batch, site: bytes) -> Iterator[Hop]:
+def _last_hops(batch: Batch, source: Place) -> Iterator[Hop]:
     for headers in batch.header_lists() or ():
         for name, value in headers:
-            if name == HEADER and (hops := hops_of(value)) and hops[-1].site == site:
+            if name == HEADER and (hops := hops_of(value)) and hops[-1].place == source:
                 yield hops[-1]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 from embedlog.display import need
@@ -28,6 +29,29 @@ one; a transaction that will change an offset has not ended."""
 _EXACTLY_ONCE = "exactly.once"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _SWITCH = {"true": True, "false": False}
+
+
+class StoredPosition(NamedTuple):
+    """The position of a mirror in a copy, as its group has committed it in the cluster."""
+
+    offset: int
+    leader_epoch: int | None
+    topic_id: str
+    """Of the topic of the source."""
+    path: tuple[str, ...]
+    """The ids of the sites that the records of the copy were at; none if it has others, too."""
+
+    def to_commit(self) -> tuple[int, str]:
+        """Return it as offset and metadata of a group."""
+        fields = {"topic": self.topic_id, "epoch": self.leader_epoch, "path": self.path}
+        return self.offset, json.dumps(fields, separators=(",", ":"))
+
+    @classmethod
+    def of_commit(cls, commit: OffsetAndMetadata) -> StoredPosition:
+        """Return what `to_commit` returned."""
+        fields = json.loads(commit.metadata or "{}")
+        path = tuple(fields.get("path", ()))
+        return cls(commit.offset, fields.get("epoch"), fields.get("topic", ""), path)
 
 
 @cache
@@ -146,7 +170,13 @@ class KafkaCluster:
         """Wait a moment before a request is repeated."""
         self.admin.poll(_PAUSE_SECONDS)
 
-    # Offsets
+    # Groups and offsets
+
+    def groups(self) -> list[str]:
+        """Return the ids of the groups, those of mirrors too."""
+        with self.errors("The groups cannot be listed"):
+            listed = self.admin.list_consumer_groups(request_timeout=REQUEST_SECONDS)
+            return [group.group_id for group in listed.result(REQUEST_SECONDS).valid]
 
     def committed(
         self, group: str, *, stable: bool = False
@@ -160,6 +190,7 @@ class KafkaCluster:
 
     def _committed(self, group: str, *, stable: bool) -> dict[TopicPartition, OffsetAndMetadata]:
         library = client_library()
+        self._check_coordinator(group)
         answers = self.admin.list_consumer_group_offsets(
             [library.ConsumerGroupTopicPartitions(group)],
             require_stable=stable,
@@ -177,16 +208,30 @@ class KafkaCluster:
             if part.offset >= 0
         }
 
+    def _check_coordinator(self, group: str) -> None:
+        """Ask the coordinator of a group for something harmless first.
+
+        librdkafka kills the process if one that is not ready is asked for offsets (its issue 5040).
+
+        Raises:
+            KafkaException: It is not ready.
+        """
+        try:
+            self.admin.describe_consumer_groups([group])[group].result(REQUEST_SECONDS)
+        except client_library().KafkaException as error:
+            if error.args[0].code() in _NOT_READY:
+                raise
+
     def offsets(
         self, partitions: Iterable[TopicPartition], *, latest: bool
-    ) -> dict[TopicPartition, int]:
-        """Return where partitions begin, or where their last stable offsets are."""
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return where partitions begin, or where their last stable offsets are; with the epoch."""
         what, keys = "The ends of partitions cannot be read", list(partitions)
         return self.retried(what, partial(self._offsets, keys, latest))
 
     def _offsets(
         self, partitions: Sequence[TopicPartition], latest: bool
-    ) -> dict[TopicPartition, int]:
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         library, spec = client_library(), admin_library().OffsetSpec
         answers = self.admin.list_offsets(
             {
@@ -196,9 +241,12 @@ class KafkaCluster:
             isolation_level=library.IsolationLevel.READ_COMMITTED,
             request_timeout=REQUEST_SECONDS,
         )
+        listed = {part: answer.result(REQUEST_SECONDS) for part, answer in answers.items()}
         return {
-            TopicPartition(part.topic, part.partition): answer.result(REQUEST_SECONDS).offset
-            for part, answer in answers.items()
+            TopicPartition(part.topic, part.partition): OffsetAndMetadata(
+                found.offset, "", found.leader_epoch
+            )
+            for part, found in listed.items()
         }
 
 

@@ -29,10 +29,12 @@ from embedlog.errors import (
 )
 from embedlog.lazy import pa
 from embedlog.mirrors.ends import Bounds, Fetch, MirrorPosition, SourceTopic
+from embedlog.mirrors.hops import HEADER, is_written_to
 from embedlog.mirrors.kafka_cluster import (
     GROUP_PREFIX,
     REQUEST_SECONDS,
     KafkaCluster,
+    StoredPosition,
     admin_library,
     client_library,
 )
@@ -108,6 +110,8 @@ class KafkaSource:
         self._listed_at = float("-inf")
         self._bounds: dict[TopicPartition, Bounds] = {}
         """Those of this round, which begins with `topics`."""
+        self._epochs: dict[TopicPartition, int | None] = {}
+        """The leader epochs of partitions, as of the last `bounds`."""
         self._closed = Event()
 
     # Topics
@@ -134,14 +138,26 @@ class KafkaSource:
         described = admin.describe_topics(client_library().TopicCollection(names), **wait)
         resources = [library.ConfigResource(library.ResourceType.TOPIC, name) for name in names]
         configs = admin.describe_configs(resources, **wait)
-        topics = {}
+        topics, paths = {}, self._paths()
         for resource, answer in configs.items():
             topic = described[resource.name].result(REQUEST_SECONDS)
             settings = _known_settings(answer.result(REQUEST_SECONDS).values())
+            path = paths.get(topic.name, ())
             topics[topic.name] = SourceTopic(
-                topic.name, str(topic.topic_id), len(topic.partitions), settings
+                topic.name, str(topic.topic_id), len(topic.partitions), settings, path=path
             )
         return topics
+
+    def _paths(self) -> dict[str, tuple[str, ...]]:
+        """Return where the records of copies were before, as the groups of their mirrors say."""
+        paths = {}
+        for group in self._cluster.groups():
+            if group.startswith(GROUP_PREFIX):
+                for key, commit in self._cluster.committed(group).items():
+                    path = StoredPosition.of_commit(commit).path
+                    if path:
+                        paths[key.topic] = path
+        return paths
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         """Return the start and the last stable offset of a partition."""
@@ -154,10 +170,22 @@ class KafkaSource:
             starts = self._cluster.offsets(keys, latest=False)
             ends = self._cluster.offsets(keys, latest=True)
             for each in keys:
-                self._bounds[each] = Bounds(starts[each], ends[each])
+                self._bounds[each] = Bounds(starts[each].offset, ends[each].offset)
+                self._epochs[each] = ends[each].leader_epoch
         return self._bounds[key]
 
     # Records
+
+    def is_current(self, topic: str, partition: int, position: MirrorPosition) -> bool:
+        """Return whether the partition is in the epoch of a position.
+
+        Of one that it reads, the client compares the epochs itself.
+        """
+        key = TopicPartition(topic, partition)
+        buffer = self._buffers.get(key)
+        if buffer is not None:
+            return buffer.error is None
+        return position.leader_epoch in (None, self._epochs.get(key))
 
     def fetch(self, topic: str, partition: int, position: MirrorPosition, max_bytes: int) -> Fetch:
         """Return the batches from a position on; see `MirrorSource.fetch`.
@@ -188,7 +216,7 @@ class KafkaSource:
         epoch = messages[-1].leader_epoch() if messages else position.leader_epoch
         end = self._bounds[key].end_offset if key in self._bounds else buffer.offset
         return Fetch(
-            list(self._batches(topic, messages, buffer)),
+            list(self._batches(key, messages, buffer)),
             buffer.offset,
             max(end, buffer.offset),
             0 if epoch is None or epoch < 0 else epoch,
@@ -245,7 +273,7 @@ class KafkaSource:
         if error.code() == codes._AUTO_OFFSET_RESET:
             bounds = self.bounds(*key)
             return OffsetOutOfRangeError(
-                f"Kafka has offsets {bounds.start_offset} to {bounds.end_offset}",
+                f"Kafka has offsets [{bounds.start_offset}, {bounds.end_offset})",
                 **facts,
                 todo="Retention has deleted the records, or the topic was created again.",
             )
@@ -261,7 +289,7 @@ class KafkaSource:
         return self._cluster.error("A partition cannot be read", error, **facts)
 
     def _batches(
-        self, topic: str, messages: Sequence[Any], buffer: PartitionBuffer
+        self, key: TopicPartition, messages: Sequence[Any], buffer: PartitionBuffer
     ) -> Iterator[PlacedBatch]:
         if not messages:
             return
@@ -272,10 +300,12 @@ class KafkaSource:
             buffer.has_offsets = True
         headers = [message.headers() for message in messages]
         buffer.has_headers = buffer.has_headers or any(headers)
-        codec = _codec(self._topics.get(topic))
+        topic = self._topics.get(key.topic)
+        codec = _codec(topic)
+        merged = [_is_merged(pairs, topic, key.partition) for pairs in headers]
         whole = [(0, len(messages))]
         for first, stop in whole if buffer.has_offsets or not runs else runs:
-            for begin, end in _pieces(messages, first, stop):
+            for begin, end in _pieces(messages, merged, first, stop):
                 part = messages[begin:end]
                 encoded = _encoded(
                     part,
@@ -283,6 +313,8 @@ class KafkaSource:
                     offsets[begin:end] if buffer.has_offsets else None,
                     codec,
                 )
+                if True in merged[begin:end]:
+                    encoded.set_merged()
                 yield PlacedBatch(offsets[begin], encoded)
 
     def wait(self, seconds: float) -> None:
@@ -302,10 +334,7 @@ class KafkaSource:
 
     def groups(self) -> list[str]:
         """Return the names of the consumer groups, without those of mirrors."""
-        with self._cluster.errors("The groups cannot be listed"):
-            listed = self._cluster.admin.list_consumer_groups(request_timeout=REQUEST_SECONDS)
-            ids = [group.group_id for group in listed.result(REQUEST_SECONDS).valid]
-        return [group for group in ids if not group.startswith(GROUP_PREFIX)]
+        return [group for group in self._cluster.groups() if not group.startswith(GROUP_PREFIX)]
 
     def committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return what a group committed, by the partition."""
@@ -336,15 +365,30 @@ def _codec(topic: SourceTopic | None) -> str:
     return codec if codec in ("lz4", "zstd") else "none"
 
 
-def _pieces(messages: Sequence[Any], first: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield stretches of messages that make a batch each."""
-    begin, size = first, 0
+def _is_merged(
+    headers: Sequence[tuple[str, bytes]] | None, topic: SourceTopic | None, partition: int
+) -> bool | None:
+    """Return whether a mirror wrote a message, by its header; None if it has no such header."""
+    values = [value for name, value in headers or () if name == HEADER]
+    return is_written_to(values[-1], topic.id, partition) if values and topic else None
+
+
+def _pieces(
+    messages: Sequence[Any], merged: Sequence[bool | None], first: int, stop: int
+) -> Iterator[tuple[int, int]]:
+    """Yield stretches of messages that make a batch each.
+
+    None has messages of a mirror, and others with the header of one.
+    """
+    begin, size, kind = first, 0, None
     for number in range(first, stop):
-        more = _size(messages[number]) - _MESSAGE_BYTES
-        if number > begin and (number - begin >= _BATCH_ROWS or size + more > _BATCH_BYTES):
+        more, other = _size(messages[number]) - _MESSAGE_BYTES, merged[number]
+        is_full = number - begin >= _BATCH_ROWS or size + more > _BATCH_BYTES
+        if number > begin and (is_full or {kind, other} == {True, False}):
             yield begin, number
-            begin, size = number, 0
+            begin, size, kind = number, 0, None
         size += more
+        kind = other if kind is None else kind
     yield begin, stop
 
 

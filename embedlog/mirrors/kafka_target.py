@@ -15,25 +15,27 @@ transactions (``exactly.once=false``) a kill between 1 and 3 leaves records that
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from threading import Thread
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
-from embedlog.batch import CONTROL, EXPLICIT_OFFSETS, EncodedBatch, PlacedBatch
+from embedlog.batch import CONTROL, EXPLICIT_OFFSETS, MERGED, EncodedBatch, PlacedBatch
 from embedlog.batch.add_headers import add_headers, to_batch
 from embedlog.config.values import setting_text
 from embedlog.errors import FencedError, MirrorConflictError, MirrorDivergedError
 from embedlog.lazy import np, pa
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
-from embedlog.mirrors.hops import site_key, with_hop
+from embedlog.mirrors.hops import Hop, Place, with_hop
 from embedlog.mirrors.kafka_cluster import (
     GROUP_PREFIX,
     REQUEST_SECONDS,
     KafkaCluster,
+    StoredPosition,
     admin_library,
     client_library,
 )
@@ -43,6 +45,7 @@ from embedlog.mirrors.root_target import hold_lock, hold_topic_lock
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 
+_logger = logging.getLogger("embedlog.mirrors")
 _COMMIT_SECONDS = 60.0
 """How long to try to commit a transaction whose outcome is not known."""
 _SYNCS = f"{GROUP_PREFIX}offsets"
@@ -61,25 +64,6 @@ _OWN_SETTINGS = frozenset(
 )
 """Settings of a topic that Kafka does not have; and the one with which it would replace the
 timestamps of the records."""
-
-
-class StoredPosition(NamedTuple):
-    """The position of a mirror, with what its commit says besides."""
-
-    offset: int
-    leader_epoch: int | None
-    topic_id: str
-    """Of the topic of the source."""
-
-    def to_commit(self) -> tuple[int, str]:
-        """Return it as offset and metadata of a group."""
-        return self.offset, json.dumps({"topic": self.topic_id, "epoch": self.leader_epoch})
-
-    @classmethod
-    def of_commit(cls, commit: OffsetAndMetadata) -> StoredPosition:
-        """Return what `to_commit` returned."""
-        fields = json.loads(commit.metadata or "{}")
-        return cls(commit.offset, fields.get("epoch"), fields.get("topic", ""))
 
 
 class _Delivery:
@@ -129,7 +113,7 @@ class KafkaTarget:
         self._producer: Any = None
         self._batch_bytes = _BATCH_BYTES
         self._group_metadata: Any = None
-        self._key, self._source_key = site_key(self.site_id), b""
+        self._source_id = ""
         self._source_topics: dict[str, SourceTopic] = {}
         self._topic_ids: dict[str, str] = {}
         """The ids that copies have at the cluster."""
@@ -203,8 +187,14 @@ class KafkaTarget:
                 topic=topic.name,
                 todo="Copy it to a topic of Avro or JSON with `embedlog convert`, and mirror that.",
             )
+        if topic.registry is not None and name not in self._source_topics:
+            _logger.warning(
+                "The records of %s name Avro's schemas by the ids of %s; a registry of the cluster "
+                "needs the same schemas with the same ids",
+                *(topic.name, source.address),
+            )
         self._group = f"{GROUP_PREFIX}{source.site_id}"
-        self._source_key = site_key(source.site_id)
+        self._source_id = source.site_id
         if name not in self._held:
             lock = f"{self.site_id} {name}"
             self._locks.enter_context(hold_topic_lock(self._root, lock, name, source.address))
@@ -323,7 +313,7 @@ class KafkaTarget:
         if stored or self._merge:
             return False
         partitions = [TopicPartition(name, number) for number in range(topic.partitions)]
-        if any(self._cluster.offsets(partitions, latest=True).values()):
+        if any(end.offset for end in self._cluster.offsets(partitions, latest=True).values()):
             raise MirrorConflictError(
                 "There is such a topic, which is no copy, and has records of its own",
                 topic=name,
@@ -381,8 +371,7 @@ class KafkaTarget:
                 todo="Is another mirror running that copies the same topic?",
             )
         start = before.offset if before is not None else first
-        topic_id = self._source_topics[name].id
-        after = StoredPosition(fetch.next_offset, fetch.leader_epoch, topic_id)
+        after = self._stored(name, fetch.next_offset, fetch.leader_epoch)
         with self._transaction(key) as producer:
             deliveries = [
                 delivery
@@ -399,6 +388,11 @@ class KafkaTarget:
         if self._translations is not None and runs:
             self._translation(key).add(sync)
         return sum(delivery.count for delivery in deliveries)
+
+    def _stored(self, name: str, offset: int, epoch: int | None) -> StoredPosition:
+        topic = self._source_topics[name]
+        path = () if self._merge else (*topic.path, self._source_id)
+        return StoredPosition(offset, epoch, topic.id, path)
 
     @contextmanager
     def _transaction(self, key: TopicPartition) -> Iterator[Any]:
@@ -462,7 +456,7 @@ class KafkaTarget:
 
     def _send(self, producer: Any, key: TopicPartition, placed: PlacedBatch) -> _Delivery | None:
         """Send the records of a batch; None if there are none to send."""
-        offsets, times, keys, values, headers = self._records(placed)
+        offsets, times, keys, values, headers = self._records(key, placed)
         if not len(offsets):
             return None
         delivery, last = _Delivery(offsets), len(offsets) - 1
@@ -485,13 +479,13 @@ class KafkaTarget:
         producer.poll(0)
         return delivery
 
-    def _records(self, placed: PlacedBatch) -> tuple[Any, Any, Any, Any, Any]:
+    def _records(self, key: TopicPartition, placed: PlacedBatch) -> tuple[Any, Any, Any, Any, Any]:
         """Return offsets, timestamps, keys, values and headers of the records to send."""
         encoded = placed.batch
         if encoded.flags & CONTROL:
             return (), [], [], [], None
         if self._merge:
-            return self._merged(encoded, placed.offset)
+            return self._merged(key, encoded, placed.offset)
         stored = to_batch(encoded)
         if encoded.flags & EXPLICIT_OFFSETS:
             offsets: Sequence[int] = stored.offsets().to_pylist()
@@ -499,17 +493,26 @@ class KafkaTarget:
             offsets = range(placed.offset, placed.offset + encoded.count)
         return offsets, *stored.lists(verify=False)
 
-    def _merged(self, encoded: EncodedBatch, offset: int) -> tuple[Any, Any, Any, Any, Any]:
+    def _merged(
+        self, place: TopicPartition, encoded: EncodedBatch, offset: int
+    ) -> tuple[Any, Any, Any, Any, Any]:
         """Return the records that were not at the cluster before, with a header that says so."""
         stored = to_batch(encoded if encoded.has_headers else add_headers(encoded))
         if encoded.flags & EXPLICIT_OFFSETS:
             offsets = np.asarray(stored.offsets())
         else:
             offsets = np.arange(offset, offset + encoded.count)
-        columns, site, target = stored.columns(verify=False), self._source_key, self._key
+        name, partition = place
         numbers = pa.array(np.arange(len(offsets)))
-        columns = columns.append_column("number", numbers)
-        columns = with_hop(columns, "headers", offsets, site, target, relay=self._relay)
+        columns = with_hop(
+            stored.columns(verify=False).append_column("number", numbers),
+            "headers",
+            offsets,
+            Hop(*Place.of(self._source_id, self._source_topics[name].id, partition), 0, 0),
+            Place.of(self.site_id, self._topic_ids[name], partition),
+            merged=bool(encoded.flags & MERGED),
+            relay=self._relay,
+        )
         numbers = np.asarray(columns.column("number"))
         time, key, value = (columns.column(index) for index in range(3))
         headers = [
@@ -594,7 +597,7 @@ class KafkaTarget:
     def skip_to(self, name: str, partition: int, offset: int) -> None:
         """Move the position forward; see `MirrorTarget.skip_to`."""
         key = TopicPartition(name, partition)
-        after = StoredPosition(offset, None, self._source_topics[name].id)
+        after = self._stored(name, offset, None)
         with self._transaction(key) as producer:
             self._commit_position(producer, key, after)
         self._positions[key] = after

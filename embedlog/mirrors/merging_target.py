@@ -1,10 +1,10 @@
 """A log root as the target of a mirror that merges: topics that others write to, too.
 
 Records are appended, so their offsets are others than at the source, and a header of each says
-over which sites it came (`hops`).  The position of the mirror is the last such record of the
-source.  To find it without reading the whole log, a row of `MIRROR_POSITIONS` says from time to
-time how far the mirror was when the log had an offset, after everything below that was flushed.
-Killed at any instant, the next mirror reads from that offset on, and finds the rest in the headers.
+over which sites it came (`hops`).  A row of `MIRROR_POSITIONS` says from time to time how far the
+mirror was when the log had an offset, after everything below that was flushed.  Killed at any
+instant, the next mirror reads from that offset on: the rest of its position is the last record
+of the source in a batch that a mirror wrote (`MERGED`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from embedlog import keyspace
 from embedlog.batch import (
     EXPLICIT_OFFSETS,
     LOG_APPEND_TIME,
+    MERGED,
     BatchLimits,
     EncodedBatch,
     PlacedBatch,
@@ -29,8 +30,10 @@ from embedlog.batch.wire import headers_type, schema, timestamp_type
 from embedlog.config import TopicConfig
 from embedlog.errors import MirrorConflictError, OffsetOutOfRangeError
 from embedlog.lazy import np, pa
+from embedlog.mirrors.avro_ids import SchemaIds, prepare_schemas
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
-from embedlog.mirrors.hops import last_offset, site_key, with_hop
+from embedlog.mirrors.hops import Hop, Place, last_hop, with_hop
+from embedlog.mirrors.mirrored_topic import source_name
 from embedlog.mirrors.root_target import hold_lock, hold_topic_lock
 from embedlog.partition import PartitionLog, flush
 from embedlog.record import OffsetAndMetadata, TopicPartition
@@ -65,6 +68,8 @@ class DecodedRows(NamedTuple):
     """Those at the source."""
     codec: str
     schema: Any
+    merged: bool
+    """Whether a mirror wrote them."""
 
 
 class MergingTarget:
@@ -80,11 +85,12 @@ class MergingTarget:
         root.context.check_writable()
         self.root, self.address, self.site_id = root, root.path, root.id
         self._durability, self._relay = durability, relay
-        self._key, self._source_key, self._source_id = site_key(root.id), b"", ""
+        self._source_id = ""
         self._topics: dict[str, SourceTopic] = {}
         self._positions: dict[tuple[str, int], MirrorPosition] = {}
         self._stored_at: dict[tuple[str, int], float] = {}
         self._locks = ExitStack()
+        self._schema_ids: dict[str, SchemaIds | None] = {}
 
     @contextmanager
     def exclusive(self, mirror: str) -> Iterator[None]:
@@ -104,7 +110,7 @@ class MergingTarget:
             LockTimeoutError: Another mirror copies from the same source to it.
         """
         root = self.root
-        self._source_id, self._source_key = source.site_id, site_key(source.site_id)
+        self._source_id = source.site_id
         info = root.topics().get(name)
         if topic.path or (info is not None and info.config.mirror_source):
             raise MirrorConflictError(
@@ -132,6 +138,7 @@ class MergingTarget:
         if name not in self._topics:
             lock = f"{source.site_id} into {info.id}"
             self._locks.enter_context(hold_topic_lock(root, lock, name, source.address))
+        self._schema_ids[name] = prepare_schemas(root, topic, name, own=True)
         self._topics[name] = topic
         return True
 
@@ -143,9 +150,9 @@ class MergingTarget:
 
     def position(self, name: str, partition: int) -> MirrorPosition | None:
         """Return the offset after the last record of the source that the log has."""
-        log = self._log(name, partition)
-        stored = POSITIONS.get(self.root.context.state, log.key, self._source_id)
-        start, found = log.start_offset(), -1
+        log, source = self._log(name, partition), self._source(name, partition)
+        stored = POSITIONS.get(self.root.context.state, log.key, self._row_of(name))
+        start, found = log.start_offset(), None
         try:
             first, epoch = (start, None) if stored is None else stored[2:]
             reader = log.reader(max(start, first), epoch)
@@ -153,23 +160,23 @@ class MergingTarget:
             # The log was cut since, so what it has of the source must be looked for.
             reader, stored = log.reader(start), None
         while batches := reader.read():
-            last = last_offset([b for b in batches if b.has_headers], self._source_key)
-            found = found if last is None else max(found, last)
-        if stored is None:
-            position = None if found < 0 else MirrorPosition(found + 1)
-        elif found < stored.offset:
+            last = last_hop(batches, source)
+            if found is None or (last is not None and last.offset > found.offset):
+                found = last
+        if found is not None and (stored is None or found.offset >= stored.offset):
+            position = MirrorPosition(found.offset + 1, found.leader_epoch)
+        elif stored is not None:
             known = None if stored.leader_epoch == _NO_EPOCH else stored.leader_epoch
             position = MirrorPosition(stored.offset, known)
         else:
-            position = MirrorPosition(found + 1)
-        if position is not None:
-            self._positions[name, partition] = position
+            return None
+        self._positions[name, partition] = position
         return position
 
     def append(self, name: str, partition: int, fetch: Fetch) -> int:
         """Append the records that were at no site before, or not at this one."""
         log = self._log(name, partition)
-        encoded = list(self._merged(log, name, fetch))
+        encoded = list(self._merged(log, name, partition, fetch))
         if encoded:
             log.append(encoded, durability=self._durability)
         self._positions[name, partition] = MirrorPosition(fetch.next_offset, fetch.leader_epoch)
@@ -178,13 +185,18 @@ class MergingTarget:
             self._store(name, partition)
         return sum(batch.count for batch in encoded)
 
-    def _merged(self, log: PartitionLog, name: str, fetch: Fetch) -> Iterator[EncodedBatch]:
+    def _merged(
+        self, log: PartitionLog, name: str, partition: int, fetch: Fetch
+    ) -> Iterator[EncodedBatch]:
         """Yield what is appended: with a header, and without what must not be sent.
 
         Small batches become large ones, since the offsets are others anyway.
         """
         decoded = (self._decoded(name, placed) for placed in fetch.batches)
-        for (codec, target), run in groupby(decoded, key=lambda rows: (rows.codec, rows.schema)):
+        here = Place.of(self.root.id, str(log.topic_id), partition)
+        for (codec, target, merged), run in groupby(
+            decoded, key=lambda rows: (rows.codec, rows.schema, rows.merged)
+        ):
             parts = list(run)
             rows = pa.Table.from_batches([part.columns for part in parts], target).combine_chunks()
             if not rows.num_rows:
@@ -193,8 +205,9 @@ class MergingTarget:
                 rows.to_batches()[0],
                 "headers" if log.schema is None else "_headers",
                 np.concatenate([part.offsets for part in parts]),
-                self._source_key,
-                self._key,
+                Hop(*self._source(name, partition), fetch.leader_epoch, 0),
+                here,
+                merged=merged,
                 relay=self._relay,
             )
             if rows.num_rows:
@@ -204,6 +217,7 @@ class MergingTarget:
     def _decoded(self, name: str, placed: PlacedBatch) -> DecodedRows:
         """Return the rows of a batch as they are stored here, with a column of headers."""
         batch, schemas = placed.batch, self._topics[name].schemas
+        merged = bool(batch.flags & MERGED)
         stored = to_batch(batch)
         columns = stored.columns(stored.layout.names, verify=False)
         offsets = np.arange(placed.offset, placed.offset + batch.count)
@@ -216,15 +230,16 @@ class MergingTarget:
             current = schemas[-1]
             target = segment_schema(current, headers=True, tombstones=batch.has_tombstones)
             columns = convert(columns, batch.schema, current, target)
-            return DecodedRows(columns, offsets, stored.codec, target)
-        arrays = columns.columns
+            return DecodedRows(columns, offsets, stored.codec, target, merged)
+        ids = self._schema_ids[name]
+        arrays = (columns if ids is None else ids.of_columns(columns)).columns
         if not batch.has_headers:
             arrays.append(pa.nulls(batch.count, headers_type()))
         if batch.flags & LOG_APPEND_TIME:
             arrays[0] = pa.array(np.full(batch.count, batch.max_timestamp), timestamp_type())
         target = schema(headers=True)
         columns = pa.RecordBatch.from_arrays(arrays, schema=target)
-        return DecodedRows(columns, offsets, stored.codec, target)
+        return DecodedRows(columns, offsets, stored.codec, target, merged)
 
     def _encoded(self, log: PartitionLog, rows: Any, codec: str) -> Iterator[EncodedBatch]:
         limits, own = (
@@ -234,9 +249,11 @@ class MergingTarget:
         text = None if own is None else text_columns_of(log.config)
 
         def encoded(part: Any) -> EncodedBatch:
-            return (
+            batch = (
                 encode(part, codec) if own is None else encode_typed(part, own, codec, None, text)
             )
+            batch.set_merged()
+            return batch
 
         # Half of what a batch may have: the size in Kafka's format is another one.
         step = max(rows.num_rows * min(limits) // (2 * max(rows.nbytes, 1)), 1)
@@ -260,9 +277,16 @@ class MergingTarget:
         epoch = _NO_EPOCH if position.leader_epoch is None else position.leader_epoch
         row = MergedPosition(position.offset, epoch, end, target_epoch)
         self.root.context.state.write(
-            lambda txn: POSITIONS.put(txn, log.key, self._source_id, value=row)
+            lambda txn: POSITIONS.put(txn, log.key, self._row_of(name), value=row)
         )
         self._stored_at[name, partition] = monotonic()
+
+    def _row_of(self, name: str) -> str:
+        """Return the name of the source in the rows: another one if its topic is made again."""
+        return source_name(self._source_id, self._topics[name].id)
+
+    def _source(self, name: str, partition: int) -> Place:
+        return Place.of(self._source_id, self._topics[name].id, partition)
 
     def _log(self, name: str, partition: int) -> PartitionLog:
         log = self.root.partition(name, partition)

@@ -97,7 +97,7 @@ class MirrorOptions:
         if self.groups is not None and self.merge:
             raise InvalidConfigError(
                 "Offsets of groups are not copied by a mirror that merges, which has other offsets",
-                todo="Use a time: `embedlog groups reset --by-duration`.",
+                todo="Use a time: `embedlog groups reset GROUP --by-duration 1h`.",
             )
 
     def match(self, topic: str) -> bool:
@@ -270,12 +270,12 @@ class Mirror:
         status = self.status
         goals = dict(self._goals())
         left = {key: max(goal - self._positions[key].offset, 0) for key, goal in goals.items()}
-        whole, behind = sum(left.values()), [key for key, count in left.items() if count]
+        whole, behind = sum(left.values()), [key for key in goals if self._must_read(key, goals)]
         while behind and not self._stop.is_set():
             for key in list(behind):
                 if self._stop.is_set():
                     break
-                if not self._copies_more(key, goals[key]):
+                if not self._copies_more(key, goals):
                     behind.remove(key)
                 if key in self._positions:
                     left[key] = max(goals[key] - self._positions[key].offset, 0)
@@ -313,11 +313,8 @@ class Mirror:
                 with self._collected(*key):
                     bounds = self._source.bounds(*key)
                     self._follow_start(key, bounds.start_offset)
-                    offset = self._position(*key).offset
-                    self._note_lag(key, bounds.end_offset - offset)
-                    # If the source ends before the position, a read says where it was cut.
-                    is_cut = bounds.end_offset < offset
-                    yield key, offset + 1 if is_cut else bounds.end_offset
+                    self._note_lag(key, bounds.end_offset - self._position(*key).offset)
+                    yield key, bounds.end_offset
 
     def _prepare(self, topic: SourceTopic) -> bool:
         """Make the copy of a topic like the source; return whether to copy records."""
@@ -370,17 +367,23 @@ class Mirror:
             self._target.move_start(self.target_name(key[0]), key[1], start)
             self._starts[key] = start
 
-    def _copies_more(self, key: tuple[str, int], goal: int) -> bool:
-        """Copy the next batches of a partition; return whether more follow up to a goal."""
+    def _must_read(self, key: tuple[str, int], goals: Mapping[tuple[str, int], int]) -> bool:
+        """Return whether a partition has more, or may have been cut and have grown since.
+
+        A read says where it was cut.
+        """
+        position = self._positions[key]
+        return position.offset != goals[key] or not self._source.is_current(*key, position)
+
+    def _copies_more(self, key: tuple[str, int], goals: Mapping[tuple[str, int], int]) -> bool:
+        """Copy the next batches of a partition; return whether more follow up to its goal."""
         if key[0] not in self._prepared:
             return False  # After an error in another partition the topic is prepared again first.
         with self._collected(*key):
             position = self._position(*key)
-            if position.offset >= goal:
-                return False
             self._copy(key, position)
             self._failing.pop(key, None)
-            return position.offset < self._positions[key].offset < goal
+            return position.offset < self._positions[key].offset < goals[key]
         return False
 
     def _copy(self, key: tuple[str, int], position: MirrorPosition) -> None:
@@ -393,10 +396,8 @@ class Mirror:
         except OffsetOutOfRangeError as error:
             self._skip(key, position.offset, error)
             return
-        schemas = self._prepared[topic].schemas
-        if any(batch.schema_version > len(schemas) for _, batch in fetch.batches):
-            # The schema was changed after the topics of this round were listed.
-            self._prepare(self._source.topics()[topic])
+        if fetch.topic not in (None, self._prepared[topic]) and not self._prepare(fetch.topic):
+            return  # A schema was added after the topics were listed, and cannot be copied.
         self._audit.begin(topic, partition, position.offset)
         written = self._target.append(name, partition, fetch)
         self._audit.add(topic, partition, fetch)
@@ -428,9 +429,9 @@ class Mirror:
         self.status.skipped += count
         self.status.by_topic[topic].skipped += count
         _logger.warning(
-            "Mirror %s: retention at the source deleted offsets %d to %d of %s-%d before they were "
+            "Mirror %s: retention at the source deleted offsets [%d, %d) of %s-%d before they were "
             "copied; the copy goes on at %d without them",
-            *(self.status.mirror, offset, start - 1, topic, partition, start),
+            *(self.status.mirror, offset, start, topic, partition, start),
         )
         self._event(
             "skipped",

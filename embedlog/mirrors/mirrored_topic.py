@@ -30,6 +30,9 @@ class MirroredTopic:
     epochs: list[int] = field(default_factory=list)
     """By partition: the leader epoch of the source in which the records were read; or -1."""
 
+    ends: list[int] = field(default_factory=list)
+    """Where the partitions ended at the failover: what the source had beyond was never copied."""
+
     def epoch(self, partition: int) -> int | None:
         """Return the leader epoch of a partition, None if it is unknown."""
         known = self.epochs[partition] if partition < len(self.epochs) else -1

@@ -11,6 +11,7 @@ from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
 from embedlog.partition import PartitionLog
 from embedlog.partition.reader import PartitionReader
 from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.registry.schema_copies import all_schemas, registry_of
 from embedlog.root.root import Root
 
 _NOT_COPIED = ("mirror.source", "audit")
@@ -36,16 +37,22 @@ class RootSource:
         """Return the topics by name, without internal ones."""
         version = self.root.version()
         if version != self._version:
-            infos = self.root.topics().values()
+            infos, schemas = self.root.topics().values(), all_schemas(self.root)
             self._topics = {
-                info.name: self._described(info)
+                info.name: self._described(info, schemas)
                 for info in infos
                 if not info.name.startswith(INTERNAL)
             }
             self._version = version
         return self._topics
 
-    def _described(self, info: TopicInfo) -> SourceTopic:
+    def _topic(self, name: str) -> SourceTopic:
+        """Return a topic as it is now."""
+        if self.root.version() == self._version:
+            return self._topics[name]
+        return self._described(self.root.topic(name), all_schemas(self.root))
+
+    def _described(self, info: TopicInfo, schemas: tuple[tuple[int, str], ...]) -> SourceTopic:
         catalog, state = self.root.context.catalog, self.root.context.state
         config = info.config.overrides()
         copied = MIRRORED_TOPICS.get(state, info.id)
@@ -59,6 +66,7 @@ class RootSource:
             tuple(catalog.schema_versions(info)) if info.schema_version else (),
             tuple(path),
             None if copied is None else copied.source,
+            registry_of(self.root, info.name, config, schemas),
         )
 
     def bounds(self, topic: str, partition: int) -> Bounds:
@@ -67,6 +75,11 @@ class RootSource:
         log.refresh()
         tail = log.tail()
         return Bounds(tail.start_offset, log.visible_end(tail))
+
+    def is_current(self, topic: str, partition: int, position: MirrorPosition) -> bool:
+        """Return whether the log is in the epoch of a position, as of the last `bounds`."""
+        tail = self.root.partition(topic, partition).tail()
+        return position.leader_epoch in (None, tail.leader_epoch)
 
     def fetch(self, topic: str, partition: int, position: MirrorPosition, max_bytes: int) -> Fetch:
         """Return the batches from a position on; see `MirrorSource.fetch`.
@@ -88,7 +101,7 @@ class RootSource:
             batch.forget_origin()
         assert reader.leader_epoch is not None
         end = log.visible_end(log.tail())
-        return Fetch(batches, reader.offset, end, reader.leader_epoch)
+        return Fetch(batches, reader.offset, end, reader.leader_epoch, self._topic(topic))
 
     def wait(self, seconds: float) -> None:
         """Return once something was written since the last call, or after some time."""

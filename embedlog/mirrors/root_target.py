@@ -27,6 +27,7 @@ from embedlog.errors import (
     UnexpectedAppendOffsetError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.mirrors.avro_ids import SchemaIds, prepare_schemas
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.mirrored_topic import (
     MIRRORED_TOPICS,
@@ -35,6 +36,8 @@ from embedlog.mirrors.mirrored_topic import (
     source_name,
     would_loop,
 )
+from embedlog.mirrors.publications import PublicationCopier
+from embedlog.mirrors.root_source import RootSource
 from embedlog.partition import PartitionLog, log_start
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
@@ -63,8 +66,10 @@ class RootTarget:
         self._durability = durability
         self._copies: dict[str, MirroredTopic] = {}
         """By the name of the copy: its row, as it is in `state`."""
+        self._publications: PublicationCopier | None = None
         self._ends: dict[tuple[str, int], int] = {}
         """Where the copies ended when they were last looked at, or written to."""
+        self._schema_ids: dict[str, SchemaIds | None] = {}
 
     @contextmanager
     def exclusive(self, mirror: str) -> Iterator[None]:
@@ -113,9 +118,16 @@ class RootTarget:
             )
         self._update(info, topic, copy)
         copy.config, copy.address, copy.path = wanted.config, wanted.address, wanted.path
+        copy.ends = []
         self._put(name, copy)
+        self._schema_ids[name] = prepare_schemas(self.root, topic, name, own=False)
         if copy.begun < topic.partitions:
             self._begin(name, topic, copy, source)
+        if isinstance(source, RootSource):
+            if self._publications is None:
+                self._publications = PublicationCopier(source.root, self.root)
+            self._publications.add(int(topic.id), self.root.topic(name))
+            self._publications.copy()
         return True
 
     def _create(self, topic: SourceTopic, name: str, copy: MirroredTopic) -> TopicInfo:
@@ -225,9 +237,12 @@ class RootTarget:
         if not fetch.batches:
             return 0
         key, log = (name, partition), self._log(name, partition)
+        batches, ids = fetch.batches, self._schema_ids[name]
+        if ids is not None:
+            batches = list(map(ids.of_batch, batches))
         try:
             receipts = log.append_at(
-                fetch.batches,
+                batches,
                 identical=True,
                 mirror=copy.source,
                 durability=self._durability,
@@ -251,6 +266,8 @@ class RootTarget:
                 todo="Is another mirror running that copies the same topic?",
             ) from error
         self._ends[key] = receipts[-1].next_offset
+        if self._publications is not None:
+            self._publications.copy()
         return fetch.records
 
     def move_start(self, name: str, partition: int, offset: int) -> None:
@@ -266,7 +283,12 @@ class RootTarget:
 
     def skip_to(self, name: str, partition: int, offset: int) -> None:
         """Move the log end offset forward, without records."""
-        self._log(name, partition).skip_to(offset, mirror=self._copies[name].source)
+        copy = self._copies[name]
+        self._log(name, partition).skip_to(offset, mirror=copy.source)
+        if copy.epoch(partition) is not None:
+            # Of what is skipped nothing was read, so nothing of it can differ.
+            copy.set_epoch(partition, -1)
+            self._put(name, copy)
         self.position(name, partition)
 
     def _log(self, name: str, partition: int) -> PartitionLog:

@@ -154,7 +154,7 @@ def _check_offset(txn: kv.Txn, key: bytes, partition: TopicPartition, offset: in
     start, end = tail.ends(txn, key) or (0, None)
     if offset < start or offset < 0 or (end is not None and offset > end):
         raise OffsetOutOfRangeError(
-            f"The log holds offsets {start} to {end}",
+            f"The log holds offsets [{start}, {end})",
             **partition._asdict(),
             offset=offset,
             todo="Nothing is held; pass an offset that the log has.",

@@ -64,7 +64,7 @@ class PartitionReader:
         if tail.start_offset <= self.offset <= end:
             return end
         raise OffsetOutOfRangeError(
-            f"The log holds offsets {tail.start_offset} to {end}",
+            f"The log holds offsets [{tail.start_offset}, {end})",
             **self._log.where,
             offset=self.offset,
             todo="Seek to one of them.",

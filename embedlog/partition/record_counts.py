@@ -180,9 +180,11 @@ class RecordCounts:
         self, first: int, stop: int, *, backwards: bool = False
     ) -> Iterator[tuple[SegmentCounts, int, int]]:
         """Yield the segments with gaps in a range, with the part of the range that they hold."""
+        if first >= stop:
+            return  # without a tail: a partition that was never written to stays as it is
         # The tail first: a segment that is rolled meanwhile then counts as sealed.
         tail = current_tail(self._log)
-        segments = self._segments_with_gaps() if first < stop else []
+        segments = self._segments_with_gaps()
         for info in reversed(segments) if backwards else segments:
             end = stop if info.next_offset is None else min(stop, info.next_offset)
             begin = max(first, info.base_offset)

@@ -14,6 +14,7 @@ from embedlog.catalog import SegmentInfo
 from embedlog.errors import (
     CorruptionError,
     InvalidRecordError,
+    InvalidTimestampError,
     MirrorConflictError,
     MirroredTopicError,
     RecordBatchTooLargeError,
@@ -206,7 +207,7 @@ def check(log: PartitionState, encoded: Sequence[EncodedBatch], *, offsets: bool
             oldest = now_ms - config.message_timestamp_before_max_ms
             newest = now_ms + config.message_timestamp_after_max_ms
             if batch.min_timestamp < oldest or batch.max_timestamp > newest:
-                raise InvalidRecordError(
+                raise InvalidTimestampError(
                     f"Timestamps {batch.min_timestamp} to {batch.max_timestamp} are not within "
                     f"{oldest} to {newest}",
                     **log.where,

@@ -432,7 +432,7 @@ class Producer(Generic[K, V]):
             InvalidRecordError: As `send_batch` (A6).
         """
         queue = self._queue_for(topic, partition)
-        table, settings = arrow_table(table), queue.settings
+        table, settings = arrow_table(table, topic), queue.settings
         if settings.row_encoder is not None:
             return self._append_typed(queue, table, (key, value, timestamp), partition, sequence)
         check_columns(table, key, value, timestamp)

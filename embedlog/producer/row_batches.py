@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +14,7 @@ from embedlog.batch.encode import Lengths, lengths_of, not_bytes, row_ends
 from embedlog.batch.wire import headers_type, timestamp_type
 from embedlog.errors import SerializationError
 from embedlog.lazy import pa
+from embedlog.schemas.conform import decoded
 
 ROW_BYTES = 16
 """What a record takes besides key and value: its timestamp, and two Arrow offsets.
@@ -229,20 +231,50 @@ def table_rows(
     return TableRows(pa.table(columns, schema=schema(headers=headers is not None)), one_time)
 
 
-def arrow_table(source: Any) -> Any:
+def arrow_table(source: Any, topic: str) -> Any:
     """Return a `pyarrow.Table` of anything that is a table for Arrow.
 
     Raises:
-        SerializationError: It is none.
+        SerializationError: It is none, or has values for which Arrow has no type.
     """
     if isinstance(source, pa.Table):
         return source
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
-        return pa.table(source)
+        try:
+            return pa.table(source)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise _no_arrow_type(source, error, topic) from error
     raise SerializationError(
         f"A {type(source).__name__} is not a table",
         todo="Pass a pyarrow Table or RecordBatch, or a pandas or Polars DataFrame.",
     )
+
+
+def _no_arrow_type(source: Any, error: Exception, topic: str) -> SerializationError:
+    """Return the error of a frame that Arrow cannot convert; of pandas, with column and row."""
+    what = f"Arrow cannot convert the {type(source).__name__}"
+    facts: dict[str, Any] = {}
+    for name, column in source.items() if hasattr(source, "items") else ():
+        row = bisect_left(range(len(column)), True, key=partial(_fails, column))
+        if row < len(column):
+            what = f"Arrow has no type for row {row} of column {name} with the rows before it"
+            facts = {"column": str(name), "row": row}
+            break
+    return SerializationError(
+        f"{what}: {error.args[0] if isinstance(error, pa.ArrowException) else error}",
+        topic=topic,
+        todo="Convert the column to one type that Arrow has.",
+        **facts,
+    )
+
+
+def _fails(column: Any, row: int) -> bool:
+    """Return whether Arrow cannot convert the rows of a pandas Series up to one of them."""
+    try:
+        pa.array(column.iloc[: row + 1], from_pandas=True)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        return True
+    return False
 
 
 def check_columns(table: Any, *names: str | None) -> None:
@@ -266,9 +298,9 @@ def _cast(column: Any, target: Any, name: str) -> Any:
     types, column_type = pa.types, column.type
     if column_type == target:
         return column
+    if types.is_dictionary(column_type) or types.is_run_end_encoded(column_type):
+        return _cast(decoded(column), target, name)
     if target == pa.binary():
-        if types.is_dictionary(column_type):
-            return _cast(column.cast(column_type.value_type), target, name)
         if types.is_string_view(column_type) or types.is_large_string(column_type):
             column = column.cast(pa.string())
         elif not (
@@ -283,6 +315,6 @@ def _cast(column: Any, target: Any, name: str) -> Any:
         if types.is_integer(column_type):
             column = column.cast(pa.int64())
         # Nanoseconds are cut to milliseconds, the unit of a record's timestamp.
-        return column.cast(target, safe=not types.is_temporal(column_type))
+        return decoded(column).cast(target, safe=not types.is_temporal(column_type))
     except pa.ArrowException as error:
         raise SerializationError(f"Column {name} is {column_type}: {error}") from error

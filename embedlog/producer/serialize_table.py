@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from embedlog.batch.arrays import data
 from embedlog.errors import SerializationError
 from embedlog.producer.validation import Serializers, serialize_all
+from embedlog.schemas.conform import decoded, decoded_array
 from embedlog.serializers import Adapter, Field, encode_json, json_text
 
 _TEXT_NAMES = (None, "bytes", "str", "json", "uuid")
@@ -96,7 +97,7 @@ def _serialized(
     """Return keys or values as bytes or text."""
     kind = _plain_type(column.type)
     if kind != column.type:
-        column = column.cast(kind)
+        column = decoded(column)
     if _is_binary(kind) or pa.types.is_null(kind):
         return column
     if _is_text(kind) and serializer.name in _TEXT_NAMES:
@@ -111,7 +112,8 @@ def _serialized(
 
 
 def _plain_type(kind: Any) -> Any:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    encoded = pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind)
+    return _plain_type(kind.value_type) if encoded else kind
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -160,8 +162,8 @@ def _json_or_null(column: pa.Array, name: str, topic: str) -> pa.Array:
 
 def _json_texts(column: pa.Array) -> pa.Array:
     types, kind = pa.types, column.type
-    if types.is_dictionary(kind):
-        return _json_texts(column.cast(kind.value_type))
+    if _plain_type(kind) != kind:
+        return _json_texts(decoded_array(column))
     if types.is_null(kind) or types.is_integer(kind) or types.is_boolean(kind):
         return column.cast(pa.string())
     if types.is_floating(kind):

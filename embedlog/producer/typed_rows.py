@@ -16,7 +16,7 @@ from embedlog.catalog import TopicInfo
 from embedlog.errors import SerializationError, UnknownTopicOrPartitionError
 from embedlog.lazy import pa
 from embedlog.producer.row_batches import CHUNK_BYTES, Rows
-from embedlog.schemas.conform import conform
+from embedlog.schemas.conform import conform, decoded
 from embedlog.schemas.evolution import convert
 from embedlog.schemas.rows import TypedRow
 from embedlog.schemas.segment_schema import segment_schema
@@ -191,7 +191,7 @@ def _own_column(table: Any, name: str, data_type: Any, topic: str) -> Any:
         return None
     column = table.column(name)
     try:
-        return column.cast(data_type, safe=not pa.types.is_temporal(column.type))
+        return decoded(column).cast(data_type, safe=not pa.types.is_temporal(column.type))
     except pa.ArrowException as error:
         raise SerializationError(
             f"Column {name} is {column.type}: {error}", topic=topic, column=name

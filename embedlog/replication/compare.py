@@ -14,7 +14,7 @@ from itertools import zip_longest
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from embedlog.batch import CONTROL, EXPLICIT_OFFSETS, LOG_APPEND_TIME, Batch
+from embedlog.batch import EXPLICIT_OFFSETS, INHERITED, Batch
 from embedlog.errors import (
     CorruptionError,
     EmbedlogError,
@@ -28,7 +28,6 @@ _ATTEMPTS = 5
 """How often a comparison begins again because a log was truncated or deleted meanwhile."""
 _FIELDS = ("leader_epoch", "producer_id", "producer_epoch", "base_sequence")
 """What equal batches must have in common besides their records."""
-_KIND = CONTROL | LOG_APPEND_TIME
 
 
 class ReplicaDifference(NamedTuple):
@@ -283,7 +282,7 @@ def _difference(reference: _Copy, copy: _Copy, start: int, stop: int) -> tuple[i
                 f"its {name} is {value}, not {expected}",
             )
             return min(fields, different or fields)
-    if different is None and is_same_batch and (first.flags ^ second.flags) & _KIND:
+    if different is None and is_same_batch and (first.flags ^ second.flags) & INHERITED:
         return ours.offsets[0], "it is another kind of batch, by its flags"
     return different
 

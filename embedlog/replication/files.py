@@ -511,6 +511,10 @@ class ReplicatedFiles(Files):
 
         self._in_all(path, make)
 
+    def share(self, group: int, mode: str) -> None:
+        """As `Files.share`, in every directory that is online."""
+        self._in_all("topics", lambda files: files.share(group, mode))
+
     def remove_directory(self, path: str) -> None:
         """As `Files.remove_directory`."""
         self._in_all(path, lambda files: files.remove_directory(path), some_may_lack_it=True)

@@ -146,8 +146,8 @@ def check_quorum(image: MetadataImage, online: Collection[int]) -> None:
         raise NotEnoughReplicasError(
             f"{len(online)} of {count} directories of the log are online, and a change of its "
             f"metadata needs {required}; {', '.join(offline)} cannot be used",
-            todo="Bring a directory back, or give it up with `embedlog replicas remove --force`; "
-            'mode="r" reads what is there.',
+            todo="Bring a directory back, or give it up with "
+            '`embedlog replicas remove PATH --force`; mode="r" reads what is there.',
             in_sync=len(online),
             required=required,
         )
@@ -181,8 +181,8 @@ def check_agreement(images: Mapping[int, MetadataImage]) -> None:
                     f"{image.directories[directory].path} and {mine.path} "
                     "were each written to while the other one was missing",
                     todo="Unmount, or move away, the one that does not count; open the log, and "
-                    "give that one up with `embedlog replicas remove --force`; then delete its "
-                    "files, and add it again.",
+                    "give that one up with `embedlog replicas remove PATH --force`; then delete "
+                    "its files, and add it again.",
                 )
 
 

@@ -28,7 +28,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
-from embedlog.files.paths import exists, is_directory, is_mount_point
+from embedlog.files.paths import exists, is_directory, is_mount_point, is_there
 from embedlog.keyspace import FORMAT_FILE, LIVE_VERSION
 from embedlog.partition.state import Context
 from embedlog.replication import recovery
@@ -242,14 +242,14 @@ class ReplicatedRoot(Root):
         """Open the directories that are there."""
         opened = {}
         for path in paths:
-            if path not in opened and is_directory(path):
-                try:
+            try:
+                if path not in opened and is_there(path) and is_directory(path):
                     opened[path] = self.files(
                         path, writable=writable, unsafe_filesystem=self.unsafe_filesystem
                     )
-                except StorageError as error:
-                    _logger.warning("Directory %s cannot be opened: %s", path, error)
-                    self._unopened[path] = error
+            except StorageError as error:
+                _logger.warning("Directory %s cannot be opened: %s", path, error)
+                self._unopened[path] = error
         return opened
 
     def _require_log(self, opened: dict[str, Files], writable: bool) -> None:

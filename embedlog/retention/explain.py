@@ -111,20 +111,20 @@ def _range(view: PartitionView, segments: list[RetainedSegment]) -> str:
     count, size = len(segments), _size(sum(segment.size for segment in segments))
     first = max(segments[0].base_offset, view.tail.start_offset)
     plural = "s" * (count != 1)
-    return f"offsets {first} to {segments[-1].next_offset - 1} ({count} segment{plural}, {size})"
+    return f"offsets [{first}, {segments[-1].next_offset}) ({count} segment{plural}, {size})"
 
 
 def _describe_rest(segments: list[RetainedSegment], config: TopicConfig) -> Iterator[str]:
     """Say when the oldest of the other segments is due; later ones are not deleted before (C2)."""
     if not segments:
         return
-    where = f"offsets {segments[0].base_offset} to {segments[-1].next_offset - 1} stay"
+    where = f"offsets [{segments[0].base_offset}, {segments[-1].next_offset}) stay"
     if not config.deletes or config.retention_ms < 0:
         yield where
         return
     yield f"{where}: {_describe_oldest(segments[0], config)}"
     for segment in segments:
-        where = f"offsets {segment.base_offset} to {segment.next_offset - 1}"
+        where = f"offsets [{segment.base_offset}, {segment.next_offset})"
         if segment.future:
             yield (
                 f"a record of {where} has a timestamp in the future; the time of the last append "

@@ -191,7 +191,7 @@ def _salvage_as(
                 break
             continue
         if batch.base_offset > expected:
-            dropped = f"offsets {expected} to {batch.base_offset - 1} dropped"
+            dropped = f"offsets [{expected}, {batch.base_offset}) dropped"
             salvage.messages.append(f"{path}: {dropped}")
         salvage.good.append(batch)
         position, expected = position + batch.size, batch.next_offset
@@ -199,7 +199,7 @@ def _salvage_as(
         info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
         end = 0 if info is None else info.recovery_offset
     if expected < end:
-        salvage.messages.append(f"{path}: offsets {expected} to {end - 1} dropped")
+        salvage.messages.append(f"{path}: offsets [{expected}, {end}) dropped")
     if not salvage.messages:
         salvage.messages.append(f"{path}: rewritten, no record is dropped")
     return salvage

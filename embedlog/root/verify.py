@@ -276,7 +276,7 @@ def gaps(segment: SegmentInfo, batch: Batch, expected: int) -> list[str]:
         return []
     problems = []
     if batch.base_offset > expected:
-        problems.append(f"offsets {expected} to {batch.base_offset - 1} are missing")
+        problems.append(f"offsets [{expected}, {batch.base_offset}) are missing")
     if batch.count != batch.next_offset - batch.base_offset:
         problems.append(f"{batch.count} records have the offsets from {batch.base_offset} on")
     return [f"{what}; the manifest says that it has no gaps" for what in problems]

@@ -14,7 +14,7 @@ _EXACT_BITS = {16: 8, 32: 16, 64: 32}
 """By the bits of a float, those of the largest integer type whose numbers it has exactly."""
 
 
-def stored_type(data_type: Any, column: str) -> Any:
+def stored_type(data_type: Any, column: str, *, nulls: bool = False) -> Any:
     """Return the type in which a column is stored: one layout for each logical type.
 
     Dictionaries and runs are decoded, views and large variants become the plain type: a batch
@@ -23,15 +23,17 @@ def stored_type(data_type: Any, column: str) -> Any:
     Args:
         data_type: A `pyarrow.DataType`.
         column: The name of the column, for errors.
+        nulls: Whether Arrow's null type is returned as it is.  Tables have it where all values
+            are null, or all lists are empty; a topic does not.
 
     Raises:
         InvalidSchemaError: No column may have this type.
     """
     types = pa.types
     if isinstance(data_type, pa.BaseExtensionType):
-        return stored_type(data_type.storage_type, column)
+        return stored_type(data_type.storage_type, column, nulls=nulls)
     if types.is_dictionary(data_type) or types.is_run_end_encoded(data_type):
-        return stored_type(data_type.value_type, column)
+        return stored_type(data_type.value_type, column, nulls=nulls)
     if types.is_large_string(data_type) or types.is_string_view(data_type):
         return pa.string()
     if types.is_large_binary(data_type) or types.is_binary_view(data_type):
@@ -50,16 +52,20 @@ def stored_type(data_type: Any, column: str) -> Any:
                 todo="Give each struct at least one field, and each field a name of its own.",
             )
         fields = [
-            (field.name, stored_type(field.type, f"{column}.{field.name}")) for field in data_type
+            (field.name, stored_type(field.type, f"{column}.{field.name}", nulls=nulls))
+            for field in data_type
         ]
         return pa.struct(fields)
     if types.is_map(data_type):
         key, item = data_type.key_type, data_type.item_type
-        return pa.map_(stored_type(key, column), stored_type(item, column))
+        return pa.map_(stored_type(key, column), stored_type(item, column, nulls=nulls))
     if types.is_fixed_size_list(data_type):
-        return pa.list_(stored_type(data_type.value_type, column), data_type.list_size)
+        inner = stored_type(data_type.value_type, column, nulls=nulls)
+        return pa.list_(inner, data_type.list_size)
     if _is_list(data_type):
-        return pa.list_(stored_type(data_type.value_type, column))
+        return pa.list_(stored_type(data_type.value_type, column, nulls=nulls))
+    if nulls and types.is_null(data_type):
+        return data_type
     allowed = (
         *(types.is_boolean, types.is_integer, types.is_floating, types.is_decimal),
         *(types.is_string, types.is_binary, types.is_fixed_size_binary),

@@ -86,14 +86,13 @@ def _cast(column: Any, field: Any, topic: str) -> Any:
     if column.type == field.type:
         return column
     try:
-        source = stored_type(column.type, field.name)
+        source = stored_type(column.type, field.name, nulls=True)
     except ValueError as error:
-        if pa.types.is_null(column.type):
-            return column.cast(field.type)
         raise SerializationError(str(error), topic=topic, column=field.name) from error
     try:
         if source != column.type:
-            column = without_views(column).cast(source)
+            column = decoded(column)
+            column = column.cast(source)
         if source != field.type:
             _check_cast(source, field.type, field.name, topic)
             column = cast_exactly(column, field.type)
@@ -115,59 +114,81 @@ def _cast(column: Any, field: Any, topic: str) -> Any:
         ) from error
 
 
-def without_views(column: Any) -> Any:
-    """Return a column with lists in place of list views, and without runs, also inside of it.
+def decoded(column: Any) -> Any:
+    """Return a column with dictionaries, runs, views and extension types replaced at any depth.
 
-    Arrow's own casts of list views give invalid lists, and it has none for runs.
+    Arrow's own casts of list views give invalid lists, and it has none for runs, or for
+    dictionaries of views, as Polars has them.
     """
-    if not _has_views(column.type):
+    if not _is_encoded(column.type):
         return column
+    if _is_view(column.type):
+        return _without_view(column)
     return pa.chunked_array(
-        [_rebuilt(chunk) for chunk in column.chunks or [column.combine_chunks()]]
+        [decoded_array(chunk) for chunk in column.chunks or [column.combine_chunks()]]
     )
 
 
-def _has_views(data_type: Any) -> bool:
+def _is_encoded(data_type: Any) -> bool:
     types = pa.types
-    if isinstance(data_type, pa.BaseExtensionType):
-        return _has_views(data_type.storage_type)
     return bool(
-        types.is_list_view(data_type)
-        or types.is_large_list_view(data_type)
+        isinstance(data_type, pa.BaseExtensionType)
+        or types.is_dictionary(data_type)
         or types.is_run_end_encoded(data_type)
-        or any(_has_views(data_type.field(index).type) for index in range(data_type.num_fields))
+        or _is_view(data_type)
+        or types.is_list_view(data_type)
+        or types.is_large_list_view(data_type)
+        or any(_is_encoded(data_type.field(index).type) for index in range(data_type.num_fields))
     )
 
 
-def _rebuilt(array: Any) -> Any:
+def _is_view(data_type: Any) -> bool:
+    return bool(pa.types.is_string_view(data_type) or pa.types.is_binary_view(data_type))
+
+
+def _without_view(column: Any) -> Any:
+    return column.cast(pa.string() if pa.types.is_string_view(column.type) else pa.binary())
+
+
+def decoded_array(array: Any) -> Any:
+    """Do as `decoded`, for a `pyarrow.Array`."""
     types, kind = pa.types, array.type
-    if isinstance(array, pa.ExtensionArray):
-        return _rebuilt(array.storage)
-    if not _has_views(kind):
+    if not _is_encoded(kind):
         return array
+    if isinstance(array, pa.ExtensionArray):
+        return decoded_array(array.storage)
+    if types.is_dictionary(kind):
+        return decoded_array(array.dictionary).take(array.indices)
     if types.is_run_end_encoded(kind):
-        return _rebuilt(pc.run_end_decode(array))
+        ends = array.run_ends
+        runs = pa.RunEndEncodedArray.from_arrays(ends, offset_range(0, len(ends)))
+        rows = pc.run_end_decode(runs.slice(array.offset, len(array)))
+        return decoded_array(array.values).take(rows)
+    if _is_view(kind):
+        return _without_view(array)
     mask = array.is_null()
     if types.is_struct(kind):
-        inner = [_rebuilt(array.field(index)) for index in range(kind.num_fields)]
+        inner = [decoded_array(array.field(index)) for index in range(kind.num_fields)]
         return pa.StructArray.from_arrays(inner, [field.name for field in kind], mask=mask)
     if types.is_fixed_size_list(kind):
         size = kind.list_size
         items = array.values.slice(array.offset * size, len(array) * size)
-        return pa.FixedSizeListArray.from_arrays(_rebuilt(items), size, mask=mask)
+        return pa.FixedSizeListArray.from_arrays(decoded_array(items), size, mask=mask)
     if types.is_list_view(kind) or types.is_large_list_view(kind):
         lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
         ends = pc.cumulative_sum(lengths)
         offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
-        return _list_of(offsets, _rebuilt(array.flatten()), mask)
+        return _list_of(offsets, decoded_array(array.flatten()), mask)
     # A copy: a slice of offsets cannot be combined with a mask.
     offsets = pc.add(array.offsets, number(0, array.offsets.type))
     if types.is_map(kind):
         # A null offset makes a null map.
         marks = pa.concat_arrays([mask, pa.array([False])])
         marked = pc.if_else(marks, pa.nulls(1, pa.int32())[0], offsets)
-        return pa.MapArray.from_arrays(marked, _rebuilt(array.keys), _rebuilt(array.items))
-    return _list_of(offsets, _rebuilt(array.values), mask)
+        return pa.MapArray.from_arrays(
+            marked, decoded_array(array.keys), decoded_array(array.items)
+        )
+    return _list_of(offsets, decoded_array(array.values), mask)
 
 
 def _list_of(offsets: Any, items: Any, mask: Any) -> Any:
@@ -182,6 +203,8 @@ def _check_cast(source: Any, target: Any, name: str, topic: str, *, inside: bool
     """
     types = pa.types
     kind, target_kind = _kind(source), _kind(target)
+    if kind == "null":
+        return
     allowed = source == target or kind in _CASTS.get(target_kind, ())
     if inside and kind == target_kind == "float":
         allowed = source.bit_width <= target.bit_width
@@ -277,7 +300,7 @@ def _all(column: Any) -> bool:
 
 def _first_failure(column: Any, target: Any) -> int | None:
     """Return the first row that cannot be cast; None if no single one is to blame."""
-    column = without_views(column)
+    column = decoded(column)
     low, high = 0, len(column)
     if not _fails(column, target):
         return None

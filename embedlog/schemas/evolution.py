@@ -89,7 +89,7 @@ def _check_renames(before: TopicSchema, rename: Mapping[str, str], names: set[st
     for old, new in rename.items():
         if old not in before.columns.names:
             raise InvalidSchemaError(f"There is no column {old!r} to rename", column=old)
-        if new not in names or old in names:
+        if new not in names or (old in names and old not in rename.values()):
             raise InvalidSchemaError(
                 f"Column {old} is to become {new}, but the schema has "
                 f"{'both' if new in names else f'no column {new!r}'}",

@@ -20,6 +20,8 @@ SchemaLike = Any
 """A `pyarrow.Schema`, something else with ``__arrow_c_schema__``, a frame, or a dataclass."""
 INDEX = re.compile(r"__index_level_\d+__")
 """The name that pandas gives to the column of an index without a name."""
+_READ = ("offset", "partition", "timestamp")
+"""Columns that every table read from a log has, and every file of `embedlog export`."""
 
 
 def columns_of(schema: Any) -> pa.Schema:
@@ -27,29 +29,37 @@ def columns_of(schema: Any) -> pa.Schema:
 
     Args:
         schema: A `pyarrow.Schema` or another object with ``__arrow_c_schema__``; a frame or a
-            table as an example; or a dataclass.
+            table as an example; or a dataclass.  If it was read from a topic, the columns that
+            come with every record are left out.
 
     Raises:
         InvalidSchemaError: It is none of these, or has a type that Arrow does not have.
     """
     if isinstance(schema, pa.Schema):
-        return schema
+        return _own_columns(schema)
     if dataclasses.is_dataclass(schema):
         return _of_dataclass(schema if isinstance(schema, type) else type(schema))
+    known = ("__arrow_c_stream__", "__arrow_c_array__", "__arrow_c_schema__")
+    if not any(hasattr(schema, name) for name in known):
+        raise InvalidSchemaError(
+            f"schema must be a pyarrow.Schema, a frame or a dataclass, got {schema!r}"
+        )
     try:
         if hasattr(schema, "__arrow_c_stream__"):
             columns = pa.RecordBatchReader.from_stream(schema).schema
         elif hasattr(schema, "__arrow_c_array__"):
             columns = pa.record_batch(schema).schema
-        elif hasattr(schema, "__arrow_c_schema__"):
-            columns = pa.schema(schema)
         else:
-            raise InvalidSchemaError(
-                f"schema must be a pyarrow.Schema, a frame or a dataclass, got {schema!r}"
-            )
-    except pa.ArrowException as error:
+            columns = pa.schema(schema)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise InvalidSchemaError(f"Arrow cannot read the schema: {error}") from error
-    return pa.schema([field for field in columns if not INDEX.fullmatch(field.name)])
+    return _own_columns(pa.schema([f for f in columns if not INDEX.fullmatch(f.name)]))
+
+
+def _own_columns(columns: pa.Schema) -> pa.Schema:
+    if not set(_READ).issubset(columns.names):
+        return columns
+    return pa.schema([f for f in columns if f.name not in (*_READ, "topic", "headers")])
 
 
 def _simple_types() -> Mapping[Any, Any]:

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from embedlog.lazy import pa, pc
+from embedlog.schemas.values import arrow_array, checker_of, python_values
 
 
 def json_type(data_type: Any) -> Any:
@@ -54,11 +55,11 @@ def to_json(column: Any) -> list[Any]:
         items = column.cast(pa.int64()).to_pylist()
     elif types.is_timestamp(data_type):
         text = column.cast(pa.string())
-        items = pc.replace_substring(text, " ", "T", max_replacements=1).to_pylist()
+        items = pc.replace_substring_regex(text, r"(\d) ", r"\1T", max_replacements=1).to_pylist()
     elif types.is_date(data_type) or types.is_time(data_type) or types.is_decimal(data_type):
         items = column.cast(pa.string()).to_pylist()
     elif _is_binary(data_type) or types.is_nested(data_type):
-        items = [_to_json(item, data_type) for item in column.to_pylist()]
+        items = [_to_json(item, data_type) for item in python_values(column, list)]
     else:
         items = column.to_pylist()
     return items
@@ -79,7 +80,7 @@ def _to_json(item: Any, data_type: Any) -> Any:
         return base64.b64encode(item).decode()
     if isinstance(item, bool | int | str):
         return item
-    return to_json(pa.array([item], data_type))[0]
+    return to_json(arrow_array([checker_of(data_type)(item)], data_type))[0]
 
 
 def from_json(column: Any, data_type: Any) -> Any:

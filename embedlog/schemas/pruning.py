@@ -18,8 +18,13 @@ _MOSTLY = 0.75
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
 _CALL = re.compile(r"(\w+)\(")
 _NULL = re.compile(r"\bnull\b")
+_WITHOUT_ORDER = re.compile(r"\bcast\(|\bnan\b")
+"""Arrow simplifies a comparison of a cast, or with NaN, as if both kept the order of values: by
+bounds of 1.0 and 2.0 it takes ``~(x < nan)`` for false."""
+_IS_IN = re.compile(r"\bis_in\((.*?), {value_set=(.*?):\[")
+"""What is looked up, and the type of the list."""
 # Null for a null, whatever the rest is: they do not tell nulls from values.
-_STRICT = {"invert", "is_in", "cast", "starts_with", "ends_with", "match_substring", "match_like"}
+_STRICT = {"invert", "is_in", "starts_with", "ends_with", "match_substring", "match_like"}
 
 
 class ColumnPlace(NamedTuple):
@@ -42,8 +47,11 @@ class Pruner:
 
     def __init__(self, where: Any, schema: TopicSchema) -> None:
         self._where, self._schema = where, schema
-        self.names = names_in(where, schema.columns.names)
         text = _TEXT.sub('""', str(where))
+        kinds = {(field.name, str(field.type)) for field in schema.columns}
+        # Arrow rounds the items of a list of another type, but not when it compares them to bounds.
+        comparable = not _WITHOUT_ORDER.search(text) and kinds.issuperset(_IS_IN.findall(text))
+        self.names = names_in(where, schema.columns.names) if comparable else []
         calls = set(_CALL.findall(text))
         self._tells_nulls = not calls <= _STRICT or bool(_NULL.search(text))
         self._arrow = pa.schema([schema.plain.field(name) for name in self.names])

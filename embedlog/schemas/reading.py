@@ -16,6 +16,8 @@ from embedlog.schemas.topic_schema import FIELD_ID, TopicSchema, field_id
 
 OFFSET, PARTITION, TIMESTAMP, HEADERS = "offset", "partition", "timestamp", "headers"
 """The columns that come with every record, besides the user's own."""
+TOMBSTONE = "_tombstone"
+"""The column that says which rows are tombstones; a table without it leaves them out."""
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
@@ -48,6 +50,7 @@ class TypedReader:
             # In the row of a tombstone every column may be null.
             *(field.with_nullable(True) for field in self.schema.plain),
             pa.field(HEADERS, headers_type()),
+            pa.field(TOMBSTONE, pa.bool_()),
         ]
         return {field.name: field for field in fields}
 
@@ -55,14 +58,15 @@ class TypedReader:
         """Return the columns of a table.
 
         Args:
-            names: Their names; None for all.
+            names: Their names; None for all but the one that marks tombstones.
             headers: Whether all includes the headers.
 
         Raises:
             KeyError: There is no such column.
         """
         if names is None:
-            names = [name for name in self.result if headers or name != HEADERS]
+            left_out = {TOMBSTONE} if headers else {TOMBSTONE, HEADERS}
+            names = [name for name in self.result if name not in left_out]
         for name in names:
             if name not in self.result:
                 raise KeyError(f"There is no column {name!r}, only {', '.join(self.result)}")
@@ -81,7 +85,7 @@ class TypedReader:
             source.name is None and name in self.schema.defaults for name, source in wanted.items()
         )
         if deletes:
-            stored.append("_tombstone")
+            stored.append(TOMBSTONE)
         columns: Any = batch.columns(stored, verify) if stored else None
         result = {}
         for name, source in wanted.items():
@@ -89,7 +93,7 @@ class TypedReader:
                 column = self.schema.missing(name, batch.count)
                 if deletes and name in self.schema.defaults:
                     null = pa.nulls(1, column.type)[0]
-                    column = pc.if_else(columns.column("_tombstone"), null, column)
+                    column = pc.if_else(columns.column(TOMBSTONE), null, column)
             else:
                 column = columns.column(source.name)
                 if source.cast is not None:
@@ -114,6 +118,8 @@ class TypedReader:
     def table(self, rows: Sequence[tables.BatchRows], partition: int, schema: pa.Schema) -> Any:
         """Return the rows of batches of one segment as a `pyarrow.Table` with some columns.
 
+        Without the column ``_tombstone``, tombstones are left out.
+
         Args:
             rows: Batches, and which of their rows.
             partition: The number of the partition.
@@ -123,7 +129,11 @@ class TypedReader:
             CorruptBatchError: A column that is read is damaged.
         """
         names = [name for name in schema.names if name not in (OFFSET, PARTITION)]
-        own = [name for name in names if name not in (TIMESTAMP, HEADERS)]
+        own = [name for name in names if name not in (TIMESTAMP, HEADERS, TOMBSTONE)]
+        if TOMBSTONE not in names and any(batch.may_have_tombstones for batch, _, _ in rows):
+            rows = _without_tombstones(rows)
+            if not rows:
+                return schema.empty_table()
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for batch, first, last in rows:
             columns = self.columns(batch, own)
@@ -131,6 +141,8 @@ class TypedReader:
                 columns[TIMESTAMP] = batch.timestamps()
             if HEADERS in parts:
                 columns[HEADERS] = _headers(batch)
+            if TOMBSTONE in parts:
+                columns[TOMBSTONE] = _tombstones(batch)
             for name, column in columns.items():
                 parts[name].append(column.slice(first, last - first))
         chunks = {
@@ -140,7 +152,7 @@ class TypedReader:
 
     def value_at(self, batch: Batch, row: int) -> dict[str, Any] | None:
         """Return the value in a row of a batch; None for a tombstone."""
-        if batch.may_have_tombstones and batch.columns(("_tombstone",)).column(0)[row].as_py():
+        if batch.may_have_tombstones and _tombstones(batch)[row].as_py():
             return None
         names = self.schema.columns.names
         columns = self.columns(batch, names).values()
@@ -152,13 +164,7 @@ class TypedReader:
         """Return all columns as a `pyarrow.RecordBatch`, with those of `api.latest`."""
         columns = self.columns(batch, self.schema.columns.names)
         columns[TIMESTAMP], columns["key"] = batch.timestamps(), batch.keys()
-        columns[HEADERS] = _headers(batch)
-        tombstone = pa.field("_tombstone", pa.bool_())
-        columns[tombstone.name] = (
-            batch.columns((tombstone.name,)).column(0)
-            if batch.may_have_tombstones
-            else absent(tombstone, batch.count)
-        )
+        columns[HEADERS], columns[TOMBSTONE] = _headers(batch), _tombstones(batch)
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def lists(self, batch: Batch, verify: bool = True) -> tuple[Any, Any, Any, Any]:
@@ -181,7 +187,7 @@ class TypedReader:
         elif key:
             keys = [tuple(value[name] for name in key) for value in values]
         if batch.may_have_tombstones:
-            for row in pc.indices_nonzero(batch.columns(("_tombstone",)).column(0)).to_pylist():
+            for row in pc.indices_nonzero(_tombstones(batch)).to_pylist():
                 values[row] = None
         times = batch.timestamps(verify).view(pa.int64()).to_pylist()
         return times, keys, values, batch.header_lists(verify)
@@ -191,6 +197,25 @@ def _headers(batch: Batch) -> Any:
     if not batch.has_headers:
         return pa.nulls(batch.count, headers_type())
     return batch.columns(("_headers",)).column(0)
+
+
+def _tombstones(batch: Batch) -> Any:
+    if not batch.may_have_tombstones:
+        return absent(pa.field(TOMBSTONE, pa.bool_()), batch.count)
+    return batch.columns((TOMBSTONE,)).column(0)
+
+
+def _without_tombstones(rows: Sequence[tables.BatchRows]) -> list[tables.BatchRows]:
+    """Return the rows of batches that are not tombstones, in runs."""
+    kept: list[tables.BatchRows] = []
+    for batch, first, last in rows:
+        deleted = _tombstones(batch).slice(first, last - first)
+        start = first
+        for row in [first + row for row in pc.indices_nonzero(deleted).to_pylist()] + [last]:
+            if start < row:
+                kept.append((batch, start, row))
+            start = row + 1
+    return kept
 
 
 @lru_cache(maxsize=1024)

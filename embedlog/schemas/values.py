@@ -12,7 +12,6 @@ import datetime as dt
 import enum
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
@@ -197,15 +196,16 @@ def _date(value: Any) -> int:
         if value.time() != dt.time(0) or value.tzinfo is not None:
             raise ValueError(f"{value} is more than a date")
         value = value.date()
-    elif hasattr(value, "dtype"):
-        value = _item(value.astype("datetime64[D]")) if _is_whole_day(value) else value
+    elif _is_numpy(value, "M") and value.astype("datetime64[D]") == value:
+        return int(value.astype("datetime64[D]").astype(int))
     if not isinstance(value, dt.date):
         raise _wrong(value, "date")
     return value.toordinal() - _EPOCH_DAY
 
 
-def _is_whole_day(value: Any) -> bool:
-    return bool(value.dtype.kind == "M" and value.astype("datetime64[D]") == value)
+def _is_numpy(value: Any, kind: str) -> bool:
+    """Whether a value is one of numpy's: ``M`` is a datetime64, ``m`` a timedelta64."""
+    return hasattr(value, "dtype") and value.dtype.kind == kind
 
 
 def _exact(nanoseconds: int, unit: str, value: Any) -> int:
@@ -226,8 +226,9 @@ def _timestamp(data_type: Any) -> Checker:
     unit, zone = data_type.unit, data_type.tz
 
     def check(value: Any) -> int:
-        if hasattr(value, "dtype") and value.dtype.kind == "M":
-            if zone is not None:
+        if _is_numpy(value, "M"):
+            # What `python_values` returns for a column with a zone is in UTC.
+            if zone is not None and _in_calendar(value):
                 raise ValueError(f"{value} has no time zone, and the column has {zone}")
             return int(pa.scalar(value).cast(data_type).value)
         if not isinstance(value, dt.datetime):
@@ -242,6 +243,11 @@ def _timestamp(data_type: Any) -> Checker:
         return _exact(nanoseconds + getattr(value, "nanosecond", 0), unit, value)
 
     return check
+
+
+def _in_calendar(value: Any) -> bool:
+    """Whether Python has a datetime for one of numpy."""
+    return 1 <= 1970 + int(value.astype("datetime64[Y]").astype(int)) <= dt.MAXYEAR
 
 
 def _plain_datetime(value: dt.datetime) -> dt.datetime:
@@ -280,6 +286,8 @@ def _time(data_type: Any) -> Checker:
 
 def _duration(data_type: Any) -> Checker:
     def check(value: Any) -> int:
+        if _is_numpy(value, "m"):
+            return int(pa.scalar(value).cast(data_type).value)
         if not isinstance(value, dt.timedelta):
             raise _wrong(value, "timedelta")
         return _exact(_nanoseconds(value), data_type.unit, value)
@@ -396,16 +404,44 @@ def _is_plain_number(data_type: Any) -> bool:
     return bool(types.is_primitive(data_type) and not types.is_boolean(data_type))
 
 
-def python_values(column: Any) -> list[Any]:
-    """Return a `pyarrow.Array` as Python objects; maps are dicts."""
-    if _has_map(column.type):
-        maps: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
-        return maps
-    if pa.types.is_timestamp(column.type) and column.type.unit in _MICROSECONDS:
-        with suppress(OverflowError):  # A time that datetime does not have: pyarrow's error.
+def python_values(column: Any, maps: type = dict) -> list[Any]:
+    """Return a `pyarrow.Array` as Python objects.
+
+    A time, date or duration that Python's types do not have, such as the year 10000, is a
+    `numpy.datetime64` (in UTC, if the column has a time zone) or a `numpy.timedelta64`.
+
+    Args:
+        column: The array.
+        maps: What maps become: ``dict``, or ``list`` of pairs.
+    """
+    try:
+        if pa.types.is_timestamp(column.type) and column.type.unit in _MICROSECONDS:
             return _datetimes(column)
-    items: list[Any] = column.to_pylist()
-    return items
+        as_dicts = "lossy" if maps is dict and _has_map(column.type) else None
+        items: list[Any] = column.to_pylist(maps_as_pydicts=as_dicts)
+        return items
+    except (OverflowError, ValueError):
+        return [_python_value(scalar, maps) for scalar in column]
+
+
+def _python_value(scalar: Any, maps: type) -> Any:
+    """Return a `pyarrow.Scalar` as `python_values` does; slow, for the rare ones."""
+    data_type, types = scalar.type, pa.types
+    if not scalar.is_valid:
+        return None
+    if types.is_struct(data_type):
+        return {field.name: _python_value(scalar[field.name], maps) for field in data_type}
+    if types.is_map(data_type):
+        parts = [python_values(scalar.values.field(number), maps) for number in range(2)]
+        return maps(zip(*parts, strict=True))
+    if types.is_nested(data_type):
+        return python_values(scalar.values, maps)
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        if not types.is_temporal(data_type) or types.is_time(data_type):
+            raise
+        return pa.repeat(scalar, 1).to_numpy(zero_copy_only=False)[0]
 
 
 _MICROSECONDS = {"s": 1_000_000, "ms": 1000, "us": 1}

@@ -56,18 +56,16 @@ def open_log(options: SinkOptions, *, keep: bool = False) -> Iterator[Log]:
 def plan_write(
     options: SinkOptions,
     *,
-    has_partitions: bool = False,
     keep: bool = False,
     fields: Sequence[dict[str, Any]] | None = None,
 ) -> WriteTask:
     """Return what the tasks of a write need to know.
 
-    A topic named in the options is created if it does not exist, as by any producer; but if
-    rows may name their partition, `publish` creates it, when it is known how many it needs.
+    A topic named in the options that does not exist is created by `publish`, when all rows are
+    staged: then it is known how many partitions they need, and no task can fail any more.
 
     Args:
         options: The options of the writer.
-        has_partitions: Whether the DataFrame has the column ``partition``.
         keep: Whether to leave the log open in this process.
         fields: The columns of the DataFrame as fields of Spark's schema, in JSON; None if they
             were checked, and their topic is not typed.
@@ -90,7 +88,7 @@ def plan_write(
         elif fields is not None:
             _check_bytes(options, fields)
         if options.topic is not None:
-            topics = {options.topic: _target_topic(root, options.topic, has_partitions)}
+            topics = {options.topic: _target_topic(root, options.topic)}
         targets = {}
         for name, topic in topics.items():
             limits = BatchLimits(topic.config.max_message_bytes, topic.config.segment_bytes)
@@ -115,10 +113,10 @@ def _check_bytes(options: SinkOptions, fields: Sequence[dict[str, Any]]) -> None
     sink_options.check_column_types(types, options.topic)
 
 
-def _target_topic(root: Root, name: str, has_partitions: bool) -> TopicInfo:
-    if has_partitions and name not in root.topics() and name not in OWN_TOPICS:
+def _target_topic(root: Root, name: str) -> TopicInfo:
+    if name not in root.topics() and name not in OWN_TOPICS:
         return TopicInfo(check_topic_name(name), NEW_TOPIC_ID, 1, 0, TopicConfig())
-    return root.ensure_topic(name)
+    return root.topic(name)
 
 
 def batch_publication(options: SinkOptions, topics: Iterable[int]) -> Publication | None:
@@ -152,7 +150,8 @@ def publish(
     """Publish the staged files of all tasks, in their order, and remove them.
 
     A topic that did not exist when the write began is created before, with as many partitions
-    as the rows need.  If the process is killed in between, the topic is there and empty.
+    as the rows need.  If the disk is full, or the process is killed in between, the topic is there
+    and empty.
 
     Raises:
         UnknownTopicOrPartitionError, InvalidRecordError: The rows do not fit the new topic.

@@ -7,7 +7,6 @@ a task needs to know about the topics, and Spark pickles it with the task.
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -22,14 +21,13 @@ from embedlog import errors
 from embedlog.batch import BatchLimits
 from embedlog.batch.arrays import data, numbers
 from embedlog.catalog import MAX_PARTITIONS
-from embedlog.files import Files
 from embedlog.partitioner import partitions_for_keys
 from embedlog.producer.row_batches import encode_columns, slice_bounds, table_rows
 from embedlog.producer.typed_rows import DECODED_BYTES, TypedColumns
 from embedlog.publish.staging import StagedFile, StagedFileWriter
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.spark import typed_sink
-from embedlog.spark.partition_reader import freeze_gc
+from embedlog.spark.partition_reader import freeze_gc, open_files
 
 COMBINED_ROWS = 64 * 1024
 COMBINED_BYTES = 16 << 20
@@ -94,19 +92,11 @@ class WriteTask:
             attempt_number: The number of the task's attempt, for the name of the file.
 
         Raises:
+            NotALogError: The log is not on this host.
             EmbedlogError: A row cannot be written; the staged file is removed.
         """
         freeze_gc()
-        try:
-            files = Files(self.path)
-        except (errors.EmbedlogError, OSError) as error:
-            raise errors.StorageError(
-                f"This executor (process {os.getpid()} on {os.uname().nodename}) cannot write to "
-                f"the log's directory: {error}",
-                path=self.path,
-                todo="Executors write to the directory of the log itself: run them on the same "
-                "host, or share the directory under the same path.",
-            ) from error
+        files = open_files(self.path, writable=True)
         # Each application numbers its tasks from 0, and each stage its attempts.
         name = f"{partition_id:05d}-{attempt_number}-{uuid.uuid4().hex[:12]}"
         writer = StagedFileWriter(files, self.directory, name)

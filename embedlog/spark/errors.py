@@ -26,7 +26,8 @@ def to_embedlog_error(error: BaseException) -> EmbedlogError:
     ... )
     NotALogError('no log [a]')
     """
-    text = str(error)
+    # PySpark shows an error of embedlog without its class, which Java's text of it begins with.
+    text = f"{error}\n{getattr(error, '_stackTrace', '')}"
     result: EmbedlogError
     if matches := _EMBEDLOG_ERROR.findall(text):
         name, message = matches[-1]

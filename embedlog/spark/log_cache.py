@@ -11,6 +11,8 @@ from typing import Literal
 import embedlog
 from embedlog import errors
 from embedlog.api import Log
+from embedlog.files.paths import is_there
+from embedlog.keyspace import FORMAT_FILE
 
 _logger = logging.getLogger("embedlog.spark")
 
@@ -111,8 +113,12 @@ def _close_all(logs: Iterable[Log]) -> None:
 
 
 def is_a_log(path: str) -> bool:
-    """Whether there is a log at a path."""
-    return os.path.exists(os.path.join(path, "embedlog.toml"))
+    """Whether there is a log at a path.
+
+    Raises:
+        StorageError: This user may not look.
+    """
+    return is_there(os.path.join(path, FORMAT_FILE))
 
 
 def open_existing_log(path: str, todo: str | None = None) -> Log:
@@ -120,6 +126,7 @@ def open_existing_log(path: str, todo: str | None = None) -> Log:
 
     Raises:
         NotALogError: There is none; ``todo`` says what to do.
+        StorageError: This user may not open it.
     """
     if not is_a_log(path):
         raise errors.NotALogError("There is no log here", path=path, todo=todo)

@@ -20,6 +20,7 @@ from embedlog import catalog
 from embedlog.consumer.group_client import open_group
 from embedlog.errors import CommitFailedError, EmbedlogError, UnknownTopicOrPartitionError
 from embedlog.groups.offsets import check_group_id
+from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
 from embedlog.partition import PartitionLog
 from embedlog.partition.extents import end_within, extents
 from embedlog.record import OffsetAndMetadata, TopicPartition
@@ -276,20 +277,23 @@ class MicroBatchStream:
             if warn or self.options.fail_on_data_loss:
                 self.source.report_data_loss(key, problem)
 
-        tail = log.tail()
-        start, end = tail.start_offset, tail.log_end_offset
+        start = log.tail().start_offset
         offset = previous.offsets.get(key)
         if offset is None:
             if start > 0:
                 lost(f"is new and begins at offset {start} instead of 0")
             return start
-        if previous.topic_ids.get(key.topic, log.topic_id) != log.topic_id:
+        known_id = previous.topic_ids.get(key.topic, log.topic_id)
+        copied_to = _copied_to(log, known_id)
+        if copied_to is None:
             lost(f"was deleted and created again: offset {offset} is another record now")
             return start
-        truncated_to = _truncated_to(log, previous.leader_epoch(key), offset)
-        if truncated_to is not None or offset > end:
-            end = end if truncated_to is None else truncated_to
-            lost(f"was read up to offset {offset}, but was truncated to {end}")
+        is_copy = known_id != log.topic_id
+        truncated_to = None if is_copy else _truncated_to(log, previous.leader_epoch(key), offset)
+        if truncated_to is not None or offset > copied_to:
+            end = copied_to if truncated_to is None else truncated_to
+            what = "was copied only up to" if is_copy else "was truncated to"
+            lost(f"was read up to offset {offset}, but {what} {end}")
             return max(end, start)
         if offset < start:
             lost(f"was read up to offset {offset}, and begins at {start} now")
@@ -320,13 +324,15 @@ class MicroBatchStream:
             log = logs.get(key)
             if log is None:
                 self.source.report_data_loss(key, "is gone")
-            elif batch_end.topic_ids.get(key.topic, log.topic_id) != log.topic_id:
+                continue
+            known_id = batch_end.topic_ids.get(key.topic, log.topic_id)
+            log_end = _copied_to(log, known_id)
+            if log_end is None:
                 self.source.report_data_loss(
                     key, "was deleted and created again while a batch was planned"
                 )
             else:
                 first = self._resume_offset(key, log, batch_start, warn=True)
-                log_end = log.tail().log_end_offset
                 if until > log_end:
                     problem = f"was to be read up to {until}, and ends at {log_end}"
                     self.source.report_data_loss(key, problem)
@@ -357,6 +363,21 @@ class MicroBatchStream:
         except (CommitFailedError, UnknownTopicOrPartitionError) as error:
             # Spark's checkpoint is the record of the query's progress; the group only shows it.
             logger.warning("The group does not show the progress of the query: %s", error)
+
+
+def _copied_to(log: PartitionLog, topic_id: int) -> int | None:
+    """Return up to which offset a partition has the records of a topic, of this log or of another.
+
+    That is its end, or, if a mirror copied the topic here, where it ended at the failover; None if
+    it is another topic.
+    """
+    end = log.tail().log_end_offset
+    if topic_id == log.topic_id:
+        return end
+    copy = MIRRORED_TOPICS.get(log.context.state, log.topic_id)
+    if copy is None or copy.source_topic_id != str(topic_id):
+        return None
+    return copy.ends[log.partition] if log.partition < len(copy.ends) else end
 
 
 def _truncated_to(log: PartitionLog, epoch: int | None, offset: int) -> int | None:

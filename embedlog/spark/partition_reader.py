@@ -1,12 +1,13 @@
-"""Reads an input partition in an executor: maps the files of the plan, yields rows as Arrow.
+"""Reads an input partition in an executor: the files of the plan, as rows in Arrow.
 
-An executor may be killed at any time, may run on another host, and may be used
-again for another query; so it opens no database, takes no lock and starts no
-thread.  The batches of a log are mostly small; they are combined for Spark.
+An executor may be killed at any time, may run on another host that mounts the log's
+disk, and may be used again for another query; so it opens no database, takes no lock
+and starts no thread.  The batches of a log are mostly small; they are combined for Spark.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
+from embedlog.keyspace import FORMAT_FILE
 from embedlog.segment import SegmentFile
 from embedlog.spark import arrow_columns
 from embedlog.spark.plan import FileChunk, LogInputPartition, PartitionSlice
@@ -67,8 +69,8 @@ def read_input_partition(
         fields: For typed topics, the columns as fields of Spark's schema, in JSON.
 
     Raises:
-        DataLossError: A file was deleted or truncated; with ``fail_on_data_loss=False`` its
-            records are left out.
+        DataLossError: A file was deleted or truncated; with ``fail_on_data_loss=False`` only its
+            records are skipped, with one warning for each range of lost offsets.
         CorruptBatchError: A batch is not as it was written.
         NotALogError: The log does not exist on this host.
     """
@@ -76,17 +78,14 @@ def read_input_partition(
     directories = _Directories(partition.root)
     try:
         for part in partition.slices:
-            try:
-                versions = partition.schemas.get(part.topic)
-                if versions is None:
-                    yield from _read_slice(directories, part, names)
-                else:
-                    reader = TypedSliceReader(fields, part, versions)
-                    yield from _read_typed_slice(directories, part, reader)
-            except DataLossError as error:
-                if fail_on_data_loss:
-                    raise
-                _logger.warning("%s", error)
+            versions = partition.schemas.get(part.topic)
+            if versions is None:
+                groups = _row_groups(directories, part, _schemas_of_bytes, fail_on_data_loss)
+                yield from _read_slice(groups, part, names)
+            else:
+                reader = TypedSliceReader(fields, part, versions)
+                groups = _row_groups(directories, part, reader.stored_schemas, fail_on_data_loss)
+                yield from _read_typed_slice(groups, reader)
     finally:
         directories.close()
 
@@ -110,22 +109,29 @@ class _Directories:
         """Return the files of a log root.
 
         Raises:
-            NotALogError: It is not on this host, or cannot be read.
+            NotALogError: It is not on this host.
+            StorageError: It cannot be read.
         """
         if root not in self._opened:
-            try:
-                files = Files(root, writable=False)
-            except (NotALogError, StorageError) as error:
-                raise NotALogError(
-                    "The log is not on this host",
-                    path=root,
-                    todo="Executors read its files: share the directory under the same path on all "
-                    "hosts.",
-                ) from error
             # A map of a file on a disk that breaks ends the process.
-            files.maps_segments = not part.directories
-            self._opened[root] = files
+            maps_segments = not part.directories
+            self._opened[root] = open_files(root, writable=False, maps_segments=maps_segments)
         return self._opened[root]
+
+    def deleted(self, root: str, path: str, error: Exception) -> bool:
+        """Whether a file could not be read because it was deleted from a log that is there.
+
+        A remote file system has other errors for a file that the log's host deletes, mostly
+        ESTALE.
+        """
+        files = self._opened.get(root)
+        if files is None or not isinstance(error, StorageError):
+            return False
+        try:
+            is_gone = error.missing or error.errno == errno.ESTALE or not files.exists(path)
+            return is_gone and files.exists(FORMAT_FILE)
+        except StorageError:
+            return False
 
     def close(self) -> None:
         """Close all files."""
@@ -133,11 +139,32 @@ class _Directories:
             files.close_all()
 
 
+def open_files(root: str, *, writable: bool, maps_segments: bool = True) -> Files:
+    """Open the files of a log in an executor, which does not open its databases.
+
+    Raises:
+        NotALogError: The log is not on this host.
+        StorageError: This user may not open it.
+    """
+    try:
+        files = Files(root, writable=writable, unsafe_filesystem=True, maps_segments=maps_segments)
+        if files.exists(FORMAT_FILE):
+            return files
+    except StorageError as error:
+        if not error.missing:
+            raise
+    # Nothing, or a place where nothing is mounted.
+    raise NotALogError(
+        "The log is not on this host",
+        path=root,
+        todo="Executors use its files: mount the log's disk under the same path on all hosts.",
+    )
+
+
 def _read_slice(
-    directories: _Directories, part: PartitionSlice, names: tuple[str, ...]
+    groups: Iterable[list[PieceRows]], part: PartitionSlice, names: tuple[str, ...]
 ) -> Iterator[Any]:
     schema = arrow_columns.segment_schema(names)
-    groups = _row_groups(directories, part, _schemas_of_bytes)
     by_type = groupby(groups, lambda rows: int(rows[0][0].is_log_append_time))
     for timestamp_type, same_type in by_type:
         for rows in _combined(same_type, lambda group: table(group, part.partition, schema)):
@@ -147,10 +174,7 @@ def _read_slice(
                 )
 
 
-def _read_typed_slice(
-    directories: _Directories, part: PartitionSlice, rows: TypedSliceReader
-) -> Iterator[Any]:
-    groups = _row_groups(directories, part, rows.stored_schemas)
+def _read_typed_slice(groups: Iterable[list[PieceRows]], rows: TypedSliceReader) -> Iterator[Any]:
     by_type = groupby(groups, lambda group: int(group[0][0].is_log_append_time))
     for timestamp_type, same_type in by_type:
         for table_of_rows in _combined(same_type, rows.table):
@@ -161,45 +185,64 @@ def _read_typed_slice(
 def _combined(
     groups: Iterable[list[PieceRows]], decode: Callable[[list[PieceRows]], Any]
 ) -> Iterator[Any]:
-    """Yield tables with enough rows for Spark; before a loss of records, the rows until then."""
+    """Yield tables with enough rows for Spark."""
     tables: list[Any] = []
     rows = size = 0
-    loss: DataLossError | None = None
-    try:
-        for group in groups:
-            tables.append(decode(group))
-            rows += tables[-1].num_rows
-            if group[0][0].is_compressed:
-                size += tables[-1].nbytes
-            else:
-                # For many small batches Arrow is slow to compute ``nbytes``.
-                size += sum(batch.size for batch, _, _ in group)
-            if rows >= TARGET_ROWS or size >= TARGET_BYTES:
-                yield pa.concat_tables(tables)
-                tables, rows, size = [], 0, 0
-    except DataLossError as error:
-        loss = error
+    for group in groups:
+        tables.append(decode(group))
+        rows += tables[-1].num_rows
+        if group[0][0].is_compressed:
+            size += tables[-1].nbytes
+        else:
+            # For many small batches Arrow is slow to compute ``nbytes``.
+            size += sum(batch.size for batch, _, _ in group)
+        if rows >= TARGET_ROWS or size >= TARGET_BYTES:
+            yield pa.concat_tables(tables)
+            tables, rows, size = [], 0, 0
     if tables:
         yield pa.concat_tables(tables)
-    if loss is not None:
-        raise loss
 
 
 def _row_groups(
     directories: _Directories,
     part: PartitionSlice,
     schemas_of: Callable[[FileChunk], tuple[Any, ...]],
+    fail_on_data_loss: bool,
 ) -> Iterator[list[PieceRows]]:
-    """Yield rows of one segment and one timestampType, as many as become one table."""
+    """Yield rows of one segment and one timestampType, as many as become one table.
+
+    What a file lacks is no reason to skip the files behind it.
+    """
+    next_offset = part.from_offset
+    loss: DataLossError | None = None
     for chunk in part.chunks:
-        for decoded in _read_batches(directories, part, chunk, schemas_of(chunk)):
-            rows = rows_in_range(decoded, part.from_offset, part.until_offset)
-            # Damage in a batch without any of these rows is no error.
-            trimmed = (
-                row[0].trim(*row[1:]) if isinstance(row[0], BatchRun) else row for row in rows
-            )
-            for _, group in groupby(trimmed, key=lambda row: row[0].is_log_append_time):
-                yield from _limited_groups(list(group))
+        try:
+            for decoded in _read_batches(directories, part, chunk, schemas_of(chunk)):
+                if loss is not None:
+                    _warn_of_loss(part, next_offset, decoded[0].base_offset, loss)
+                    loss = None
+                next_offset = max(next_offset, decoded[-1].next_offset)
+                rows = rows_in_range(decoded, part.from_offset, part.until_offset)
+                # Damage in a batch without any of these rows is no error.
+                trimmed = (
+                    row[0].trim(*row[1:]) if isinstance(row[0], BatchRun) else row for row in rows
+                )
+                for _, group in groupby(trimmed, key=lambda row: row[0].is_log_append_time):
+                    yield from _limited_groups(list(group))
+        except DataLossError as error:
+            if fail_on_data_loss:
+                raise
+            loss = loss or error
+    if loss is not None:
+        _warn_of_loss(part, next_offset, part.until_offset, loss)
+
+
+def _warn_of_loss(part: PartitionSlice, start: int, end: int, loss: DataLossError) -> None:
+    if start < end:
+        _logger.warning(
+            *("Skipped offsets %d to %d of %s-%d, which are lost: %s", start, end - 1),
+            *(part.topic, part.partition, loss.what),
+        )
 
 
 def _limited_groups(rows: list[PieceRows]) -> Iterator[list[PieceRows]]:
@@ -243,6 +286,7 @@ def _read_batches(
         schemas: Those that the file may have: no checksum covers its own.
     """
     failure: NotALogError | StorageError | None = None
+    was_deleted = False
     roots = directories.of(part)
     for root in roots:
         try:
@@ -253,20 +297,16 @@ def _read_batches(
             return
         except (NotALogError, StorageError) as error:
             # That a file is missing says the least: retention may have deleted all copies.
-            if failure is None or _is_missing(failure):
-                failure = error
+            if failure is None or was_deleted:
+                failure, was_deleted = error, directories.deleted(root, chunk.path, error)
             if root != roots[-1]:
                 _logger.warning("Reading %s in another directory: %s", chunk.path, error)
     assert failure is not None
-    if _is_missing(failure):
+    if was_deleted:
         raise _data_loss(
             part, f"The file {chunk.path} was deleted after the query was planned"
         ) from failure
     raise failure
-
-
-def _is_missing(error: Exception) -> bool:
-    return isinstance(error, StorageError) and error.missing
 
 
 def _read_copy(

@@ -5,7 +5,7 @@ on stdout, not always in the order of the requests:
 
     {"id": 1, "method": "initial_offset", "params": {"stream": 1}}
     {"id": 1, "result": {"flights": {"0": 23}}}
-    {"id": 1, "error": {"type": "DataLossError", "message": "…"}}
+    {"id": 1, "error": {"type": "DataLossError", "message": "…", "refused": false}}
 
 The methods are those of `QueryPlanner`, and "ping", which is answered at once.  The first line
 on stdout tells the version, once everything is imported.  The process ends when stdin does, so it
@@ -37,6 +37,11 @@ END_SECONDS = 30
 """Requests that were begun when stdin ends may take this long."""
 TERMINATION_SECONDS = 5
 """How long after SIGTERM the planner waits for the end of stdin."""
+_REFUSALS = (
+    *(ValueError, TypeError, LookupError),
+    *(errors.NotALogError, errors.TopicAlreadyExistsError, errors.MirroredTopicError),
+)
+"""Errors of what a query asks for; for Spark each is an ``AnalysisException``."""
 
 _logger = logging.getLogger("embedlog.spark")
 
@@ -157,7 +162,7 @@ def _error(error: EmbedlogError) -> dict[str, Any]:
     """Return an error with the name of its class in `embedlog.errors`, or of the nearest base."""
     names = (cls.__name__ for cls in type(error).__mro__)
     name = next(name for name in names if hasattr(errors, name))
-    return {"error": {"type": name, "message": str(error)}}
+    return {"error": {"type": name, "message": str(error), "refused": isinstance(error, _REFUSALS)}}
 
 
 def _take_stdout() -> BinaryIO:

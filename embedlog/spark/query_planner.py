@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from embedlog.errors import EmbedlogError, IllegalStateError, InvalidConfigError
 from embedlog.partition.leases import release_all
 from embedlog.record import TopicPartition
-from embedlog.spark import kafka_columns, table_options, topic_tables, typed_plan
+from embedlog.spark import kafka_columns, sink_options, table_options, topic_tables, typed_plan
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.log_cache import LogCache
 from embedlog.spark.micro_batch import MicroBatchStream, StreamState
@@ -253,10 +253,19 @@ class QueryPlanner:
         """Delete a topic; return False if there is no such topic."""
         return topic_tables.delete_topic(self._logs, options, topic)
 
-    def is_typed_topic(self, options: Json) -> bool:
+    def is_typed_topic(self, options: Json, schema: str | None = None) -> bool:
         """Whether the topic of a writer exists and is typed: then Python writes to it.
 
-        Says nothing about wrong options: the writer does.
+        Says nothing about wrong options, unless it gets the columns of the rows: Spark wraps what
+        the source in Python raises.
+
+        Args:
+            options: The options of the writer.
+            schema: The columns of the rows to check, as ``StructType.json()``.
+
+        Raises:
+            InvalidConfigError, SerializationError: The typed topic cannot take these columns, or
+                an option is wrong.
         """
         topic = OptionReader(options).raw("topic")
         try:
@@ -265,7 +274,17 @@ class QueryPlanner:
             return False
         try:
             info = None if topic is None else log.root.topics().get(topic)
-            return info is not None and bool(info.schema_version)
+            if info is None or not info.schema_version:
+                return False
+            if schema is not None:
+                # Not for topics of bytes: it needs pyarrow.
+                from embedlog.spark.typed_sink import check_frame
+
+                sink_options.parse(options)
+                columns = log.root.context.catalog.schema(info)
+                assert columns is not None
+                check_frame(json.loads(schema)["fields"], columns, info.name)
+            return True
         finally:
             self._logs.release(log)
 

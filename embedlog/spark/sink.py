@@ -52,10 +52,7 @@ class StagingWriter:
         from embedlog.spark import batch_write
 
         self.options = options
-        has_partitions = any(field["name"] == "partition" for field in fields)
-        self.task = batch_write.plan_write(
-            options, has_partitions=has_partitions, keep=self.keep_log, fields=fields
-        )
+        self.task = batch_write.plan_write(options, keep=self.keep_log, fields=fields)
 
     def write(self, iterator: Iterator[Any]) -> StagedCommitMessage:
         """Stage the rows of a task."""

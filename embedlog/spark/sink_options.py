@@ -110,7 +110,7 @@ COLUMNS = {
     "value": _TEXT,
     "headers": ("array<struct<key:string,value:binary>>",),
     "partition": ("int",),
-    "timestamp": ("timestamp", "timestamp_ntz"),
+    "timestamp": ("timestamp",),
 }
 """The columns that a writer uses and their types in Spark; other columns are left out."""
 

@@ -252,7 +252,7 @@ class LogSource:
             return start if number == EARLIEST else end
         if not start <= number <= end and side == "starting":
             self.report_data_loss(
-                topic_partition, f"starts at offset {number}, but has offsets {start} to {end}"
+                topic_partition, f"starts at offset {number}, but has offsets [{start}, {end})"
             )
         if number > end and side == "ending":
             raise errors.OffsetOutOfRangeError(

@@ -19,14 +19,13 @@ from typing import Any
 
 from embedlog.errors import InvalidConfigError, InvalidSchemaError
 from embedlog.lazy import pa, pc
+from embedlog.schemas.reading import TOMBSTONE
 from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
 
 Json = Any
 """A type of Spark: a string, or a dict for an array, a map or a struct."""
 
-TOMBSTONE = "_tombstone"
-"""The column that says which rows are tombstones, with the option ``includeTombstones``."""
 VALUE = "value"
 """The column that has those of the topic as a struct, with the option ``values=struct``."""
 _HEADERS = {
@@ -54,7 +53,7 @@ WRITTEN_TYPES = {
     "topic": ("string",),
     "partition": ("int",),
     "offset": ("bigint",),
-    "timestamp": ("timestamp", "timestamp_ntz"),
+    "timestamp": ("timestamp",),
     "timestampType": ("int",),
     TOMBSTONE: ("boolean",),
     "headers": ("array<struct<key:string,value:binary>>",),
@@ -459,12 +458,13 @@ def from_spark(column: Any, stored: Any) -> Any:
 
     Raises:
         pyarrow.ArrowInvalid: An interval is no time of day, a decimal no float, or a float no
-            half float.
+            half float; or the value depends on the time zone of Spark's session.
     """
     if pa.types.is_decimal(column.type) and stored in (pa.float32(), pa.float64()):
         return _with_floats(column, stored)
     if pa.types.is_nested(stored):
         column = _with_half_floats(column, stored)
+    _mapped(column.type, stored, _without_zone)
     target = _mapped(column.type, stored, _time_of_day)
     if pa.types.is_int64(column.type) and is_nanoseconds(stored):
         target = stored
@@ -486,6 +486,14 @@ def _with_floats(column: Any, stored: Any) -> Any:
 def _time_of_day(actual: Any, stored: Any) -> Any:
     is_time = pa.types.is_duration(actual) and pa.types.is_time(stored)
     return pa.time64("us") if is_time else actual
+
+
+def _without_zone(actual: Any, stored: Any) -> Any:
+    """Refuse dates for instants and instants for dates, whose casts ask for a time zone."""
+    types, pair = pa.types, (actual, stored)
+    if any(map(types.is_date, pair)) and any(types.is_timestamp(t) and t.tz for t in pair):
+        raise pa.ArrowInvalid("a date and an instant are the same only in one time zone")
+    return actual
 
 
 def _half_float(actual: Any, stored: Any) -> Any:

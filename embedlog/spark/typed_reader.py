@@ -11,21 +11,20 @@ import pyarrow.compute as pc
 from embedlog.batch import Batch
 from embedlog.batch.tables import PieceRows
 from embedlog.errors import InvalidRecordError
-from embedlog.schemas.reading import OFFSET, TypedReader
-from embedlog.schemas.segment_schema import absent, segment_schema
+from embedlog.schemas.reading import HEADERS, OFFSET, TIMESTAMP, TOMBSTONE, TypedReader
+from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import TopicSchema, field_id
 from embedlog.spark import arrow_columns
 from embedlog.spark.plan import FileChunk, PartitionSlice, TopicVersions
 from embedlog.spark.typed_columns import (
     RECORD_COLUMNS,
-    TOMBSTONE,
     VALUE,
     arrow_type,
     is_nanoseconds,
     to_spark,
 )
 
-_TOMBSTONE_FIELD = pa.field(TOMBSTONE, pa.bool_())
+_WITH_ROWS = (TIMESTAMP, HEADERS, TOMBSTONE)
 
 
 class TypedSliceReader:
@@ -42,7 +41,6 @@ class TypedSliceReader:
     ) -> None:
         self._part, self._versions = part, versions
         self._fields = fields
-        self._with_tombstones = any(field["name"] == TOMBSTONE for field in fields)
         self._schema = pa.schema(
             [(field["name"], arrow_type(field["type"]), field["nullable"]) for field in fields]
         )
@@ -55,7 +53,7 @@ class TypedSliceReader:
         for field in self._fields:
             if field["name"] == VALUE:
                 names += [part["name"] for part in field["type"]["fields"]]
-            elif field["name"] in ("timestamp", "headers") or field["name"] not in RECORD_COLUMNS:
+            elif field["name"] in _WITH_ROWS or field["name"] not in RECORD_COLUMNS:
                 names.append(field["name"])
         return names
 
@@ -76,13 +74,7 @@ class TypedSliceReader:
             CorruptBatchError: A column that is read is damaged.
         """
         batches = cast("list[tuple[Batch, int, int]]", rows)
-        table = self._reader.table(batches, self._part.partition, self._read)
-        tombstones = _tombstones(batches)
-        if self._with_tombstones:
-            if tombstones is None:
-                tombstones = pa.chunked_array([absent(_TOMBSTONE_FIELD, table.num_rows)])
-            return table.append_column(_TOMBSTONE_FIELD, tombstones)
-        return table if tombstones is None else table.filter(pc.invert(tombstones))
+        return self._reader.table(batches, self._part.partition, self._read)
 
     def batches(self, table: Any, timestamp_type: int) -> Iterator[Any]:
         """Yield rows as record batches for Spark, usually as one.
@@ -182,18 +174,3 @@ def _is_same(one: Any, other: Any) -> bool:
         return bool(one.equals(other))
     # NaN is not equal to itself.
     return pc.all(pc.or_(pc.equal(one, other), pc.is_nan(other))).as_py() is not False
-
-
-def _tombstones(rows: Sequence[tuple[Batch, int, int]]) -> Any:
-    """Return which rows are tombstones, as a `pyarrow.ChunkedArray`; None if none can be."""
-    if not any(batch.may_have_tombstones for batch, _, _ in rows):
-        return None
-    parts = [
-        (
-            batch.columns((TOMBSTONE,)).column(0).slice(first, last - first)
-            if batch.may_have_tombstones
-            else absent(_TOMBSTONE_FIELD, last - first)
-        )
-        for batch, first, last in rows
-    ]
-    return pa.chunked_array(parts, pa.bool_())

@@ -17,10 +17,11 @@ from embedlog.lazy import pa, pc
 from embedlog.producer.typed_rows import TypedColumns, of_table
 from embedlog.schemas.conform import conform
 from embedlog.schemas.evolution import convert
+from embedlog.schemas.reading import TOMBSTONE
 from embedlog.schemas.segment_schema import absent, segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.spark import typed_columns
-from embedlog.spark.typed_columns import TOMBSTONE, VALUE, WRITTEN_TYPES, from_spark, type_name
+from embedlog.spark.typed_columns import VALUE, WRITTEN_TYPES, from_spark, type_name
 
 _IGNORED = ("topic", "offset", "timestampType")
 """Columns of a reader that mean nothing to a writer; ``partition`` is used elsewhere."""

@@ -55,7 +55,7 @@ class WritePlanner:
             sink_options.check_batch(parsed, overwrite)
         types = {name: type_name for name, type_name in fields}  # noqa: C416 - of lists
         sink_options.check_column_types(types, parsed.topic)
-        task = batch_write.plan_write(parsed, has_partitions="partition" in types, keep=True)
+        task = batch_write.plan_write(parsed, keep=True)
         return {
             "root": task.path,
             "directory": task.directory,

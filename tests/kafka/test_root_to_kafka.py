@@ -7,6 +7,8 @@ import random
 import signal
 from bisect import bisect_left
 from collections import Counter
+from contextlib import suppress
+from itertools import permutations
 
 import pyarrow as pa
 import pytest
@@ -14,10 +16,16 @@ from support import forks
 from support.clock import START
 from support.kafka_topics import random_rows, rows_of
 from support.manual_compaction import keep
+from support.roots import encoded
 
 import embedlog
 from embedlog import batch
-from embedlog.errors import FencedError, MirrorConflictError, MirrorDivergedError
+from embedlog.errors import (
+    FencedError,
+    MirrorConflictError,
+    MirrorDivergedError,
+    UnknownTopicOrPartitionError,
+)
 from embedlog.mirrors.ends import MirrorPosition
 from embedlog.mirrors.kafka_target import KafkaTarget
 from embedlog.mirrors.root_source import RootSource
@@ -321,3 +329,59 @@ def test_sites_that_merge_send_no_record_back(kafka, tmp_path):
             Counter(row[4] for row in rows) for rows in (kafka.rows(topic), rows_of(log, topic))
         ]
         assert values[0] == values[1]
+
+
+def test_a_program_in_kafka_that_forwards_headers_keeps_no_record_back(kafka, tmp_path):
+    """Its records in another topic or partition are its own, and are copied like those."""
+    topic, other = kafka.create("t", 2), kafka.create("u", 2)
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        for name in (topic, other):
+            log.create_topic(name, 2)
+        log.partition(topic, 0).append([encoded(*(b"%d" % n for n in range(20)))])
+
+        def copy():
+            for name in (topic, other):
+                mirror(kafka, log, topics=name, merge=True)
+                embedlog.mirror(kafka.address, log, topics=name, merge=True, progress=False)
+
+        copy()
+        rows = [(row[0], row[2], row[3], b"fwd " + row[4], row[5]) for row in kafka.rows(topic)]
+        assert all(row[-1] for row in rows)
+        kafka.send(other, rows)
+        kafka.send(topic, [(1, *row[1:]) for row in rows])
+        log.partition(other, 0).append([encoded(*(b"late %d" % n for n in range(5)))])
+        copy()
+        copy()
+        for name, count in ((topic, 40), (other, 25)):
+            at_kafka, here = kafka.rows(name), rows_of(log, name)
+            assert Counter(row[4] for row in at_kafka) == Counter(row[4] for row in here)
+            assert len(here) == count
+
+
+def test_no_topic_comes_back_through_kafka(kafka, tmp_path):
+    """Two logs and a cluster mirror to each other as sites: no name has a site twice (H6)."""
+    ends = {"kafka": kafka.address}
+    with (
+        embedlog.open(tmp_path / "paris", maintenance=False) as ends["paris"],
+        embedlog.open(tmp_path / "rome", maintenance=False) as ends["rome"],
+    ):
+        topic = kafka.name()
+        ends["paris"].create_topic(topic)
+        ends["paris"].partition(topic, 0).append([encoded(b"1", b"2")])
+        names = f"(.*[.])?{topic}"
+
+        def mirrored(source, target):
+            with suppress(UnknownTopicOrPartitionError):
+                embedlog.mirror(
+                    ends[source], ends[target], topics=names, site=source, progress=False
+                )
+
+        for _ in range(2):
+            for source, target in permutations(ends, 2):
+                mirrored(source, target)
+        paths = {"paris": [""], "rome": ["paris.", "kafka.paris."], "kafka": ["paris."]}
+        paths["kafka"] += ["rome.paris."]
+        for name in ("paris", "rome"):
+            assert ends[name].topics() == sorted(f"{path}{topic}" for path in paths[name])
+        listed = [name for name in kafka.admin.list_topics().topics if name.endswith(topic)]
+        assert sorted(listed) == sorted(f"{path}{topic}" for path in paths["kafka"])

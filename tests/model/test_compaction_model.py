@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 from support import tiers
-from support.compaction_model import CompactionModel
-
-
-class TypedCompactionModel(CompactionModel):
-    """The same of a typed topic, whose tombstones are in a column of their own."""
-
-    typed = True
-
+from support.compaction_model import CompactionModel, TypedCompactionModel
 
 TestCompactionModel = CompactionModel.TestCase
 TestCompactionModel.settings = settings(stateful_step_count=10)

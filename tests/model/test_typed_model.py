@@ -176,12 +176,35 @@ class TypedTopicMachine:
             )
         found = [row for piece in pieces for row in zip(*lists(piece), strict=True)]
         names = ["offset", *chosen]
-        # A consumer also returns the rows of tombstones.
         wanted = list(zip(*lists(filtered.select(names)), strict=True))
-        for row in wanted:
-            assert row in found
-        if not any(row.values is None for row in model.rows.values()):
-            assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+        assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+        self.check_tombstones()
+
+    def check_tombstones(self) -> None:
+        """E27: every door marks them if it is asked to; their rows have the key."""
+        rows, names = self.model.rows, [*self.model.key_names, "_tombstone"]
+        expected = {
+            at: [
+                *(canonical(row.key[number]) for number in self.model.key),
+                ("bool", row.values is None),
+            ]
+            for at, row in rows.items()
+        }
+        asked = ["partition", "offset", *names]
+        with closing(self.log.consumer("t", auto_offset_reset="earliest")) as consumer:
+            batches = list(consumer.iter_batches(asked, until="end"))
+        with closing(self.log.consumer("t", auto_offset_reset="earliest")) as consumer:
+            marked = list(consumer.iter_batches(asked, "end", pc.field("_tombstone")))
+        deleted = {at: row for at, row in expected.items() if rows[at].values is None}
+        for pieces, wanted in (
+            (batches, expected),
+            (self.topic.batches(asked), expected),
+            (self.topic.to_arrow(asked).to_batches(), expected),
+            (self.topic.to_arrow(asked, where=pc.field("_tombstone")).to_batches(), deleted),
+            (marked, deleted),
+        ):
+            found = [row for piece in pieces for row in zip(*lists(piece), strict=True)]
+            assert {(row[0], row[1]): list(row[2:]) for row in found} == wanted
 
     def check_latest(self) -> None:
         model = self.model

@@ -149,7 +149,7 @@ def test_errors_are_embedlog_errors(load, log, send, into, monkeypatch):
         output.publish(output.new_stage(), StreamOffset({embedlog.TopicPartition("t", 0): 1}))
     log.delete_records({embedlog.TopicPartition("t", 0): 2})
     monkeypatch.undo()
-    with pytest.raises(DataLossError, match="has offsets 2 to 3"):
+    with pytest.raises(DataLossError, match=r"has offsets \[2, 3\)"):
         load("t", checkpoint=into / "other")
     assert load("t", checkpoint=into / "third", fail_on_data_loss=False).loaded == 1
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import IntegerType, StringType
+from pyspark.sql.types import IntegerType, StringType, TimestampNTZType
 from support.clock import START
 from support.roots import values
 
@@ -21,8 +22,8 @@ from embedlog.api import Log
 from embedlog.errors import (
     InvalidConfigError,
     InvalidRecordError,
+    NotALogError,
     SerializationError,
-    StorageError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.partitioner import partition_for_key
@@ -40,8 +41,7 @@ def log(sink_log: Log) -> Log:
 def write_in_python(log: Log, *batches: Any, partition_id: int = 0, **options: str) -> int:
     """Stage record batches and publish them, as a task and its driver do; return how many rows."""
     parsed = sink_options.parse({"path": log.path, **options})
-    has_partitions = any("partition" in batch.schema.names for batch in batches)
-    task = batch_write.plan_write(parsed, has_partitions=has_partitions)
+    task = batch_write.plan_write(parsed)
     staged = task.stage(batches, partition_id, 0)
     return batch_write.publish(parsed, [staged], None).records
 
@@ -189,7 +189,7 @@ def test_a_new_topic_has_one_partition_if_no_row_needs_more(write, log):
 def test_a_new_topic_is_created_for_the_rows_of_all_tasks(log):
     """The highest partition counts, and rows with only a key fit no topic of several."""
     options = sink_options.parse({"path": log.path, "topic": "new"})
-    task = batch_write.plan_write(options, has_partitions=True)
+    task = batch_write.plan_write(options)
     staged = [
         task.stage([columns(value=[b"%d" % number], partition=[number])], number, 0)
         for number in (0, 2, 1)
@@ -218,7 +218,7 @@ def test_a_partition_that_no_topic_can_have_creates_none(write, log, partition):
 def test_a_topic_that_is_created_during_the_write_is_used_if_the_rows_fit(log, partitions, error):
     """Rows with only a key were not hashed for several partitions."""
     options = sink_options.parse({"path": log.path, "topic": "new"})
-    task = batch_write.plan_write(options, has_partitions=True)
+    task = batch_write.plan_write(options)
     explicit = task.stage([columns(value=[b"v"], partition=[1])], 0, 0)
     keyed = task.stage([columns(value=[b"w"], key=[b"k"], partition=[0])], 1, 0)
     hashed = task.stage([columns(value=[b"x"], key=[b"k"], partition=[None])], 2, 0)
@@ -232,9 +232,18 @@ def test_a_topic_that_is_created_during_the_write_is_used_if_the_rows_fit(log, p
         assert content(log, "new")[:2] == [[b"w"], [b"v"]]
 
 
-def test_without_rows_a_new_topic_is_not_created(write, log):
+@pytest.mark.parametrize("others", [{}, {"partition": []}], ids=["no partition", "partition"])
+def test_without_rows_a_new_topic_is_not_created(write, log, others):
     """It may need any number of partitions later."""
-    assert not write(log, columns(value=[], partition=[]), topic="new")
+    assert not write(log, columns(value=[], **others), topic="new")
+    assert "new" not in log.topics()
+
+
+def test_a_write_that_fails_leaves_no_topic_behind(write, log):
+    """Whichever task fails: the topic is created once all of them are done."""
+    rows = columns(value=[b"v"], headers=[[{"key": None, "value": b"x"}]])
+    with pytest.raises(SerializationError, match="A header has no key"):
+        write(log, rows, topic="new")
     assert "new" not in log.topics()
 
 
@@ -243,7 +252,7 @@ def test_a_name_that_no_topic_can_have_is_an_error_before_the_tasks(log, name):
     """The driver checks it, although it creates the topic later."""
     options = sink_options.parse({"path": log.path, "topic": name})
     with pytest.raises(embedlog.errors.InvalidTopicError):
-        batch_write.plan_write(options, has_partitions=True)
+        batch_write.plan_write(options)
 
 
 def test_a_null_topic_is_an_error(write, log):
@@ -332,14 +341,17 @@ def test_a_task_without_rows_stages_no_file(write, log):
     assert len(log["u"]) == 0
 
 
-def test_a_task_that_cannot_reach_the_directory_says_what_to_do(log):
-    """It may run on another host, which does not share the directory."""
+@pytest.mark.parametrize("place", ["nowhere", "nothing is mounted here"])
+def test_a_task_that_cannot_reach_the_log_says_what_to_do(log, tmp_path, place):
+    """It may run on another host, on which the log's disk is not mounted."""
+    (tmp_path / "nothing is mounted here").mkdir()
     parsed = sink_options.parse({"path": log.path, "topic": "u"})
     task = batch_write.plan_write(parsed)
-    remote = type(task)("/nowhere", task.directory, task.topic, task.targets)
+    remote = replace(task, path=str(tmp_path / place))
 
-    with pytest.raises(StorageError, match="Executors write to the directory of the log"):
+    with pytest.raises(NotALogError, match=r"not on this host.*mount the log"):
         remote.stage([columns(value=[b"v"])], 0, 0)
+    assert not list((tmp_path / "nothing is mounted here").iterdir())
 
 
 # Options
@@ -400,7 +412,7 @@ def test_a_batch_cannot_overwrite_and_an_application_needs_a_version():
         sink_options.check_batch(sink_options.parse({"path": "/x", "txnAppId": "a"}), False)
 
 
-TEXT, INT = StringType(), IntegerType()
+TEXT, INT, NTZ = StringType(), IntegerType(), TimestampNTZType()
 
 
 @pytest.mark.parametrize(
@@ -414,6 +426,8 @@ TEXT, INT = StringType(), IntegerType()
         ({"value": TEXT, "headers": TEXT}, "t", r"headers must be a\(n\) array<struct<key:"),
         ({"value": TEXT, "partition": TEXT}, "t", r"partition must be a\(n\) int"),
         ({"value": TEXT, "timestamp": TEXT}, "t", r"timestamp must be a\(n\) timestamp"),
+        # Only the session's time zone says which instant it is.
+        ({"value": TEXT, "timestamp": NTZ}, "t", "It is timestamp_ntz: cast it"),
     ],
 )
 def test_an_invalid_column_is_refused_with_the_message_of_kafkas_sink(types, topic, message):

@@ -13,6 +13,7 @@ from support.clock import START
 from support.roots import encoded
 from support.spark_reads import read_all, values_of
 
+import embedlog
 from embedlog.errors import (
     DataLossError,
     InvalidConfigError,
@@ -643,3 +644,67 @@ def test_a_wrong_option_is_the_only_error_of_the_source_process(log, options):
 
     assert b"InvalidConfigError: The option 'endingOffsets' is for batch" in process.stdout
     assert b"UnboundLocalError" not in process.stdout
+
+
+# At a copy
+
+
+@pytest.fixture
+def standby(tmp_path):
+    """A log that mirrors copy to, whose topics have other ids than those of the source."""
+    with embedlog.open(tmp_path / "standby", maintenance=False) as log:
+        log.create_topic("own")
+        yield log
+
+
+def test_a_query_goes_on_at_a_standby(log, query, send, standby):
+    """With the checkpoint of the source: offsets are the same there, and ids and epochs are not."""
+    send("t", {0: range(5), 1: range(10, 15)})
+    running = query(**EARLIEST)
+    running.batch()
+    send("t", {0: [5]})
+    running.plan()
+    embedlog.mirror(log, standby, progress=False)
+    standby.failover(dry_run=False)
+    with standby.producer() as producer:
+        producer.send("t", b"16", partition=1)
+
+    moved = query(path=standby.path, **EARLIEST)
+    moved.committed, moved.plans = running.committed, list(running.plans)
+    assert moved.run() == [5]  # the batch that the query had planned
+    assert moved.all()[-1] == 16
+
+
+@each_fail_on_data_loss
+def test_what_was_read_at_the_source_and_not_copied_is_a_data_loss(log, query, send, standby, fail):
+    """Also if the copy has grown past that offset since the failover, with other records."""
+    send("t", {0: range(5)})
+    embedlog.mirror(log, standby, progress=False)
+    send("t", {0: range(5, 9)})
+    running = query(**EARLIEST)
+    running.batch()
+    standby.failover(dry_run=False)
+    with standby.producer() as producer:
+        for value in range(20, 30):
+            producer.send("t", b"%d" % value, partition=0)
+
+    moved = query(path=standby.path, **EARLIEST, failOnDataLoss=fail)
+    moved.committed = running.committed
+    if fail == "true":
+        with pytest.raises(DataLossError, match="offset 9, but was copied only up to 5"):
+            moved.batch()
+    else:
+        assert moved.all() == list(range(20, 30))
+
+
+def test_a_topic_that_is_no_copy_is_another_one(log, query, send, standby):
+    """Topics of two logs may have the same name."""
+    send("t", {0: range(5)})
+    running = query(**EARLIEST)
+    running.batch()
+    standby.create_topic("t", partitions=2)
+
+    moved = query(path=standby.path, **EARLIEST)
+    moved.committed = running.committed
+    with pytest.raises(DataLossError, match="created again"):
+        moved.batch()

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from support import spark_errors
 
 from embedlog.errors import InvalidConfigError, SparkSetupError
 from embedlog.spark import EmbedlogDataSource, table_options
-from embedlog.spark.errors import to_embedlog_error
 from embedlog.spark.jvm_reader import READER
 
 pytestmark = [
@@ -53,9 +53,7 @@ def catalog(spark, log):
 
 def error_of(call, *args, **kwargs):
     """Return the embedlog error that a call to Spark fails with, as its class and its message."""
-    with pytest.raises(Exception) as info:
-        call(*args, **kwargs)
-    error = to_embedlog_error(info.value)
+    error = spark_errors.error_of(call, *args, **kwargs)
     return f"{type(error).__name__}: {error}"
 
 

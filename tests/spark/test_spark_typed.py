@@ -132,8 +132,7 @@ def write(log: Log, table: pa.Table, topic: str = "copy", **options: str) -> int
     """Check, stage and publish rows as the driver and a task do, without Spark."""
     parsed = sink_options.parse({"path": log.path, "topic": topic, **options})
     fields = fields_of(table.schema)
-    has_partitions = "partition" in table.column_names
-    task = batch_write.plan_write(parsed, has_partitions=has_partitions, fields=fields)
+    task = batch_write.plan_write(parsed, fields=fields)
     staged = task.stage(table.to_batches(), 0, 0)
     return batch_write.publish(parsed, [staged], None).records
 
@@ -567,6 +566,7 @@ ROW = {"tailnum": pa.array(["N1"]), "delay": pa.array([1], pa.int32())}
         ({"partition": pa.array(["0"])}, r"partition must be a\(n\) int"),
         ({"_tombstone": pa.array([1])}, r"_tombstone must be a\(n\) boolean"),
         ({"timestamp": pa.array([1])}, r"timestamp must be a\(n\) timestamp"),
+        ({"timestamp": pa.array([1], pa.timestamp("us"))}, "It is timestamp_ntz: cast it"),
         ({"value": pa.array([{"nope": 1}])}, "The topic has no column 'nope'"),
     ],
 )
@@ -579,6 +579,34 @@ def test_a_frame_that_does_not_fit_is_refused_before_its_tasks(log, columns, mes
         batch_write.plan_write(parsed, fields=fields)
     assert not (Path(log.path) / "staging").exists()
     assert len(log["copy"]) == 0
+
+
+ZONED = {"timestamp": pa.timestamp("us", tz="UTC")}
+WITHOUT_ZONE = {"timestamp_ntz": pa.timestamp("us"), "date": pa.date32()}
+TIMES = {**ZONED, **WITHOUT_ZONE}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["column", "inside"])
+@pytest.mark.parametrize("target", TIMES)
+@pytest.mark.parametrize("source", TIMES)
+def test_no_time_zone_is_assumed_for_times_without_one(log, source, target, inside):
+    """Spark casts these by the time zone of its session, which only the query knows."""
+    data_type = pa.list_(TIMES[target]) if inside else TIMES[target]
+    log.create_topic("times", schema=pa.schema([("at", data_type)]))
+    column = pa.array([0], pa.int32() if source == "date" else pa.int64()).cast(TIMES[source])
+    table = pa.table(
+        {"at": pa.array([column.to_pylist()], pa.list_(column.type)) if inside else column}
+    )
+
+    if (source in ZONED) is (target in ZONED):
+        if not inside or source == target or target != "date":
+            assert write(log, table, "times") == 1
+    else:
+        with pytest.raises(SerializationError, match=r"Column at.*[Cc]ast the column"):
+            batch_write.plan_write(
+                sink_options.parse({"path": log.path, "topic": "times"}),
+                fields=fields_of(table.schema),
+            )
 
 
 @pytest.mark.parametrize(

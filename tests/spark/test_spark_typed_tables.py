@@ -12,12 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from hypothesis import given
-from support import random_columns
+from support import random_columns, spark_errors
 
 import embedlog
 from embedlog.api import Log
 from embedlog.errors import InvalidConfigError, InvalidSchemaError
-from embedlog.spark.errors import to_embedlog_error
 from embedlog.spark.query_planner import QueryPlanner
 from embedlog.spark.typed_columns import spark_type, stored_type, type_name
 
@@ -54,9 +53,7 @@ def create(sql: Any, columns: str = COLUMNS, properties: str = PROPERTIES) -> No
 
 def error_of(call: Any, *args: Any) -> str:
     """Return the embedlog error that a call to Spark fails with, as its class and its message."""
-    with pytest.raises(Exception) as info:
-        call(*args)
-    error = to_embedlog_error(info.value)
+    error = spark_errors.error_of(call, *args)
     return f"{type(error).__name__}: {error}"
 
 

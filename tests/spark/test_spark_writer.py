@@ -275,9 +275,7 @@ def test_a_row_larger_than_any_batch_is_refused(spark, log):
     # Not a constant, of which the plan would have several copies.
     value = "cast(repeat(chr(int(120 + id)), 67108865) as binary) value"
     frame = spark.range(0, 1, 1, 1).selectExpr(value)
-    with pytest.raises(
-        Exception, match=r"RecordTooLargeError: A batch of \d+ bytes is larger than"
-    ):
+    with pytest.raises(Exception, match=r"A batch of \d+ bytes is larger than"):
         save(log, frame, topic="t")
     assert len(log["t"]) == 0
 

@@ -9,11 +9,15 @@ import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.HexFormat;
+import java.util.Iterator;
 import java.util.List;
+import java.util.function.UnaryOperator;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.catalyst.util.ArrayData;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReader;
+import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
@@ -22,9 +26,8 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
  *
  * <p>Each line of the input is a request: {@code {"plan": ..., "columns": [...],
  * "failOnDataLoss": true, "times": [first, last], "limit": -1, "typed": null}}; for typed topics with
- * "schema", as the planner answers. The answer is a line {@code
- * {"rows": [[...], ...]}}, with bytes in hexadecimal digits, or {@code {"error": class, "message":
- * text}}.
+ * "schema", as the planner answers, and "projection", {@code spark.sql.codegen.factoryMode}. The answer is a line {@code
+ * {"rows": [[...], ...]}}, with bytes in hexadecimal digits, or {@code {"error": text}}.
  */
 public final class ReadTasks {
   private static final ObjectMapper MAPPER = new ObjectMapper();
@@ -46,8 +49,7 @@ public final class ReadTasks {
       answer.set("rows", rows(request));
     } catch (Throwable error) { // An OutOfMemoryError is what a test looks for, too.
       answer.removeAll();
-      answer.put("error", error.getClass().getName());
-      answer.put("message", error.getMessage());
+      answer.put("error", error.toString());
     }
     return answer;
   }
@@ -66,22 +68,30 @@ public final class ReadTasks {
             request.get("failOnDataLoss").asBoolean(),
             times,
             request.get("limit").asInt());
+    UnaryOperator<InternalRow> projection = projection(request.get("projection"), schema);
     ArrayNode rows = MAPPER.createArrayNode();
     LogReaderFactory factory = new LogReaderFactory(read);
     for (InputPartition task : ReadPlan.parse(request.get("plan")).partitions()) {
       try (PartitionReader<ColumnarBatch> reader = factory.createColumnarReader(task)) {
         while (reader.next()) {
-          reader
-              .get()
-              .rowIterator()
-              .forEachRemaining(
-                  row ->
-                      rows.add(
-                      schema == null ? row(row, columns) : TypedValues.row(row, schema)));
+          Iterator<InternalRow> batch = reader.get().rowIterator();
+          while (batch.hasNext()) {
+            InternalRow row = projection.apply(batch.next());
+            rows.add(schema == null ? row(row, columns) : TypedValues.row(row, schema));
+          }
         }
       }
     }
     return rows;
+  }
+
+  /** Returns what Spark does with each row: it copies it by generated code, or without any. */
+  private static UnaryOperator<InternalRow> projection(JsonNode mode, StructType schema) {
+    if (mode == null) {
+      return row -> row;
+    }
+    SQLConf.get().setConfString("spark.sql.codegen.factoryMode", mode.asText());
+    return UnsafeProjection.create(schema)::apply;
   }
 
   private static ArrayNode row(InternalRow row, List<String> columns) {

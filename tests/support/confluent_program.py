@@ -16,6 +16,9 @@ admin_module = importlib.import_module(f"{module}.admin")
 ADDRESS = {"bootstrap.servers": os.environ["BOOTSTRAP"]}
 TOPIC, COMPACTED = "flights", "planes"
 SECONDS = float(os.environ.get("SECONDS", "30"))
+BROKERS = ":" in ADDRESS["bootstrap.servers"] and "://" not in ADDRESS["bootstrap.servers"]
+QUIET = 2.0 if BROKERS else 0.2
+"""How long nothing must come: a log needs no requests."""
 KafkaError, TopicPartition = client.KafkaError, client.TopicPartition
 
 
@@ -34,7 +37,7 @@ def outcome(call, *arguments, **named):
 
 def let_brokers_agree():
     """Wait until the brokers of a cluster have told each other; a log knows at once."""
-    if ":" in ADDRESS["bootstrap.servers"] and "://" not in ADDRESS["bootstrap.servers"]:
+    if BROKERS:
         time.sleep(0.5)
 
 
@@ -167,6 +170,107 @@ def consume_on_assignment():
     consumer.close()
 
 
+def taken(consumer, count, seconds=SECONDS):
+    """Return what so many messages are: an offset, or the name of an error."""
+    messages, deadline = [], time.monotonic() + seconds
+    while len(messages) < count and time.monotonic() < deadline:
+        message = consumer.poll(0.1)
+        if message is not None:
+            error = message.error()
+            messages.append((message.partition(), error.name() if error else message.offset()))
+    return messages
+
+
+def assign_again():
+    """Partitions that are assigned already, paused, or without a position."""
+    one, two = TopicPartition(TOPIC, 1), TopicPartition(TOPIC, 2)
+    consumer = consumer_of("again", enable_auto_commit=False)
+    for commit in (None, 1):
+        consumer.assign([one])
+        if commit is not None:
+            consumer.commit(offsets=[TopicPartition(TOPIC, 1, commit)], asynchronous=False)
+        print("read", taken(consumer, 3))
+        for offset in (client.OFFSET_INVALID, client.OFFSET_STORED, 2):
+            consumer.assign([TopicPartition(TOPIC, 1, offset)])
+            print("again", taken(consumer, 2))
+    print("nowhere", outcome(consumer.seek, TopicPartition(TOPIC, 1, client.OFFSET_STORED)))
+    consumer.seek(one)
+    print("by reset", taken(consumer, 1))
+    consumer.pause([one])
+    consumer.assign([one])
+    print("paused", taken(consumer, 1, QUIET))
+    consumer.unassign()
+    consumer.assign([one, TopicPartition(TOPIC, 2, 0)])
+    print("paused", taken(consumer, 1))
+    consumer.resume([one])
+    consumer.incremental_unassign([two])
+    print("resumed", taken(consumer, 1))
+    print("wrong", outcome(consumer.incremental_assign, [TopicPartition(TOPIC, 2, -5)]))
+    consumer.close()
+    consumer = consumer_of("lost", auto_offset_reset="error", enable_auto_commit=False)
+    consumer.assign([one])
+    print("no position", taken(consumer, 2, QUIET))
+    print("seek", outcome(consumer.seek, TopicPartition(TOPIC, 1, 1)))
+    consumer.assign([TopicPartition(TOPIC, 1, 999)])
+    print("out of range", taken(consumer, 2, QUIET))
+    consumer.assign([TopicPartition(TOPIC, 1, 1)])
+    print("back", taken(consumer, 1))
+    for time_ms in (-1, -2, -5, 1_700_000_000_050):
+        times = [TopicPartition(TOPIC, 1, time_ms)]
+        found = outcome(consumer.offsets_for_times, times, timeout=SECONDS)
+        print("time", found if isinstance(found, str) else shown(found))
+    unknown = TopicPartition(TOPIC, 9, 5)
+    print("time", shown(consumer.offsets_for_times([TopicPartition(TOPIC, 1, 5), unknown])))
+    for partitions in ([unknown], []):
+        print("time", outcome(consumer.offsets_for_times, partitions))
+    for pattern in ("^[", "^(", "^*"):
+        print("pattern", outcome(consumer.subscribe, [TOPIC, pattern]))
+    consumer.close()
+
+
+def share():
+    """Pause, and have another member take a part of the partitions, more than once."""
+    settings = {"enable_auto_commit": False, "heartbeat_interval_ms": 300}
+    for strategy in ("range", "cooperative-sticky"):
+        settings["partition_assignment_strategy"] = strategy
+        first = consumer_of(f"shared by {strategy}", **settings)
+        first.subscribe([TOPIC])
+        while len(first.assignment()) < 3:
+            first.poll(0.1)
+        first.pause(first.assignment())
+        got = []
+        for _ in range(2):
+            second = consumer_of(f"shared by {strategy}", **settings)
+            second.subscribe([TOPIC])
+            while not second.assignment() or len(first.assignment()) == 3:
+                got += [first.poll(0.1)]
+                second.poll(0.1)
+            second.close()
+            while len(first.assignment()) < 3:
+                got += [first.poll(0.1)]
+        got += first.consume(1, QUIET)
+        print("shared", strategy, [message for message in got if message is not None])
+        first.resume(first.assignment())
+        print("resumed", len(taken(first, 1)))
+        first.close()
+
+
+def poll_too_rarely():
+    """A pause that is longer than the group allows."""
+    lost = []
+    # Brokers refuse less.
+    longest = 6000 if BROKERS else 300
+    limits = {"max_poll_interval_ms": longest, "session_timeout_ms": longest}
+    limits |= {"heartbeat_interval_ms": longest // 20}
+    consumer = consumer_of("slow", enable_auto_commit=False, **limits)
+    consumer.subscribe([TOPIC], on_lost=lambda _, partitions: lost.append(len(partitions)))
+    first = taken(consumer, 102)
+    time.sleep(longest * 1.5e-3)
+    message = consumer.poll(SECONDS)
+    print("rarely", message.error().name(), sorted(taken(consumer, 102)) == sorted(first), lost)
+    consumer.close()
+
+
 def consume_in_two_sessions():
     """Whoever comes next continues after what was stored."""
     for session in range(2):
@@ -223,9 +327,15 @@ def administer(admin):
     request = client.ConsumerGroupTopicPartitions("first", [TopicPartition(TOPIC, 1, 7)])
     changed = admin.alter_consumer_group_offsets([request])["first"].result()
     print("changed", shown(changed.topic_partitions))
-    request = client.ConsumerGroupTopicPartitions("first", [TopicPartition(TOPIC, 1)])
-    listed = admin.list_consumer_group_offsets([request])["first"].result()
-    print("listed", shown(listed.topic_partitions))
+    partitions = [TopicPartition(TOPIC, 1, 7, "note", 0), TopicPartition(TOPIC, 9, 1)]
+    request = client.ConsumerGroupTopicPartitions("first", partitions)
+    changed = admin.alter_consumer_group_offsets([request])["first"].result()
+    print("changed", shown(changed.topic_partitions))
+    for partition in partitions:
+        where = TopicPartition(TOPIC, partition.partition)
+        request = client.ConsumerGroupTopicPartitions("first", [where])
+        [row] = admin.list_consumer_group_offsets([request])["first"].result().topic_partitions
+        print("listed", shown([row]), row.metadata, row.leader_epoch)
     gone = admin.delete_consumer_groups(["first", "unknown"])
     print("gone", {name: outcome(future.result) for name, future in sorted(gone.items())})
     described = admin.describe_topics(client.TopicCollection([TOPIC]))[TOPIC].result()
@@ -321,6 +431,20 @@ def transact(admin):
         producer.commit_transaction(SECONDS)
     except client.KafkaException as error:
         print("fenced", error.args[0].name(), error.args[0].fatal())
+    for call in (
+        producer.abort_transaction,
+        producer.begin_transaction,
+        producer.init_transactions,
+    ):
+        print("fenced", outcome(call))
+    print("fenced", outcome(producer.produce, "bookings", "never"))
+    for settings in (
+        *({"acks": 1}, {"acks": "all"}, {"retries": 0}, {"enable.idempotence": False}),
+        *({"max.in.flight": 6}, {"message.timeout.ms": 70_000}, {"message.timeout.ms": 0}),
+        {"message.timeout.ms": 70_000, "transaction.timeout.ms": 80_000},
+    ):
+        made = outcome(client.Producer, {**ADDRESS, "transactional.id": "other", **settings})
+        print("settings", settings, made if isinstance(made, str) else "accepted")
     newer.begin_transaction()
     newer.produce("bookings", "last")
     newer.commit_transaction(SECONDS)
@@ -345,6 +469,9 @@ if __name__ == "__main__":
     produce()
     consume()
     consume_on_assignment()
+    assign_again()
+    share()
+    poll_too_rarely()
     consume_in_two_sessions()
     refuse(admin)
     transact(admin)

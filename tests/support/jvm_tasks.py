@@ -115,6 +115,7 @@ class JvmTasks:
         plan: Mapping[str, Any],
         schema: Any = None,
         fail_on_data_loss: bool = True,
+        projection: str = "CODEGEN_ONLY",
     ) -> list[Row]:
         """Read typed topics, and return their rows with values as `spark_values` has them.
 
@@ -123,6 +124,7 @@ class JvmTasks:
             plan: What it answers to ``plan_batch``.
             schema: The columns to read, as ``StructType.json()``; None for all.
             fail_on_data_loss: The option of the reader.
+            projection: How Spark copies rows: by generated code, or with ``NO_CODEGEN``.
 
         Raises:
             EmbedlogError: As the reader does.
@@ -137,6 +139,7 @@ class JvmTasks:
             "limit": -1,
             "typed": reader["typed"],
             "schema": json.dumps(schema),
+            "projection": projection,
         }
         types = [field["type"] for field in schema["fields"]]
         return [
@@ -149,10 +152,9 @@ class JvmTasks:
         if "rows" in answer:
             rows: list[list[Any]] = answer["rows"]
             return rows
-        message = f"{answer['error']}: {answer['message']}"
-        error = to_embedlog_error(RuntimeError(message))
+        error = to_embedlog_error(RuntimeError(answer["error"]))
         if isinstance(error, errors.SparkQueryError):
-            raise JvmCrashError(message)
+            raise JvmCrashError(answer["error"])
         raise error
 
     def _ask(self, line: bytes) -> bytes:

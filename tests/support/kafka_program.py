@@ -5,7 +5,17 @@ The address is in ``KAFKA_BOOTSTRAP_SERVERS``: brokers, or a log.
 
 import os
 
-from embedlog.kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+
+from embedlog.kafka import (
+    ConsumerRebalanceListener,
+    KafkaAdminClient,
+    KafkaConsumer,
+    KafkaProducer,
+    OffsetAndMetadata,
+    TopicPartition,
+    errors,
+)
 from embedlog.kafka.admin import NewTopic
 from embedlog.kafka.errors import TopicAlreadyExistsError
 from embedlog.kafka.serializer import JsonSerializer
@@ -94,16 +104,125 @@ def look_back():
         consumer.pause(partitions[0])
         batches = consumer.poll(timeout_ms=15_000)
         print(all(partition != partitions[0] for partition in batches), bool(batches))
+        for time in (-1, -2):
+            print(outcome(consumer.offsets_for_times, {partitions[0]: time}))
+
+
+def outcome(call, *arguments, **named):
+    """Return the result of a call, or the name of its error."""
+    try:
+        return call(*arguments, **named)
+    except Exception as error:  # noqa: BLE001 - its name is printed
+        return type(error).__name__
+
+
+def commit():
+    """Commit without waiting, for one partition that exists and for another one."""
+    settings = {"group_id": "other" * 50, "enable_auto_commit": False}
+    with KafkaConsumer(bootstrap_servers=SERVERS, **settings) as consumer:
+        print(consumer.poll(100))
+        for name in ("a b", "", None):
+            print(outcome(consumer.subscribe, [name]))
+            print(outcome(KafkaConsumer, name, bootstrap_servers=SERVERS))
+        consumer.unsubscribe()
+        for number in (0, 9):
+            partition = TopicPartition(TOPIC, number)
+            future = consumer.commit_async({partition: OffsetAndMetadata(1, "note", 0)})
+            outcomes = []
+            future.add_callback(outcomes.append)
+            future.add_errback(lambda error, to=outcomes: to.append(type(error).__name__))
+            consumer.assign([TopicPartition(TOPIC, 0)])
+            while not future.is_done:
+                consumer.poll(100)
+            print(future.succeeded(), future.failed(), future.value, outcomes)
+
+
+class Listener(ConsumerRebalanceListener):
+    """Does nothing."""
+
+    def on_partitions_revoked(self, revoked):
+        """Do nothing."""
+
+    def on_partitions_assigned(self, assigned):
+        """Do nothing."""
+
+
+def share():
+    """Pause, and have another member take a part of the partitions."""
+    settings = {
+        "bootstrap_servers": SERVERS,
+        "group_id": "shared",
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+        "partition_assignment_strategy": [RangePartitionAssignor],
+        "session_timeout_ms": 6000,
+        "heartbeat_interval_ms": 300,
+    }
+    with KafkaConsumer(**settings) as first, KafkaConsumer(**settings) as second:
+        first.subscribe([TOPIC], listener=Listener())
+        while len(first.assignment()) < 3:
+            first.poll(100, max_records=1)
+        first.pause(*first.assignment())
+        second.subscribe([TOPIC])
+        batches = []
+        while not second.assignment() or len(first.assignment()) == 3:
+            batches.append(first.poll(100))
+            second.poll(100)
+        batches.append(first.poll(500))
+        print(first.paused() == first.assignment(), any(batches))
+
+
+def transact():
+    """Be refused, fenced and closed."""
+    for settings in (
+        *({"acks": 1}, {"acks": "all"}, {"retries": 0}, {"enable_idempotence": False}),
+        {"max_in_flight_requests_per_connection": 6},
+    ):
+        for name in ({}, {"transactional_id": "name"}):
+            made = outcome(KafkaProducer, bootstrap_servers=SERVERS, **name, **settings)
+            if not isinstance(made, str):
+                made.close()
+                made = made.config["enable_idempotence"]
+            print(settings, name, made)
+    for first in ("commit_transaction", "abort_transaction"):
+        older, newer = (
+            KafkaProducer(bootstrap_servers=SERVERS, transactional_id=first) for _ in range(2)
+        )
+        older.init_transactions()
+        older.begin_transaction()
+        older.send(TOPIC, b"late", partition=0)
+        older.flush()
+        newer.init_transactions()
+        print(outcome(getattr(older, first)))
+        for name in ("abort_transaction", "begin_transaction", "commit_transaction"):
+            # kafka-python raises the base of the error from now on.
+            print(issubclass(getattr(errors, outcome(getattr(older, name))), errors.KafkaError))
+        newer.close()
+        print(outcome(newer.send, TOPIC, b"never"))
+        older.close(timeout=1)
+    with KafkaProducer(bootstrap_servers=SERVERS) as producer:
+        for name in ("a b", "", None):
+            print(outcome(producer.send, name, b"v"), outcome(producer.partitions_for, name))
 
 
 def administer():
     """Look at the group, change settings, and delete records and the topic."""
     with KafkaAdminClient(bootstrap_servers=SERVERS) as admin:
+        (committed,) = admin.list_group_offsets("other" * 50).values()
+        print(committed)
+        topic = NewTopic("recent", 1, 1, topic_configs={"message.timestamp.before.max.ms": "1000"})
+        admin.create_topics([topic], wait_for_metadata=True)
+        with KafkaProducer(bootstrap_servers=SERVERS) as producer:
+            print(outcome(producer.send("recent", b"v", timestamp_ms=5).get, 30))
+        offsets = {TopicPartition(TOPIC, number): OffsetAndMetadata(1, "", -1) for number in (0, 9)}
+        results = admin.alter_group_offsets("other" * 50, offsets)
+        print(sorted((*partition, error.__name__) for partition, error in results.items()))
         committed = admin.list_group_offsets(GROUP)[GROUP]
         print(sorted((*partition, position.offset) for partition, position in committed.items()))
         print(admin.delete_records({TopicPartition(TOPIC, 0): 2}))
         print(sorted(admin.delete_groups([GROUP, "nobody"]).items()))
-        print(admin.delete_topics([TOPIC])["topics"][0]["error_code"])
+        for deleted in admin.delete_topics([TOPIC, "recent"])["topics"]:
+            print(deleted["error_code"])
 
 
 if __name__ == "__main__":
@@ -111,4 +230,7 @@ if __name__ == "__main__":
     produce()
     consume(51)
     look_back()
+    commit()
+    share()
+    transact()
     administer()

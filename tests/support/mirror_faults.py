@@ -21,9 +21,10 @@ from embedlog.config import TopicConfig
 from embedlog.errors import EmbedlogError
 from embedlog.mirrors import merging_target  # noqa: F401 - or each child would import it
 from embedlog.mirrors import mirror as mirror_module
-from embedlog.mirrors.hops import HEADER, hops_of
+from embedlog.mirrors.hops import _HOP, HEADER, Place, hops_of, key_of
 from embedlog.partition import pending_deletes
 from embedlog.record import TopicPartition
+from embedlog.registry.schema_registry import SchemaRegistry
 from embedlog.root.root import Root
 from support.faulty_roots import Acknowledge, RootFaults
 from support.forks import Child
@@ -31,11 +32,17 @@ from support.manual_compaction import keep
 from support.retention_faults import FastUptimeFiles
 from support.roots import encoded, healthy, no_stray_files, open_root
 
-TOPICS = ("compacted", "plain", "typed")
+TOPICS = ("avro", "compacted", "plain", "typed")
+
+
+def forwarded(site_id: str, topic_id: int) -> list[tuple[str, bytes | None]]:
+    """Return the headers of a record that a mirror wrote, as a program forwards them."""
+    place, here = Place.of(site_id, str(topic_id), 0), key_of("here")
+    return [("h", b"1"), (HEADER, here + _HOP.pack(*place, 0, 1_000_000))]
 
 
 def fill_source(path: Path) -> None:
-    """Create a source with gaps, headers, two versions of a schema, and a group."""
+    """Create a source with gaps, headers, Avro, two versions of a schema, and a group."""
     root = open_root(path)
     log = Log(root)
     settings = {"segment.bytes": 4000}
@@ -46,6 +53,7 @@ def fill_source(path: Path) -> None:
     for number in range(6):
         plain.append([encoded(b"%d" % number, b"x", producer=(7, 0, 2 * number))])
     plain.append([encoded(b"headers", headers=[[("h", b"1")]])])
+    plain.append([encoded(b"forwarded", headers=[forwarded("another site", 1)])])
     root.partition("plain", 1).append([encoded(b"a", b"b")])
     log.delete_records({TopicPartition("plain", 1): 1})
     compacted = root.partition("compacted", 0)
@@ -58,6 +66,10 @@ def fill_source(path: Path) -> None:
         producer.send("typed", {"n": 1}).result()
         log.alter_topic("typed", schema=pa.schema([("n", pa.int64()), ("s", pa.string())]))
         producer.send("typed", {"n": 2, "s": "x"}).result()
+        log.create_topic("avro", value="avro", config=settings)
+        for kind in ("int", "long"):
+            log.schemas.register("avro-value", kind)
+            producer.send("avro", 5).result()
     log.group("g").reset_offsets(5, topics="plain", dry_run=False)
     log.close()
 
@@ -86,8 +98,9 @@ class MirrorFaults(RootFaults):
         return path
 
     def fill(self, root: Root) -> None:
-        """Create the source, and something of the target's own."""
+        """Create the source, and something of the target's own, also under an id of the source."""
         self.source_path(root, anew=True)
+        SchemaRegistry(root).register("own", "string")
         root.create_topic("own", 1, TopicConfig())
         root.partition("own", 0).append([encoded(b"own")])
         root.flush()
@@ -190,14 +203,17 @@ class MirrorFaults(RootFaults):
 class MergeFaults(MirrorFaults):
     """The same, into topics that have records of their own."""
 
-    options: ClassVar[dict[str, Any]] = {"merge": True, "topics": "plain|compacted"}
+    options: ClassVar[dict[str, Any]] = {"merge": True, "topics": "plain|compacted|avro"}
     parts: ClassVar = [TopicPartition("plain", 0)]
 
     def fill(self, root: Root) -> None:
-        """Create the source, and a record of the target's own."""
-        self.source_path(root, anew=True)
+        """Create the source, and a record of the target's own, with the headers of a merged one."""
+        source = open_root(self.source_path(root, anew=True), mode="r")
+        headers = [forwarded(source.id, source.topic("plain").id)]
+        source.close()
+        SchemaRegistry(root).register("own", "string")
         root.create_topic("plain", 2, TopicConfig.parse({"segment.bytes": 2000}))
-        root.partition("plain", 0).append([encoded(b"own")])
+        root.partition("plain", 0).append([encoded(b"own", headers=headers)])
         root.flush()
 
     def merged(self, root: Root, topic: str) -> list[tuple[int, int]]:
@@ -206,13 +222,13 @@ class MergeFaults(MirrorFaults):
             (record.partition, hops_of(value)[-1].offset)
             for record in Log(root).topic(topic, raw=True)
             for name, value in record.headers
-            if name == HEADER
+            if name == HEADER and record.value != b"own"
         ]
 
     def check_between(self, root: Root, acked: set[str]) -> None:
         """The first records of each partition are there, once."""
         source = open_root(self.source_path(root), mode="r")
-        for topic in ("plain", "compacted"):
+        for topic in ("plain", "compacted", "avro"):
             if topic in root.topics():
                 theirs = [(r.partition, r.offset) for r in Log(source).topic(topic)]
                 for number in range(root.partitions(topic)):
@@ -226,7 +242,9 @@ class MergeFaults(MirrorFaults):
         error = self.work(root, durability, lambda step: None)
         assert error is None, error
         source = open_root(self.source_path(root), mode="r")
-        for topic in ("plain", "compacted"):
+        if "avro" in root.topics():
+            assert {record.value for record in Log(root).topic("avro")} <= {5}
+        for topic in ("plain", "compacted", "avro"):
             assert self.merged(root, topic) == [
                 (r.partition, r.offset) for r in Log(source).topic(topic)
             ]
@@ -249,7 +267,9 @@ def run_chaos(path: Path, seconds: float, seed: int, *, merge: bool = False) -> 
     def write() -> None:
         with embedlog.open(path / "a", maintenance=False) as log, log.producer() as producer:
             for number in range(1 << 30):
-                producer.send("t", b"%d" % number * 20, key=b"%d" % (number % 100))
+                headers = forwarded("another site", 1) if number % 7 == 0 else []
+                value, key = b"%d" % number * 20, b"%d" % (number % 100)
+                producer.send("t", value, key=key, headers=headers)
 
     def copy() -> None:
         embedlog.mirror(

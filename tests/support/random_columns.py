@@ -225,18 +225,32 @@ def _for_arrow(value: Any, data_type: pa.DataType) -> Any:
 @cache
 def variants(data_type: pa.DataType) -> st.SearchStrategy[pa.DataType]:
     """Types of columns that hold every value of a stored type, and are stored as it."""
+    return st.one_of(_layouts(data_type), _layouts(data_type).flatmap(_encodings))
+
+
+def _encodings(values_type: pa.DataType) -> st.SearchStrategy[pa.DataType]:
+    """Dictionaries, runs and extension types of another type."""
+    indexes = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
+    indexes += [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+    ends = [pa.int16(), pa.int32(), pa.int64()]
+    return st.one_of(
+        st.builds(pa.dictionary, st.sampled_from(indexes), st.just(values_type), st.booleans()),
+        st.sampled_from(ends).map(lambda end: pa.run_end_encoded(end, values_type)),
+        st.just(pa.opaque(values_type, "name", "vendor")),
+    )
+
+
+def _layouts(data_type: pa.DataType) -> st.SearchStrategy[pa.DataType]:
     types_ = pa.types
     others = [data_type]
     if types_.is_string(data_type):
-        others += [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
-        others += [pa.run_end_encoded(pa.int32(), pa.string())]
+        others += [pa.large_string(), pa.string_view(), pa.json_()]
     elif types_.is_binary(data_type):
-        others += [pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int8(), pa.binary())]
+        others += [pa.large_binary(), pa.binary_view()]
+    elif types_.is_fixed_size_binary(data_type) and data_type.byte_width == 16:
+        others.append(pa.uuid())
     elif types_.is_date32(data_type):
         others.append(pa.date64())
-    elif types_.is_integer(data_type):
-        others.append(pa.dictionary(pa.int16(), data_type))
-        others.append(pa.run_end_encoded(pa.int16(), data_type))
     elif types_.is_decimal128(data_type) and data_type.precision <= 18:
         others.append(pa.decimal64(data_type.precision, data_type.scale))
     elif types_.is_timestamp(data_type) and data_type.tz is not None:
@@ -261,15 +275,48 @@ def _named(name: str) -> Any:
     return lambda data_type: (name, data_type)
 
 
+def inferred(items: list[Any], data_type: pa.DataType) -> pa.DataType:
+    """Return the type that a library infers from values: null where there are none."""
+    types_, present = pa.types, [item for item in items if item is not None]
+    if not present:
+        return pa.null()
+    if types_.is_struct(data_type):
+        return pa.struct(
+            [(f.name, inferred([item[f.name] for item in present], f.type)) for f in data_type]
+        )
+    if types_.is_map(data_type):
+        parts = [part for item in present for part in item.values()]
+        return pa.map_(data_type.key_type, inferred(parts, data_type.item_type))
+    if types_.is_list(data_type) or types_.is_fixed_size_list(data_type):
+        parts = [part for item in present for part in item]
+        size = data_type.list_size if types_.is_fixed_size_list(data_type) else -1
+        return pa.list_(inferred(parts, data_type.value_type), size)
+    return data_type
+
+
 def as_variant(items: list[Any], data_type: pa.DataType, variant: pa.DataType) -> pa.Array:
     """Return values of a stored type as an Arrow array of one of its variants."""
     types_ = pa.types
     if variant == data_type:
         return arrow(items, data_type)
+    if types_.is_null(variant):
+        return pa.nulls(len(items))
+    if isinstance(variant, pa.BaseExtensionType):
+        storage = as_variant(items, data_type, variant.storage_type)
+        return pa.ExtensionArray.from_storage(variant, storage)
     if types_.is_dictionary(variant):
-        return arrow(items, data_type).dictionary_encode().cast(variant)
+        # Last row first; a null is a null index, or an index of a null.
+        known = as_variant(items[::-1], data_type, variant.value_type)
+        last = len(items) - 1
+        at = [None if item is None and row % 2 else last - row for row, item in enumerate(items)]
+        indices = pa.array(at, variant.index_type)
+        return pa.DictionaryArray.from_arrays(indices, known, ordered=variant.ordered)
     if types_.is_run_end_encoded(variant):
-        return pa.compute.run_end_encode(arrow(items, data_type), variant.run_end_type)
+        rows = range(len(items))
+        last_rows = [row for row in rows if row + 1 == len(items) or items[row] != items[row + 1]]
+        runs = as_variant([items[row] for row in last_rows], data_type, variant.value_type)
+        ends = pa.array([row + 1 for row in last_rows], variant.run_end_type)
+        return pa.RunEndEncodedArray.from_arrays(ends, runs)
     mask = pa.array([item is None for item in items], pa.bool_())
     if types_.is_struct(variant):
         inner = {field.name: field.type for field in data_type}

@@ -16,6 +16,7 @@ from support.random_columns import (
     arrow,
     as_variant,
     canonical,
+    inferred,
     key_of,
     key_types,
     or_none,
@@ -244,7 +245,7 @@ def table_of(draw: st.DrawFn, model: TypedModel, sent: list[dict[str, Any]]) -> 
         present = any(column.name in row for row in sent)
         if not present and draw(st.booleans()):
             continue
-        variant = draw(variants(column.type))
+        variant = draw(st.one_of(variants(column.type), st.just(inferred(items, column.type))))
         arrays.append(as_variant(items, column.type, variant))
         names.append(column.name)
     if not names:
@@ -265,12 +266,15 @@ def changes(draw: st.DrawFn, model: TypedModel) -> tuple[list[ModelColumn], dict
         for column in model.columns
         if column.number in fixed or draw(st.integers(0, 4)) or len(model.columns) == 1
     ] or model.columns[:1]
-    for column in kept:
-        data_type, name = column.type, column.name
+    names = [column.name if draw(st.integers(0, 3)) else free.pop() for column in kept]
+    if draw(st.integers(0, 3)) == 0:
+        names = draw(st.permutations(names))  # Two columns may swap their names.
+    for column, name in zip(kept, names, strict=True):
+        data_type = column.type
         if column.number not in fixed:
             data_type = draw(wider(column.type))
-        if draw(st.integers(0, 3)) == 0:
-            name = rename[column.name] = free.pop()
+        if name != column.name:
+            rename[column.name] = name
         nullable = column.nullable or draw(st.booleans())
         default = widened(column.default, column.type, data_type)
         columns.append(ModelColumn(column.number, name, data_type, nullable, default))

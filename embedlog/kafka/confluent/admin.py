@@ -12,7 +12,7 @@ from embedlog.catalog import INTERNAL, refuse_internal
 from embedlog.config import TopicConfig
 from embedlog.config.values import setting_text
 from embedlog.consumer.group_client import open_group
-from embedlog.errors import EmbedlogError, GroupIdNotFoundError, NonEmptyGroupError
+from embedlog.errors import EmbedlogError, GroupIdNotFoundError
 from embedlog.kafka import admin_operations as operations
 from embedlog.kafka.cluster import (
     HOST,
@@ -346,16 +346,13 @@ class AdminClient(LogClient):
         def offsets(request: Any) -> Any:
             committed = {}
             with suppress(GroupIdNotFoundError):
-                for part in self._log.group(request.group_id).describe().partitions:
-                    if part.current_offset is not None:
-                        key = Partition(part.topic, part.partition)
-                        committed[key] = (part.current_offset, part.metadata or "")
+                committed = open_group(self._log.root, request.group_id).snapshot().committed
             wanted = request.topic_partitions
             names = (
                 committed if wanted is None else [Partition(i.topic, i.partition) for i in wanted]
             )
-            none = (OFFSET_INVALID, "")
-            result = [TopicPartition(*name, *committed.get(name, none)) for name in names]
+            rows = {name: row.position for name, row in committed.items()}
+            result = [common.committed_partition(name, rows.get(name)) for name in names]
             return common.ConsumerGroupTopicPartitions(request.group_id, result)
 
         return _futures(list_consumer_group_offsets_request, lambda item: item.group_id, offsets)
@@ -368,20 +365,18 @@ class AdminClient(LogClient):
         def alter(request: Any) -> Any:
             offsets = {
                 Partition(item.topic, item.partition): OffsetAndMetadata(
-                    item.offset, item.metadata or ""
+                    item.offset, item.metadata or "", item.leader_epoch
                 )
                 for item in request.topic_partitions
             }
-            try:
-                open_group(self._log.root, request.group_id).reset(offsets)
-            except NonEmptyGroupError as error:
-                # Brokers answer for each partition, and with this code.
-                failure = error_of(error, NonEmptyGroupError="UNKNOWN_MEMBER_ID")
-                failed = [common.PartitionResult(*part, at.offset) for part, at in offsets.items()]
-                for partition in failed:
-                    partition.error = failure
-                return common.ConsumerGroupTopicPartitions(request.group_id, failed)
-            return request
+            outcomes = operations.commit_offsets(self._log, request.group_id, offsets)
+            results = []
+            for partition, error in outcomes.items():
+                offset, metadata, epoch = offsets[partition]
+                result = common.PartitionResult(*partition, offset, metadata or None, epoch)
+                result.error = error and error_of(error)
+                results.append(result)
+            return common.ConsumerGroupTopicPartitions(request.group_id, results)
 
         return _futures(alter_consumer_group_offsets_request, lambda item: item.group_id, alter)
 

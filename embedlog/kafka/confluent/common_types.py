@@ -8,6 +8,8 @@ from typing import Any
 
 from embedlog.kafka.confluent.error_codes import CODES, NAMES, text_of
 from embedlog.kafka.installed import use_installed
+from embedlog.record import OffsetAndMetadata
+from embedlog.record import TopicPartition as Partition
 
 OFFSET_BEGINNING, OFFSET_END = -2, -1
 OFFSET_STORED, OFFSET_INVALID = -1000, -1001
@@ -259,3 +261,15 @@ __all__ = [
     "Uuid",
 ]
 use_installed(globals(), "confluent_kafka", __all__)
+
+
+def committed_partition(partition: Partition, position: OffsetAndMetadata | None) -> Any:
+    """Return a `TopicPartition` with a committed position; with `OFFSET_INVALID` without one."""
+    if position is None:
+        return TopicPartition(*partition, OFFSET_INVALID)
+    offset, metadata, epoch = position
+    # confluent_kafka's own type refuses None.
+    options: dict[str, Any] = {"metadata": metadata} if metadata else {}
+    if epoch is not None:
+        options["leader_epoch"] = epoch
+    return TopicPartition(*partition, offset, **options)

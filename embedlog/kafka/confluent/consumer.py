@@ -15,16 +15,29 @@ from time import monotonic
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from embedlog.consumer import ConsumerRebalanceListener
-from embedlog.errors import EmbedlogError, IllegalStateError, WakeupError
+from embedlog.consumer.arguments import check_topics
+from embedlog.errors import (
+    EmbedlogError,
+    IllegalStateError,
+    MaxPollExceededError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+    WakeupError,
+)
+from embedlog.kafka.admin_operations import MAX_TIMESTAMP, lookup_offset
 from embedlog.kafka.confluent.client import LogClient
 from embedlog.kafka.confluent.common_types import (
     OFFSET_BEGINNING,
     OFFSET_END,
     OFFSET_INVALID,
+    OFFSET_STORED,
     KafkaException,
     PartitionResult,
     TopicPartition,
+    committed_partition,
 )
+from embedlog.kafka.confluent.error_codes import CODES
 from embedlog.kafka.confluent.kafka_errors import error_of, exception, kafka_error, translated
 from embedlog.kafka.confluent.message import Message, consumed
 from embedlog.kafka.confluent.settings import ClientSettings, Statistics, consumer_config
@@ -39,6 +52,9 @@ _IDLE_SECONDS = 0.05
 """How long a consumer without a subscription waits at a time."""
 _REFRESH_SECONDS = 1.0
 """Fetched records are handed out for this long before the consumer follows its group again."""
+_BY_DEFAULT = (OFFSET_STORED, OFFSET_INVALID)
+"""Offsets of an assignment that begins at the commit."""
+_NO_POSITION = CODES["_AUTO_OFFSET_RESET"]
 _MISSING = "Subscribed topic not available: {}: Broker: Unknown topic or partition"
 
 P = ParamSpec("P")
@@ -115,6 +131,12 @@ class Consumer(LogClient):
         self._stored: Positions = {}
         """To be committed."""
         self._reported_ends: dict[Partition, int] = {}
+        self._paused: set[Partition] = set()
+        """By the program; as in librdkafka also while they are assigned again."""
+        self._errors: dict[Partition | None, int] = {}
+        """The code of the last error of each partition that failed; None is that of the group."""
+        self._retry_at = 0.0
+        """When partitions that failed are read again."""
         self._missing_topics: set[str] = set()
         """Topics to report if they do not exist."""
 
@@ -170,6 +192,8 @@ class Consumer(LogClient):
             self._check_open()
             self._serve()
             self._report_missing_topics()
+            if self._errors and monotonic() >= self._retry_at:
+                self._set_paused(retry=True)
             remaining = max(deadline - monotonic(), 0.0)
             wait = 0.0 if self._fetched else min(remaining, _REFRESH_SECONDS)
             if not self._subscribed and not self._inner.assignment():
@@ -186,7 +210,7 @@ class Consumer(LogClient):
             except WakeupError:
                 continue
             except EmbedlogError as error:
-                self._fetched.append(_event(error_of(error), error.topic, error.partition))
+                self._fail(error, min(wait, _IDLE_SECONDS))
             self._refresh_at = monotonic() + _REFRESH_SECONDS
             if self._fetched:
                 return True
@@ -199,9 +223,45 @@ class Consumer(LogClient):
         except WakeupError:
             # By another thread, perhaps each time: this one must get its records too.
             records = self._inner.poll(0)
+        if isinstance(removed := self._inner._group.take_removal(), MaxPollExceededError):
+            self._fetched.append(_event(error_of(removed)))
         self._fetched += records.values()
+        if self._errors:
+            for partition in (None, *records):
+                self._errors.pop(partition, None)
         if self._reports_eof:
             self._report_ends()
+
+    def _fail(self, error: EmbedlogError, seconds: float) -> None:
+        """Add the event of an error, unless it is the last one that its partition had.
+
+        The others are read on, and the partition again in a second; without a position not before
+        it is assigned again.  After an error of the group this waits for ``seconds``.
+        """
+        known = error_of(error)
+        if isinstance(error, OffsetOutOfRangeError | NoOffsetForPartitionError):
+            text = f"{error.problem}. Assign the partition again, with an offset."
+            known = kafka_error("_AUTO_OFFSET_RESET", text)
+        partition = None
+        if error.topic is not None and error.partition is not None:
+            partition = Partition(error.topic, error.partition)
+        if self._errors.get(partition) != known.code():
+            self._errors[partition] = known.code()
+            self._fetched.append(_event(known, error.topic, error.partition, error.offset))
+        if partition in self._inner.assignment():
+            self._inner.pause(partition)
+            self._retry_at = monotonic() + _REFRESH_SECONDS
+        elif not self._fetched:
+            self._closing.wait(seconds)
+
+    def _set_paused(self, *, retry: bool = False) -> None:
+        """Read all but what the program paused, and what failed and is not to be tried again."""
+        codes = self._errors.items()
+        failed = {part for part, code in codes if not retry or code == _NO_POSITION}
+        assigned = self._inner.assignment()
+        paused = assigned & (self._paused | failed)
+        self._inner.pause(*paused)
+        self._inner.resume(*(assigned - paused))
 
     def _report_ends(self) -> None:
         """Add an event for each partition whose end is reached, once for each end."""
@@ -265,6 +325,10 @@ class Consumer(LogClient):
 
         The callbacks are called as ``callback(consumer, partitions)`` by a later `poll`.
         ``on_assign`` may call `assign` with other offsets.
+
+        Raises:
+            KafkaException: A pattern is not a regular expression (``_INVALID_ARG``), or no topic
+                can have one of the names (``TOPIC_EXCEPTION``).
         """
         if not isinstance(topics, list):
             raise TypeError("expected list of topic unicode strings")
@@ -278,13 +342,15 @@ class Consumer(LogClient):
                 "_INVALID_ARG",
                 "Failed to set subscription: Local: Invalid argument or configuration",
             )
+        check_topics([name for name in names if not name.startswith("^")])
+        pattern = _pattern(names)
         self._give_back()
         listener = _Listener(self, on_assign, on_revoke, on_lost)
         if not self._subscribed:
             self._drop(self._inner.assignment())
             self._inner.assign([])
         if any(name.startswith("^") for name in names):
-            self._inner.subscribe(pattern=_pattern(names), listener=listener)
+            self._inner.subscribe(pattern=pattern, listener=listener)
         else:
             self._inner.subscribe(names, listener=listener)
         self._subscribed = True
@@ -304,15 +370,21 @@ class Consumer(LogClient):
     def assign(self, partitions: list[Any]) -> None:
         """Read exactly these partitions, from their offsets; by default from the commits.
 
+        Partitions that are assigned already begin again, too.
+
         Raises:
             KafkaException: A group assigned others (``_STATE``).
         """
-        self._change_assignment(lambda current, named: named, partitions)
+        self._change_assignment(lambda current, named: named, partitions, restart=True)
 
+    @_in_turn
     def unassign(self) -> None:
         """Read nothing; in a group, until the next rebalance."""
         if self._subscribed and not self._rebalancing:
-            self.pause(self.assignment())
+            self._give_back()
+            # Like a partition without a position: not read before it is assigned again.
+            self._errors |= dict.fromkeys(self._inner.assignment(), _NO_POSITION)
+            self._set_paused()
         else:
             self._change_assignment(lambda current, named: named, [])
 
@@ -354,11 +426,17 @@ class Consumer(LogClient):
         self,
         change: Callable[[set[Partition], set[Partition]], set[Partition]],
         partitions: list[Any],
+        restart: bool = False,
     ) -> None:
         offsets = _offsets_of(partitions)
+        for part, offset in offsets.items():
+            if offset < 0 and offset not in (OFFSET_BEGINNING, OFFSET_END, *_BY_DEFAULT):
+                text = f"Failed to set assignment: {part.topic} [{part.partition}] at {offset}"
+                raise exception("_INVALID_ARG", text)
+        chosen = {part: offset for part, offset in offsets.items() if offset not in _BY_DEFAULT}
         if self._rebalancing:
             # The group assigns; a callback chooses where to begin.
-            self._seek_all(offsets)
+            self._seek_all(chosen)
             return
         self._give_back()
         current = self._inner.assignment()
@@ -367,10 +445,15 @@ class Consumer(LogClient):
             self._inner.assign(sorted(wanted))
         elif wanted != current:
             raise exception("_STATE", "The group assigns partitions: call unsubscribe first")
-        self._drop(current - wanted)
-        self._seek_all({part: offsets[part] for part in offsets if part in wanted})
+        self._drop(current if restart else current - wanted)
+        for part in (current & wanted & offsets.keys()) - chosen.keys():
+            committed = self._inner.committed(part)
+            chosen[part] = OFFSET_INVALID if committed is None else committed
+        self._seek_all({part: offset for part, offset in chosen.items() if part in wanted})
+        self._set_paused()
 
     def _seek_all(self, offsets: dict[Partition, int]) -> None:
+        """Continue at offsets; `OFFSET_INVALID` is what ``auto.offset.reset`` says."""
         for partition, offset in offsets.items():
             if offset >= 0:
                 self._inner.seek(partition, offset)
@@ -378,8 +461,11 @@ class Consumer(LogClient):
                 self._inner.seek_to_beginning(partition)
             elif offset == OFFSET_END:
                 self._inner.seek_to_end(partition)
+            else:
+                self._inner._request_reset((partition,), self._inner.config.auto_offset_reset)
             self._positions.pop(partition, None)
             self._reported_ends.pop(partition, None)
+            self._errors.pop(partition, None)
 
     def _drop(self, partitions: Collection[Partition], *, commit: bool = True) -> None:
         """Forget partitions that are no longer assigned, after committing what is stored."""
@@ -389,24 +475,26 @@ class Consumer(LogClient):
         for partition in partitions:
             self._positions.pop(partition, None)
             self._reported_ends.pop(partition, None)
+            self._errors.pop(partition, None)
 
     @_in_turn
     def assignment(self) -> list[Any]:
         """Return the assigned partitions; in a group, those as of the last poll."""
         return [TopicPartition(*partition) for partition in sorted(self._inner.assignment())]
 
+    @_in_turn
     def pause(self, partitions: list[Any]) -> None:
-        """Return no records of these partitions until `resume`."""
-        self._on_assigned(partitions, self._inner.pause)
-
-    def resume(self, partitions: list[Any]) -> None:
-        """Return records of these partitions again."""
-        self._on_assigned(partitions, self._inner.resume)
+        """Return no records of these partitions until `resume`, also after a rebalance."""
+        self._give_back()
+        self._paused |= self._inner.assignment() & _offsets_of(partitions).keys()
+        self._set_paused()
 
     @_in_turn
-    def _on_assigned(self, partitions: list[Any], call: Callable[..., None]) -> None:
+    def resume(self, partitions: list[Any]) -> None:
+        """Return records of these partitions again."""
         self._give_back()
-        call(*(self._inner.assignment() & _offsets_of(partitions).keys()))
+        self._paused -= _offsets_of(partitions).keys()
+        self._set_paused()
 
     # Positions
 
@@ -415,21 +503,29 @@ class Consumer(LogClient):
         """Continue at the offset of a `TopicPartition`.
 
         Raises:
-            KafkaException: The partition is not assigned (``_UNKNOWN_PARTITION``).
+            KafkaException: The partition is not assigned (``_UNKNOWN_PARTITION``), or had no
+                position and must be assigned again (``_STATE``).
         """
         self._give_back()
         offsets = _offsets_of([partition])
+        text = f"Failed to seek to offset {partition.offset}"
+        if partition.offset == OFFSET_STORED:
+            raise exception("_INVALID_ARG", f"{text}: assign begins at the commit, not seek")
+        if self._errors.get(*offsets) == _NO_POSITION:
+            raise exception("_STATE", f"{text}: the partition has no position; assign it again")
         try:
             self._seek_all(offsets)
+            self._set_paused()
         except IllegalStateError:
-            text = f"Failed to seek to offset {partition.offset}: Local: Unknown partition"
-            raise exception("_UNKNOWN_PARTITION", text) from None
+            raise exception("_UNKNOWN_PARTITION", f"{text}: Local: Unknown partition") from None
 
     @_in_turn
     def position(self, partitions: list[Any]) -> list[Any]:
         """Return the offsets after the last records that were returned; -1001 without one."""
         self._note_position()
-        return [_result(part, self._positions.get(part)) for part in _offsets_of(partitions)]
+        return [
+            committed_partition(part, self._positions.get(part)) for part in _offsets_of(partitions)
+        ]
 
     @_in_turn
     def get_watermark_offsets(
@@ -446,17 +542,29 @@ class Consumer(LogClient):
         """Return the offsets of the first records at or after times; -1 if there is none.
 
         Args:
-            partitions: With milliseconds since 1970 as their offsets.
+            partitions: With milliseconds since 1970 as their offsets; -1 is the end, -2 the
+                beginning, and -3 the record with the largest time.
             timeout: Without effect.
+
+        Raises:
+            KafkaException: None of the partitions exists (``_UNKNOWN_PARTITION``), or there are no
+                partitions, or no such times.
         """
+        times = _offsets_of(partitions)
+        if not times:
+            raise exception("_INVALID_ARG", "Failed to get offsets: there are no partitions")
+        if min(times.values()) < MAX_TIMESTAMP:
+            raise exception("UNSUPPORTED_VERSION", "Failed to get offsets: a time is negative")
         results = []
-        for part, time in _offsets_of(partitions).items():
+        for part, time in times.items():
             try:
-                record = self._inner.offsets_for_times({part: time})[part]
-            except EmbedlogError as error:
-                results.append(_failed(part, error))
-                continue
-            results.append(TopicPartition(*part, OFFSET_END if record is None else record.offset))
+                results.append(TopicPartition(*part, lookup_offset(self._log, *part, time)[0]))
+            except UnknownTopicOrPartitionError as error:
+                results.append(
+                    _failed(part, error, time, UnknownTopicOrPartitionError="_UNKNOWN_PARTITION")
+                )
+        if all(result.error for result in results):
+            raise KafkaException(results[0].error)
         return results
 
     # Commits
@@ -492,7 +600,9 @@ class Consumer(LogClient):
             return None
         if error is not None:
             raise KafkaException(error)
-        return [_result(partition, positions.get(partition)) for partition in partitions]
+        return [
+            committed_partition(partition, positions.get(partition)) for partition in partitions
+        ]
 
     def _commit(self, positions: Positions, *, log_errors: bool = True) -> Any:
         """Commit; return the error, which ``on_commit`` gets too, or None."""
@@ -510,7 +620,7 @@ class Consumer(LogClient):
                 if self._stored.get(partition) == position:
                     del self._stored[partition]
         if self._on_commit is not None:
-            results = [_result(part, position) for part, position in positions.items()]
+            results = [committed_partition(part, position) for part, position in positions.items()]
             self._commit_reports.append((error, results))
             self._refresh_at = min(self._refresh_at, monotonic())
         return error
@@ -575,7 +685,9 @@ class Consumer(LogClient):
         results = []
         for part in _offsets_of(partitions):
             try:
-                results.append(_result(part, self._inner.committed(part, metadata=True)))
+                results.append(
+                    committed_partition(part, self._inner.committed(part, metadata=True))
+                )
             except EmbedlogError as error:
                 results.append(_failed(part, error))
         return results
@@ -657,7 +769,8 @@ class _Listener(ConsumerRebalanceListener):
             self._consumer._rebalancing = False
 
     def on_partitions_assigned(self, assigned: set[Partition]) -> None:
-        """Call ``on_assign``."""
+        """Call ``on_assign``; what the program paused before stays paused."""
+        self._consumer._set_paused()
         self._call(self._on_assign, assigned)
 
     def on_partitions_revoked(self, revoked: set[Partition]) -> None:
@@ -691,24 +804,25 @@ def _offsets_of(partitions: Any) -> dict[Partition, int]:
     return {Partition(item.topic, item.partition): item.offset for item in partitions}
 
 
-def _result(partition: Partition, position: OffsetAndMetadata | None) -> Any:
-    if position is None:
-        return TopicPartition(*partition, OFFSET_INVALID)
-    offset, metadata, epoch = position
-    # confluent_kafka's own type refuses None.
-    options: dict[str, Any] = {"metadata": metadata} if metadata else {}
-    if epoch is not None:
-        options["leader_epoch"] = epoch
-    return TopicPartition(*partition, offset, **options)
-
-
-def _failed(partition: Partition, error: EmbedlogError) -> PartitionResult:
-    result = PartitionResult(*partition)
-    result.error = error_of(error)
+def _failed(
+    partition: Partition, error: EmbedlogError, offset: int = OFFSET_INVALID, **codes: str
+) -> PartitionResult:
+    result = PartitionResult(*partition, offset)
+    result.error = error_of(error, **codes)
     return result
 
 
-def _pattern(names: Iterable[str]) -> str:
-    """Return a pattern of whole names; librdkafka's need to match the beginning only."""
-    parts = (f"(?:{name[1:]}).*" if name.startswith("^") else re.escape(name) for name in names)
+def _pattern(names: list[str]) -> str:
+    """Return a pattern of whole names; librdkafka's need to match the beginning only.
+
+    Raises:
+        KafkaException: One is not a regular expression (``_INVALID_ARG``).
+    """
+    parts = [f"(?:{name[1:]}).*" if name.startswith("^") else re.escape(name) for name in names]
+    for name, part in zip(names, parts, strict=True):
+        try:
+            re.compile(part)
+        except re.error as error:
+            text = f"Failed to set subscription: {name!r} is not a regular expression: {error.msg}"
+            raise exception("_INVALID_ARG", text) from None
     return "|".join(parts)

@@ -181,7 +181,8 @@ class Producer(LogClient):
             raise TypeError(str(error)) from error
         if self._transactions is not None:
             # Reported later, it would be missing from a transaction that is committed meanwhile.
-            raise KafkaException(error_of(error)) from error
+            fenced = error_of(error, InvalidProducerEpochError="_FATAL")
+            raise KafkaException(fenced) from error
         if isinstance(error, UnknownTopicOrPartitionError) and error.partition is not None:
             text = "Unable to produce message: Local: Unknown partition"
             raise exception("_UNKNOWN_PARTITION", text) from error

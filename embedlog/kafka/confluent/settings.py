@@ -195,6 +195,14 @@ def producer_config(settings: ClientSettings) -> dict[str, Any]:
             "client.id": "client_id",
         }
     )
+    if settings.get("transactional.id"):
+        if not settings.switch("enable.idempotence", True):
+            raise exception("_INVALID_ARG", "transactional.id requires enable.idempotence")
+        longest = settings.number("transaction.timeout.ms", 60_000)
+        if settings.number("message.timeout.ms", 0) > longest:
+            text = f"message.timeout.ms must not be over transaction.timeout.ms, {longest}"
+            raise exception("_INVALID_ARG", text)
+        config["enable_idempotence"] = True
     return config | {
         "linger_ms": min(linger, delivery),
         "delivery_timeout_ms": delivery,

@@ -1,6 +1,7 @@
 package embedlog.spark;
 
 import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.Decimal;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnVector;
@@ -24,6 +25,11 @@ final class AbsentVector extends LogVector {
   @Override
   public boolean isNullAt(int row) {
     return true;
+  }
+
+  @Override
+  public Decimal getDecimal(int row, int precision, int scale) {
+    return null;
   }
 
   /** Returns a field of a struct, which generated code may ask for before it looks for nulls. */

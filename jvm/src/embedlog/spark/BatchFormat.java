@@ -39,6 +39,9 @@ final class BatchFormat {
   /** It has a column that says which rows are tombstones. */
   static final int TOMBSTONES = 64;
 
+  /** A mirror that merges wrote its records. */
+  static final int MERGED = 128;
+
   private BatchFormat() {}
 
   private static int littleEndian(String text) {

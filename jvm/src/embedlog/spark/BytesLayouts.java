@@ -26,7 +26,8 @@ final class BytesLayouts implements BatchLayouts {
         | BatchFormat.HEADERS
         | BatchFormat.EXPLICIT_OFFSETS
         | BatchFormat.LOG_APPEND_TIME
-        | BatchFormat.CONTROL;
+        | BatchFormat.CONTROL
+        | BatchFormat.MERGED;
   }
 
   @Override

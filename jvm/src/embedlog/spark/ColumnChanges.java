@@ -38,7 +38,7 @@ final class ColumnChanges {
       json.put("change", "position");
       json.put("position", position(update.position()));
     } else {
-      throw new EmbedlogException(
+      throw RefusedException.of(
           "InvalidConfigError",
           "ALTER TABLE can add, drop, rename, move and widen columns of a topic, and let them be"
               + " null. Leave out comments, constraints and defaults; log.alter_topic(…,"

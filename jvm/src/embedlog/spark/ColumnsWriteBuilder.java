@@ -13,9 +13,17 @@ import org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend;
  */
 final class ColumnsWriteBuilder implements SupportsTruncate, SupportsStreamingUpdateAsAppend {
   private final WriteBuilder python;
+  private final Runnable check;
 
-  ColumnsWriteBuilder(WriteBuilder python) {
+  /**
+   * Makes a builder.
+   *
+   * @param python the builder of the source in Python
+   * @param check refuses the columns of the rows: Spark wraps what Python raises
+   */
+  ColumnsWriteBuilder(WriteBuilder python, Runnable check) {
     this.python = python;
+    this.check = check;
   }
 
   @Override
@@ -25,6 +33,7 @@ final class ColumnsWriteBuilder implements SupportsTruncate, SupportsStreamingUp
 
   @Override
   public Write build() {
+    check.run();
     return python.build();
   }
 }

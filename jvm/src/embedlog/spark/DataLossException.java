@@ -6,6 +6,8 @@ package embedlog.spark;
 final class DataLossException extends EmbedlogException {
   private static final long serialVersionUID = 1L;
 
+  private final String problem;
+
   DataLossException(String problem, PartitionSlice slice) {
     super(
         "DataLossError",
@@ -13,5 +15,11 @@ final class DataLossException extends EmbedlogException {
             "%s [%s-%d, offset %d]. Load it again, or set failOnDataLoss to false to go on without"
                 + " these records.",
             problem, slice.topic(), slice.partition(), slice.fromOffset()));
+    this.problem = problem;
+  }
+
+  /** Returns what happened, without where and what to do. */
+  String problem() {
+    return problem;
   }
 }

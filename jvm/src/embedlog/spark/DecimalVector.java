@@ -44,6 +44,9 @@ final class DecimalVector extends StoredVector {
 
   @Override
   public Decimal getDecimal(int row, int precision, int scale) {
+    if (isNullAt(row)) {
+      return null;
+    }
     long at = start + width * (long) row;
     if (scale == storedScale && precision <= LONG_DIGITS && width == 16) {
       long low = Platform.getLong(null, at);

@@ -1,13 +1,25 @@
 package embedlog.spark;
 
+import java.io.IOException;
+import java.net.InetAddress;
+import java.nio.file.Path;
+import java.util.Map;
+import org.apache.spark.QueryContext;
+import org.apache.spark.SparkRuntimeException;
+
 /**
  * An error of embedlog, as its Python classes name and word it.
  *
- * <p>The message begins with the name of the Python class, by which embedlog finds its errors in
- * the text of Spark's.
+ * <p>It is one of Spark's own with a condition, so Spark passes it on from a task as it is, and
+ * PySpark shows its message alone. Where only the text of an exception is left, embedlog finds its
+ * errors by the name of the Python class, with which {@link #toString} begins.
  */
-class EmbedlogException extends RuntimeException {
+class EmbedlogException extends SparkRuntimeException {
   private static final long serialVersionUID = 1L;
+
+  private static final QueryContext[] NO_CONTEXT = {};
+
+  private final ErrorText text;
 
   /**
    * Makes an error.
@@ -16,7 +28,33 @@ class EmbedlogException extends RuntimeException {
    * @param message what happened, where, and what to do
    */
   EmbedlogException(String type, String message) {
-    super("embedlog.errors." + type + ": " + message);
+    super(ErrorText.SPARKS_CONDITION, ErrorText.sparksParameters(message), null, NO_CONTEXT, "");
+    text = new ErrorText(type, message);
+  }
+
+  @Override
+  public String getMessage() {
+    return text.message();
+  }
+
+  @Override
+  public String getCondition() {
+    return text.condition();
+  }
+
+  @Override
+  public String getSqlState() {
+    return null;
+  }
+
+  @Override
+  public Map<String, String> getMessageParameters() {
+    return text.parameters();
+  }
+
+  @Override
+  public String toString() {
+    return text.toString();
   }
 
   /** Returns the error for a batch that is not as it was written. */
@@ -65,6 +103,28 @@ class EmbedlogException extends RuntimeException {
         "NotALogError",
         "The log is not on this host ["
             + root
-            + "]. Executors read its files: share the directory under the same path on all hosts.");
+            + "]. Executors use its files: mount the log's disk under the same path on all"
+            + " hosts.");
+  }
+
+  /** Returns the error for a file or directory that this process has no permission for. */
+  static EmbedlogException noPermission(Path path) {
+    return new EmbedlogException(
+        "StorageError",
+        String.format(
+            "%s has no permission: EACCES [%s]. Run it as the user who owns the log; share(group)"
+                + " lets Spark's executors of other users read and stage.",
+            executor(), path));
+  }
+
+  /** Returns which process this is, and on which host. */
+  static String executor() {
+    String host;
+    try {
+      host = InetAddress.getLocalHost().getHostName();
+    } catch (IOException error) {
+      host = "a host without a name";
+    }
+    return String.format("This executor (process %d on %s)", ProcessHandle.current().pid(), host);
   }
 }

@@ -115,6 +115,9 @@ final class IntegerVector extends StoredVector {
 
   @Override
   public Decimal getDecimal(int row, int precision, int scale) {
+    if (isNullAt(row)) {
+      return null;
+    }
     long value = stored(row);
     BigInteger number = BigInteger.valueOf(value);
     if (value < 0 && !signed) {

@@ -292,7 +292,7 @@ public final class LogCatalog implements StagingTableCatalog, SupportsNamespaces
     throw oneNamespace();
   }
 
-  private EmbedlogException oneNamespace() {
+  private RuntimeException oneNamespace() {
     return invalid("The catalog %s has one namespace, %s, which stays as it is.", name, NAMESPACE);
   }
 
@@ -323,7 +323,7 @@ public final class LogCatalog implements StagingTableCatalog, SupportsNamespaces
     return ofTopic;
   }
 
-  private static EmbedlogException invalid(String message, Object... values) {
-    return new EmbedlogException("InvalidConfigError", String.format(message, values));
+  private static RuntimeException invalid(String message, Object... values) {
+    return RefusedException.of("InvalidConfigError", String.format(message, values));
   }
 }

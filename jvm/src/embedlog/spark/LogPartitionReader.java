@@ -33,6 +33,12 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
   /** The log roots that have the files of the slice. */
   private List<Path> roots;
 
+  /** The offset after the last batch that was read of the slice. */
+  private long nextOffset;
+
+  /** Why the files that were read last lack records from the next offset on; null if none do. */
+  private DataLossException loss;
+
   private ChunkReader chunk;
   private ColumnarBatch batch;
   private long rows;
@@ -64,17 +70,32 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
           rows += batch.numRows();
           return true;
         }
+        warnOfLoss(slice.untilOffset());
+        slice = null;
       } catch (DataLossException error) {
         if (request.failOnDataLoss()) {
           throw error;
         }
-        LOGGER.warn(error.getMessage());
+        loss = loss == null ? error : loss;
       }
       closeChunk();
       nextRow = lastRow = 0;
-      slice = null;
     }
     return false;
+  }
+
+  /** Warns of the records that are missing before an offset, if there are any. */
+  private void warnOfLoss(long offset) {
+    if (loss != null && nextOffset < offset) {
+      LOGGER.warn(
+          "Skipped offsets {} to {} of {}-{}, which are lost: {}",
+          nextOffset,
+          offset - 1,
+          slice.topic(),
+          slice.partition(),
+          loss.problem());
+    }
+    loss = null;
   }
 
   private boolean nextSlice() {
@@ -83,6 +104,7 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
     }
     slice = slices.next();
     chunks = slice.chunks().iterator();
+    nextOffset = slice.fromOffset();
     List<String> directories = slice.directories();
     roots = directories.isEmpty() ? List.of(logRoot) : directories.stream().map(Path::of).toList();
     columns.begin(slice);
@@ -110,10 +132,12 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
       if (head.baseOffset() >= slice.untilOffset()) {
         return false;
       }
+      warnOfLoss(head.baseOffset());
       boolean hasRows = head.count() > 0 && head.nextOffset() > slice.fromOffset();
       if (hasRows && request.times().overlaps(head)) {
         load();
       }
+      nextOffset = Math.max(nextOffset, head.nextOffset());
     }
   }
 

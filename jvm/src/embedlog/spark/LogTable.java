@@ -66,16 +66,17 @@ class LogTable implements SupportsRead, SupportsWrite {
     Map<String, String> all = new TreeMap<>(String.CASE_INSENSITIVE_ORDER);
     all.putAll(options);
     all.putAll(info.options().asCaseSensitiveMap());
-    if (isTypedTopic(all)) {
+    if (isTypedTopic(Map.of("options", all))) {
       // Only Python encodes columns.
       Table python = ReaderChoice.pythonSource().getTable(info.schema(), null, all);
       return new ColumnsWriteBuilder(
-          ((SupportsWrite) python).newWriteBuilder(new TableWriteInfo(info, all)));
+          ((SupportsWrite) python).newWriteBuilder(new TableWriteInfo(info, all)),
+          () -> isTypedTopic(Map.of("options", all, "schema", info.schema().json())));
     }
     return new LogWriteBuilder(new WriteJob(Planner.active(), all, info.schema(), info.queryId()));
   }
 
-  private static boolean isTypedTopic(Map<String, String> options) {
-    return Planner.active().request("is_typed_topic", Map.of("options", options)).asBoolean();
+  private static boolean isTypedTopic(Map<String, Object> params) {
+    return Planner.active().request("is_typed_topic", params).asBoolean();
   }
 }

@@ -99,6 +99,12 @@ abstract class LogVector extends ColumnVector {
     throw unsupported();
   }
 
+  /**
+   * Returns a decimal; null if the row has none.
+   *
+   * <p>Spark's interpreted projections ask for decimals of more than 18 digits without looking for
+   * nulls first, unlike for any other type.
+   */
   @Override
   public Decimal getDecimal(int row, int precision, int scale) {
     throw unsupported();

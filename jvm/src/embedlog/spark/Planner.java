@@ -72,7 +72,7 @@ final class Planner {
       return Math.max(TimeUnit.SECONDS.toMillis(JavaUtils.timeStringAsSec(timeout)), 1);
     } catch (NumberFormatException e) {
       String problem = TIMEOUT + " must be a time such as 120s, got '" + timeout + "'.";
-      throw new EmbedlogException("InvalidConfigError", problem + " Correct the setting.");
+      throw RefusedException.of("InvalidConfigError", problem + " Correct the setting.");
     }
   }
 

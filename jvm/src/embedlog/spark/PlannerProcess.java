@@ -208,7 +208,12 @@ final class PlannerProcess {
   private static JsonNode result(JsonNode answer) {
     JsonNode error = answer.get("error");
     if (error != null) {
-      throw new EmbedlogException(error.get("type").asText(), error.get("message").asText());
+      String type = error.get("type").asText();
+      String message = error.get("message").asText();
+      if (error.get("refused").asBoolean()) {
+        throw RefusedException.of(type, message);
+      }
+      throw new EmbedlogException(type, message);
     }
     return answer.get("result");
   }

@@ -33,7 +33,7 @@ final class ReaderChoice {
       case "python" -> true;
       case "" -> !isTested(package$.MODULE$.SPARK_VERSION());
       default ->
-          throw new EmbedlogException(
+          throw RefusedException.of(
               "InvalidConfigError",
               SETTING + " must be jvm or python, got '" + setting + "'. Correct the setting.");
     };

@@ -85,7 +85,7 @@ final class RepeatedVector extends LogVector {
 
   @Override
   public Decimal getDecimal(int row, int precision, int scale) {
-    return values.getDecimal(0, precision, scale);
+    return isNullAt(row) ? null : values.getDecimal(0, precision, scale);
   }
 
   @Override

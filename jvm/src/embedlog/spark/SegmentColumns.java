@@ -44,7 +44,8 @@ final class SegmentColumns implements BatchLayouts {
         | BatchFormat.TYPED
         | BatchFormat.COMPRESSED
         | BatchFormat.LOG_APPEND_TIME
-        | BatchFormat.CONTROL;
+        | BatchFormat.CONTROL
+        | BatchFormat.MERGED;
   }
 
   @Override

@@ -4,6 +4,7 @@ import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.channels.ClosedChannelException;
 import java.nio.channels.FileChannel;
+import java.nio.file.AccessDeniedException;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
@@ -21,6 +22,7 @@ final class SegmentFile implements AutoCloseable {
   private final FileChunk chunk;
   private final Iterator<Path> roots;
   private Exception failure;
+  private Path root;
   private FileChannel channel;
 
   /**
@@ -41,7 +43,7 @@ final class SegmentFile implements AutoCloseable {
   /** Opens the file in the next directory where that is possible. */
   private void openNext() throws IOException {
     while (roots.hasNext()) {
-      Path root = roots.next();
+      root = roots.next();
       try {
         channel = FileChannel.open(root.resolve(chunk.path()), StandardOpenOption.READ);
         long size = channel.size();
@@ -50,10 +52,8 @@ final class SegmentFile implements AutoCloseable {
         }
         channel.close();
         note(new IOException("The copy is being made again, and ends at byte " + size));
-      } catch (NoSuchFileException error) {
-        note(Files.exists(root.resolve("embedlog.toml")) ? deleted() : noLog(root));
       } catch (IOException error) {
-        note(error);
+        note(problem(error));
       }
     }
     if (failure instanceof IOException error) {
@@ -62,13 +62,24 @@ final class SegmentFile implements AutoCloseable {
     throw (RuntimeException) failure;
   }
 
-  private Exception deleted() {
-    return new DataLossException(
-        "The file " + chunk.path() + " was deleted after the query was planned", slice);
-  }
-
-  private static Exception noLog(Path root) {
-    return EmbedlogException.noLogOnHost(root.toString());
+  /** Returns what an error of the system means. */
+  private Exception problem(IOException error) {
+    Path path = root.resolve(chunk.path());
+    if (error instanceof AccessDeniedException) {
+      return EmbedlogException.noPermission(path);
+    }
+    // A remote file system has other errors for a file that the log's host deletes.
+    boolean isGone =
+        error instanceof NoSuchFileException
+            || String.valueOf(error.getMessage()).contains("Stale file handle")
+            || Files.notExists(path);
+    if (!isGone) {
+      return error;
+    }
+    return Files.exists(root.resolve("embedlog.toml"))
+        ? new DataLossException(
+            "The file " + chunk.path() + " was deleted after the query was planned", slice)
+        : EmbedlogException.noLogOnHost(root.toString());
   }
 
   /** Keeps an error to throw if no directory is left. */
@@ -90,7 +101,7 @@ final class SegmentFile implements AutoCloseable {
       } catch (ClosedChannelException error) {
         throw error; // The task was ended, which is no failure of the directory.
       } catch (IOException error) {
-        note(error);
+        note(problem(error));
         channel.close();
         openNext();
       }

@@ -1,9 +1,9 @@
 package embedlog.spark;
 
 import java.io.IOException;
-import java.net.InetAddress;
 import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
+import java.nio.file.AccessDeniedException;
 import java.nio.file.FileAlreadyExistsException;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
@@ -25,6 +25,9 @@ import java.util.Set;
 final class StagedFileWriter {
   /** A directory that is empty may be removed by another write before this one uses it. */
   private static final int ATTEMPTS = 10;
+
+  /** The bit of a directory that {@code Log.share} sets. */
+  private static final int SET_GROUP_ID = 02000;
 
   private final Path root;
   private final String directory;
@@ -80,29 +83,38 @@ final class StagedFileWriter {
   }
 
   private FileChannel create() {
+    if (Files.notExists(root.resolve("embedlog.toml"))) {
+      throw EmbedlogException.noLogOnHost(root.toString());
+    }
     IOException problem = null;
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
       try {
-        makeDirectories();
-        return FileChannel.open(
-            root.resolve(path),
-            Set.of(StandardOpenOption.WRITE, StandardOpenOption.CREATE_NEW),
-            PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rw-------")));
+        int mode = makeDirectories();
+        Path created = root.resolve(path);
+        FileChannel channel =
+            FileChannel.open(
+                created,
+                Set.of(StandardOpenOption.WRITE, StandardOpenOption.CREATE_NEW),
+                PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rw-------")));
+        share(created, mode, 0666);
+        return channel;
       } catch (NoSuchFileException error) {
         problem = error;
-        if (!Files.isDirectory(root)) {
-          break;
-        }
       } catch (IOException error) {
         problem = error;
         break;
       }
     }
-    throw noDirectory(problem);
+    if (problem instanceof AccessDeniedException) {
+      throw EmbedlogException.noPermission(Path.of(problem.getMessage()));
+    }
+    throw failed("open", problem);
   }
 
-  private void makeDirectories() throws IOException {
+  /** Makes the directories, with the permissions of the first one, which it returns. */
+  private int makeDirectories() throws IOException {
     Path parent = root;
+    int mode = 0700;
     for (String name : directory.split("/")) {
       parent = parent.resolve(name);
       if (!Files.isDirectory(parent)) {
@@ -110,33 +122,21 @@ final class StagedFileWriter {
           Files.createDirectory(
               parent,
               PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rwx------")));
+          share(parent, mode, 07777);
         } catch (FileAlreadyExistsException another) {
           // Another task made it.
           continue;
         }
       }
+      mode = (Integer) Files.getAttribute(parent, "unix:mode") & 07777;
     }
+    return mode;
   }
 
-  private EmbedlogException noDirectory(IOException error) {
-    String reason =
-        Files.isDirectory(root)
-            ? error.toString()
-            : "There is no such directory [" + root + "]. Check the path";
-    return new EmbedlogException(
-        "StorageError",
-        String.format(
-            "This executor (process %d on %s) cannot write to the log's directory: %s [%s]."
-                + " Executors write to the directory of the log itself: run them on the same host,"
-                + " or share the directory under the same path.",
-            ProcessHandle.current().pid(), hostName(), reason, root));
-  }
-
-  private static String hostName() {
-    try {
-      return InetAddress.getLocalHost().getHostName();
-    } catch (IOException error) {
-      return "a host without a name";
+  /** Gives a file or directory the permissions of its directory, if that is shared. */
+  private static void share(Path path, int mode, int mask) throws IOException {
+    if ((mode & SET_GROUP_ID) != 0) {
+      Files.setAttribute(path, "unix:mode", mode & mask);
     }
   }
 

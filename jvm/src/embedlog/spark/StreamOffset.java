@@ -30,7 +30,7 @@ final class StreamOffset extends Offset {
     } catch (JsonProcessingException e) {
       String problem = "The checkpoint holds an offset that is not a position in a log: " + text;
       String todo = "Use the checkpoint of a query that read a log, or an empty directory.";
-      throw new EmbedlogException("InvalidConfigError", problem + ". " + todo);
+      throw RefusedException.of("InvalidConfigError", problem + ". " + todo);
     }
   }
 
