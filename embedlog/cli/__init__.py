@@ -82,7 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (errors.EmbedlogError, OSError) as error:
         from embedlog.cli.hints import for_command_line
 
-        sys.stderr.write(f"embedlog: {for_command_line(str(error))}\n")
+        text = str(error)
+        if not isinstance(error, errors.EmbedlogError) and error.strerror and error.filename:
+            text = f"{error.strerror} [{error.filename}]"
+        sys.stderr.write(f"embedlog: {for_command_line(text)}\n")
         return code_of(error)
 
 
