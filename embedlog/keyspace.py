@@ -38,7 +38,6 @@ W = TypeVar("W")
 
 FORMAT_VERSION = 5
 """Of the root.  Raise it with every change below, and migrate roots of the version before."""
-FORMAT_FILE = "embedlog.toml"
 
 PARTITION_KEY = struct.Struct(">QI")
 """Topic id and partition: the field that the rows of a partition share."""

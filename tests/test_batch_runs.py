@@ -21,7 +21,7 @@ from embedlog.batch.wire import ENTRY, HEADER, MAGIC, TRAILER
 from embedlog.checksum import crc32c
 from embedlog.errors import CorruptBatchError, EmbedlogError, UnsupportedFormatError
 from embedlog.files import Files
-from embedlog.keyspace import FORMAT_FILE
+from embedlog.files.paths import FORMAT_FILE
 from embedlog.segment import END_MARK, SegmentFile, create
 from embedlog.spark import kafka_columns
 from embedlog.spark.partition_reader import (

@@ -17,7 +17,7 @@ from embedlog.errors import (
     ReplicaNotAvailableError,
     StorageError,
 )
-from embedlog.keyspace import FORMAT_FILE
+from embedlog.files.paths import FORMAT_FILE
 from embedlog.replication import recovery
 from embedlog.replication.store import ReplicatedStore
 

@@ -673,8 +673,6 @@ def far_times(draw, data_type, count):
     """Times and dates of any year, alone or in structs and lists."""
     bits = data_type.bit_width
     most = (1 << bits - 1) - 1
-    if bits == 64:
-        most //= {"s": 10**6, "ms": 1000}.get(data_type.unit, 1)
     numbers = st.integers(-most, most)
     items = draw(st.lists(or_none(numbers), min_size=count, max_size=count))
     column = pa.array(items, pa.int32() if bits == 32 else pa.int64()).cast(data_type)

@@ -27,7 +27,7 @@ from embedlog.errors import (
     ReplicasDivergedError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.keyspace import FORMAT_FILE
+from embedlog.files.paths import FORMAT_FILE
 from embedlog.replication import jobs, reassign, recovery, removal
 from embedlog.replication.controller import Controller
 from embedlog.replication.metadata import MetadataImage

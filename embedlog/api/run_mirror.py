@@ -19,8 +19,7 @@ from embedlog.api.log import open as open_log
 from embedlog.api.replicas import several
 from embedlog.display import html_table, moment, plural, public_names, text_table
 from embedlog.errors import EmbedlogError, InvalidConfigError, NotALogError, StorageError
-from embedlog.files.paths import exists, is_inside, real_path
-from embedlog.keyspace import FORMAT_FILE
+from embedlog.files.paths import FORMAT_FILE, exists, is_inside, real_path
 from embedlog.mirrors.ends import KAFKA_SCHEME, MirrorSource, MirrorTarget
 from embedlog.mirrors.mirror import (
     ALL_TOPICS,

@@ -21,8 +21,9 @@ from embedlog.display import plural
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
 from embedlog.files.filesystem import REMOTE_FILESYSTEMS, process_state
+from embedlog.files.paths import FORMAT_FILE
 from embedlog.files.reserve import Reserve
-from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
+from embedlog.keyspace import FORMAT_VERSION
 from embedlog.progress import format_bytes
 from embedlog.publish import staging
 from embedlog.replication.member_file import DirectoryMember, read_member

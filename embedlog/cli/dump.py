@@ -20,7 +20,7 @@ from embedlog.cli.printing import say, say_json
 from embedlog.display import plural
 from embedlog.errors import CorruptBatchError, CorruptionError, EmbedlogError
 from embedlog.files import Files
-from embedlog.keyspace import FORMAT_FILE
+from embedlog.files.paths import FORMAT_FILE
 from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.segment import SegmentFile

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import embedlog
 from embedlog.errors import InvalidConfigError, NotALogError, StorageError
-from embedlog.files.paths import is_there
-from embedlog.keyspace import FORMAT_FILE
+from embedlog.files.paths import FORMAT_FILE, is_there
 from embedlog.root.location import directory_of
 
 if TYPE_CHECKING:

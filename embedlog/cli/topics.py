@@ -22,7 +22,8 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
-from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
+from embedlog.files.paths import FORMAT_FILE
+from embedlog.keyspace import FORMAT_VERSION
 from embedlog.progress import format_bytes
 
 if TYPE_CHECKING:

@@ -6,6 +6,9 @@ import os
 
 from embedlog.files.filesystem import storage_error
 
+FORMAT_FILE = "embedlog.toml"
+"""What each root has; here, because a reader without LMDB looks for it."""
+
 
 def real_path(path: str | os.PathLike[str]) -> str:
     """Return an absolute path without links."""

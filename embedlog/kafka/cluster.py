@@ -11,8 +11,8 @@ import tomllib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog.errors import UnknownTopicOrPartitionError
+from embedlog.files.paths import FORMAT_FILE
 from embedlog.kafka.installed import pick
-from embedlog.keyspace import FORMAT_FILE
 from embedlog.partition.partition_log import ReplicaPlacement
 from embedlog.replication.root import ReplicatedRoot
 

@@ -16,10 +16,9 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files, WakePage
-from embedlog.files.paths import exists, is_directory
+from embedlog.files.paths import FORMAT_FILE, exists, is_directory
 from embedlog.files.shared_page import PAGE_BYTES, SharedPage
 from embedlog.files.wake_page import WAKE_FILE
-from embedlog.keyspace import FORMAT_FILE
 
 EPOCH_FILE = "epoch"
 _ENTRIES = (FORMAT_FILE, EPOCH_FILE, "locks", "topics")

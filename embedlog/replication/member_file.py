@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from embedlog.errors import EmbedlogError, NotALogError, StorageError
 from embedlog.files import Files
-from embedlog.files.paths import is_inside, real_path
-from embedlog.keyspace import FORMAT_FILE
+from embedlog.files.paths import FORMAT_FILE, is_inside, real_path
 
 _logger = logging.getLogger("embedlog.replication")
 

@@ -22,9 +22,8 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
-from embedlog.files.paths import is_directory, is_mount_point, real_path
+from embedlog.files.paths import FORMAT_FILE, is_directory, is_mount_point, real_path
 from embedlog.files.throttle import Throttle
-from embedlog.keyspace import FORMAT_FILE
 from embedlog.partition import PartitionLog, pending_deletes
 from embedlog.partition.state import Context
 from embedlog.replication.catch_up import History, ReplicaCopy

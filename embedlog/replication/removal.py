@@ -21,9 +21,9 @@ from embedlog.errors import (
     ReplicaNotAvailableError,
     StorageError,
 )
+from embedlog.files.paths import FORMAT_FILE
 from embedlog.files.reserve import RESERVE_FILE
 from embedlog.files.throttle import Throttle
-from embedlog.keyspace import FORMAT_FILE
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign
 from embedlog.replication.directory import EPOCH_FILE, LogDirectory

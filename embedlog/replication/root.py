@@ -28,8 +28,8 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
-from embedlog.files.paths import exists, is_directory, is_mount_point, is_there
-from embedlog.keyspace import FORMAT_FILE, LIVE_VERSION
+from embedlog.files.paths import FORMAT_FILE, exists, is_directory, is_mount_point, is_there
+from embedlog.keyspace import LIVE_VERSION
 from embedlog.partition.state import Context
 from embedlog.replication import recovery
 from embedlog.replication.controller import Controller

@@ -42,9 +42,10 @@ from embedlog.errors import (
     UnsupportedFormatError,
 )
 from embedlog.files import Files, WakePage
+from embedlog.files.paths import FORMAT_FILE
 from embedlog.files.reserve import Reserve
 from embedlog.groups import offsets
-from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
+from embedlog.keyspace import FORMAT_VERSION
 from embedlog.partition import flush, tail
 from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.partition.partition_log import PartitionLog

@@ -11,8 +11,7 @@ from typing import Literal
 import embedlog
 from embedlog import errors
 from embedlog.api import Log
-from embedlog.files.paths import is_there
-from embedlog.keyspace import FORMAT_FILE
+from embedlog.files.paths import FORMAT_FILE, is_there
 
 _logger = logging.getLogger("embedlog.spark")
 

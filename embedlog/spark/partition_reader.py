@@ -28,7 +28,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
-from embedlog.keyspace import FORMAT_FILE
+from embedlog.files.paths import FORMAT_FILE
 from embedlog.segment import SegmentFile
 from embedlog.spark import arrow_columns
 from embedlog.spark.plan import FileChunk, LogInputPartition, PartitionSlice
