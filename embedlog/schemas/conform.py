@@ -114,8 +114,16 @@ def _cast(column: Any, field: Any, topic: str) -> Any:
     except ValueError as error:
         raise SerializationError(str(error), topic=topic, column=field.name) from error
     try:
+        column = decoded(column)
+    except pa.ArrowException as error:
+        raise SerializationError(
+            f"Column {field.name} is {column.type}, which Arrow cannot decode: {error}",
+            topic=topic,
+            column=field.name,
+            todo=f"Cast it to {field.type} first.",
+        ) from error
+    try:
         if source != column.type:
-            column = decoded(column)
             column = column.cast(source)
         if source != field.type:
             _check_cast(source, field.type, field.name, topic)
@@ -148,9 +156,9 @@ def decoded(column: Any) -> Any:
         return column
     if _is_view(column.type):
         return _without_view(column)
-    return pa.chunked_array(
-        [decoded_array(chunk) for chunk in column.chunks or [column.combine_chunks()]]
-    )
+    if not column.num_chunks:  # Arrow makes no empty array of some types.
+        return pa.chunked_array([], stored_type(column.type, "of an empty table", nulls=True))
+    return pa.chunked_array([decoded_array(chunk) for chunk in column.chunks])
 
 
 def _is_encoded(data_type: Any) -> bool:
@@ -198,13 +206,15 @@ def decoded_array(array: Any) -> Any:
         size = kind.list_size
         items = array.values.slice(array.offset * size, len(array) * size)
         return pa.FixedSizeListArray.from_arrays(decoded_array(items), size, mask=mask)
-    if types.is_list_view(kind) or types.is_large_list_view(kind):
-        lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
-        ends = pc.cumulative_sum(lengths)
-        offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
-        return _list_of(offsets, decoded_array(array.flatten()), mask)
-    # A copy: a slice of offsets cannot be combined with a mask.
+    # A copy: a slice of offsets cannot be combined with a mask, or with lengths.
     offsets = pc.add(array.offsets, number(0, array.offsets.type))
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        lengths = pc.fill_null(pc.list_value_length(array), 0)
+        # Arrow copies the items of few encoded types, so they are decoded first.
+        owner = pa.ListViewArray if types.is_list_view(kind) else pa.LargeListViewArray
+        items = owner.from_arrays(offsets, lengths, decoded_array(array.values)).flatten()
+        ends = pc.cumulative_sum(lengths.cast(pa.int64()))
+        return _list_of(pa.concat_arrays([pa.array([0], pa.int64()), ends]), items, mask)
     if types.is_map(kind):
         # A null offset makes a null map.
         marks = pa.concat_arrays([mask, pa.array([False])])
@@ -324,7 +334,6 @@ def _all(column: Any) -> bool:
 
 def _first_failure(column: Any, target: Any) -> int | None:
     """Return the first row that cannot be cast; None if no single one is to blame."""
-    column = decoded(column)
     low, high = 0, len(column)
     if not _fails(column, target):
         return None
