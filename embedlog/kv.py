@@ -36,6 +36,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.files.files import LINK_CHECK_SECONDS
+from embedlog.files.filesystem import raised_in_body
 
 T = TypeVar("T")
 Txn = Any  # lmdb.Transaction; py-lmdb ships no types
@@ -89,7 +90,7 @@ def _typed(files: Files, operation: str, path: str) -> Iterator[None]:
     except EmbedlogError:
         raise  # LockTimeoutError is an OSError too
     except (lmdb.Error, OSError) as error:
-        raise _failure(files, error, operation, path) from error
+        raise _failure(files, error, operation, path) from raised_in_body(error)
 
 
 def _failure(

@@ -16,6 +16,7 @@ from embedlog.checksum import crc32c
 from embedlog.display import plural
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.files import Files, forget_waiters
+from embedlog.files.filesystem import raised_in_body
 from embedlog.groups import membership
 from embedlog.partition import journal, roll
 from embedlog.schemas.segment_schema import schema_of_segment
@@ -570,5 +571,5 @@ def ignore_missing() -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        if not error.missing:
+        if not raised_in_body(error).missing:
             raise
