@@ -33,10 +33,10 @@ from embedlog.errors import (
     EmbedlogError,
     LockTimeoutError,
     StorageError,
+    raised_in_body,
 )
 from embedlog.files import Files
 from embedlog.files.files import LINK_CHECK_SECONDS
-from embedlog.files.filesystem import raised_in_body
 
 T = TypeVar("T")
 Txn = Any  # lmdb.Transaction; py-lmdb ships no types

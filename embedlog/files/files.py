@@ -34,6 +34,7 @@ from embedlog.errors import (
     NotALogError,
     ReadOnlyError,
     StorageError,
+    raised_in_body,
 )
 from embedlog.files.filesystem import (
     FILESYSTEMS,
@@ -44,7 +45,6 @@ from embedlog.files.filesystem import (
     lock_holder,
     parts,
     process_state,
-    raised_in_body,
     refuse_public,
     refuse_remote,
     storage_error,

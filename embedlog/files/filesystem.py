@@ -6,11 +6,10 @@ import ctypes
 import errno
 import os
 import stat
-from typing import Final, TypeVar
+from typing import Final
 
 from embedlog.errors import DiskFullError, StorageError, UnsupportedFilesystemError
 
-Error = TypeVar("Error", bound=BaseException)
 OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _CAP_SYS_RESOURCE: Final = 1 << 24
@@ -71,17 +70,6 @@ def storage_error(
             "users read and stage."
         )
     return kind(what, errno=number, operation=operation, path=path, todo=todo)
-
-
-def raised_in_body(error: Error) -> Error:
-    """Return the error of a ``with`` body, without the generator's frame in its traceback.
-
-    For generators that suppress it, or raise another error instead.  From Python 3.12 on, their
-    frame keeps its caller, which has the error in a variable: a cycle that would keep all
-    callers, with their variables, until the garbage collector runs.
-    """
-    traceback = error.__traceback__
-    return error.with_traceback(traceback and traceback.tb_next)
 
 
 def refuse_remote(magic: int, path: str) -> None:

@@ -14,9 +14,8 @@ from operator import itemgetter
 from embedlog import catalog, keyspace, kv
 from embedlog.checksum import crc32c
 from embedlog.display import plural
-from embedlog.errors import CorruptionError, EmbedlogError, StorageError
+from embedlog.errors import CorruptionError, EmbedlogError, StorageError, raised_in_body
 from embedlog.files import Files, forget_waiters
-from embedlog.files.filesystem import raised_in_body
 from embedlog.groups import membership
 from embedlog.partition import journal, roll
 from embedlog.schemas.segment_schema import schema_of_segment
