@@ -11,7 +11,9 @@ import builtins
 from collections.abc import Mapping, Sequence
 from errno import ENOENT, ENOTDIR
 from functools import partial
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 _PLACES = {
     "offset": "offset {}",
@@ -90,6 +92,17 @@ def hint_at_missing(owner: type, hints: Mapping[str, str]) -> None:
     """
     for name, hint in hints.items():
         setattr(owner, name, _MissingMethod(name, hint))
+
+
+def raised_in_body(error: E) -> E:
+    """Return the error of a ``with`` body, without the generator's frame in its traceback.
+
+    For generators that suppress it, or raise another error instead.  From Python 3.12 on, their
+    frame keeps its caller, which has the error in a variable: a cycle that would keep all
+    callers, with their variables, until the garbage collector runs.
+    """
+    traceback = error.__traceback__
+    return error.with_traceback(traceback and traceback.tb_next)
 
 
 # Usage

@@ -33,6 +33,7 @@ from embedlog.errors import (
     EmbedlogError,
     LockTimeoutError,
     StorageError,
+    raised_in_body,
 )
 from embedlog.files import Files
 from embedlog.files.files import LINK_CHECK_SECONDS
@@ -89,7 +90,7 @@ def _typed(files: Files, operation: str, path: str) -> Iterator[None]:
     except EmbedlogError:
         raise  # LockTimeoutError is an OSError too
     except (lmdb.Error, OSError) as error:
-        raise _failure(files, error, operation, path) from error
+        raise _failure(files, error, operation, path) from raised_in_body(error)
 
 
 def _failure(

@@ -73,9 +73,8 @@ def test_a_callback_that_returns_a_coroutine_is_logged(log, caplog):
 def test_a_record_whose_handler_returned_a_coroutine_is_not_committed(log):
     """The run ends with an error, and the record is handled by the next run."""
     log.producer().send("t", b"1").result()
-    run = embedlog.run_group(
-        log, "t", "g", lambda record: coroutine(record), until="end", auto_offset_reset="earliest"
-    )
+    options = {"start_method": "fork", "until": "end", "auto_offset_reset": "earliest"}
+    run = embedlog.run_group(log, "t", "g", lambda record: coroutine(record), **options)
     with pytest.raises(TypeError, match="must do its work when it is called"):
         run.wait()
     with log.consumer(group_id="g") as consumer:

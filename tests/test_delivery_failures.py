@@ -112,6 +112,83 @@ def test_the_background_thread_logs_what_it_could_not_write(root, warnings):
         root.context.files.heal()
 
 
+def only_record(root, producer):
+    """Fail a record by the fast path, which must know the sequence number."""
+    producer.send("one", b"written").result()
+    break_writes(root)
+    producer.send("one", b"v")
+    producer.flush()
+
+
+def several_records(root, producer):
+    for _ in range(3):
+        producer.send("one", b"v")
+    break_writes(root)
+    producer.flush()
+
+
+def other_record(root, producer):
+    """Look at one of two records that fail together."""
+    futures = [producer.send("one", b"v"), producer.send("one", b"v")]
+    break_writes(root)
+    producer.flush()
+    with suppress(StorageError):
+        futures.pop().result()
+    futures.clear()
+
+
+def callback(root, producer):
+    """Have a callback fail, which its program keeps for a while."""
+
+    def broken(error):
+        kept = []
+        try:
+            raise ZeroDivisionError("a bug")
+        except ZeroDivisionError as bug:
+            kept.append(bug)
+
+    producer.send("one", b"v").add_errback(broken)
+    several_records(root, producer)
+
+
+def written_batch(root, producer):
+    break_writes(root)
+    producer.send_batch("two", [b"1", b"2"], partition=0)
+
+
+def closed(root, producer):
+    producer.send("one", b"v")
+    break_writes(root)
+    producer.close()
+
+
+FAILURES = [only_record, several_records, other_record, callback, written_batch, closed]
+
+
+@pytest.mark.parametrize("fails", FAILURES)
+def test_a_failure_is_logged_at_once_though_a_frame_of_its_write_is_kept(
+    root, producer, warnings, monkeypatch, fails
+):
+    """A cycle in a program or a library keeps frames, with their callers', until a collection."""
+    write = root.context.files._pwritev
+
+    def keep_frames(*arguments):
+        kept = []
+        try:
+            raise LookupError
+        except LookupError as error:
+            kept.append(error)
+        return write(*arguments)
+
+    monkeypatch.setattr(root.context.files, "_pwritev", keep_frames)
+    gc.disable()
+    try:
+        fails(root, producer)
+        assert len(warnings()) == 1
+    finally:
+        gc.enable()
+
+
 def raises(future):
     with pytest.raises(StorageError):
         future.result()
@@ -253,7 +330,6 @@ def test_a_bug_is_logged_with_its_traceback(root, producer, monkeypatch, caplog)
     producer.send("one", b"v")
     producer.flush()
     monkeypatch.undo()
-    gc.collect()  # The frames of a traceback keep the delivery alive.
 
     (record,) = [record for record in caplog.records if record.name == LOGGER]
     assert record.exc_info[0] is ZeroDivisionError

@@ -49,6 +49,9 @@ def log(tmp_path):
         ("embedlog://data", "with three slashes"),
         ("file:data", "with three slashes"),
         ("embedlog:///data?durability=fsync", "Pass options as arguments"),
+        ("data\0log", "Pass a directory on a local disk"),
+        ("file:///data%00log", "Pass a directory on a local disk"),
+        (Path("data\0log"), "Pass a directory on a local disk"),
     ],
 )
 def test_an_address_is_refused_as_a_path(tmp_path, monkeypatch, path, todo):

@@ -289,6 +289,24 @@ def test_the_text_of_an_error_is_made_of_sentences():
     assert_none(offenders)
 
 
+def test_a_context_manager_that_converts_errors_leaves_no_cycle_of_frames():
+    """It would keep the frames of all callers until a collection: see `raised_in_body`."""
+    found = [
+        f"{name}:{each.lineno}: {ast.unparse(each)}"
+        for name in FILES
+        for function in ast.walk(parsed(name))
+        if isinstance(function, ast.FunctionDef)
+        and "contextmanager" in map(ast.unparse, function.decorator_list)
+        for block in ast.walk(function)
+        if isinstance(block, ast.Try)
+        and any(isinstance(each, ast.Yield) for part in block.body for each in ast.walk(part))
+        for handler in block.handlers
+        for each in ast.walk(handler)
+        if isinstance(each, ast.Raise) and isinstance(each.cause, ast.Name)
+    ]
+    assert_none(found)
+
+
 def test_a_library_does_not_configure_logging():
     """Handlers and levels belong to the program."""
     forbidden = {"logging.basicConfig", "logging.StreamHandler", "logging.config"}

@@ -634,8 +634,10 @@ def test_a_root_is_a_path_too_and_a_missing_source_is_not_created(tmp_path, a, c
         {"site": "x", "merge": True},
         {"groups": ".*", "merge": True},
         {"relay": True},
+        {"name": "\0"},
+        {"name": "n" * 5000},
     ],
-    ids=repr,
+    ids=lambda options: repr(options)[:40],
 )
 def test_wrong_options_are_refused(a, b, options):
     """Before anything is copied."""

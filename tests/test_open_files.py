@@ -6,8 +6,11 @@ import gc
 import os
 import resource
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from support import forks
@@ -17,7 +20,7 @@ from support.roots import fill, make_log, open_root, values
 
 import embedlog
 from embedlog.config import TopicConfig
-from embedlog.errors import LockTimeoutError
+from embedlog.errors import EmbedlogError, LockTimeoutError
 from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
@@ -187,6 +190,41 @@ def test_logs_that_a_program_forgets_to_close_leave_no_files_open(tmp_path: Path
     with embedlog.open(tmp_path / "root") as log:
         assert len(log.topic("t")) == 6
         assert log.verify() == []
+
+
+def open_and_close(path: Path) -> None:
+    embedlog.open(path, maintenance=False).close()
+
+
+def refuse_to_open(path: Path) -> None:
+    with suppress(EmbedlogError):
+        embedlog.open(path / "missing", mode="r")
+
+
+def write_and_read(path: Path) -> None:
+    with embedlog.open(path, maintenance=False) as log:
+        log.producer().send("t", b"v").result()
+        with log.consumer("t", group_id="g", auto_offset_reset="earliest") as consumer:
+            consumer.poll(0)
+        log.delete_topic("t")
+
+
+@pytest.mark.parametrize("call", [open_and_close, refuse_to_open, write_and_read])
+def test_a_call_leaves_no_frames_to_the_garbage_collector(
+    tmp_path: Path, call: Callable[[Path], None]
+) -> None:
+    """A frame keeps its callers', and with them all variables of the program that called."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        call(tmp_path / "root")
+        gc.collect()
+        garbage, gc.garbage[:] = gc.garbage[:], []
+    finally:
+        gc.set_debug(0)
+        gc.enable()
+    assert [each.f_code for each in garbage if isinstance(each, FrameType)] == []
 
 
 @pytest.mark.parametrize("directories", [1, 2])

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
@@ -47,7 +48,7 @@ from embedlog.errors import (
 from embedlog.files import Files
 from embedlog.partition import PartitionLog
 from embedlog.partitioner import partition_for_key
-from embedlog.producer import Producer, partition_rows, row_batches
+from embedlog.producer import Producer, partition_rows, row_batches, sender
 from embedlog.producer.topic_queue import WRITE_BYTES, TopicQueue
 from embedlog.producer.topic_settings import COLUMN_BYTES, HEAD_BYTES
 from embedlog.record import RecordMetadata
@@ -1240,6 +1241,25 @@ def test_a_producer_without_unsent_records_goes_quietly(root):
     forks.until(
         lambda: "embedlog-producer" not in {thread.name for thread in threading.enumerate()}
     )
+
+
+def test_a_thread_that_is_stopped_as_it_falls_asleep_ends(monkeypatch):
+    """The event that would wake it was set just before the thread cleared it."""
+    monkeypatch.setattr(sender, "QUIET_ROUNDS", 1)
+    stopped = sender.Sender(threading.Lock(), {})
+    clear = stopped._event.clear
+
+    def stop_first():
+        stopped.stop(0)
+        clear()
+
+    monkeypatch.setattr(stopped._event, "clear", stop_first)
+    # `start` would also set the event after the thread has begun.
+    arguments = weakref.ref(stopped), stopped._event
+    thread = threading.Thread(target=sender._run, args=arguments, daemon=True)
+    thread.start()
+    thread.join(patient(10))
+    assert not thread.is_alive()
 
 
 def test_what_is_unsent_at_the_exit_is_flushed(tmp_path):

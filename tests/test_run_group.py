@@ -29,6 +29,8 @@ pytestmark = pytest.mark.tier("test")  # each test starts processes
 RECORDS = 400
 EARLIEST = {"auto_offset_reset": "earliest"}
 POISON = b"13"
+run_group = partial(embedlog.run_group, start_method="fork")
+"""The handlers do not use Polars, which other tests of this process may have used."""
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def until(condition):
 
 
 def run_to_end(log, handler):
-    assert embedlog.run_group(log, "t", "g", handler, until="end", **EARLIEST).wait(patient(60))
+    assert run_group(log, "t", "g", handler, until="end", **EARLIEST).wait(patient(60))
 
 
 def committed(log):
@@ -100,7 +102,7 @@ def members(log):
 
 def test_processes_share_the_records_and_stop_at_the_end(log, seen):
     """Each record is handled once and committed, and all members leave the group."""
-    run = embedlog.run_group(log, "t", "g", seen.note, processes=2, until="end", **EARLIEST)
+    run = run_group(log, "t", "g", seen.note, processes=2, until="end", **EARLIEST)
 
     assert run.wait(patient(60))
     assert seen.numbers == Counter(range(RECORDS))
@@ -118,7 +120,7 @@ def test_a_handler_of_batches_gets_lists_of_one_partition_in_order(log, seen):
         )
         seen.add(len(records), len({record.partition for record in records}))
 
-    embedlog.run_group(
+    run_group(
         log, ["t"], "g", handle, batch=True, until="end", max_poll_records=30, **EARLIEST
     ).wait(patient(60))
 
@@ -139,7 +141,7 @@ def test_a_second_run_continues_where_the_first_ended(log, seen):
 
 def test_a_run_handles_new_records_until_it_is_stopped(log, seen):
     """Without `until` it does not end; `stop` commits the handled records."""
-    with embedlog.run_group(log, "t", "g", seen.note, **EARLIEST) as run:
+    with run_group(log, "t", "g", seen.note, **EARLIEST) as run:
         until(lambda: len(seen.numbers) == RECORDS)
         fill(log, range(RECORDS, RECORDS + 40))
         until(lambda: len(seen.numbers) == RECORDS + 40)
@@ -158,7 +160,7 @@ def test_a_stop_finishes_the_current_record_only(log, seen):
         time.sleep(0.1)
         seen.note(record)
 
-    with embedlog.run_group(log, "t", "g", slow, processes=1, **EARLIEST):
+    with run_group(log, "t", "g", slow, processes=1, **EARLIEST):
         until(lambda: seen.numbers)
 
     assert committed(log) == sum(seen.numbers.values()) < 10
@@ -178,7 +180,7 @@ def fail_at_13(record):
 
 def test_an_error_of_a_handler_is_raised_with_its_traceback(log):
     """The parent raises the handler's error; its cause has the traceback of the child."""
-    run = embedlog.run_group(log, "t", "g", fail_at_13, processes=2, **EARLIEST)
+    run = run_group(log, "t", "g", fail_at_13, processes=2, **EARLIEST)
 
     with pytest.raises(ValueError, match="thirteen") as caught:
         run.wait(patient(60))
@@ -191,7 +193,7 @@ def test_nothing_after_a_record_that_failed_is_committed(log):
     """Its partition is committed up to it, and no other process continues after it."""
     for _ in range(2):
         with pytest.raises(ValueError, match="thirteen"):
-            embedlog.run_group(log, "t", "g", fail_at_13, processes=3, **EARLIEST).wait(patient(60))
+            run_group(log, "t", "g", fail_at_13, processes=3, **EARLIEST).wait(patient(60))
 
     with log.consumer(group_id="g") as consumer:
         assert consumer.committed(("t", 1)) == 3
@@ -207,9 +209,7 @@ def test_a_failed_batch_is_handled_again_as_a_whole(log, seen):
 
     for _ in range(2):
         with pytest.raises(ValueError, match="thirteen"):
-            embedlog.run_group(log, "t", "g", handle, batch=True, processes=1, **EARLIEST).wait(
-                patient(60)
-            )
+            run_group(log, "t", "g", handle, batch=True, processes=1, **EARLIEST).wait(patient(60))
 
     assert [fields for fields in seen.read() if fields[0] == "1"] == [["1", "0", "100"]] * 2
 
@@ -221,7 +221,7 @@ def test_an_error_that_does_not_pickle_is_reported(log, error):
     def handle(record):
         raise error
 
-    run = embedlog.run_group(log, "t", "g", handle, processes=1, **EARLIEST)
+    run = run_group(log, "t", "g", handle, processes=1, **EARLIEST)
 
     expected = UnluckyError if isinstance(error, UnluckyError) else ProcessDiedError
     with pytest.raises(expected) as caught:
@@ -231,7 +231,7 @@ def test_an_error_that_does_not_pickle_is_reported(log, error):
 
 def test_an_error_before_the_first_record_is_raised(log):
     """A process may fail before it calls the handler."""
-    run = embedlog.run_group(log, "t", "g", print, auto_offset_reset="none")
+    run = run_group(log, "t", "g", print, auto_offset_reset="none")
 
     with pytest.raises(embedlog.errors.NoOffsetForPartitionError):
         run.wait(patient(60))
@@ -239,7 +239,7 @@ def test_an_error_before_the_first_record_is_raised(log):
 
 def test_the_error_of_a_handler_is_logged_when_it_ends_the_run(log, caplog):
     """With its traceback: a service may call `wait` never, or much later."""
-    run = embedlog.run_group(log, "t", "g", fail_at_13, processes=1, **EARLIEST)
+    run = run_group(log, "t", "g", fail_at_13, processes=1, **EARLIEST)
     until(lambda: not run.running)
 
     (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
@@ -252,7 +252,7 @@ def test_the_error_of_a_handler_is_logged_when_it_ends_the_run(log, caplog):
 def test_the_end_of_a_topic_that_does_not_exist_is_an_error(log):
     """A misspelt name must not look like a topic whose records were all handled."""
     with pytest.raises(UnknownTopicOrPartitionError, match="tt"):
-        embedlog.run_group(log, ["t", "tt"], "g", print, until="end")
+        run_group(log, ["t", "tt"], "g", print, until="end")
 
 
 POLARS = """
@@ -293,9 +293,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(log, seen):
         time.sleep(0.002)
         seen.note(record)
 
-    run = embedlog.run_group(
-        log, "t", "g", slow, processes=2, until="end", max_poll_records=20, **EARLIEST
-    )
+    run = run_group(log, "t", "g", slow, processes=2, until="end", max_poll_records=20, **EARLIEST)
     until(lambda: len(seen.numbers) > 50)
     victim = run.pids[0]
     os.kill(victim, signal.SIGKILL)
@@ -313,7 +311,7 @@ def test_too_many_killed_processes_end_the_run(log, seen, caplog):
             seen.note(record)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    run = embedlog.run_group(log, "t", "g", deadly, processes=2, restarts=2, **EARLIEST)
+    run = run_group(log, "t", "g", deadly, processes=2, restarts=2, **EARLIEST)
 
     with pytest.raises(ProcessDiedError, match="SIGKILL"):
         run.wait(patient(60))
@@ -326,7 +324,7 @@ def test_too_many_killed_processes_end_the_run(log, seen, caplog):
 
 def test_a_process_terminated_by_another_program_is_not_replaced(log):
     """SIGTERM ends it on purpose."""
-    run = embedlog.run_group(log, "t", "g", lambda record: None, processes=2, **EARLIEST)
+    run = run_group(log, "t", "g", lambda record: None, processes=2, **EARLIEST)
     until(lambda: len(members(log)) == 2)
     for pid in run.pids:
         os.kill(pid, signal.SIGTERM)
@@ -342,7 +340,7 @@ def test_a_handler_that_does_not_end_is_killed(log, seen):
         seen.note(record)
         time.sleep(60)
 
-    run = embedlog.run_group(log, "t", "g", endless, processes=1, **EARLIEST)
+    run = run_group(log, "t", "g", endless, processes=1, **EARLIEST)
     until(lambda: seen.numbers)
     begun = time.monotonic()
     run.stop(timeout=0.2)
@@ -355,7 +353,7 @@ def test_a_stop_right_after_the_start_works(log):
     """The processes may not have started to poll yet."""
     for _ in range(5):
         begun = time.monotonic()
-        embedlog.run_group(log, "t", "g", lambda record: None, **EARLIEST).stop()
+        run_group(log, "t", "g", lambda record: None, **EARLIEST).stop()
         assert time.monotonic() - begun < patient(10)
     assert not members(log)
 
@@ -364,14 +362,14 @@ def test_closing_the_log_stops_its_runs(tmp_path):
     """It stops producers and consumers as well."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
-        run = embedlog.run_group(log, "t", "g", lambda record: None)
+        run = run_group(log, "t", "g", lambda record: None)
 
     assert not run.running
 
 
 def test_each_process_has_its_own_instance_id(log):
     """A group_instance_id belongs to one member only."""
-    with embedlog.run_group(log, "t", "g", print, group_instance_id="host"):
+    with run_group(log, "t", "g", print, group_instance_id="host"):
         until(lambda: len(members(log)) == 2)
 
         assert {member.instance_id for member in members(log).values()} == {"host-0", "host-1"}
@@ -380,7 +378,7 @@ def test_each_process_has_its_own_instance_id(log):
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_handler_that_pickles_runs_by_any_start_method(log, method):
     """The new process imports it."""
-    run = embedlog.run_group(
+    run = run_group(
         log, "t", "g", fail_at_13, processes=2, start_method=method, until="end", **EARLIEST
     )
 
@@ -391,23 +389,23 @@ def test_a_handler_that_pickles_runs_by_any_start_method(log, method):
 def test_a_handler_that_does_not_pickle_is_refused_at_once(log):
     """The start method spawn must pickle it."""
     with pytest.raises((AttributeError, TypeError)):
-        embedlog.run_group(log, "t", "g", lambda record: None, start_method="spawn")
+        run_group(log, "t", "g", lambda record: None, start_method="spawn")
 
 
 def test_invalid_arguments_are_refused(log):
     """The error is raised before any process is started."""
     with pytest.raises(InvalidConfigError, match="enable_auto_commit"):
-        embedlog.run_group(log, "t", "g", print, enable_auto_commit=True)
+        run_group(log, "t", "g", print, enable_auto_commit=True)
     with pytest.raises(InvalidConfigError, match="max_pol"):
-        embedlog.run_group(log, "t", "g", print, max_pol_records=1)
+        run_group(log, "t", "g", print, max_pol_records=1)
     with pytest.raises(InvalidGroupIdError):
-        embedlog.run_group(log, "t", "", print)
+        run_group(log, "t", "", print)
     with pytest.raises(ValueError, match="processes"):
-        embedlog.run_group(log, "t", "g", print, processes=0)
+        run_group(log, "t", "g", print, processes=0)
     with pytest.raises(ValueError, match="until"):
-        embedlog.run_group(log, "t", "g", print, until="then")
+        run_group(log, "t", "g", print, until="then")
     with pytest.raises(TypeError, match="handler"):
-        embedlog.run_group(log, "t", "g", None)
+        run_group(log, "t", "g", None)
 
 
 PROGRAM = """
@@ -469,7 +467,7 @@ def test_two_runs_at_once_from_threads_are_two_runs(log, seen):
     """Each run ends independently."""
 
     def run_one_group(group):
-        run = embedlog.run_group(log, "t", group, seen.note, until="end", **EARLIEST)
+        run = run_group(log, "t", group, seen.note, until="end", **EARLIEST)
         assert run.wait(patient(60))
 
     with in_threads(*(partial(run_one_group, group) for group in "ab")):

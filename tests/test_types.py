@@ -278,7 +278,7 @@ def test_dir_lists_what_programs_may_use(tmp_path):
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         topic, group = log.create_topic("t"), log.group("g")
         with log.producer() as producer, log.consumer("t") as consumer:
-            run = embedlog.run_group(log, "t", "g", print, processes=1)
+            run = embedlog.run_group(log, "t", "g", print, processes=1, start_method="fork")
             run.close()
             mirror = embedlog.mirror(log, tmp_path / "copy", progress=False)
             objects = {

@@ -32,7 +32,7 @@ from embedlog.cli.printing import note, say, say_json
 from embedlog.cli.selection import offset_range, partitions, view_of
 from embedlog.cli.typed_files import CsvRows, JsonRows, with_plain_timestamp
 from embedlog.display import plural
-from embedlog.errors import InvalidConfigError, InvalidRecordError
+from embedlog.errors import InvalidConfigError, InvalidRecordError, raised_in_body
 from embedlog.lazy import pa, pc
 from embedlog.progress import ProgressBar, format_bytes
 from embedlog.record import Record
@@ -306,7 +306,7 @@ def _refused_by_parquet() -> Iterator[None]:
         raise InvalidRecordError(
             f"The records cannot be written as Parquet: {error}",
             todo="Choose other columns with --columns, or export to JSON lines.",
-        ) from error
+        ) from raised_in_body(error)
 
 
 class CsvRecords:

@@ -34,6 +34,7 @@ from embedlog.errors import (
     NotALogError,
     ReadOnlyError,
     StorageError,
+    raised_in_body,
 )
 from embedlog.files.filesystem import (
     FILESYSTEMS,
@@ -664,7 +665,7 @@ class Files:
         try:
             yield directory, name
         except OSError as error:
-            raise self._failed(error, operation, path) from error
+            raise self._failed(error, operation, path) from raised_in_body(error)
         finally:
             if directory != self._root_fd:
                 os.close(directory)
@@ -678,7 +679,7 @@ class Files:
                 directory = os.open(".", OPEN_DIRECTORY, dir_fd=directory)
             yield directory
         except OSError as error:
-            raise self._failed(error, operation, path) from error
+            raise self._failed(error, operation, path) from raised_in_body(error)
         finally:
             if directory != self._root_fd:
                 os.close(directory)
@@ -713,7 +714,7 @@ class Files:
         try:
             yield
         except OSError as error:
-            raise self._failed(error, operation, where, kind) from error
+            raise self._failed(error, operation, where, kind) from raised_in_body(error)
 
     def _failed(
         self,

@@ -211,7 +211,7 @@ def kafka_errors() -> Iterator[None]:
     try:
         yield
     except log_errors.EmbedlogError as error:
-        raise translated(error) from error
+        raise translated(error) from log_errors.raised_in_body(error)
 
 
 def raises_kafka_errors(call: Callable[P, R]) -> Callable[P, R]:

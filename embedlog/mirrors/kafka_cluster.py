@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 from embedlog.display import need
-from embedlog.errors import InvalidConfigError, KafkaClusterError
+from embedlog.errors import InvalidConfigError, KafkaClusterError, raised_in_body
 from embedlog.mirrors.ends import KAFKA_SCHEME
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
@@ -131,11 +131,11 @@ class KafkaCluster:
         try:
             yield
         except library.KafkaException as error:
-            raise self.error(what, error.args[0], **facts) from error
+            raise self.error(what, error.args[0], **facts) from raised_in_body(error)
         except (library.KafkaError, TimeoutError) as error:
             # A client may keep asking a coordinator that broke, for ever: librdkafka's issue 5511.
             self.admin = self._client(admin_library().AdminClient, {})
-            raise self.error(what, error, **facts) from error
+            raise self.error(what, error, **facts) from raised_in_body(error)
 
     def error(self, what: str, error: Any, **facts: Any) -> KafkaClusterError:
         """Return an error of the cluster, from one of the client or words on the time."""

@@ -27,7 +27,7 @@ from typing import Any
 from embedlog.batch import CONTROL, EXPLICIT_OFFSETS, MERGED, EncodedBatch, PlacedBatch
 from embedlog.batch.add_headers import add_headers, to_batch
 from embedlog.config.values import setting_text
-from embedlog.errors import FencedError, MirrorConflictError, MirrorDivergedError
+from embedlog.errors import FencedError, MirrorConflictError, MirrorDivergedError, raised_in_body
 from embedlog.lazy import np, pa
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.hops import Hop, Place, with_hop
@@ -419,9 +419,11 @@ class KafkaTarget:
                     "Another process runs the same mirror",
                     **key._asdict(),
                     todo="It goes on with the work; this one must end.",
-                ) from error
+                ) from raised_in_body(error)
             what = "The records cannot be written"
-            raise self._cluster.error(what, error.args[0], **key._asdict()) from error
+            raise self._cluster.error(what, error.args[0], **key._asdict()) from (
+                raised_in_body(error)
+            )
         except BaseException:
             self._abort(producer)
             raise

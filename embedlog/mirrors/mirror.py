@@ -85,6 +85,11 @@ class MirrorOptions:
         for option, text in (("site", self.site), ("name", self.name)):
             if text is not None and not isinstance(text, str):
                 raise InvalidConfigError(f"{option} must be a str, got {text!r}")
+        if self.name is not None and not (self.name.isprintable() and len(self.name) <= 200):
+            raise InvalidConfigError(
+                "The name of a mirror must have at most 200 characters, which can be printed, got "
+                f"{self.name[:200]!r}"
+            )
         if self.site is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", self.site):
             raise InvalidConfigError(
                 f"The name of a site must be letters, digits, '_' and '-', got {self.site!r}"

@@ -48,7 +48,7 @@ class ProducerBatch:
     """One batch for one partition, and its outcome."""
 
     __slots__ = (
-        *("count", "deadline", "delivery", "encoded", "error", "explicit", "failed"),
+        *("count", "deadline", "delivery", "encoded", "error", "explicit"),
         *("partition", "receipt", "sequence", "size", "start"),
     )
 
@@ -66,8 +66,6 @@ class ProducerBatch:
         """The application chose the sequence numbers."""
         self.receipt: Appended | None = None
         self.error: BaseException | None = None
-        self.failed: FailedRecords | None = None
-        """Set before the error, for `Delivery.mark_retrieved`."""
 
     def done(self) -> bool:
         """Return whether the batch was written, or failed for good."""
@@ -117,8 +115,10 @@ class Delivery:
         self.timestamps: list[int] = []
         self.callbacks: list[Callback] = []
         self.error: BaseException | None = None
-        self.failed: FailedRecords | None = None
-        """All rows, if they failed before they were in batches; set before the error."""
+        self.failed: dict[int | None, FailedRecords] | None = None
+        """The rows that failed, by the start of their batch; by None if they all failed before
+        they were in batches.  Set before the error, and not in the batch, which the frames of a
+        drain hold: it must be garbage with the futures."""
         self.metadata: RecordMetadata | None = None
         """Where the only row was written, if that took no `ProducerBatch`."""
         self.sealed = False
@@ -164,17 +164,13 @@ class Delivery:
 
     def mark_retrieved(self, row: int | None) -> None:
         """Note that a caller learned of the failure of a row, or of all rows (None)."""
-        failures: list[FailedRecords | None]
-        if self.failed is not None:
-            failures = [self.failed]
-        elif row is None or not self.batches:
-            failures = [batch.failed for batch in self.batches]
-        else:
+        failed, start = self.failed or {}, None
+        if row is not None and self.batches:
             position = row if self.order is None else self._position(row)
-            failures = [self.batches[bisect_right(self.starts, position) - 1].failed]
-        for failed in failures:
-            if failed is not None:
-                failed.mark_retrieved(row)
+            start = self.starts[bisect_right(self.starts, position) - 1]
+        for records in list(failed.values()) if start is None else [failed.get(start)]:
+            if records is not None:
+                records.mark_retrieved(row)
 
     def ranges(self) -> list[BatchRange]:
         """Return where the batches that are written so far are."""
@@ -315,6 +311,8 @@ def run_callback(callback: Callback) -> None:
         return
     if for_errors:
         future._delivery.mark_retrieved(future._row)
+    # The program may keep this frame, with an exception; the delivery must be garbage all the same.
+    del callback, future
     try:
         check_ran(function(*args, outcome, **kwargs), "The callback of a future")
     except Exception:  # the program's own code; it must not stop the sender

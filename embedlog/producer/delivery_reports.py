@@ -87,14 +87,17 @@ class DeliveryReports:
 
     def batch_failed(self, batch: ProducerBatch, error: BaseException) -> None:
         """Set the error of a batch, and count its records."""
-        topic = batch.delivery.queue.topic
-        batch.failed = self.failed(topic, batch.partition, batch.count, error)
+        delivery = batch.delivery
+        records = self.failed(delivery.queue.topic, batch.partition, batch.count, error)
+        if delivery.failed is None:
+            delivery.failed = {}
+        delivery.failed[batch.start] = records
         batch.error = error
 
     def not_encoded(self, open_batch: OpenBatch, error: BaseException) -> None:
         """Fail records that could not be made into batches, and count them."""
         topic, count = open_batch.queue.topic, len(open_batch.values)
-        open_batch.failed = self.failed(topic, None, count, error)
+        open_batch.failed = {None: self.failed(topic, None, count, error)}
         open_batch.error = error
         open_batch.seal()
         self._buffer_pool.release(open_batch.reserved)
@@ -121,27 +124,29 @@ class DeliveryReports:
 
     def notify(self) -> None:
         """Wake the waiting threads, log lines and run callbacks.  The caller holds no lock."""
-        done = self._done
-        if done:
-            pool, with_callbacks = self._buffer_pool, self._with_callbacks
-            popped: list[tuple[Delivery, int]] = []
-            with pool.lock:
-                freed, last = 0, None
-                while done:
-                    delivery, size = item = done.popleft()
-                    # Kept: a delivery that failed may log when it is dropped, not under the lock.
-                    popped.append(item)
-                    freed += size
-                    if delivery.callbacks and delivery is not last:
-                        with_callbacks.append(delivery)
-                        last = delivery
-                pool.buffered -= freed
-                if pool.waiters:
-                    pool.progress.notify_all()
+        if self._done:
+            self._take_done()
         if self._lines:
             self._log_lines()
         if self._with_callbacks:
             self.run_callbacks()
+
+    def _take_done(self) -> None:
+        done, pool, with_callbacks = self._done, self._buffer_pool, self._with_callbacks
+        popped: list[tuple[Delivery, int]] = []
+        with pool.lock:
+            freed, last = 0, None
+            while done:
+                delivery, size = item = done.popleft()
+                # Kept: a delivery that failed may log when it is dropped, not under the lock.
+                popped.append(item)
+                freed += size
+                if delivery.callbacks and delivery is not last:
+                    with_callbacks.append(delivery)
+                    last = delivery
+            pool.buffered -= freed
+            if pool.waiters:
+                pool.progress.notify_all()
 
     def _log_lines(self) -> None:
         while self._lines:
@@ -166,20 +171,21 @@ class DeliveryReports:
             self._callback_thread = this_thread
             try:
                 while self._with_callbacks:
-                    self._run_callbacks_of(self._with_callbacks.popleft())
+                    due = self._due_callbacks(self._with_callbacks.popleft())
+                    while due:
+                        run_callback(due.popleft())
             finally:
                 self._callback_thread = None
                 self._callback_lock.release()
             wait = False
 
-    def _run_callbacks_of(self, delivery: Delivery) -> None:
+    def _due_callbacks(self, delivery: Delivery) -> deque[Callback]:
         with self._buffer_pool.lock:
-            due: list[Callback] = []
+            due: deque[Callback] = deque()
             pending: list[Callback] = []
             for callback in delivery.callbacks:
                 future = callback[0]
                 done = delivery.outcome(future._row) is not None
                 (due if done else pending).append(callback)
             delivery.callbacks = pending
-        for callback in due:
-            run_callback(callback)
+        return due

@@ -51,7 +51,11 @@ class RecordFuture(Generic[R_co]):
             outcome = self._delivery.wait(self._row, timeout)
         if isinstance(outcome, BaseException):
             self._delivery.mark_retrieved(self._row)
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                # The traceback keeps this frame, and the delivery has the error.
+                del self, outcome
         return outcome  # type: ignore[no-any-return]
 
     get = result

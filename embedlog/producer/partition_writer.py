@@ -207,6 +207,8 @@ class PartitionWriter:
             self._context.buffer_pool.release(open_batch.reserved - encoded.size)
             if not isinstance(error, Exception):
                 raise
+            # It must be garbage with its futures, even if this frame is kept.
+            del open_batch
             self._failed([batch], error, lock_timeout < self._lock_timeout, began)
         else:
             open_batch.seal()

@@ -77,7 +77,8 @@ def _run(reference: weakref.ref[Sender], event: threading.Event) -> None:
             with sender._lock:
                 event.clear()
                 sender.idle = not any(queue.pending() for queue in sender._queues.values())
-            pause = FOREVER if sender.idle else TICK
+            # `stop` may have set the event before it was cleared.
+            pause = FOREVER if sender.idle and not sender._stopped else TICK
         del sender
         event.wait(pause)
         event.clear()

@@ -291,6 +291,8 @@ class TopicQueue:
             writer.write_one_fast(open_batch, encoded, lock_timeout)
         finally:
             self.encoding.clear()
+            # If it failed, it must be garbage with its futures, even if this frame is kept.
+            del open_batch
         return True
 
     def _take_open_batches(self) -> None:
@@ -408,10 +410,12 @@ class TopicQueue:
             with self.drain_lock:
                 self.drain_locked(None)
                 self._write_batches(delivery, batches, numbered)
+            return delivery
         finally:
             delivery.sealed = True
+            # As in `_send_one_fast`.
+            del delivery
             self.context.reports.notify()
-        return delivery
 
     def _write_batches(
         self, delivery: Delivery, batches: Batches, numbered: tuple[int, int, int] | None
@@ -436,6 +440,7 @@ class TopicQueue:
             ):
                 self._write_all(writer)
                 if _cannot_continue(delivery):
+                    del delivery
                     return
             batch = delivery.add_batch(partition, encoded)
             if sequence is not None:
@@ -447,6 +452,7 @@ class TopicQueue:
             with self.context.lock:
                 self.context.buffer_pool.buffered += batch.size
             waiting.append(batch)
+        del delivery
         for writer in self.writers.values():
             if writer.waiting:
                 writer.write()
@@ -483,7 +489,8 @@ class TopicQueue:
                 unfinished.append(self.open_batch)
         while True:
             drained = self.drain(None if deadline is None else max(deadline - monotonic(), 0.0))
-            if drained and all(batch.done() for batch in unfinished):
+            unfinished = [batch for batch in unfinished if not batch.done()]
+            if drained and not unfinished:
                 return
             if deadline is not None and monotonic() >= deadline:
                 raise TimeoutError(

@@ -20,6 +20,7 @@ from embedlog.errors import (
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     StorageError,
+    raised_in_body,
 )
 from embedlog.files import Files
 from embedlog.partition import leader_epochs, recovery, truncate
@@ -379,7 +380,7 @@ class ReplicatedPartition(PartitionLog):
                 yield
             except StorageError as error:
                 if error.missing and self.controller.current().epoch != epoch:
-                    raise self.reassigned() from error
+                    raise self.reassigned() from raised_in_body(error)
                 raise
 
     def read_tail(self) -> Tail | None:

@@ -32,6 +32,10 @@ def directory_of(path: str | bytes | os.PathLike[str]) -> str:
     directory = os.fsdecode(path)
     if not isinstance(path, os.PathLike):
         directory = _parse(directory)
+    if "\0" in directory:
+        raise NotALogError(
+            f"No directory has a NUL in its name, got {directory!r}", todo=_LOCAL_DISK
+        )
     return os.path.abspath(os.path.expanduser(directory))
 
 

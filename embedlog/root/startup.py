@@ -14,7 +14,7 @@ from operator import itemgetter
 from embedlog import catalog, keyspace, kv
 from embedlog.checksum import crc32c
 from embedlog.display import plural
-from embedlog.errors import CorruptionError, EmbedlogError, StorageError
+from embedlog.errors import CorruptionError, EmbedlogError, StorageError, raised_in_body
 from embedlog.files import Files, forget_waiters
 from embedlog.groups import membership
 from embedlog.partition import journal, roll
@@ -570,5 +570,5 @@ def ignore_missing() -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        if not error.missing:
+        if not raised_in_body(error).missing:
             raise

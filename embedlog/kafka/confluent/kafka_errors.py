@@ -89,4 +89,4 @@ def translated(**names: str) -> Iterator[None]:
     try:
         yield
     except errors.EmbedlogError as error:
-        raise KafkaException(error_of(error, **names)) from error
+        raise KafkaException(error_of(error, **names)) from errors.raised_in_body(error)

@@ -16,6 +16,7 @@ from embedlog.errors import (
     InvalidConfigError,
     InvalidSchemaError,
     UnknownSchemaError,
+    raised_in_body,
 )
 from embedlog.kafka.bootstrap import LogAddress, attach, log_address
 from embedlog.kafka.client_type import Client
@@ -89,13 +90,13 @@ def _translated(missing: int = _SUBJECT_NOT_FOUND) -> Iterator[None]:
     try:
         yield
     except IncompatibleSchemaError as error:
-        raise _error(_INCOMPATIBLE, error) from error
+        raise _error(_INCOMPATIBLE, error) from raised_in_body(error)
     except InvalidSchemaError as error:
-        raise _error(_INVALID_SCHEMA, error) from error
+        raise _error(_INVALID_SCHEMA, error) from raised_in_body(error)
     except UnknownSchemaError as error:
-        raise _error(missing, error) from error
+        raise _error(missing, error) from raised_in_body(error)
     except InvalidConfigError as error:
-        raise _error(_INVALID_LEVEL, error) from error
+        raise _error(_INVALID_LEVEL, error) from raised_in_body(error)
 
 
 def _text_of(schema: Any) -> str:
