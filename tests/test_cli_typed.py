@@ -526,11 +526,14 @@ def test_a_topic_of_bytes_has_no_columns(run, log_path):
 @each_format
 def test_an_export_is_imported_as_it_was(run, log_path, tmp_path, name):
     """Values of every type, partitions, timestamps and headers."""
+    table = EVERYTHING
+    if name == "parquet" and int(pa.__version__.split(".")[0]) < 25:
+        table = table.drop_columns("pair")  # It writes no null among lists of a fixed size.
     # The timestamp is embedlog's own.
     with embedlog.open(log_path) as log, log.producer() as producer:
         for topic in ("t", "u"):
-            log.create_topic(topic, 2, schema=EVERYTHING, key=["s", "i8"])
-        producer.append_table("t", EVERYTHING, partition=1).result()
+            log.create_topic(topic, 2, schema=table, key=["s", "i8"])
+        producer.append_table("t", table, partition=1).result()
         producer.send("t", {"s": "h"}, headers=[("a", b"\xff"), ("b", None)], timestamp_ms=5)
     file = tmp_path / f"t.{name}"
     run("export", "t", "--to", file)
