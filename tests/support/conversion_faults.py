@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from typing import ClassVar
+from unittest import mock
 
 import fastavro  # noqa: F401 - otherwise each child that converts would import it
 
@@ -49,10 +50,10 @@ class ConversionFaults(RootFaults):
 
     def work(self, root: Root, durability: str, acknowledge: Acknowledge) -> EmbedlogError | None:
         """Convert all of it, and report each chunk."""
-        stored_rows.CHUNK_ROWS = 3
         try:
             conversion = Conversion(root, "orders", "typed", OPTIONS)
-            conversion.run(lambda done, total: acknowledge(str(done)))
+            with mock.patch.object(stored_rows, "CHUNK_ROWS", 3):
+                conversion.run(lambda done, total: acknowledge(str(done)))
         except EmbedlogError as error:
             return error
         return None
