@@ -32,6 +32,8 @@ def keep(
             [offset in kept_offsets for offset in table["offset"].to_pylist()], pa.bool_()
         )
         table = table.filter(mask).combine_chunks()
+        # Of the first batch: no epoch is lower than one before it.
+        epoch = log.reader(first).read()[0].leader_epoch
         swap = replace.Replacement(log, first, roll.columns_of_schema(table.schema))
         try:
             step = -(-table.num_rows // parts) or 1
@@ -39,7 +41,7 @@ def keep(
                 some = table.slice(start, step).to_batches() or [_none(table.schema)]
                 last = start + step >= table.num_rows
                 end = stop if last else some[0]["offset"][-1].as_py() + 1
-                swap.write(batch.encode(some[0], offsets=True), first, end, 0)
+                swap.write(batch.encode(some[0], offsets=True), first, end, epoch)
                 first = end
             swap.swap(old, **options)
         finally:
