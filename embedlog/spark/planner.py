@@ -22,6 +22,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple
 
 from embedlog import errors
@@ -150,12 +151,16 @@ class RequestServer:
     def _send(self, answer: dict[str, Any]) -> None:
         line = json.dumps(answer, separators=(",", ":")).encode() + b"\n"
         with self._write_lock:
+            if self._answers.closed:
+                return
             try:
                 self._answers.write(line)
                 self._answers.flush()
             except BrokenPipeError:
                 # The JVM is gone.  Its end of stdin is closed too, which ends this process.
-                pass
+                with suppress(BrokenPipeError):
+                    # Python 3.13 prints the error of a file that it cannot flush at the end.
+                    self._answers.close()
 
 
 def _error(error: EmbedlogError) -> dict[str, Any]:
