@@ -888,6 +888,30 @@ def test_a_value_that_its_type_does_not_have_is_refused(tmp_path, kind, stored, 
         assert len(topic) == 0
 
 
+def test_a_value_below_a_null_may_be_anything(tmp_path):
+    """Arrow leaves it as it was in memory, and no reader decodes it."""
+    ones, null = pa.array([0, 1, 2], pa.int32()), pa.array([True, False])
+    times = pa.Array.from_buffers(pa.time64("us"), 2, pa.array([-1, 5], pa.int64()).buffers())
+    names = pa.array(["a", "b"])
+    columns = {
+        "list": pa.ListArray.from_arrays(ones, times, mask=null),
+        "fixed": pa.FixedSizeListArray.from_arrays(times, 1, mask=null),
+        "struct": pa.StructArray.from_arrays([times], ["at"], mask=null),
+        "map": pa.MapArray.from_arrays(ones, names, times, mask=null),
+    }
+    columns["nested"] = pa.StructArray.from_arrays([columns["fixed"]], ["times"])
+    table = pa.table(columns)
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        topic = log.create_topic("t", schema=table.schema)
+        log.producer().append_table("t", table).result()
+        row = table.to_pylist()[1]
+        assert topic[1].value == {**row, "map": dict(row["map"])}
+        assert log.topic("t").to_arrow([*columns]).to_pylist() == table.to_pylist()
+        with pytest.raises(SerializationError, match="Column map has an invalid value"):
+            table = pa.table({"map": pa.MapArray.from_arrays(ones, names, times)})
+            log.producer().append_table("t", table)
+
+
 def test_a_timestamp_of_a_record_does_not_wrap_around(tmp_path):
     """One in seconds may not fit in milliseconds."""
     with embedlog.open(tmp_path / "log", maintenance=False) as log:

@@ -46,7 +46,7 @@ def conform(table: pa.Table, schema: TopicSchema, topic: str) -> pa.Table:
         else:
             column = pa.chunked_array([schema.missing(field.name, table.num_rows)])
         _refuse_nulls(column, field, schema, topic)
-        _refuse_invalid(column, field, topic)
+        column = _valid(column, field, topic)
         if field.name == schema.timestamp:
             _check_times(column, topic, field.name)
         columns.append(column)
@@ -83,19 +83,31 @@ def _refuse_nulls(column: Any, field: Any, schema: TopicSchema, topic: str) -> N
     )
 
 
-def _refuse_invalid(column: Any, field: Any, topic: str) -> None:
-    """Raise for times of day and decimals that are not of their type, which no reader decodes."""
+def _valid(column: Any, field: Any, topic: str) -> Any:
+    """Return a column without times of day and decimals that no reader decodes.
+
+    Arrow leaves below a null what was in memory.  That becomes null.
+
+    Raises:
+        SerializationError: A value is not of its type.
+    """
     if not _may_be_invalid(field.type):
-        return
+        return column
     try:
         column.validate(full=True)
+        return column
     except pa.ArrowInvalid as error:
-        raise SerializationError(
-            f"Column {field.name} has an invalid value: {error}",
-            topic=topic,
-            column=field.name,
-            todo="Correct the value.",
-        ) from error
+        cleared = pa.chunked_array([_cleared(chunk) for chunk in column.chunks], column.type)
+        try:
+            cleared.validate(full=True)
+            return cleared
+        except pa.ArrowInvalid:
+            raise SerializationError(
+                f"Column {field.name} has an invalid value: {error}",
+                topic=topic,
+                column=field.name,
+                todo="Correct the value.",
+            ) from error
 
 
 def _may_be_invalid(data_type: Any) -> bool:
@@ -104,6 +116,32 @@ def _may_be_invalid(data_type: Any) -> bool:
     return (
         types.is_time(data_type) or types.is_decimal(data_type) or any(map(_may_be_invalid, inner))
     )
+
+
+def _cleared(array: Any) -> Any:
+    """Return an array in which everything below a null is null, or gone."""
+    types, kind = pa.types, array.type
+    if not kind.num_fields:
+        return array
+    mask = array.is_null()
+    if types.is_struct(kind):
+        inner = [_cleared(each) for each in array.flatten()]
+        return pa.StructArray.from_arrays(inner, fields=list(kind), mask=mask)
+    if types.is_fixed_size_list(kind):
+        size = kind.list_size
+        places = offset_range(0, len(array) * size)
+        below = mask.take(pc.divide(places, size))
+        items = array.values.slice(array.offset * size, len(places))
+        items = items.take(pc.if_else(below, pa.scalar(None, pa.int64()), places))
+        return pa.FixedSizeListArray.from_arrays(_cleared(items), type=kind, mask=mask)
+    if types.is_map(kind):
+        array = array.cast(pa.list_(kind.field(0)))
+    items, lengths = _cleared(array.flatten()), pc.fill_null(pc.list_value_length(array), 0)
+    ends = pc.cumulative_sum(lengths)
+    offsets = pa.concat_arrays([pa.array([0], ends.type), ends])
+    if types.is_map(kind):
+        return pa.MapArray.from_arrays(offsets, items.field(0), items.field(1), kind, mask=mask)
+    return type(array).from_arrays(offsets, items, type=kind, mask=mask)
 
 
 def _cast(column: Any, field: Any, topic: str) -> Any:
