@@ -75,6 +75,9 @@ def test_a_version_of_spark_reads_and_writes(tmp_path, version, reader):
 
 def test_the_jar_knows_the_same_versions():
     """`ReaderChoice` falls back to Python for the others."""
-    source = (ROOT / "jvm" / "src" / "embedlog" / "spark" / "ReaderChoice.java").read_text()
+    path = ROOT / "jvm" / "src" / "embedlog" / "spark" / "ReaderChoice.java"
+    if not path.exists():
+        pytest.skip("the sources of the jar are not beside the tests of a wheel")
+    source = path.read_text()
     listed = ", ".join(f'"{version}"' for version in TESTED_VERSIONS)
     assert f"Set.of({listed})" in source
