@@ -72,7 +72,7 @@ def sql(views: Mapping[str, Scannable], query: str, *, files: bool = False) -> p
 def _reads_files(name: str) -> bool:
     """Whether a name is that of a table function that reads files.
 
-    Polars is asked, with a call without arguments: so the answer fits the installed version.
+    This calls the function in Polars without arguments, so the answer fits the installed version.
     """
     quoted = name.replace('"', '""')
     try:

@@ -83,7 +83,7 @@ def refuse_remote(magic: int, path: str) -> None:
     """
     if magic in REMOTE_FILESYSTEMS:
         raise UnsupportedFilesystemError(
-            f"To open a log over a remote file system ({REMOTE_FILESYSTEMS[magic]}) can destroy it",
+            f"Opening a log over a remote file system ({REMOTE_FILESYSTEMS[magic]}) can destroy it",
             todo="Open it on the host that has its disk; Spark executors on other hosts read and "
             "write it through their mounts. Pass unsafe_filesystem=True only if no other host "
             "opens it.",

@@ -37,7 +37,7 @@ class SchemaIds:
         """Return a batch of bytes with the ids of the target.
 
         Raises:
-            MirrorConflictError: A record has an id that the registry of the source has not.
+            MirrorConflictError: A record has an id that the registry of the source lacks.
         """
         return PlacedBatch(placed.offset, with_columns(placed.batch, self.of_columns))
 
