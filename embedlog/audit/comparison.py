@@ -411,10 +411,8 @@ def _reached(
     root: Root, log: PartitionLog, who: tuple[str, str], reports: list[Report]
 ) -> tuple[int, bool]:
     """Return up to which offset a reader has read, and whether it may go on there."""
-    goes_on, reached = (
-        True,
-        max((r.next_offset for r in reports if r.kind in (COUNT, SKIP)), default=0),
-    )
+    reached = max((r.next_offset for r in reports if r.kind in (COUNT, SKIP)), default=0)
+    goes_on = True
     if who[0] == GROUP:
         group = Group(root.context, who[1], partial(tails.ends, durable=False))
         partition = TopicPartition(log.topic, log.partition)

@@ -298,23 +298,24 @@ def _cast(column: Any, target: Any, name: str) -> Any:
     types, column_type = pa.types, column.type
     if column_type == target:
         return column
-    if types.is_dictionary(column_type) or types.is_run_end_encoded(column_type):
-        return _cast(decoded(column), target, name)
-    if target == pa.binary():
-        if types.is_string_view(column_type) or types.is_large_string(column_type):
-            column = column.cast(pa.string())
-        elif not (
-            types.is_string(column_type)
-            or "binary" in str(column_type)
-            or types.is_null(column_type)
-        ):
-            raise SerializationError(
-                f"Column {name} must be binary or text, got {column_type}", todo="Cast it first."
-            )
     try:
+        column = decoded(column)
+        column_type = column.type
+        if target == pa.binary():
+            if types.is_large_string(column_type):
+                column = column.cast(pa.string())
+            elif not (
+                types.is_string(column_type)
+                or "binary" in str(column_type)
+                or types.is_null(column_type)
+            ):
+                raise SerializationError(
+                    f"Column {name} must be binary or text, got {column_type}",
+                    todo="Cast it first.",
+                )
         if types.is_integer(column_type):
             column = column.cast(pa.int64())
         # Nanoseconds are cut to milliseconds, the unit of a record's timestamp.
-        return decoded(column).cast(target, safe=not types.is_temporal(column_type))
+        return column.cast(target, safe=not types.is_temporal(column_type))
     except pa.ArrowException as error:
         raise SerializationError(f"Column {name} is {column_type}: {error}") from error
