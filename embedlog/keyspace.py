@@ -449,6 +449,9 @@ JOURNAL = Table[Any](
     "leader_epoch: u32, partition_count: u16, file_count: u16, rest: bytes",
     "The partition's part in its last publication over several partitions",
 )
+LOG_LOCKED = Table[None](
+    "3", "", "", "A publication holds the lock of the whole log, or its process died while it did"
+)
 DELETED_TOPICS = Table[Any](
     "D",
     "topic_id: u64",

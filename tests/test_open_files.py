@@ -7,7 +7,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -17,10 +17,12 @@ from support import forks
 from support.children import in_threads
 from support.patience import patient
 from support.roots import fill, make_log, open_root, values
+from support.staged_files import publish, stage
 
 import embedlog
 from embedlog.config import TopicConfig
 from embedlog.errors import EmbedlogError, LockTimeoutError
+from embedlog.kafka import KafkaProducer
 from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
@@ -115,10 +117,26 @@ def use_all_partitions(path: Path) -> int:
         assert len(log.topic("t")) == 2 * PARTITIONS + 1
         assert log.verify() == []
         max_descriptors = max(max_descriptors, descriptors() - before)
+        run_transaction(path)
+        with closing(open_root(path)) as root:
+            parts = {f"t_{number}": [b"x"] for number in range(PARTITIONS)}
+            publish(root, [stage(root, **parts)], durability="fsync")
+            max_descriptors = max(max_descriptors, descriptors() - before)
+        assert len(log.topic("t")) == 4 * PARTITIONS + 1
         log.flush()
         log.delete_topic("t")
     assert len(list(Path(path, "topics").iterdir())) == PARTITIONS
     return max_descriptors
+
+
+def run_transaction(path: Path) -> None:
+    """Append to all partitions in one transaction."""
+    with KafkaProducer(bootstrap_servers=str(path), transactional_id="x") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for number in range(PARTITIONS):
+            producer.send("t", b"x", partition=number)
+        producer.commit_transaction()
 
 
 def test_a_process_with_few_descriptors_uses_many_partitions(tmp_path: Path) -> None:

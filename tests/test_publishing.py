@@ -5,14 +5,16 @@ import logging
 import os
 import signal
 import threading
+from contextlib import nullcontext
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 from support.children import PausedChild, assert_killed, in_threads
 from support.clock import START
 from support.faulty_files import FaultyFiles
 from support.roots import abandon, bases, encoded, fill, healthy, make_log, open_root, rows, values
-from support.staged_files import directory, publish, stage
+from support.staged_files import directory, escalation, publish, stage
 
 from embedlog import catalog, keyspace, kv
 from embedlog.config import TopicConfig
@@ -214,7 +216,14 @@ def test_a_staged_file_that_is_gone_or_damaged_is_an_error(topics):
     assert not any(values_by_partition(topics).values())
 
 
-def test_a_partition_that_another_process_holds_is_an_error_after_the_timeout(topics):
+@pytest.fixture(params=[False, True], ids=["locks of partitions", "lock of the log"])
+def escalated(request):
+    """Whether publications escalate to the lock of the log."""
+    with escalation() if request.param else nullcontext():
+        yield request.param
+
+
+def test_a_partition_that_another_process_holds_is_an_error_after_the_timeout(topics, escalated):
     """P16: the error names the process; the locks of the other partitions are released."""
     staged = [stage(topics, a_0=[b"1"], b_0=[b"2"])]
 
@@ -717,7 +726,7 @@ def test_a_damaged_clock_of_publications_continues_from_the_last_app_version(
 # Concurrent appends and reads
 
 
-def test_appends_and_publications_take_turns(topics):
+def test_appends_and_publications_take_turns(topics, escalated):
     """No append of a thread to the same partitions is lost, and no offset is skipped."""
     done = threading.Event()
 
@@ -754,7 +763,57 @@ def test_an_append_finishes_what_was_committed_even_if_a_read_came_before_it(top
     assert values(topics.partition("b", 0)) == [b"too"]
 
 
-def test_readers_see_all_of_a_publication_or_nothing(topics):
+def publish_until(place, reached):
+    """Publish to two partitions under the lock of the log; call ``reached`` in the middle."""
+    write = transaction._write
+
+    def pausing(plan):
+        files = write(plan)
+        if plan.log.topic == "b":
+            reached()
+        return files
+
+    other = open_root(place)
+    with escalation(), patch.object(transaction, "_write", pausing):
+        publish(other, [stage(other, a_0=[b"published"], b_0=[b"too"])], 1)
+
+
+OPERATIONS = {
+    "append": lambda root: root.partition("a", 0).append([encoded(b"x")]),
+    "elsewhere": lambda root: root.partition("a", 1).append([encoded(b"x")]),
+    "publish": lambda root: publish(root, [stage(root, a_0=[b"x"])], 7),
+    "escalate": lambda root: publish_escalated(root),
+    "delete": lambda root: root.delete_topic("b"),
+    "truncate": lambda root: root.partition("a", 0).truncate_to(0),
+}
+
+
+def publish_escalated(root):
+    with escalation():
+        publish(root, [stage(root, a_0=[b"x"])], 8)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_while_a_publication_holds_the_lock_of_the_log_all_others_wait(tmp_path, operation):
+    """A stopped process is named by the error of the timeout; a killed one is no obstacle."""
+    root = open_root(tmp_path, lock_timeout=0.05)
+    root.create_topic("a", 2, TopicConfig())
+    root.create_topic("b", 1, TopicConfig())
+
+    with PausedChild(partial(publish_until, root.path)) as holder:
+        with pytest.raises(LockTimeoutError) as caught:
+            operation(root)
+        assert caught.value.pid == holder.pid
+        holder.kill()
+        operation(root)
+
+    assert values(root.partition("a", 0)) in ([], [b"x"])
+    assert root.context.log_lock.is_free()
+    assert healthy(root)
+    root.close()
+
+
+def test_readers_see_all_of_a_publication_or_nothing(topics, escalated):
     """The ends in one snapshot belong to the same number of publications."""
     done, end_pairs = threading.Event(), set()
 

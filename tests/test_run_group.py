@@ -315,7 +315,8 @@ def test_too_many_killed_processes_end_the_run(log, seen, caplog):
 
     with pytest.raises(ProcessDiedError, match="SIGKILL"):
         run.wait(patient(60))
-    assert seen.numbers == {13: 3}
+    # Both processes may have died of it before the first is missed.
+    assert seen.numbers in ({13: 3}, {13: 4})
     restarts = [line for line in caplog.messages if "starting another one" in line]
     assert [line.split("; ")[-1] for line in restarts] == ["1 restart left", "0 restarts left"]
     assert all("of group g ended with SIGKILL" in line for line in restarts)

@@ -3,7 +3,8 @@
 Append, roll, flush, recovery and the others are functions over a `PartitionState`, in
 files named after what they do.  `PartitionLog` adds the public methods.
 
-Lock order: thread lock, then the partition's `flock`, then `state` or `live`.
+Lock order: the lock of the log (`log_lock`), thread lock, then the partition's `flock`, then
+`state` or `live`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from embedlog.files import Files, WakePage
 from embedlog.files.reserve import Reserve
 from embedlog.partition import producer_state
 from embedlog.partition.bounded_clock import last_reading
+from embedlog.partition.log_lock import LogLock
 from embedlog.partition.open_files import OpenFiles
 from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.tail import TAILS, CachedTail, Tail
@@ -60,6 +62,7 @@ class Context:
     live: kv.Store
     catalog: Catalog
     wake: WakePage
+    log_lock: LogLock
     reserve: Reserve
     open_files: OpenFiles
     clock: Callable[[], int]
@@ -215,10 +218,11 @@ class PartitionState:
 
     # The right to append
 
-    def acquire(self, timeout: float | None = None) -> None:
+    def acquire(self, timeout: float | None = None, *, escalated: bool = False) -> None:
         """Take the partition's lock, which excludes every other process and thread.
 
-        Waits ``timeout`` seconds, or the ``lock_timeout`` of the log.
+        Waits ``timeout`` seconds, or the ``lock_timeout`` of the log.  With ``escalated`` the
+        caller holds the lock of the log exclusively.
 
         Raises:
             LockTimeoutError: Another process or thread holds it.
@@ -236,14 +240,25 @@ class PartitionState:
                 self.context.open_files.opened(self)
             if self.context.files.lock(self._lock_fd, timeout):
                 _logger.debug("%s-%d: waited for the lock of a process", self.topic, self.partition)
+            log_lock = self.context.log_lock
+            if (
+                self.context.state.is_current(log_lock.free_version)
+                or escalated
+                or log_lock.is_free()
+            ):
+                return
         except BaseException:
             self.thread_lock.release()
             raise
+        PartitionState.release(self)
+        with log_lock.shared(timeout):
+            pass
+        PartitionState.acquire(self, timeout)
 
     def release(self) -> None:
         """Release the partition's lock."""
-        assert self._lock_fd is not None
-        self.context.files.unlock(self._lock_fd)
+        if self._lock_fd is not None:
+            self.context.files.unlock(self._lock_fd)
         self.thread_lock.release()
 
     @contextmanager
@@ -461,19 +476,23 @@ class PartitionState:
         Waits for an append of another thread, whose lock must not be closed during it.
         """
         if not self.release_files(self.context.lock_timeout):
-            self._close_files()
+            self.close_files_locked()
 
     def release_files(self, timeout: float = 0) -> bool:
         """Close the files for now, unless an operation holds the partition's lock."""
         if not self.thread_lock.acquire(timeout=timeout):
             return False
         try:
-            self._close_files()
+            self.close_files_locked()
         finally:
             self.thread_lock.release()
         return True
 
-    def _close_files(self) -> None:
+    def close_files_locked(self) -> None:
+        """Close the files, by whoever has the thread lock.
+
+        That frees the partition's lock: then the caller must hold that of the log exclusively.
+        """
         self.open_segment_file = None
         fd, self._lock_fd = self._lock_fd, None
         if fd is not None:

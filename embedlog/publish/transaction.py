@@ -1,6 +1,7 @@
 """Publishing staged batches in any number of partitions: all of them or none, and only once.
 
-In order, under the locks of all partitions, taken in the order of their keys:
+In order, under the locks of all partitions, taken in the order of their keys, or, if these
+are too many, under that of the whole log:
 
 1. Read the application's versions: a publication at or below them was published before.
    (Also before the locks, since a repetition may have no staged files any more.)
@@ -30,8 +31,8 @@ need not be flushed, since they are not needed after a crash.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -68,6 +69,9 @@ from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.segment import END_MARK, SegmentFile, create
 
 _logger = logging.getLogger("embedlog.publish")
+_DESCRIPTORS = 4
+"""Escalate unless the process may have so many for each partition: its lock and its active
+segment take two, and the rest of the program needs some."""
 
 
 class Publication(NamedTuple):
@@ -192,18 +196,17 @@ def publish(
     encoded = _by_partition(root, staged)
     if not encoded and publication is None:
         return PublishResult(0)
-    with ExitStack() as locks:
-        # In the order of the keys, as in every process: otherwise two could wait for each other.
-        for log in encoded:
-            log.acquire(timeout)
-            locks.callback(log.release)
+    with _locked(context, encoded, timeout) as escalated:
         before = _visible_version(context, target) if target else None
         if before is not None:
             return PublishResult(0, before)
         synced = (durability or context.durability) == "fsync"
         try:
-            plans = [_plan(log, of_log, synced) for log, of_log in encoded.items()]
-            before = _carry_out(context, plans, target, synced)
+            plans = []
+            for log, of_log in encoded.items():
+                with _descriptors(log, escalated):
+                    plans.append(_plan(log, of_log, synced))
+            before = _carry_out(context, plans, target, synced, escalated)
         except DiskFullError:
             context.reserve.mark_full()
             raise
@@ -215,6 +218,33 @@ def publish(
     if report is not None:
         report([plan.published(encoded[plan.log]) for plan in plans])
     return PublishResult(records)
+
+
+@contextmanager
+def _locked(
+    context: Context, logs: Collection[PartitionState], timeout: float | None
+) -> Iterator[bool]:
+    """Hold the locks of partitions; yield whether they escalated to that of the log."""
+    escalated = _DESCRIPTORS * len(logs) > context.files.most_descriptors()
+    log_lock = context.log_lock.exclusive if escalated else context.log_lock.shared
+    with log_lock(context.lock_timeout if timeout is None else timeout), ExitStack() as locks:
+        # In the order of the keys, as in every process: otherwise two could wait for each other.
+        for log in logs:
+            log.acquire(timeout, escalated=escalated)
+            locks.callback(log.release)
+            if escalated:
+                log.close_files_locked()
+        yield escalated
+
+
+@contextmanager
+def _descriptors(log: PartitionState, escalated: bool) -> Iterator[None]:
+    """Give the descriptors of a partition back after the body, if its lock escalated."""
+    try:
+        yield
+    finally:
+        if escalated:
+            log.close_files_locked()
 
 
 def _by_partition(
@@ -367,7 +397,11 @@ def _plan_next_segment(log: PartitionState, tail: Tail, columns: SegmentInfo) ->
 
 
 def _carry_out(
-    context: Context, plans: list[PartitionPlan], target: PublicationTarget | None, synced: bool
+    context: Context,
+    plans: list[PartitionPlan],
+    target: PublicationTarget | None,
+    synced: bool,
+    escalated: bool,
 ) -> AppVersion | None:
     """Write the planned batches, commit, and make them visible.
 
@@ -378,10 +412,11 @@ def _carry_out(
     )
     try:
         number, prepared = context.state.write(lambda txn: _prepare(txn, plans))
-        written = [_write(plan) for plan in plans]
-        if synced:
-            for plan, files in zip(plans, written, strict=True):
-                _flush(plan, files)
+        for plan in plans:
+            with _descriptors(plan.log, escalated):
+                files = _write(plan)
+                if synced:
+                    _flush(plan, files)
         entries = {}
         for plan, entry in zip(plans, prepared, strict=True):
             after, indexed = plan.after, plan.segments[-1].pending.entries
@@ -412,9 +447,9 @@ def _carry_out(
             context.live.write(lambda txn: journal.make_visible(txn, entries.items()))
             return None
     except BaseException:
-        _resolve(plans)
+        _resolve(plans, escalated)
         raise
-    _resolve(plans)
+    _resolve(plans, escalated)
     return before
 
 
@@ -520,11 +555,11 @@ def _put_partition(
     journal.JOURNAL.put(txn, key, value=entry)
 
 
-def _resolve(plans: list[PartitionPlan]) -> None:
+def _resolve(plans: list[PartitionPlan], escalated: bool) -> None:
     """After a failure: undo what was prepared, or make visible what was committed."""
     for plan in plans:
         # If the disk refuses even this, the next writer reads the journal and does it.
-        with suppress(EmbedlogError):
+        with suppress(EmbedlogError), _descriptors(plan.log, escalated):
             recovery.resolve_publication(plan.log)
 
 

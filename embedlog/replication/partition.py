@@ -352,9 +352,9 @@ class ReplicatedPartition(PartitionLog):
 
     # Leadership
 
-    def acquire(self, timeout: float | None = None) -> None:
+    def acquire(self, timeout: float | None = None, *, escalated: bool = False) -> None:
         """As `PartitionState.acquire`; a new leader has taken over when this returns."""
-        super().acquire(timeout)
+        super().acquire(timeout, escalated=escalated)
         self._owner = threading.get_ident()
         try:
             self._lead()

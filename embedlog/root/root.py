@@ -47,6 +47,7 @@ from embedlog.files.reserve import Reserve
 from embedlog.groups import offsets
 from embedlog.keyspace import FORMAT_VERSION
 from embedlog.partition import flush, tail
+from embedlog.partition.log_lock import LogLock
 from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.state import Context, Durability
@@ -464,6 +465,7 @@ class Root:
             live=live,
             catalog=Catalog(state),
             wake=wake,
+            log_lock=LogLock(files, state),
             reserve=Reserve(files),
             open_files=OpenFiles(limit_for(files.most_descriptors())),
             clock=self.clock,

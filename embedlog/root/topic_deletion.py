@@ -28,15 +28,11 @@ def wait_for_writers(context: Context, topic: TopicInfo, timeout: float | None =
     Raises:
         LockTimeoutError: A process holds a partition for longer.
     """
-    files = context.files
-    for number in range(topic.partitions):
-        path = topic.lock_path(number)
-        if files.exists(path):
-            lock = files.open(path, write=True)
-            try:
-                files.lock(lock, context.lock_timeout if timeout is None else timeout)
-            finally:
-                files.close(lock)
+    files, timeout = context.files, context.lock_timeout if timeout is None else timeout
+    with context.log_lock.shared(timeout):
+        for path in filter(files.exists, map(topic.lock_path, range(topic.partitions))):
+            with files.opened(path, write=True) as lock:
+                files.lock(lock, timeout)
 
 
 def finish(context: Context, topic: TopicInfo, timeout: float | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -13,7 +14,7 @@ from embedlog.publish.transaction import Publication
 from embedlog.root.root import Root
 from support.faulty_roots import Acknowledge, RootFaults
 from support.roots import encoded, healthy, no_stray_files, values
-from support.staged_files import publish, stage
+from support.staged_files import escalation, publish, stage
 
 CONFIG: dict[str, tuple[int, dict[str, object]]] = {
     "a": (2, {}),
@@ -28,6 +29,8 @@ VERSIONS = {
     3: {"a_0": 1, "b_0": 5, "c_0": 1},
 }
 """The number of batches of each publication for each partition."""
+ESCALATED = 2
+"""The publication that holds the lock of the log."""
 DAY = 86_400_000
 PARTS = ("a_0", "a_1", "b_0", "c_0")
 EVERYTHING = [f"{kind}{version}" for version in VERSIONS for kind in "pn"]
@@ -45,10 +48,11 @@ def value_after(version: int) -> bytes:
 
 
 def send(root: Root, version: int, durability: str) -> Any:
-    """Stage a publication and publish it, as a task and its driver do."""
+    """Stage a publication and publish it, as a task and its driver do; one of them escalates."""
     staged = stage(root, **{part: values_for(version, part) for part in VERSIONS[version]})
     try:
-        return publish(root, [staged], version, durability=durability)
+        with escalation() if version == ESCALATED else nullcontext():
+            return publish(root, [staged], version, durability=durability)
     finally:
         staging.remove(root.context.files, [staged])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
+from unittest.mock import patch
 
 from embedlog.files import process_id
 from embedlog.publish import staging, transaction
@@ -31,6 +32,11 @@ def directory(job: str = "job") -> str:
     owner = process_id.process()
     assert owner is not None
     return staging.job_directory(str(owner), 0, job)
+
+
+def escalation() -> Any:
+    """Let publications escalate to the lock of the log, as those over very many partitions."""
+    return patch.object(transaction, "_DESCRIPTORS", 1 << 30)
 
 
 def publish(
