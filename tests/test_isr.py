@@ -1,14 +1,12 @@
 """In-sync replicas, elections and reassignments of one partition: Kafka's cases.
 
-The figures are those of Kafka 4.0's `PartitionTest`, `IsrExpirationTest`,
-`PartitionChangeBuilderTest`, `PartitionReassignmentReplicasTest` and
-`PartitionReassignmentRevertTest`.
+The figures are those of Kafka 4.0's `PartitionTest`, `PartitionChangeBuilderTest`,
+`PartitionReassignmentReplicasTest` and `PartitionReassignmentRevertTest`.
 """
 
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -17,10 +15,8 @@ from embedlog.errors import (
     InvalidReplicationAssignmentError,
     NotEnoughReplicasError,
 )
-from embedlog.replication.isr import FollowerProgress, PartitionAssignment
+from embedlog.replication.isr import PartitionAssignment
 
-MAX_LAG_MS = 100
-"""Of IsrExpirationTest, as is the leader's end of 20."""
 FOO = PartitionAssignment((2, 1, 3), (2, 1, 3), 1, leader_epoch=100, partition_epoch=200)
 BAR = PartitionAssignment(
     (1, 2, 3, 4), (1, 2, 3), 1, 100, 200, adding_replicas=(4,), removing_replicas=(1,)
@@ -31,77 +27,6 @@ BAR = PartitionAssignment(
 def three(*isr, leader=0, **fields):
     """Return a partition with the replicas 0, 1 and 2."""
     return PartitionAssignment((0, 1, 2), isr, leader, **fields)
-
-
-def lagging(progress, now_ms, leader_end=20):
-    """Return the followers that must leave the ISR, of one follower with this progress."""
-    state = PartitionAssignment((0, 1), (0, 1), 0)
-    return state.out_of_sync({1: progress}, leader_end, now_ms, MAX_LAG_MS)
-
-
-# Who is in sync
-
-
-def test_a_follower_that_is_stuck_leaves():
-    """IsrExpirationTest.testIsrExpirationForStuckFollowers."""
-    progress = FollowerProgress().seen(0, 0, 1_000).seen(19, 20, 1_000)
-
-    assert lagging(progress, 1_000) == ()
-    assert lagging(progress, 1_150) == (1,)
-
-
-def test_a_follower_that_was_never_seen_leaves():
-    """IsrExpirationTest.testIsrExpirationIfNoFetchRequestMade."""
-    assert lagging(FollowerProgress().seen(0, 0, 1_000), 1_150) == (1,)
-    assert PartitionAssignment((0, 1), (0, 1), 0).out_of_sync({}, 20, 0, MAX_LAG_MS) == (1,)
-
-
-def test_a_follower_that_never_catches_up_leaves_and_returns_when_it_does():
-    """IsrExpirationTest.testIsrExpirationForSlowFollowers."""
-    progress = FollowerProgress().seen(0, 0, 1_000).seen(18, 20, 1_000)
-    assert lagging(progress, 1_000) == ()
-    progress = progress.seen(19, 20, 1_075)
-    assert lagging(progress, 1_075) == ()
-    assert lagging(progress, 1_150) == (1,)
-
-    assert lagging(progress.seen(20, 20, 1_150), 1_150) == ()
-
-
-def test_a_follower_at_the_end_of_an_idle_log_stays():
-    """IsrExpirationTest.testIsrExpirationForCaughtUpFollowers."""
-    progress = FollowerProgress().seen(20, 20, 1_000)
-
-    assert lagging(progress, 1_150) == ()
-    assert lagging(progress, 10**9) == ()
-
-
-def test_a_follower_that_has_reached_what_was_the_end_stays():
-    """PartitionTest.testShouldNotShrinkIsrIfPreviousFetchIsCaughtUp."""
-    progress = FollowerProgress(caught_up_ms=0).seen(5, 10, 5_000)
-    assert progress.caught_up_ms == 0
-
-    progress = progress.seen(10, 15, 10_001)
-    assert progress == FollowerProgress(10, 5_000, 15, 10_001)
-    assert progress.is_caught_up(15, 10_001, 10_000)
-    assert not progress.is_caught_up(15, 15_001, 10_000)
-
-
-def test_a_follower_has_caught_up_when_it_is_seen_at_the_end():
-    """PartitionTest.testUpdateFollowerFetchState."""
-    progress = FollowerProgress(caught_up_ms=0).seen(3, 6, 500)
-    assert (progress.log_end_offset, progress.caught_up_ms) == (3, 0)
-
-    progress = progress.seen(6, 6, 1_000)
-    assert (progress.log_end_offset, progress.caught_up_ms) == (6, 1_000)
-
-
-def test_a_follower_that_was_seen_once_leaves_when_it_lags():
-    """PartitionTest.testMaybeShrinkIsr."""
-    followers = {1: FollowerProgress().seen(10, 10, 0), 2: FollowerProgress()}
-    state = three(0, 1, 2, partition_epoch=1)
-    assert state.out_of_sync(followers, 10, 0, 30_000) == ()
-    assert state.out_of_sync(followers, 10, 30_001, 30_000) == (2,)
-    assert state.shrink([2]) == three(0, 1, partition_epoch=2)
 
 
 # Enough in-sync replicas
@@ -469,22 +394,3 @@ class Partition(RuleBasedStateMachine):
 
 class TestPartition(Partition.TestCase):
     """No clean change loses an acknowledged record."""
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 50)), min_size=1, max_size=20),
-    st.integers(0, 100),
-)
-@settings(deadline=None)
-def test_a_follower_is_caught_up_as_of_the_last_time_that_it_was_at_the_end(steps, lag):
-    """Compared with the whole history: never later than it really was as long as the leader."""
-    progress, now, leader_end, ends = FollowerProgress(), 0, 0, [(0, 0)]
-    for growth, passed in steps:
-        now += passed
-        leader_end += growth
-        ends.append((now, leader_end))
-        progress = progress.seen(min(leader_end, progress.log_end_offset + lag), leader_end, now)
-        reached = [when for when, end in ends if end <= progress.log_end_offset]
-        assert progress.caught_up_ms <= max(reached)
-        if progress.log_end_offset == leader_end:
-            assert progress.caught_up_ms == now

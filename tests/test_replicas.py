@@ -488,30 +488,33 @@ def test_a_transaction_needs_enough_in_sync_copies(directories, log):
     directories.put_back(3)
 
 
-def test_acks_1_writes_to_the_leader_and_the_others_follow(directories, log):
-    """They get it at the next append with acks=all, at a roll, or from the housekeeping."""
+@pytest.mark.parametrize("acks", [0, 1])
+def test_a_record_is_in_all_in_sync_copies_before_it_can_be_read_whatever_acks_says(
+    directories, log, acks
+):
+    """H1: so nothing that was read is lost with the leader's disk, nor with a program that ends."""
+    log.create_topic("t", replication_factor=2, config={"min.insync.replicas": 2})
+    with directories.open() as short_lived:
+        send(short_lived, "t", numbered(b"one", 10), acks=acks)
+    directories.assert_equal_copies("t", 2)
+    send(log, "t", numbered(b"two", 10), acks=acks)
+    directories.lose(log, assignment(log, "t").leader)
+
+    assert values(log, "t") == [*numbered(b"one", 10), *numbered(b"two", 10)]
+
+
+def test_a_leader_that_was_not_in_sync_truncates(directories, log):
+    """Readers past the cut are told, and offsets go on there."""
     log.create_topic("t", replication_factor=2)
     send(log, "t", [b"all"])
-    send(log, "t", numbered(b"one", 10), acks=1)
-    first, second = (files for files in directories.copies("t").values() if files)
-    assert first != second
-
-    log.maintain()
-
-    directories.assert_equal_copies("t", 2)
-    send(log, "t", numbered(b"one", 10), acks=1)
-    send(log, "t", [b"all"])
-    directories.assert_equal_copies("t", 2)
-
-
-def test_a_new_leader_that_lags_truncates(directories, log):
-    """Only records with acks=1 are lost; readers past the cut are told, and offsets go on there."""
-    log.create_topic("t", replication_factor=2)
-    send(log, "t", [b"all"])
-    send(log, "t", numbered(b"one", 10), acks=1)
+    leader, follower = assignment(log, "t").isr
+    directories.lose(log, follower)
+    send(log, "t", numbered(b"one", 10))
     reader_epoch = log.partition("t", 0).tail().leader_epoch
-    leader = assignment(log, "t").leader
+    directories.put_back(follower)
+    recovery.try_bring_back(log.root)
     directories.lose(log, leader)
+    assert log.root.controller.elect_unclean([log.root.topic("t").key(0)])
 
     assert values(log, "t") == [b"all"]
     assert send(log, "t", [b"next"])[0].offset == 1
@@ -523,7 +526,7 @@ def test_a_new_leader_that_lags_truncates(directories, log):
 
 
 def test_a_preferred_leader_loses_nothing(directories, log):
-    """Also not what was appended with acks=1 since: it is brought up to date first."""
+    """Also not what was appended with acks=1 since."""
     log.create_topic("t", replication_factor=2)
     preferred = assignment(log, "t").leader
     directories.lose(log, preferred)

@@ -630,7 +630,7 @@ def raised_epoch(
     """Return an assignment whose leader epoch, if it changed, is above every one in the log.
 
     A copy of a topic of another log keeps the leader epochs of the source, so a leader that was in
-    sync begins none; nothing is appended to it with ``acks=1``.
+    sync begins none.
     """
     if after.leader_epoch == before.leader_epoch:
         return after

@@ -4,18 +4,13 @@
 methods return the next one.  Each change has a higher ``partition_epoch``, by which a process
 can tell that it decides on an old state; a change of leader has a higher ``leader_epoch``
 too, which fences the leader before it.
-
-`FollowerProgress` is what a leader knows of a follower.  A follower is in sync while its log
-was as long as the leader's at most `replica.lag.time.max.ms` ago, however fast the leader
-grows; one that was out of sync returns when it has all records below the high watermark, and
-those that came before this leader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from embedlog.errors import (
     IllegalStateError,
@@ -23,35 +18,6 @@ from embedlog.errors import (
     NotEnoughReplicasError,
 )
 from embedlog.replication.election import Election, elect_leader
-
-
-class FollowerProgress(NamedTuple):
-    """How far a follower is, and when it was last as long as the leader's log."""
-
-    log_end_offset: int = 0
-    caught_up_ms: int = 0
-    """The latest time at which the leader's log ended where the follower's ends now."""
-    seen_leader_end: int = 0
-    """Where the leader's log ended when the follower was last seen."""
-    seen_ms: int = 0
-
-    def seen(self, log_end_offset: int, leader_end: int, now_ms: int) -> FollowerProgress:
-        """Return the progress after the follower was seen at an offset.
-
-        A follower that never reaches the end of a fast leader has caught up, as of the time
-        when it was last seen, if it has reached what was the end at that time.
-        """
-        caught_up_ms = self.caught_up_ms
-        if log_end_offset >= leader_end:
-            caught_up_ms = max(caught_up_ms, now_ms)
-        elif log_end_offset >= self.seen_leader_end:
-            caught_up_ms = max(caught_up_ms, self.seen_ms)
-        seen_end = max(self.seen_leader_end, leader_end)
-        return FollowerProgress(log_end_offset, caught_up_ms, seen_end, now_ms)
-
-    def is_caught_up(self, leader_end: int, now_ms: int, max_lag_ms: int) -> bool:
-        """Whether the follower is as long as the leader, or was not long ago."""
-        return self.log_end_offset == leader_end or now_ms - self.caught_up_ms <= max_lag_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +72,7 @@ class PartitionAssignment:
 
     @property
     def in_sync_followers(self) -> tuple[int, ...]:
-        """Those to which an append with ``acks="all"`` must be written before it is published."""
+        """Those to which an append must be written before it is published."""
         return tuple(each for each in self.isr if each != self.leader)
 
     @property
@@ -156,21 +122,6 @@ class PartitionAssignment:
     def is_under_min_isr(self, min_insync_replicas: int) -> bool:
         """Whether too few replicas are in sync for ``acks="all"``."""
         return self.leader is None or len(self.isr) < min(min_insync_replicas, len(self.replicas))
-
-    def out_of_sync(
-        self,
-        followers: Mapping[int, FollowerProgress],
-        leader_end: int,
-        now_ms: int,
-        max_lag_ms: int,
-    ) -> tuple[int, ...]:
-        """Return the in-sync followers that must leave: those that lag, or were never seen."""
-        return tuple(
-            each
-            for each in self.in_sync_followers
-            if each not in followers
-            or not followers[each].is_caught_up(leader_end, now_ms, max_lag_ms)
-        )
 
     def shrink(self, replicas: Collection[int]) -> PartitionAssignment:
         """Return the state without these in-sync replicas.

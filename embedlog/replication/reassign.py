@@ -187,11 +187,9 @@ def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
         new_copies.clear()
         assert isinstance(log, ReplicatedPartition)
         with ExitStack() as held:
-            # What only a new copy has, which leads, is not lost.  And those that are in sync are
-            # written to by the holder of the lock.
+            # Those that are in sync are written to by the holder of the lock.
             with suppress(ReplicaNotAvailableError):
                 held.enter_context(log.locked())
-                log.complete_followers()
             count += len(root.controller.change_assignments([key], cancel_one))
         remove_copies(root.controller, key, topic.directory, new_copies)
     return count
@@ -343,7 +341,7 @@ def finish(root: HasDirectories, partitions: Collection[TopicPartition] | None =
         if before.leader is None or not set(before.target_replicas) <= set(before.isr):
             continue
         key = info.key(number)
-        with suppress(*_CHANGED), _complete(root, partition):
+        with suppress(*_CHANGED), root.partition(*partition).locked():
             changed = controller.change_assignments(
                 [key], lambda _, before, image: before.finish_reassignment(image.online)
             )
@@ -356,23 +354,10 @@ def finish(root: HasDirectories, partitions: Collection[TopicPartition] | None =
     return finished
 
 
-@contextmanager
-def _complete(root: HasDirectories, partition: TopicPartition) -> Iterator[None]:
-    """Hold the lock of a partition, and have its in-sync followers as long as the leader."""
-    log = root.partition(*partition)
-    assert isinstance(log, ReplicatedPartition)
-    with log.locked():
-        log.complete_followers()
-        yield
-
-
 def elect_preferred(
     root: HasDirectories, partitions: Collection[TopicPartition] | None = None
 ) -> list[TopicPartition]:
-    """Elect the preferred leaders of partitions, by default of all; return which changed.
-
-    Nothing is lost, also not with ``acks=1``: the new leader is brought up to date first.
-    """
+    """Elect the preferred leaders of partitions, by default of all; return which changed."""
     elected = []
     for log in root.partition_logs(root.topics().values()):
         assert isinstance(log, ReplicatedPartition)
@@ -385,7 +370,7 @@ def elect_preferred(
             continue
         if assignment.elect_preferred(online) == assignment:
             continue
-        with suppress(*_CHANGED), _complete(root, partition):
+        with suppress(*_CHANGED), log.locked():
             if root.controller.change_assignments(
                 [log.key], lambda _, before, image: before.elect_preferred(image.online)
             ):

@@ -57,5 +57,4 @@ def _leave_isr(log: ReplicatedPartition, bad: Collection[int]) -> None:
         return before.elect(good) if good else before
 
     with log.locked():
-        log.complete_followers()
         log.controller.change_assignment(log.key, change)

@@ -44,7 +44,7 @@ def in_sync(model: ReplicasModel) -> tuple[int, ...]:
 
 
 def by_a_copy_that_returns() -> None:
-    """A leader is lost with records that only it has, and returns while others are appended."""
+    """A leader is lost, and returns while others are appended."""
     for appends_at in range(6):
         with a_partition(2) as model:
             model.open_another()
@@ -55,14 +55,14 @@ def by_a_copy_that_returns() -> None:
 
 
 def by_a_failover_while_copies_are_made() -> None:
-    """The leader is lost with records that only it and the new copy have."""
+    """The leader is lost while another copy is made of it."""
     for at in range(1, 9):
         with a_partition(3) as model:
             model.open_another()
             *_, behind = in_sync(model)
             model.unmount(behind - 1, False)
             model.keep_house(0, False)
-            model.append_to_leader(0, 0, 700)
+            model.append_to_all(0, 0, 700)
             model.bring_back(behind - 1, False)
             model.keep_house(0, False, at, "lose the leader")
 
@@ -74,18 +74,6 @@ def by_a_copy_that_breaks_in_an_append() -> None:
             _, follower = in_sync(model)
             model.break_disk(follower - 1, errno.EIO, after, 1 << 30, False, False)
             model.append_to_all(0, 0, 0)
-
-
-def by_a_preferred_leader() -> None:
-    """It is elected again, while the leader has records that no follower has yet."""
-    with a_partition(2) as model:
-        preferred, _ = in_sync(model)
-        model.unmount(preferred - 1, False)
-        model.keep_house(0, False)
-        model.bring_back(preferred - 1, False)
-        model.keep_house(0, False)
-        model.append_to_leader(0, 0, 0)
-        model.elect_preferred(0)
 
 
 def by_a_copy_out_of_sync() -> None:
@@ -120,7 +108,7 @@ MUTANTS = [
         "published before the followers have it",
         by_the_model,
         f"{REPLICATION}.files:ReplicatedFiles.write",
-        {'if not getattr(self._local, "leader_only", False):': "if False:"},
+        {"for directory, copy in reversed(copies[1:]):": "for directory, copy in ():"},
     ),
     Mutant(
         "elected from outside the ISR",
@@ -199,12 +187,6 @@ MUTANTS = [
         by_a_copy_that_breaks_in_an_append,
         f"{REPLICATION}.partition:ReplicatedPartition._publish_if_kept",
         {"self._check_min_isr(assignment)": "..."},
-    ),
-    Mutant(
-        "preferred leaders are elected before they have everything",
-        by_a_preferred_leader,
-        f"{REPLICATION}.reassign:_complete",
-        {"log.complete_followers()": "..."},
     ),
     Mutant(
         "what a lost leader had is copied after another one was elected",

@@ -2,8 +2,7 @@
 
 `ReplicasModel` loses directories, brings them back old or empty, lags, crashes, elects,
 reassigns, retains, compacts and truncates, by two handles, and knows of each record whether
-it may be lost: a record that all in-sync replicas have never, one that was appended with
-``acks=1`` only with the directory that led.
+it may be lost: never, as long as one of the replicas that were in sync has it.
 """
 
 from __future__ import annotations
@@ -89,9 +88,6 @@ class Acknowledged:
     offset: int
     key: bytes | None
     value: bytes
-    leader: int
-    strong: bool
-    """Whether all in-sync replicas have it."""
     losable: bool = False
 
 
@@ -377,7 +373,7 @@ class ReplicasModel(RuleBasedStateMachine):
     ) -> Any:
         strong = acks in ("all", -1)
         batch = self._encode(lines, producer)
-        before, assignment = self.image, self.assignment(part)
+        before = self.image
         done, result = self._attempt(
             part,
             lambda: self.log(part, handle).append([batch], acks=acks, durability=durability),
@@ -394,8 +390,7 @@ class ReplicasModel(RuleBasedStateMachine):
         if receipt.duplicate:
             return receipt
         assert receipt.next_offset == receipt.base_offset + len(lines)
-        leader_before = (assignment.leader if assignment is not None else None) or 0
-        self._note(part, receipt.base_offset, lines, strong, leader_before)
+        self._note(part, receipt.base_offset, lines, strong)
         return receipt
 
     def _note(
@@ -404,11 +399,9 @@ class ReplicasModel(RuleBasedStateMachine):
         base: int,
         lines: list[tuple[bytes | None, bytes]],
         strong: bool,
-        leader_before: int = 0,
     ) -> None:
         assignment = self.assignment(part)
         assert assignment is not None
-        leader = assignment.leader or 0
         if part.destroyed:
             return
         replaced = [record for offset, record in part.records.items() if offset >= base]
@@ -419,16 +412,12 @@ class ReplicasModel(RuleBasedStateMachine):
             for record in replaced:
                 del part.records[record.offset]
         for offset, (key, value) in enumerate(lines, base):
-            record = Acknowledged(offset, key, value, leader, strong)
-            # Another leader may have been elected after the records were written.
-            lost = {leader, leader_before or leader} - self.usable()
-            record.losable = not strong and bool(lost)
-            part.records[offset] = record
+            part.records[offset] = Acknowledged(offset, key, value)
         if strong:
             assert len(assignment.isr) >= part.min_isr or self._have(part, lines[-1][1]), (
                 f"acknowledged with {assignment.isr} in sync, min.insync.replicas is {part.min_isr}"
             )
-            self._strengthen(part, assignment, part.end)
+        self._strengthen(part, assignment, part.end)
 
     def _have(self, part: Part, value: bytes) -> bool:
         """Whether enough copies have a value, although fewer are in sync a moment later."""
@@ -446,7 +435,7 @@ class ReplicasModel(RuleBasedStateMachine):
         for record in part.records.values():
             # Those above the end were lost just now.
             if record.offset < end:
-                record.strong, record.losable = True, losable
+                record.losable = losable
 
     @rule(
         which=st.integers(0, 3),
@@ -466,15 +455,8 @@ class ReplicasModel(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 3), handle=st.integers(0, 1), size=st.sampled_from([0, 700]))
     @precondition(lambda self: self.roots and self.parts)
-    def append_to_leader(self, which: int, handle: int, size: int) -> None:
-        """The followers lag."""
-        part = self.part(which)
-        self._append(part, handle, self._values(part, 2, size), 1, None)
-
-    @rule(which=st.integers(0, 3), handle=st.integers(0, 1), size=st.sampled_from([0, 700]))
-    @precondition(lambda self: self.roots and self.parts)
     def append_to_all(self, which: int, handle: int, size: int) -> None:
-        """What the followers lacked is there, too."""
+        """In two records."""
         part = self.part(which)
         self._append(part, handle, self._values(part, 2, size), "all", None)
 
@@ -510,17 +492,14 @@ class ReplicasModel(RuleBasedStateMachine):
         if got is not None and part.losses == losses:
             if not receipt.duplicate:
                 # It was lost meanwhile, which is only noticed now.
-                before = part.records
-                assert not any(r.strong for o, r in before.items() if got[0] <= o < got[1])
+                assert not any(got[0] <= offset < got[1] for offset in part.records)
             else:
                 assert (base, following) == got, "a repetition got other offsets"
         if receipt.duplicate:
             assignment = self.assignment(part)
             if assignment is not None and base >= part.start:
                 for offset, (key, value) in enumerate(lines, base):
-                    part.records.setdefault(
-                        offset, Acknowledged(offset, key, value, assignment.leader or 0, False)
-                    )
+                    part.records.setdefault(offset, Acknowledged(offset, key, value))
         producer.last = sequence, lines, (base, following)
         if part.producer is producer and sequence == producer.sequence:
             producer.sequence = after(sequence, len(lines))
@@ -620,21 +599,21 @@ class ReplicasModel(RuleBasedStateMachine):
     @rule(
         which=st.integers(0, 3),
         handle=st.integers(0, 1),
-        lagging=st.integers(0, 2),
+        before=st.integers(0, 2),
         size=st.sampled_from([0, 10, 700]),
         rolls=st.booleans(),
         returns=st.booleans(),
     )
     @precondition(lambda self: self.roots and self.parts)
     def diverge(
-        self, which: int, handle: int, lagging: int, size: int, rolls: bool, returns: bool
+        self, which: int, handle: int, before: int, size: int, rolls: bool, returns: bool
     ) -> None:
-        """A leader is lost with records that only it has; another one goes on with others."""
+        """A leader is lost; another one goes on."""
         part = self.part(which)
         assignment = self.assignment(part)
         if assignment is None or assignment.leader is None or not self._may_lose(False):
             return
-        for _ in range(lagging):
+        for _ in range(before):
             self._append(part, handle, self._values(part, 2, 700), 1, None)
         leader = assignment.leader
         self.unmount(leader - 1, False)
@@ -656,9 +635,6 @@ class ReplicasModel(RuleBasedStateMachine):
     def _lose(self, directory: int) -> None:
         self.lost.add(directory)
         for part in self.parts.values():
-            for record in part.records.values():
-                if not record.strong and record.leader == directory:
-                    record.losable = True
             if part.unclean and not part.holders & self.alive():
                 for record in part.records.values():
                     record.losable = True
@@ -689,9 +665,6 @@ class ReplicasModel(RuleBasedStateMachine):
             isr = set(assignment.isr) if assignment is not None else part.holders
             if not part.holders or isr == {directory}:
                 part.destroyed = True
-            for record in part.records.values():
-                if record.leader == directory and not record.strong:
-                    record.losable = True
 
     def _lose_leader(self, handle: int) -> None:
         """The directory that leads the first partition is lost, and the handle notices it."""
@@ -1011,7 +984,7 @@ class ReplicasModel(RuleBasedStateMachine):
 
     @rule(
         which=st.integers(0, 3),
-        what=st.sampled_from(["append", "append to the leader", *KILLED]),
+        what=st.sampled_from(["append", *KILLED]),
         at=st.integers(1, 90),
     )
     @precondition(lambda self: self.roots and self.parts)
@@ -1089,8 +1062,6 @@ class ReplicasModel(RuleBasedStateMachine):
                 self._open()
             elif what == "append":
                 result = log.append([self._encode(lines)])[0].base_offset
-            elif what == "append to the leader":
-                result = log.append([self._encode(lines)], acks=1)[0].base_offset
             elif what == "roll":
                 log.roll()
             elif what == "flush":
@@ -1244,15 +1215,11 @@ class ReplicasModel(RuleBasedStateMachine):
         elif part.compacts:
             for offset in [offset for offset in part.records if offset not in found]:
                 del part.records[offset]
-        assignment = self.assignment(part)
-        leader = (assignment.leader if assignment is not None else None) or 0
         for offset, row in found.items():
             if offset not in part.records:
                 value = row[3]
                 assert value in part.uncertain, f"{part.tp}: {row} was never appended"
-                record = Acknowledged(offset, row[2], value, leader, False)
-                record.losable = leader not in self.usable()
-                part.records[offset] = record
+                part.records[offset] = Acknowledged(offset, row[2], value)
 
     def _segments(self, part: Part) -> Iterator[tuple[str, int, bool]]:
         """The paths of a partition's files, up to where they are published."""
@@ -1271,7 +1238,7 @@ class ReplicasModel(RuleBasedStateMachine):
         return file.read_bytes()[:stop] if file.exists() else b""
 
     def _check_copies(self, part: Part) -> None:
-        """In-sync copies are equal byte for byte; of the active segment, one may have less."""
+        """In-sync copies are equal byte for byte."""
         done, segments = self._attempt(part, lambda: list(self._segments(part)))
         self._observe()
         assignment = self.assignment(part)
@@ -1282,7 +1249,7 @@ class ReplicasModel(RuleBasedStateMachine):
             return
         # Without an active segment the log was cut while its segments were listed.
         complete = any(not sealed for _, _, sealed in segments)
-        for path, stop, sealed in segments:
+        for path, stop, _ in segments:
             leader = self._bytes(assignment.leader, path, stop)
             # Another leader may have been elected since.
             complete &= len(leader) == stop
@@ -1290,13 +1257,7 @@ class ReplicasModel(RuleBasedStateMachine):
                 if follower not in usable:
                     continue
                 copy = self._bytes(follower, path, stop)
-                if sealed:
-                    assert copy == leader, f"{part.tp}: {path} differs in {follower}"
-                else:
-                    assert leader.startswith(copy), f"{part.tp}: {path} differs in {follower}"
-                    complete &= len(copy) == len(leader)
-                    weak = any(not record.strong for record in part.records.values())
-                    assert weak or len(copy) == len(leader), f"{path} is too short in {follower}"
+                assert copy == leader, f"{part.tp}: {path} differs in {follower}"
         if complete and set(assignment.isr) <= usable:
             done, end = self._attempt(part, lambda: self.log(part).end_offset())
             if done:
