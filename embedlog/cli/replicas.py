@@ -14,7 +14,7 @@ from embedlog.cli.parser import FAILED, OK
 from embedlog.cli.printing import note, say_result
 from embedlog.cli.tables import table
 from embedlog.display import plural
-from embedlog.errors import InvalidConfigError, NotEnoughReplicasError
+from embedlog.errors import InvalidConfigError, NotEnoughReplicasError, ReplicasDivergedError
 from embedlog.record import TopicPartition
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ def remove(args: argparse.Namespace) -> int:
 
 
 def _to_remove(args: argparse.Namespace) -> Log:
-    """Open the log to write; with --force also one that has too few directories for that."""
+    """Open the log to write; with --force also one whose directories cannot decide together."""
     try:
         return to_write(args)
-    except NotEnoughReplicasError:
+    except (NotEnoughReplicasError, ReplicasDivergedError):
         if not args.force:
             raise
         return to_read(args)

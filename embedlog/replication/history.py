@@ -33,13 +33,13 @@ class Epoch(NamedTuple):
     """The number of its first write."""
 
 
-class History(NamedTuple):
+class DirectoryHistory(NamedTuple):
     """The epochs that a database has, in order, and the number of its last write."""
 
     epochs: tuple[Epoch, ...]
     end: int
 
-    def extra(self, other: History) -> int:
+    def extra(self, other: DirectoryHistory) -> int:
         """Return how many writes this history has that the other lacks.
 
         The one that may have been on its way when the other went on without it does not count.
@@ -57,7 +57,7 @@ class History(NamedTuple):
         stop = others[shared].start if shared < len(others) else other.end + 1
         return max(self.end - stop, 0)
 
-    def has_all(self, other: History, until: int) -> bool:
+    def has_all(self, other: DirectoryHistory, until: int) -> bool:
         """Return whether this history has each epoch of the other before the one ``until``.
 
         It may lack one that began in the last write before: that in which its directory failed.
@@ -81,25 +81,25 @@ def put_epoch(table: Any, txn: kv.Txn, epoch: Epoch, *, keep: int | None = None)
         table.delete(txn, number)
 
 
-def state_history(directory: LogDirectory) -> History:
+def state_history(directory: LogDirectory) -> DirectoryHistory:
     """Return the history of a directory's `state`."""
     return directory.state.read(lambda txn: _load(METADATA_EPOCHS, METADATA_VERSION, txn))
 
 
-def live_history(directory: LogDirectory) -> History:
+def live_history(directory: LogDirectory) -> DirectoryHistory:
     """Return the history of a directory's `live`, since the boot."""
     return directory.live.read(lambda txn: _load(LIVE_EPOCHS, LIVE_VERSION, txn))
 
 
-def _load(epochs: Any, versions: Any, txn: kv.Txn) -> History:
+def _load(epochs: Any, versions: Any, txn: kv.Txn) -> DirectoryHistory:
     version = versions.get(txn)
-    return History(
+    return DirectoryHistory(
         tuple(Epoch(number, *row) for (number,), row in epochs.scan(txn)),
         0 if version is None else version.version,
     )
 
 
-def histories(directory: LogDirectory) -> tuple[History, ...]:
+def histories(directory: LogDirectory) -> tuple[DirectoryHistory, ...]:
     """Return the histories of a directory's databases that are open, `state` first."""
     state = (state_history(directory),)
     return (*state, live_history(directory)) if "live" in directory.stores else state
@@ -117,19 +117,20 @@ def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError
     shared = {epoch.id for epoch in mine.epochs} & {epoch.id for epoch in theirs.epochs}
     parted = max((epoch.number for epoch in mine.epochs if epoch.id in shared), default=0)
     ends, other_ends = _ends(first), _ends(second)
+    # The log's own topics last.
+    names = sorted(ends.keys() | other_ends.keys(), key=lambda name: name.replace("_", "~"))
     different = [
         f"{name} ends at {ends.get(name, 0)} and at {other_ends.get(name, 0)}"
-        for name in sorted(ends.keys() | other_ends.keys())
+        for name in names
         if ends.get(name) != other_ends.get(name)
     ]
     records = "; ".join(different[:5]) or "all partitions end at the same offsets"
     return ReplicasDivergedError(
-        f"{first.path} and {second.path} were each written to without the other: after epoch "
-        f"{parted} of the metadata they have {extra_writes(first, second)} and "
-        f"{extra_writes(second, first)} writes of their own; {records}",
-        todo="Decide which one counts, and remove the other one: "
-        f"`embedlog --root {first.path} replicas remove --force {second.path}`, or the other way "
-        "round. Then move its files away, and add it again.",
+        f"{first.path} and {second.path} were each written to without the other",
+        todo=f"After epoch {parted} of the metadata they have {extra_writes(first, second)} and "
+        f"{extra_writes(second, first)} writes of their own; {records}. Decide which one counts, "
+        f"and remove the other: `embedlog --root {first.path} replicas remove --force "
+        f"{second.path}`, or the other way round. Then move its files away, and add it again.",
     )
 
 

@@ -36,7 +36,7 @@ from embedlog.replication import recovery
 from embedlog.replication.controller import Controller
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
 from embedlog.replication.files import ReplicatedFiles
-from embedlog.replication.history import diverged, extra_writes
+from embedlog.replication.history import diverged, extra_writes, state_history
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.member_file import (
     DirectoryMember,
@@ -347,20 +347,28 @@ class ReplicatedRoot(Root):
         return {each: directory for each, directory in directories.items() if images[each].epoch}
 
     def _check_agreement(
-        self, directories: Mapping[int, LogDirectory], images: Mapping[int, MetadataImage]
+        self, directories: dict[int, LogDirectory], images: Mapping[int, MetadataImage]
     ) -> None:
-        """Raise if two directories went on without each other.
+        """Raise if two directories went on without each other; to read, use that of the first path.
 
         Raises:
             ReplicasDivergedError: Each has what the other lacks, and could decide without it.
         """
         left = [each for each in images if images[each].epoch and each not in self._given_up]
-        newest = max(left, key=lambda each: images[each].epoch, default=0)
-        for each in left:
-            if extra_writes(directories[each], directories[newest]):
-                with suppress(NotEnoughReplicasError):
-                    check_quorum(images[each], images[each].online)
-                    raise diverged(directories[newest], directories[each])
+        if not left:
+            return
+        ends = {each: state_history(directories[each]).end for each in left}
+        newest = max(left, key=lambda each: (images[each].epoch, ends[each]))
+        named = [each for each in left if directories[each].path == self.paths[0]]
+        base = directories[named[0] if named and self.mode == "r" else newest]
+        for each, other in list(directories.items()):
+            if not (extra_writes(other, base) and extra_writes(base, other)):
+                continue
+            with suppress(NotEnoughReplicasError):
+                check_quorum(images[each], images[each].online)
+                if self.mode == "rw" and each not in self._given_up:
+                    raise diverged(base, other)
+                _give_up(directories, other, diverged(base, other))
 
     def _share_each(self, directories: dict[int, LogDirectory]) -> None:
         """Hold the locks of attached processes, so that none prepares a directory meanwhile."""

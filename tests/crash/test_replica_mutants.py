@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from support import forks, replica_kills
 from support.forks import tell
 from support.mutants import Change
+from support.replicas import Directories, bring_back, send, values
 from support.replicas_model import ReplicasModel, run_some
 from support.tiers import runs
+
+from embedlog import Log
+from embedlog.record import TopicPartition
+from embedlog.replication import reassign, recovery
 
 REPLICATION = "embedlog.replication"
 Check = Callable[[], object]
@@ -54,19 +62,6 @@ def by_a_copy_that_returns() -> None:
             model.keep_house(0, False, appends_at)
 
 
-def by_a_failover_while_copies_are_made() -> None:
-    """The leader is lost while another copy is made of it."""
-    for at in range(1, 9):
-        with a_partition(3) as model:
-            model.open_another()
-            *_, behind = in_sync(model)
-            model.unmount(behind - 1, False)
-            model.keep_house(0, False)
-            model.append_to_all(0, 0, 700)
-            model.bring_back(behind - 1, False)
-            model.keep_house(0, False, at, "lose the leader")
-
-
 def by_a_copy_that_breaks_in_an_append() -> None:
     """Then too few have the records for them to be acknowledged."""
     for after in range(8):
@@ -74,6 +69,92 @@ def by_a_copy_that_breaks_in_an_append() -> None:
             _, follower = in_sync(model)
             model.break_disk(follower - 1, errno.EIO, after, 1 << 30, False, False)
             model.append_to_all(0, 0, 0)
+
+
+@contextmanager
+def a_log(count: int) -> Iterator[tuple[Directories, Log]]:
+    """A log over so many directories, with a topic that has a record in each."""
+    with TemporaryDirectory(prefix="embedlog-mutants-", dir=forks.in_memory()) as base:
+        directories = Directories(Path(base), count)
+        with directories.open() as log:
+            log.create_topic("t", replication_factor=count)
+            reassign.run(log.root, {TopicPartition("t", 0): range(1, count + 1)})
+            send(log, "t", [b"shared"])
+            yield directories, log
+
+
+def append_to_leader(log: Log) -> None:
+    """Append what only directory 1 has: the others leave the ISR first."""
+    key = log.root.topic("t").key(0)
+    log.root.controller.change_assignment(key, lambda now: now.shrink(now.in_sync_followers))
+    send(log, "t", [b"of 1"] * 5)
+
+
+def elect_unclean(directories: Directories, log: Log) -> None:
+    """Have directory 2 lead, which lacks what 1 has, and go on with something else."""
+    directories.lose(log, 1)
+    assert log.root.controller.elect_unclean([log.root.topic("t").key(0)])
+    assert values(log, "t") == [b"shared"]
+    send(log, "t", [b"of 2"] * 5)
+
+
+def check_returned(directories: Directories, log: Log) -> None:
+    """Bring directory 1 back, and compare all copies."""
+    directories.put_back(1)
+    bring_back(log)
+    assert values(log, "t") == [b"shared", *[b"of 2"] * 5]
+    directories.assert_equal_copies("t")
+
+
+def by_an_unclean_election() -> None:
+    """What the new leader lacks is cut, and the one before has nothing else when it returns."""
+    with a_log(2) as (directories, log):
+        append_to_leader(log)
+        elect_unclean(directories, log)
+        log.root.partition("t", 0).roll()
+        check_returned(directories, log)
+
+
+def by_an_unclean_election_while_a_copy_is_made() -> None:
+    """A copy of the first leader must not go on as one of the second."""
+    with a_log(3) as (directories, log):
+        append_to_leader(log)
+        elected = []
+
+        def elect(_: int) -> None:
+            if not elected:
+                elected.append(2)
+                elect_unclean(directories, log)
+
+        copy_of = log.root.controller.directories[3]
+        recovery.copy_partition(log.root.partition("t", 0), copy_of, progress=elect)
+        assert elected
+        check_returned(directories, log)
+
+
+def by_two_that_went_on_alone() -> None:
+    """Each of two directories has a record that the other lacks: neither is cut."""
+    with a_log(2) as (directories, log):
+        directories.lose(log, 1)
+        for number in range(9):  # more than the other has
+            log.alter_topic("t", {"retention.ms": 10**9 + number})
+        send(log, "t", [b"of 2"] * 9)
+        directories.take(2)
+        directories.put_back(1)
+        with directories.alone(1) as other:
+            send(other, "t", [b"of 1"])
+        directories.put_back(2)
+        assert bring_back(log) == []
+        assert values(log, "t") == [b"shared", *[b"of 2"] * 9]
+
+
+def by_a_copy_that_was_cut_short() -> None:
+    """The next batch goes where it is at the leader."""
+    with a_log(2) as (directories, log):
+        (file,) = directories.path(2).glob("topics/t-*/0/*.arrows")
+        os.truncate(file, file.stat().st_size - 100)
+        send(log, "t", [b"x"])
+        directories.assert_equal_copies("t")
 
 
 def by_a_copy_out_of_sync() -> None:
@@ -118,13 +199,13 @@ MUTANTS = [
     ),
     Mutant(
         "a copy that returns is cut to the length of the leader's",
-        by_the_model,
+        by_an_unclean_election,
         f"{REPLICATION}.catch_up:ReplicaCopy._equal_bytes",
         {"    while position < stop:": "    while (position := stop) < stop:"},
     ),
     Mutant(
         "all segments of a directory that returns are trusted",
-        by_a_copy_that_returns,
+        by_an_unclean_election,
         f"{REPLICATION}.catch_up:_trusted_offset",
         {"return min(": "return 1 << 62 or min("},
     ),
@@ -165,20 +246,32 @@ MUTANTS = [
         {"pack_changes(txn.changes)": 'b""'},
     ),
     Mutant(
+        "directories are compared by how much they have, and not by their epochs",
+        by_two_that_went_on_alone,
+        f"{REPLICATION}.history:DirectoryHistory.extra",
+        {"# Older ones are": "return max(self.end - other.end - 1, 0)  #"},
+    ),
+    Mutant(
+        "only what the directory lacks that comes back is compared",
+        by_two_that_went_on_alone,
+        f"{REPLICATION}.controller:_has_lost",
+        {"if extra_writes(directory, other):": "if False:"},
+    ),
+    Mutant(
         "a minority decides",
         by_the_model,
         f"{REPLICATION}.metadata:check_quorum",
         {"if len(online) < required:": "if False:"},
     ),
     Mutant(
-        "the file of a follower that lags gets a hole",
-        by_the_model,
+        "the file of a copy that was cut short gets a hole",
+        by_a_copy_that_was_cut_short,
         f"{REPLICATION}.files:ReplicatedFiles._catch_up",
         {"elif size < position:": "elif False:"},
     ),
     Mutant(
         "a new leader is believed to have everything",
-        by_the_model,
+        by_an_unclean_election,
         f"{REPLICATION}.partition:ReplicatedPartition._take_over",
         {"if end is None:": "if True:"},
     ),
@@ -190,7 +283,7 @@ MUTANTS = [
     ),
     Mutant(
         "what a lost leader had is copied after another one was elected",
-        by_a_failover_while_copies_are_made,
+        by_an_unclean_election_while_a_copy_is_made,
         f"{REPLICATION}.partition:ReplicatedPartition.locked_under",
         {"(assignment.leader, tail.leader_epoch) != leader or": "False or"},
     ),
