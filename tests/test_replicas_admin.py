@@ -890,18 +890,6 @@ def test_a_byte_that_differs_in_a_copy_is_found_at_its_offset(tmp_path):
         assert difference.offset == 20
 
 
-def test_what_a_follower_does_not_have_yet_is_no_difference(tmp_path):
-    """After appends with acks=1 it lags until the housekeeping copies them."""
-    with open_log(disks(tmp_path)) as log:
-        log.create_topic("flights", 2)
-        fill(log)
-        fill(log, acks=1)
-        assert sum(each.lag_bytes for each in log.replicas()) > 0
-        assert log.verify(replicas=True) == []
-        log.maintain()
-        assert sum(each.lag_bytes for each in log.replicas()) == 0
-
-
 # The metadata
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
-from support import forks, replica_kills
+from support import damaged_copies, forks, replica_kills
 from support.forks import tell
 from support.mutants import Change
 from support.replicas_model import ReplicasModel, run_some
@@ -106,6 +108,20 @@ def by_kills() -> None:
     for work in ("append", "roll", "go offline", "come back"):
         for at in range(1, 90, 2):
             replica_kills.check(replica_kills.Kill(work, at, False))
+
+
+def by_damage(*case: str) -> Callable[[], None]:
+    """Damage the leader's copy, in a directory of memory."""
+
+    def play() -> None:
+        with tempfile.TemporaryDirectory(dir=forks.in_memory()) as base:
+            damaged_copies.check(Path(base), case, "leader", 2)
+
+    return play
+
+
+def by_damage_of_both() -> None:
+    damaged_copies.check_killed(("one is cut short", 1))
 
 
 class Mutant:
@@ -221,7 +237,35 @@ MUTANTS = [
 ]
 
 
+MUTANTS += [
+    Mutant(
+        "a repair trusts the leader",
+        by_damage("a bit in a column", "sealed", "closed", "repair"),
+        f"{REPLICATION}.mend:_Copy.good",
+        {"batch.check_crcs()": "..."},
+    ),
+    Mutant(
+        "a recovery looks at the leader only",
+        by_damage("a bit in a head", "active", "rebooted", "read"),
+        "embedlog.partition.recovery:rebuild",
+        {"log.mend()": "..."},
+    ),
+    Mutant(
+        "a copy that is cut short goes before the others were mended from it",
+        by_damage_of_both,
+        f"{REPLICATION}.mend:_mend",
+        {"    _compare(log, segments, tail, mend=True": "    # ("},
+    ),
+    Mutant(
+        "a reader stops at damage of the leader",
+        by_damage("a bit in a column", "sealed", "running", "read"),
+        "embedlog.batch.decode:Batch._reread",
+        {"if reread is None": "if True"},
+    ),
+]
+
 FEW = {
+    "a repair trusts the leader",
     "published before the followers have it",
     "the version of a write is not written",
 }
