@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from embedlog import batch as batches
-from embedlog.batch import Batch, BatchRun, BatchSource
+from embedlog.batch import Batch, BatchRun, BatchSource, Reread
 from embedlog.batch.decode import head_length
 from embedlog.batch.wire import layout_of
 from embedlog.errors import CorruptBatchError, CorruptionError, UnsupportedFormatError
@@ -50,6 +50,7 @@ class SegmentFile:
 
     If given, ``schema`` overrides the one in the file (used when that one is damaged).
     If given, ``expected`` returns the schemas that the file may have: no checksum covers its own.
+    If given, ``reread`` is called with what is damaged, before an error is raised.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class SegmentFile:
         write: bool = False,
         schema: pa.Schema | None = None,
         expected: Callable[[], tuple[pa.Schema, ...]] = tuple,
+        reread: Reread | None = None,
     ) -> None:
-        self.path, self._expected = path, expected
+        self.path, self._expected, self.reread = path, expected, reread
         self._files, self._pid = files, os.getpid()
         self.fd: int | None = files.open(path, write=write)
         files.keep(self.fd)
@@ -103,6 +105,14 @@ class SegmentFile:
         return self._start
 
     def _read_schema(self) -> None:
+        try:
+            self._decode_schema()
+        except CorruptionError:
+            if self.reread is None or self.reread(0, 0) is None:
+                raise
+            self._decode_schema()
+
+    def _decode_schema(self) -> None:
         head = self._files.read(self._open_fd(), 4096, 0)
         length = 8 + int.from_bytes(head[4:8], "little") if len(head) >= 8 else 0
         if head[:4] != END_MARK[:4] or not 8 < length <= _LARGEST_SCHEMA:
@@ -196,7 +206,7 @@ class SegmentFile:
         # Memory that is never touched takes none.
         memory = pa.allocate_buffer(size)
         view = memoryview(memory).cast("B")
-        source = BatchSource(memory, self.path, position, self.schema, indexes)
+        source = BatchSource(memory, self.path, position, self.schema, indexes, self.reread)
         read: list[Batch] = []
         start = 0
         # The next read reports an error, if it is its first batch.
@@ -245,26 +255,36 @@ class SegmentFile:
         return self._decoded_from_map(batches.batches_fast, position, stop, max_bytes)
 
     def _decoded(
-        self, decode: _Decode[_Piece], position: int, stop: int, max_bytes: int
+        self,
+        decode: _Decode[_Piece],
+        position: int,
+        stop: int,
+        max_bytes: int,
+        again: bool = True,
     ) -> list[_Piece]:
         want = min(max(max_bytes, _FIRST_BYTES), stop - position)
-        while want > 0:
-            data, last = self._read(want, position), want >= stop - position
-            length = 0
-            if not last:
-                # A batch that is longer than this, by its own header, is not decoded yet.
-                try:
-                    length = batches.message_length(data, path=self.path, position=position)
-                except CorruptBatchError:
-                    pass
-            if length <= want:
-                whole = self._whole(decode, data, position, max_bytes, last)
-                if whole:
-                    return whole
-                if last or bytes(data[:8]) == END_MARK:
-                    raise self._ended(position)
-                length = want * 4
-            want = min(length, stop - position)
+        try:
+            while want > 0:
+                data, last = self._read(want, position), want >= stop - position
+                length = 0
+                if not last:
+                    # A batch that is longer than this, by its own header, is not decoded yet.
+                    try:
+                        length = batches.message_length(data, path=self.path, position=position)
+                    except CorruptBatchError:
+                        pass
+                if length <= want:
+                    whole = self._whole(decode, data, position, max_bytes, last)
+                    if whole:
+                        return whole
+                    if last or bytes(data[:8]) == END_MARK:
+                        raise self._ended(position)
+                    length = want * 4
+                want = min(length, stop - position)
+        except CorruptBatchError:
+            if not again or self.reread is None or self.reread(position, 0) is None:
+                raise
+            return self._decoded(decode, position, stop, max_bytes, again=False)
         return []
 
     def _read(self, length: int, position: int) -> Any:
@@ -288,7 +308,7 @@ class SegmentFile:
         self, decode: _Decode[_Piece], data: Any, position: int, max_bytes: int, last: bool
     ) -> list[_Piece]:
         whole = data if len(data) <= _FEW_BYTES or type(data) is pa.Buffer else pa.py_buffer(data)
-        source = BatchSource(whole, self.path, position, self.schema)
+        source = BatchSource(whole, self.path, position, self.schema, reread=self.reread)
         try:
             return decode(source, 0, len(data), max_bytes)
         except CorruptBatchError as error:
@@ -300,6 +320,8 @@ class SegmentFile:
         self, decode: _Decode[_Piece], position: int, stop: int, max_bytes: int
     ) -> list[_Piece]:
         size = self.size() if self._map is None else len(self._map.view)
+        if stop > size and self.reread is not None and self.reread(size, 0) is not None:
+            size = self.size()
         if stop > size:
             raise CorruptionError(
                 f"The file ends at byte {size}, {stop} were published",
@@ -311,7 +333,7 @@ class SegmentFile:
                 return self._decoded(decode, position, stop, max_bytes)
             schema = self.schema  # read from the file before it is closed
             data = pa.py_buffer(self._files.map(self._open_fd(), size))
-            self._map = BatchSource(data, self.path, 0, schema)
+            self._map = BatchSource(data, self.path, 0, schema, reread=self.reread)
             self.close()
         whole = decode(self._map, position, stop, max_bytes)
         if not whole and position < stop:
@@ -327,17 +349,25 @@ class SegmentFile:
             CorruptBatchError: A head is damaged.
         """
         while position < stop:
-            data = self._files.read(self._open_fd(), min(_HEAD_BYTES, stop - position), position)
-            length = head_length(data, path=self.path, position=position)
-            if length is None:
-                raise self._ended(position)
-            if length > len(data):
-                data = self._files.read(self._open_fd(), length, position)
-            # The layout of the last head may be longer than this one.
-            padded = bytes(data) + bytes(_HEAD_BYTES)
-            batch = Batch(BatchSource(padded, self.path, position, self.schema), 0, stop - position)
+            try:
+                batch = self._head_at(position, stop)
+            except CorruptBatchError:
+                if self.reread is None or self.reread(position, 0) is None:
+                    raise
+                batch = self._head_at(position, stop)
             yield batch
             position += batch.size
+
+    def _head_at(self, position: int, stop: int) -> Batch:
+        data = self._files.read(self._open_fd(), min(_HEAD_BYTES, stop - position), position)
+        length = head_length(data, path=self.path, position=position)
+        if length is None:
+            raise self._ended(position)
+        if length > len(data):
+            data = self._files.read(self._open_fd(), length, position)
+        # The layout of the last head may be longer than this one.
+        padded = bytes(data) + bytes(_HEAD_BYTES)
+        return Batch(BatchSource(padded, self.path, position, self.schema), 0, stop - position)
 
     def scan(self, position: int, stop: int) -> Iterator[Batch]:
         """Yield every batch of ``[position, stop)``, headers checked, bodies not."""
@@ -368,7 +398,7 @@ def path_of(directory: str, partition: int, file_name: str) -> str:
     return f"{directory}/{partition}/{file_name}"
 
 
-def create(files: Files, path: str, schema: pa.Schema) -> SegmentFile:
+def create(files: Files, path: str, schema: pa.Schema, reread: Reread | None = None) -> SegmentFile:
     """Create an empty segment, with a schema only; an existing file is cut."""
     with files.opened(path, write=True, create=True) as fd:
         if files.size(fd):
@@ -376,4 +406,4 @@ def create(files: Files, path: str, schema: pa.Schema) -> SegmentFile:
             # Else a power cut could leave old batches behind the new schema.
             files.sync(fd)
         files.write(fd, [schema.serialize()], 0)
-    return SegmentFile(files, path, write=True)
+    return SegmentFile(files, path, write=True, reread=reread)

@@ -114,6 +114,20 @@ def test_a_directory_of_something_else_is_refused(path):
     assert os.listdir(path) == ["thesis.tex"]
 
 
+@pytest.mark.parametrize(("content", "is_taken"), [(bytes(4 << 20), True), (b"mine", False)])
+def test_a_directory_with_nothing_but_a_reserve_is_taken_for_an_empty_one(path, content, is_taken):
+    """A program may make it after all other files were deleted; a user's file is no reserve."""
+    path.mkdir()
+    (path / "reserve").write_bytes(content)
+
+    if is_taken:
+        embedlog.open(path).close()
+    else:
+        with pytest.raises(errors.NotALogError, match="other files"):
+            embedlog.open(path)
+        assert (path / "reserve").read_bytes() == content
+
+
 def test_mode_r_creates_nothing(path):
     """Mode "r" of a path without a log is an error, not a new log."""
     with pytest.raises(errors.EmbedlogError):

@@ -61,30 +61,44 @@ def test_a_damaged_copy_is_made_again_from_a_good_one(directories, log, of_leade
     directories.assert_equal_copies("t")
 
 
-def test_a_damaged_leader_is_not_copied(directories, log):
+def test_a_damaged_leader_is_mended_before_it_is_copied(directories, log):
     """A copy that moves away from it would be deleted although it is good; as Kafka's followers."""
-    for topic in ("t", "u"):
-        log.create_topic(topic, replication_factor=2, config={"segment.bytes": 2000})
-        send(log, topic, numbered(b"x", 60))
+    log.create_topic("t", replication_factor=2, config={"segment.bytes": 2000})
+    send(log, "t", numbered(b"x", 60))
     leader, follower = assignment(log, "t").isr
     (free,) = {1, 2, 3} - {leader, follower}
     file = segment(directories, leader, number=1)
+    good = flip(file, b"x-5")
+
+    log.reassign({TopicPartition("t", 0): [leader, free]})
+    run_job(log)
+
+    assert file.read_bytes() == good
+    assert sorted(assignment(log, "t").replicas) == sorted([leader, free])
+    assert values(log, "t") == numbered(b"x", 60)
+    assert log.verify(replicas=True) == log.verify() == []
+
+
+def test_the_only_copy_is_not_copied_while_it_is_damaged(directories, log):
+    """Other partitions are moved all the same."""
+    for topic in ("t", "u"):
+        log.create_topic(topic, replication_factor=1, config={"segment.bytes": 2000})
+        send(log, topic, numbered(b"x", 60))
+    file = segment(directories, assignment(log, "t").leader, number=1)
     flip(file, b"x-5")
-    (elsewhere,) = {1, 2, 3} - set(assignment(log, "u").isr)
-    moves = {("t", 0): [leader, free], ("u", 0): [assignment(log, "u").leader, elsewhere]}
+    moves = {
+        TopicPartition(topic, 0): [each for each in (1, 2, 3) if each != leader][:1]
+        for topic, leader in ((each, assignment(log, each).leader) for each in ("t", "u"))
+    }
 
     with pytest.raises(errors.CorruptionError, match="is not copied") as caught:
-        log.reassign({TopicPartition(*each): replicas for each, replicas in moves.items()})
+        log.reassign(moves)
     assert caught.value.path == str(file)
-    assert sorted(assignment(log, "u").replicas) == sorted(moves["u", 0])
-    for _ in range(2):
-        run_job(log)
-    assert assignment(log, "t").isr == (leader, follower)
+    assert list(assignment(log, "u").replicas) == moves["u", 0]
     assert log.repair(dry_run=False)
     run_job(log)
 
-    assert sorted(assignment(log, "t").replicas) == sorted([leader, free])
-    assert values(log, "t") == numbered(b"x", 60)
+    assert list(assignment(log, "t").replicas) == moves["t", 0]
     assert log.verify(replicas=True) == log.verify() == []
 
 
@@ -154,11 +168,10 @@ def test_what_a_copy_had_before_it_came_back_is_not_trusted_once_it_was_in_sync(
 @pytest.mark.parametrize("where", [b"value", b"of t"])
 def test_a_damaged_partition_does_not_stop_the_others(directories, log, where):
     """Whatever is damaged: here the name of a column, or a value."""
-    for topic in ("t", "u"):
-        log.create_topic(topic)
+    for topic, replicas in (("t", [(1, 2)]), ("u", [(1, 2, 3)])):
+        log.create_topic(topic, replicas=replicas)
         send(log, topic, [b"of " + topic.encode()])
-    leader = assignment(log, "t").leader
-    lost = next(iter({1, 2, 3} - {leader, assignment(log, "u").leader}))
+    leader, lost = assignment(log, "t").isr
     directories.lose(log, lost)
     directories.replace(lost)
     recovery.try_bring_back(log.root)
@@ -215,7 +228,8 @@ def test_after_a_power_cut_damage_of_one_partition_leaves_no_other_one_uncompare
     with directories.open() as log:
         assert copy.read_bytes() == good
         assert len(assignment(log, "u").isr) == 2
-        assert assignment(log, "t").isr == damaged[:1]
+        assert assignment(log, "t").isr == damaged
+        assert values(log, "t") == numbered(b"x", 9)
 
 
 def test_a_file_of_a_topic_that_is_deleted_at_that_moment_is_not_created(

@@ -12,6 +12,7 @@ from support import forks
 from support.replicas import assignment, bring_back, notice, send, values
 
 from embedlog import catalog, errors, kv
+from embedlog.files.reserve import Reserve
 from embedlog.partition import leader_epochs, uncommitted_files
 from embedlog.partition.replace import Replacement
 from embedlog.record import TopicPartition
@@ -634,6 +635,30 @@ def test_copies_that_are_lost_or_moved_while_they_are_compared_are_no_difference
                 reassign.run(log.root, {TopicPartition("t", 0): [1, 2]})
 
     assert verify_copies(log.root, change) == []
+
+
+@pytest.mark.parametrize("directory", [1, 2, 3])
+@pytest.mark.parametrize("left", ["reserve", ".probe"])
+def test_an_emptied_directory_is_filled_again_although_a_program_wrote_to_it(
+    directories, log, directory, left
+):
+    """The first program that looks at it may be the one that keeps the reserve."""
+    log.create_topic("t")
+    send(log, "t", [b"1"])
+    path = directories.path(directory)
+    for entry in list(path.iterdir()):
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    if left == "reserve":
+        Reserve(log.root.controller.directories[directory].files).keep()
+    else:
+        (path / left).write_bytes(b"embedlog")
+
+    notice(log)
+    send(log, "t", [b"2"])
+    assert bring_back(log) == [directory]
+
+    assert values(log, "t") == [b"1", b"2"]
+    directories.assert_equal_copies("t")
 
 
 # Followers that lag

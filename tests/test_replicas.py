@@ -66,7 +66,7 @@ def test_a_log_that_was_begun_in_the_place_of_a_directory_is_not_overwritten(
         send(stranger, "precious", [b"1"])
         if is_open:
             assert bring_back(log) == []
-            assert not (directories.path(2) / "probe").exists()
+            assert not (directories.path(2) / ".probe").exists()
             send(stranger, "precious", [b"2"])
     assert bring_back(log) == []
     (lost,) = [each for each in log.replicas() if not each.online]

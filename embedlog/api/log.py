@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from embedlog.mirrors.status import MirrorStatus
     from embedlog.producer import Producer
     from embedlog.registry import SchemaRegistry
-    from embedlog.replication.compare import ReplicaDifference
+    from embedlog.replication.mend import ReplicaDifference
     from embedlog.retention.retain import RetentionResult
 
 Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
@@ -1046,8 +1046,8 @@ class Log:
         Of a partition with several copies, only that of the leader is read.
 
         Args:
-            replicas: Instead, compare the copies of each partition that are in sync, and return
-                the first offset at which one differs.
+            replicas: Instead, read all copies that are in sync, and return the first offset at
+                which one is damaged, lacks something, or differs.
             progress: Called with the bytes done, and all bytes; with ``replicas``, with the
                 number of partitions.
         """
@@ -1061,21 +1061,22 @@ class Log:
         """Repair what `verify` finds; return in words what is dropped, or would be.
 
         Damaged records are dropped; the records around them keep their offsets.  The damaged
-        files are moved to ``quarantine/``.  In a log over several directories, a copy that is
-        damaged, or differs, is first made again from a good one, and nothing of it is dropped.
+        files are moved to ``quarantine/``.  In a log over several directories, what a copy has
+        damaged or lacks is first written again from another copy that is in sync; only records
+        that are damaged in all of them are dropped.  If it is killed, repeat it.
 
         Args:
             dry_run: Change nothing.
             progress: Called with the bytes done, and all bytes.
         """
-        copied: dict[TopicPartition, list[str]] = {}
+        messages: list[str] = []
+        mended: set[TopicPartition] = set()
         if self.root.replicated:
             from embedlog.api.replicas import several
-            from embedlog.replication.repair_copies import repair_copies
+            from embedlog.replication.verify_copies import repair_copies
 
-            copied = repair_copies(several(self.root), dry_run)
-        messages = [message for of_partition in copied.values() for message in of_partition]
-        return messages + repair_root(self.root, dry_run, progress, without=copied)
+            messages, mended = repair_copies(several(self.root), dry_run=dry_run)
+        return messages + repair_root(self.root, dry_run, progress, without=mended)
 
     def rebuild_index(self, topic: str | None = None) -> int:
         """Rebuild the sparse index from the segments; return the number of its entries."""

@@ -14,8 +14,8 @@ from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 
 if TYPE_CHECKING:
-    from embedlog.replication.compare import ReplicaDifference
     from embedlog.replication.describe import DirectoryDescription
+    from embedlog.replication.mend import ReplicaDifference
     from embedlog.replication.root import ReplicatedRoot
 
 _HEADS = ("id", "path", "rack", "state", "leaders", "replicas", "in sync", "size", "lag")

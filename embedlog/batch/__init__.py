@@ -17,7 +17,14 @@ from embedlog.batch.add_headers import (
     trimmed,
     with_columns,
 )
-from embedlog.batch.decode import Batch, BatchSource, message_length, offset_range, parse
+from embedlog.batch.decode import (
+    Batch,
+    BatchSource,
+    Reread,
+    message_length,
+    offset_range,
+    parse,
+)
 from embedlog.batch.decode_run import BatchRun, batches_fast
 from embedlog.batch.encode import EncodedBatch, PlacedBatch, encode, encode_lists, from_lists
 from embedlog.batch.encode_one import encode_one
@@ -57,6 +64,7 @@ __all__ = [
     "BatchSource",
     "EncodedBatch",
     "PlacedBatch",
+    "Reread",
     "add_headers",
     "batches_fast",
     "count_windows",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
@@ -46,6 +46,13 @@ _TABLE = 18
 """Where the column table begins in the fields of a block: (end, CRC, nulls) per column."""
 
 
+Reread = Callable[[int, int], bytes | None]
+"""Gets a position in a file, and a length, where something is damaged.
+
+Returns the bytes that are there after another copy of the file was used; None if there is none.
+"""
+
+
 class BatchSource:
     """The bytes that batches are read from, and where they are in a file.
 
@@ -55,10 +62,12 @@ class BatchSource:
         shift: Position in the file minus position in the buffer.
         schema: The schema of the segment.
         indexes: The columns whose bytes it has; None for all.
+        reread: Returns the bytes of a batch with a wrong checksum, if another copy has it.
     """
 
     __slots__ = (
-        *("buffer", "indexes", "layout", "path", "shift", "slice", "slice_for_arrow", "view"),
+        *("buffer", "indexes", "layout", "path", "reread"),
+        *("shift", "slice", "slice_for_arrow", "view"),
     )
 
     def __init__(
@@ -68,8 +77,10 @@ class BatchSource:
         shift: int,
         schema: Any,
         indexes: Collection[int] | None = None,
+        reread: Reread | None = None,
     ) -> None:
         self.buffer, self.path, self.shift, self.indexes = buffer, path, shift, indexes
+        self.reread = reread
         self.layout = layout_of(schema)
         self.view = memoryview(buffer)
         # Both take a start and a length.
@@ -428,7 +439,25 @@ class Batch:
         for i in indexes:
             begin, end = self.column_range(i)
             if extend(0, source.slice(start + begin, end - begin)) != fields[_TABLE + 3 * i + 1]:
-                source.corrupt(start, f"the CRC of column {source.layout.names[i]} is wrong")
+                self._reread(f"the CRC of column {source.layout.names[i]} is wrong")
+                self._check_crcs(indexes)
+                return
+
+    def _reread(self, reason: str) -> None:
+        """Take the bytes of another copy.
+
+        Raises:
+            CorruptBatchError: There is none, or it is damaged as well.
+        """
+        source, reread = self._source, self._source.reread
+        data = None if reread is None else reread(self.position, self.size)
+        if data is None:
+            source.corrupt(self._start, reason)
+        # Without `reread`: what is damaged in this one is damaged.
+        copy = BatchSource(data, source.path, self.position, source.layout.original)
+        batch = Batch(copy, 0, len(data))
+        for name in Batch.__slots__:
+            setattr(self, name, getattr(batch, name))
 
     def check_crcs(self) -> None:
         """Check the CRC of every column; decodes nothing.

@@ -153,5 +153,15 @@ class Reserve:
             return step()
 
 
+def is_reserve(files: Files) -> bool:
+    """Return whether the file with the reserve's name is one: a file of zeros."""
+    try:
+        with files.opened(RESERVE_FILE) as fd:
+            size = files.size(fd)
+            return size <= RESERVE_BYTES and not files.read(fd, size, 0).strip(b"\0")
+    except StorageError:
+        return False
+
+
 def _with_margin(size: int) -> int:
     return size + size // 4

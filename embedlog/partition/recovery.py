@@ -247,7 +247,7 @@ def _scan_segment(
         return True
     result.next_offset = segment.base_offset
     try:
-        file = log.open_segment(segment)
+        file = log.open_segment(segment, mend=False)
         result.position = file.start
     except (StorageError, CorruptionError) as error:
         if isinstance(error, StorageError) and not error.missing:
@@ -346,7 +346,12 @@ def _preview(log: PartitionState) -> Tail:
     """Return the tail that `rebuild` would write, for a handle that may not write."""
     version = log.context.catalog.version(), log.context.wake.published()
     if log.cached_preview is None or log.cached_preview[0] != version:
-        result = scan(log)
+        try:
+            result = scan(log)
+        except CorruptionError:
+            if not log.mend():
+                raise
+            return _preview(log)
         active = result.active._replace(next_offset=None)
         epoch, appended_ms = result.info.leader_epoch, _append_time(log, result)
         tail = _tail_of(result, active, result.position or 0, epoch, appended_ms)
@@ -363,6 +368,7 @@ def rebuild(log: PartitionState, limit: int = _NO_LIMIT) -> Tail:
     The leader epoch grows, because records that readers may have seen can be
     gone (A37).  A recovery that was killed is repeated with the same result (A26).
     """
+    log.mend()
     result = scan(log, limit)
     _logger.debug(
         "%s-%d: recovery from offset %d: the log ends at offset %d; %d sealed segments are whole, "

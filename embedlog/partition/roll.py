@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from embedlog import catalog, index, keyspace, kv
@@ -226,7 +227,8 @@ def create_segment(
     files.make_directory(log.directory)
     files.make_directory(f"{log.directory}/{log.partition}")
     try:
-        file = create(files, log.path_of(info), schema_of(log, info, offsets))
+        schema, reread = schema_of(log, info, offsets), partial(log.reread, info)
+        file = create(files, log.path_of(info), schema, reread)
     except DurabilityError as error:
         raise log.mark_flush_failed(error) from error
     log.open_segment_file = info.id, file

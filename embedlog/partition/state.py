@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -426,12 +426,48 @@ class PartitionState:
         return active or self.open_segment(info)
 
     def open_segment(
-        self, info: SegmentInfo, *, write: bool = False, files: Files | None = None
+        self,
+        info: SegmentInfo,
+        *,
+        write: bool = False,
+        files: Files | None = None,
+        mend: bool = True,
     ) -> SegmentFile:
-        """Open one of the partition's segment files; in ``files``, if it has several copies."""
+        """Open one of the partition's segment files.
+
+        Args:
+            info: The segment.
+            write: Whether to write to it.
+            files: Where, if the partition has several copies, and it is to be read there only.
+            mend: Whether what is found to be damaged is replaced by what another copy has.
+        """
         expected = partial(self._expected_schemas, info)
+        reread = partial(self.reread, info) if mend and files is None else None
         files = self.context.files if files is None else files
-        return SegmentFile(files, self.path_of(info), write=write, expected=expected)
+        return SegmentFile(files, self.path_of(info), write=write, expected=expected, reread=reread)
+
+    def mend(self, segments: Collection[SegmentInfo] | None = None) -> bool:
+        """Write again what this copy of segments has damaged, from other copies.
+
+        Returns whether there are other copies; a log in one directory has none.
+
+        Args:
+            segments: The segments; None for those that a recovery is about to read.
+        """
+        return False
+
+    def reread(self, info: SegmentInfo, position: int, size: int) -> bytes | None:
+        """Return bytes of a segment in which something is damaged, after `mend`.
+
+        None if there is no other copy.
+        """
+        try:
+            if not self.context.closed and self.mend([info]):
+                with self.context.files.opened(self.path_of(info)) as fd:
+                    return self.context.files.read(fd, size, position)
+        except EmbedlogError as error:
+            _logger.warning("%s-%d: damage stays: %s", self.topic, self.partition, error)
+        return None
 
     def schema_of(
         self,

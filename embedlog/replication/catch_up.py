@@ -79,6 +79,8 @@ class ReplicaCopy:
         """Makes what is held around each write."""
         self._done: dict[int, int] = {}
         """How many bytes of each segment, by its id, are known to be equal, and flushed."""
+        self._mended: set[int] = set()
+        """The segments in which damage was found at the leader, by their ids."""
         self.copied_bytes = self.compared_bytes = self.removed_files = 0
 
     def catch_up(self, history: History | None = None) -> bool:
@@ -223,13 +225,17 @@ class ReplicaCopy:
             if not END_MARK.endswith(mark):
                 raise CorruptionError(f"The stream ends with {mark!r}")
         except CorruptionError as error:
+            if info.id not in self._mended and self.log.mend([info]):
+                self._mended.add(info.id)
+                yield from self._checked_ranges(info, leader, source, start, stop)
+                return
             with self._guard():  # raises if there is another leader by now, which may lack it
                 raise CorruptionError(
                     f"The leader's copy is damaged, and is not copied: {error.what}",
                     **self.log.where,
                     path=f"{leader.path}/{source.path}",
-                    todo="Run `embedlog repair --yes`: a good copy takes over, if one is in sync; "
-                    "otherwise the damaged records are dropped.",
+                    todo="No other copy that is in sync has it; run `embedlog repair`, which "
+                    "first reports what it would drop.",
                 ) from error
         if start < stop:
             yield start, stop

@@ -281,6 +281,17 @@ class Controller:
             assignment = self.state.read(lambda txn: ASSIGNMENTS.get(txn, key))
         return assignment
 
+    def read_elsewhere(self, key: bytes) -> bool:
+        """Read a partition from its next in-sync copy, for a process that may not write."""
+        with self._lock:
+            assignment = self.image.assignments.get(key)
+            followers = () if assignment is None else assignment.in_sync_followers
+            others = [each for each in followers if each in self.directories]
+            if assignment is not None and others:
+                changed = {**self.image.assignments, key: assignment.elect(others)}
+                self.image = replace(self.image, assignments=changed)
+            return bool(others)
+
     # Directories that break, and come back
 
     def take_offline(self, failed: Mapping[int, Exception]) -> None:

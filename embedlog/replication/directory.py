@@ -21,8 +21,9 @@ from embedlog.files.shared_page import PAGE_BYTES, SharedPage
 from embedlog.files.wake_page import WAKE_FILE
 
 EPOCH_FILE = "epoch"
-_ENTRIES = (FORMAT_FILE, EPOCH_FILE, "locks", "topics")
-_PROBE_FILE = "probe"
+_ENTRIES = (FORMAT_FILE, "locks", "topics")
+PROBE_FILE = ".probe"
+"""Hidden: one that is written after the directory was emptied does not make it anything else."""
 _BROKEN = frozenset(
     {
         *(errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.EUCLEAN),
@@ -152,7 +153,7 @@ class LogDirectory:
             StorageError: The directory cannot be written.
         """
         self.check_in_place()
-        with self.files.opened(_PROBE_FILE, write=True, create=True) as fd:
+        with self.files.opened(PROBE_FILE, write=True, create=True) as fd:
             self.files.write(fd, [b"embedlog"], 0)
             self.files.sync(fd)
 
@@ -167,9 +168,10 @@ class LogDirectory:
     def is_whole(self) -> bool:
         """Whether it is in place, and has what every directory has: it is not being deleted."""
         try:
-            return self.files.is_in_place() and all(map(self.files.exists, _ENTRIES))
+            self.check_in_place()
         except StorageError:
             return False
+        return True
 
     def is_in_place(self) -> bool:
         """Whether the path leads to this directory, as far as a broken disk lets that be seen."""
@@ -179,18 +181,18 @@ class LogDirectory:
             return True
 
     def check_in_place(self) -> None:
-        """Raise if the path does not lead to this directory any more.
+        """Raise if the path does not lead to this directory any more, or it was emptied.
 
         Raises:
-            StorageError: It was unmounted, moved or deleted.
+            StorageError: It was unmounted, moved, deleted or emptied.
         """
+        gone = ""
         if not self.files.is_in_place():
-            raise StorageError(
-                "The directory is not mounted any more, or was moved",
-                errno=errno.ENOENT,
-                operation="look up",
-                path=self.path,
-            )
+            gone = "The directory is not mounted any more, or was moved"
+        elif not all(map(self.files.exists, _ENTRIES)):
+            gone = "The files of the directory were deleted"
+        if gone:
+            raise StorageError(gone, errno=errno.ENOENT, operation="look up", path=self.path)
 
     def is_broken_by(self, error: Exception) -> bool:
         """Whether an error of a file operation says that the whole directory cannot be used."""

@@ -115,7 +115,7 @@ class ReplicatedFiles(Files):
         """Return the directories that have a file; the one that is read comes first."""
         controller = self._controller.current()
         first = controller.directory
-        if path.startswith(("locks/", "topics")) and key is None:
+        if path.startswith(("locks/", "topics", "quarantine")) and key is None:
             return [first, *(each for each in controller.online if each is not first)]
         if key is None:
             return [first]
@@ -128,6 +128,13 @@ class ReplicatedFiles(Files):
             topic = path.split("/")[1].rpartition("-")[0]
             where = {"topic": topic, "partition": PARTITION_KEY.unpack(key)[1]}
             raise offline_error(controller.image, assignment, where)
+        return found
+
+    def read_elsewhere(self, key: bytes) -> bool:
+        """Read a partition from its next in-sync copy, without telling others; False if none."""
+        found = self._controller.read_elsewhere(key)
+        for handle in list(self._handles.values()) if found else ():
+            handle.epoch = -1
         return found
 
     def _repeat(self, operation: Callable[[], T]) -> T:
@@ -531,7 +538,7 @@ class ReplicatedFiles(Files):
 
     def rename(self, old: str, new: str) -> None:
         """As `Files.rename`."""
-        self._in_all(old, lambda files: files.rename(old, new))
+        self._in_all(old, lambda files: files.rename(old, new), some_may_lack_it=True)
 
     def unlink(self, path: str, missing_ok: bool = False) -> None:
         """As `Files.unlink`; in followers the file may be missing."""

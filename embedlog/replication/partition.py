@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from embedlog import catalog, kv
 from embedlog.batch import EncodedBatch
-from embedlog.catalog import PartitionInfo, TopicInfo
+from embedlog.catalog import PartitionInfo, SegmentInfo, TopicInfo
 from embedlog.errors import (
     CorruptionError,
     NotEnoughReplicasAfterAppendError,
@@ -28,6 +28,7 @@ from embedlog.partition.partition_log import PartitionLog, ReplicaPlacement
 from embedlog.partition.state import Context
 from embedlog.partition.tail import TAILS, Tail
 from embedlog.record import Appended
+from embedlog.replication import mend
 from embedlog.replication.controller import Controller, offline_error
 from embedlog.replication.files import ReplicatedFiles
 from embedlog.replication.isr import PartitionAssignment
@@ -142,14 +143,18 @@ class ReplicatedPartition(PartitionLog):
         return receipts
 
     def _repeat(self, operation: Callable[[], T]) -> T:
-        """Repeat an operation whose leader broke, with the next one; each breaks once at most."""
+        """Repeat an operation whose leader broke, or is damaged, with the next one, or mended."""
+        mended = False
         while True:
             epoch = self.controller.current().epoch
             try:
                 return operation()
-            except NotLeaderOrFollowerError:
+            except (CorruptionError, NotLeaderOrFollowerError):
+                # Each leader breaks once at most.
                 if self.controller.current().epoch == epoch:
-                    raise
+                    if mended or not self.mend([self.active_segment]):
+                        raise
+                    mended = True
 
     def check_replicas(self) -> None:
         """Raise unless as many copies are in sync as the topic requires.
@@ -188,6 +193,20 @@ class ReplicatedPartition(PartitionLog):
             raise NotEnoughReplicasError(
                 error.what, todo=error.todo, **error.facts, **self.where
             ) from None
+
+    def mend(self, segments: Collection[SegmentInfo] | None = None) -> bool:
+        """As `PartitionState.mend`; a log that may not write goes on at another copy."""
+        if not self.assignment.in_sync_followers:
+            return False
+        files = self.context.files
+        assert isinstance(files, ReplicatedFiles)
+        if not files.writable:
+            self.open_segment_file = None
+            return files.read_elsewhere(self.key)
+        is_owner = self._owner == threading.get_ident()
+        with nullcontext() if is_owner else self.locked():
+            mend.mend_copies(self, self.controller, segments)
+        return True
 
     def roll(self) -> bool:
         """As `PartitionLog.roll`."""

@@ -32,7 +32,6 @@ from embedlog.replication.controller import Controller
 from embedlog.replication.copies import lock_copy, remove_copies
 from embedlog.replication.directory import LogDirectory, describe
 from embedlog.replication.files import BrokenDirectoryError
-from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.member_file import (
     DirectoryMember,
     check_apart,
@@ -275,36 +274,6 @@ def _sweep(root: HasDirectories, directory: LogDirectory) -> None:
             for partition in range(topic.partitions):
                 key = topic.key(partition)
                 remove_copies(root.controller, key, topic.directory, [directory.id])
-
-
-def compare_copies(log: ReplicatedPartition) -> None:
-    """Make the in-sync copies equal, past what had been flushed, after a power cut.
-
-    If the leader's copy is damaged, those that lack what is damaged leave the ISR.
-    """
-    for each in log.assignment.in_sync_followers:
-        try:
-            _compare_copy(log, each)
-        except CorruptionError as error:
-            _logger.warning("%s-%d, directory %d: %s", log.topic, log.partition, each, error)
-
-            def leave(before: PartitionAssignment, each: int = each) -> PartitionAssignment:
-                return before.shrink([each]) if each in before.in_sync_followers else before
-
-            log.controller.change_assignment(log.key, leave)
-
-
-def _compare_copy(log: ReplicatedPartition, follower: int) -> None:
-    log.tail()  # a leader that breaks here is replaced, and its followers change
-    if follower not in log.assignment.in_sync_followers:
-        return
-    info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
-    trusted = 0 if info is None else info.recovery_offset
-    directory = log.controller.directories.get(follower)
-    if directory is not None:
-        copy = ReplicaCopy(log, directory, trusted_offset=trusted)
-        # All of it under the partition's lock: others may append to an in-sync copy.
-        _guarded(log, copy.join)
 
 
 def copy_partition(

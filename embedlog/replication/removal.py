@@ -26,7 +26,7 @@ from embedlog.files.reserve import RESERVE_FILE
 from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign
-from embedlog.replication.directory import EPOCH_FILE, LogDirectory
+from embedlog.replication.directory import EPOCH_FILE, PROBE_FILE, LogDirectory
 from embedlog.replication.metadata import MetadataImage, check_quorum, without
 from embedlog.replication.recovery import HasDirectories
 from embedlog.root import startup
@@ -158,5 +158,5 @@ def _clear(directory: LogDirectory) -> None:
             for name in files.list(folder):
                 files.unlink(f"{folder}/{name}", missing_ok=True)
             files.remove_directory(folder)
-    for name in ("probe", "wake", RESERVE_FILE, EPOCH_FILE, startup.CLEAN_FILE, FORMAT_FILE):
+    for name in (PROBE_FILE, "wake", RESERVE_FILE, EPOCH_FILE, startup.CLEAN_FILE, FORMAT_FILE):
         files.unlink(name, missing_ok=True)

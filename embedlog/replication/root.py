@@ -19,6 +19,7 @@ from typing import Any
 from embedlog import catalog, kv
 from embedlog.catalog import NewPartitions, TopicInfo
 from embedlog.errors import (
+    CorruptionError,
     DiskFullError,
     EmbedlogError,
     InvalidReplicationAssignmentError,
@@ -526,9 +527,12 @@ class ReplicatedRoot(Root):
     def _compare_replicas(self) -> None:
         """After a power cut: make the copies equal again, past what had been flushed."""
         for log in self.partition_logs(self.topics().values()):
-            assert isinstance(log, ReplicatedPartition)
-            with suppress(ReplicaNotAvailableError):
-                recovery.compare_copies(log)
+            try:
+                log.tail()
+            except ReplicaNotAvailableError:
+                continue
+            except CorruptionError as error:
+                _logger.warning("%s-%d: %s", log.topic, log.partition, error)
 
     # Detaching
 

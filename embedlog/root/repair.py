@@ -125,7 +125,7 @@ def _drop_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
 def _is_damaged(log: PartitionLog, segment: SegmentInfo) -> bool:
     """Return whether something is wrong with the bytes of one segment."""
     try:
-        file = log.open_segment(segment)
+        file = log.open_segment(segment, mend=False)
         stop = segment.end_position or file.size()
         if segment.sealed and file.bytes(stop, segment.size - stop + 1) != END_MARK:
             return True
@@ -135,10 +135,16 @@ def _is_damaged(log: PartitionLog, segment: SegmentInfo) -> bool:
             if verify.gaps(segment, batch, expected):
                 return True
             expected = batch.next_offset
-        return False
+        return not segment.sealed and expected < max(segment.base_offset, _flushed(log))
     except EmbedlogError as error:
         _raise_if_temporary(error)
         return True
+
+
+def _flushed(log: PartitionLog) -> int:
+    """Return the offset below which everything was flushed."""
+    info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
+    return 0 if info is None else info.recovery_offset
 
 
 def _raise_if_temporary(error: EmbedlogError) -> None:
@@ -195,9 +201,7 @@ def _salvage_as(
             salvage.messages.append(f"{path}: {dropped}")
         salvage.good.append(batch)
         position, expected = position + batch.size, batch.next_offset
-    if end is None:
-        info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
-        end = 0 if info is None else info.recovery_offset
+    end = _flushed(log) if end is None else end
     if expected < end:
         salvage.messages.append(f"{path}: offsets [{expected}, {end}) dropped")
     if not salvage.messages:
@@ -215,6 +219,8 @@ def _replace(log: PartitionLog, old: SegmentInfo, salvage: SalvagedSegment) -> N
         return new
 
     new = state.write(prepare)
+    for directory in reversed(log.directories[:2]):
+        files.make_directory(directory)
     file = create(files, log.path_of(new), salvage.schema)
     position = file.start
     source = files.read_file(log.path_of(old)) if good else b""
@@ -238,6 +244,9 @@ def _replace(log: PartitionLog, old: SegmentInfo, salvage: SalvagedSegment) -> N
         recovery_offset = max(info.recovery_offset, flushed) if old.sealed else flushed
         catalog.PARTITIONS.put(txn, log.key, value=info._replace(recovery_offset=recovery_offset))
 
+    if not old.sealed:
+        # Killed after the swap, a tail in the old segment would let readers see nothing.
+        recovery.discard_tail(log)
     state.write(swap)
     if files.exists(log.path_of(old)):
         files.make_directory(QUARANTINE)

@@ -43,7 +43,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files, WakePage
 from embedlog.files.paths import FORMAT_FILE
-from embedlog.files.reserve import Reserve
+from embedlog.files.reserve import RESERVE_FILE, Reserve, is_reserve
 from embedlog.groups import offsets
 from embedlog.keyspace import FORMAT_VERSION
 from embedlog.partition import flush, tail
@@ -568,7 +568,11 @@ def check_format(files: Files, *, replicated: bool = False) -> None:
         HasReplicasError: It is, and it may not be.
     """
     if not files.exists(FORMAT_FILE):
-        foreign = [name for name in files.list("") if not name.startswith(("embedlog.toml", "."))]
+        names = files.list("")
+        # A program that has the log open may make a reserve after all files were deleted.
+        if RESERVE_FILE in names and is_reserve(files):
+            names.remove(RESERVE_FILE)
+        foreign = [name for name in names if not name.startswith(("embedlog.toml", "."))]
         if foreign or not files.writable:
             raise NotALogError(
                 "The directory holds other files" if foreign else "There is no log here",

@@ -220,7 +220,7 @@ def _verify_segment(
     tail = snapshot.tail
     if not segment.sealed and tail.empty and not log.context.files.exists(log.path_of(segment)):
         return  # not needed yet: the first append creates it
-    file = log.open_segment(segment)
+    file = log.open_segment(segment, mend=False)
     size = file.size()
     # Includes what is written but not flushed yet, since the index has it already.
     stop = segment.end_position if segment.sealed else tail.log_end_position

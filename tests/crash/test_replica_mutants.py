@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from support import forks, replica_kills
+from support import damaged_copies, forks, replica_kills
 from support.forks import tell
 from support.mutants import Change
 from support.replicas import Directories, bring_back, send, values
@@ -177,6 +178,20 @@ def by_kills() -> None:
             replica_kills.check(replica_kills.Kill(work, at, False))
 
 
+def by_damage(*case: str) -> Callable[[], None]:
+    """Damage the leader's copy, in a directory of memory."""
+
+    def play() -> None:
+        with tempfile.TemporaryDirectory(dir=forks.in_memory()) as base:
+            damaged_copies.check(Path(base), case, "leader", 2)
+
+    return play
+
+
+def by_damage_of_both() -> None:
+    damaged_copies.check_killed(("one is cut short", 1))
+
+
 class Mutant:
     """A planted bug, and the check that finds it."""
 
@@ -296,7 +311,35 @@ MUTANTS = [
 ]
 
 
+MUTANTS += [
+    Mutant(
+        "a repair trusts the leader",
+        by_damage("a bit in a column", "sealed", "closed", "repair"),
+        f"{REPLICATION}.mend:_Copy.good",
+        {"batch.check_crcs()": "..."},
+    ),
+    Mutant(
+        "a recovery looks at the leader only",
+        by_damage("a bit in a head", "active", "rebooted", "read"),
+        "embedlog.partition.recovery:rebuild",
+        {"log.mend()": "..."},
+    ),
+    Mutant(
+        "a copy that is cut short goes before the others were mended from it",
+        by_damage_of_both,
+        f"{REPLICATION}.mend:_mend",
+        {"    _compare(log, segments, tail, mend=True": "    # ("},
+    ),
+    Mutant(
+        "a reader stops at damage of the leader",
+        by_damage("a bit in a column", "sealed", "running", "read"),
+        "embedlog.batch.decode:Batch._reread",
+        {"if reread is None": "if True"},
+    ),
+]
+
 FEW = {
+    "a repair trusts the leader",
     "published before the followers have it",
     "the version of a write is not written",
 }

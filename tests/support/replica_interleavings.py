@@ -35,9 +35,9 @@ from embedlog.errors import (
 from embedlog.partition import pending_deletes
 from embedlog.partition.replace import rewrite_lock
 from embedlog.record import OffsetAndMetadata, TopicPartition
-from embedlog.replication import jobs, reassign, recovery, removal, repair_copies
+from embedlog.replication import jobs, reassign, recovery, removal
 from embedlog.replication import root as replicated_root
-from embedlog.replication.verify_copies import verify_copies
+from embedlog.replication.verify_copies import repair_copies, verify_copies
 from embedlog.retention.retain import delete_records
 from support.clock import START
 from support.faulty_files import scratch_directory
@@ -190,7 +190,7 @@ class Log:
         self.heal()
         if self.damaged:
             # The good copies may have been lost meanwhile.
-            repair_copies.repair_copies(self.first.root, dry_run=False)
+            repair_copies(self.first.root)
         pending_deletes.sweep(self.first.root.context, early=True)
         if self.topic in self.first.root.topics():
             with rewrite_lock(self.log(self.first)):
@@ -463,12 +463,12 @@ FIRST: dict[str, Call] = {
     "close": Call(_close, _open_and_use),
     "read": Call(_read, _lag, may_raise=READS),
     "repair copies": Call(
-        lambda log: repair_copies.repair_copies(log.first.root, dry_run=False),
+        lambda log: repair_copies(log.first.root),
         _damage,
         second_may_raise=(CorruptionError,),  # a damaged leader is not copied
         is_fresh=True,
     ),
-    "verify copies": Call(_verify, _lag),
+    "verify copies": Call(_verify),
     "add a directory": Call(_add, _lag, is_fresh=True),
     "remove a directory": Call(
         lambda log: removal.remove_directories(log.first.root, [1]),
