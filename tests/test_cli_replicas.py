@@ -144,7 +144,7 @@ def test_a_plan_is_printed_and_changed_by_execute_only(command_line, disks, tmp_
         (("reassign", "flights:9=1"), 3, "There is no such partition"),
         (("reassign", "fleet:0=1"), 3, "fleet"),
         (("reassign", "--throttle", "0"), 2, "must be a positive number of bytes"),
-        (("elect-leaders", "flights:9"), 3, "There is no such partition"),
+        (("elect-leaders", "flights:9"), 3, "The topic has partitions 0 to 2"),
         (("elect-leaders", "--election-type", "best"), 2, "invalid choice"),
         (("replicas", "remove", "/nowhere"), 1, "The log has no such directory"),
         (("replicas",), 2, "name a verb: list, add, remove"),

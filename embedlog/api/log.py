@@ -875,10 +875,12 @@ class Log:
             partitions: By default all of them.
             election: ``"preferred"`` elects the first replica of each partition, if it is in sync,
                 so that the leaders are even again.  ``"unclean"`` elects for partitions
-                without a leader a replica that is not in sync: records that only the others
-                have are lost.
+                without a leader a replica that is not in sync, of those in directories that are
+                online the one with the most records: records that only the others have are lost.
 
         Raises:
+            EligibleLeadersNotAvailableError: A directory that is offline has a copy with more
+                records, and can be read.  No leader was elected.
             UnknownTopicOrPartitionError: There is no such partition.
             InvalidPartitionError: ``partitions`` is no list of partitions.
             InvalidConfigError: There is no such kind of election.

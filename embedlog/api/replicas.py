@@ -179,8 +179,9 @@ def remove_directories(
     progress: Callable[[int, int], object] | None,
 ) -> None:
     """Remove directories; see `Log.remove_replica`."""
-    from embedlog.replication.removal import check_left, take_over
+    from embedlog.replication.removal import check_left, only_copies, take_over
     from embedlog.replication.root import ReplicatedRoot
+    from embedlog.replication.unclean_election import elect_unclean
 
     log = several(root)
     if not force:
@@ -189,9 +190,11 @@ def remove_directories(
     check_left(log.controller.image, ids)
     if log.mode == "r":
         # It cannot be opened to write while it needs the directories that are given up here.
+        only = only_copies(log, ids)
         log.close()
         writable = ReplicatedRoot(log.paths, given_up=ids, **{**log.options(), "mode": "rw"})
         try:
+            elect_unclean(writable, only)
             left = [each for each in ids if each in writable.controller.image.directories]
             if left:
                 _remove(writable, left, force, throttle, progress)
@@ -246,15 +249,15 @@ def elect_leaders(
         raise InvalidConfigError(f"election must be preferred or unclean, got {election!r}")
     root.context.check_writable()
     chosen = _partitions(root, partitions)
+    for partition in chosen:
+        root.partition(*partition)  # or raises, before anything is changed
     if not root.replicated:
         return []
-    from embedlog.replication.reassign import elect_preferred, key_of
+    from embedlog.replication.reassign import elect_preferred
+    from embedlog.replication.unclean_election import elect_unclean
 
-    log = several(root)
-    keys = {key_of(log, partition): partition for partition in chosen}
-    if election == "unclean":
-        return [keys[key] for key in log.controller.elect_unclean(keys.keys())]
-    return elect_preferred(log, set(chosen))
+    elect = elect_unclean if election == "unclean" else elect_preferred
+    return elect(several(root), chosen)
 
 
 def _partitions(root: Root, partitions: Iterable[TopicPartition] | None) -> list[TopicPartition]:

@@ -171,14 +171,18 @@ def elect_leaders(args: argparse.Namespace) -> int:
         partitions = list(_partitions(log, args.topics)) if args.topics else None
         elected = log.elect_leaders(partitions, election=args.election_type)
         leaders = {each: log.partition(*each).placement.leader for each in elected}
+        leaderless = [each for each in log.replicas().leaderless if each in (partitions or [each])]
     document = [{**each._asdict(), "leader": leader} for each, leader in leaders.items()]
     lines = [
         f"{topic}-{number}: directory {leader} leads" for (topic, number), leader in leaders.items()
     ]
     say_result(args, document, lines)
-    if not (args.json or elected):
+    if leaderless:
+        names = ", ".join(f"{topic}-{number}" for topic, number in leaderless)
+        note(f"Still without a leader: {names}")
+    elif not (args.json or elected):
         note("No election was needed, or possible")
-    return OK
+    return FAILED if leaderless else OK
 
 
 def _partitions(log: Log, topics: list[tuple[str, list[int]]]) -> Iterator[TopicPartition]:

@@ -158,32 +158,25 @@ def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
     """Keep the old copies of partitions that move, and give up the new ones; return how many.
 
     Raises:
-        IllegalStateError: Only new copies are in sync, and the topic has no
-            `unclean.leader.election.enable`.
+        IllegalStateError: Only new copies are in sync.
         UnknownTopicOrPartitionError: There is no such partition.  Nothing was changed.
     """
     keys = {key_of(root, partition): partition for partition in partitions}
-    before = {key: root.controller.assignment(key) for key in keys}
-    topics = {partition.topic: root.topic(partition.topic) for partition in partitions}
-    may_be_unclean = {
-        key: topics[partition.topic].config.unclean_leader_election_enable
-        for key, partition in keys.items()
-    }
-
     new_copies: set[int] = set()
 
     def cancel_one(
-        key: bytes, moving: PartitionAssignment, image: MetadataImage
+        _key: bytes, moving: PartitionAssignment, image: MetadataImage
     ) -> PartitionAssignment:
         new_copies.update(moving.adding_replicas)
-        return moving.cancel_reassignment(image.online, unclean=may_be_unclean[key])
+        return moving.cancel_reassignment(image.online)
 
     image, count = root.controller.current().image, 0
-    for key, moving in before.items():
+    for key in keys:
+        moving = root.controller.assignment(key)
         if moving is not None:
             cancel_one(key, moving, image)  # or raises, before any is changed
     for key, (name, number) in keys.items():
-        log, topic = root.partition(name, number), topics[name]
+        log, topic = root.partition(name, number), root.topic(name)
         new_copies.clear()
         assert isinstance(log, ReplicatedPartition)
         with ExitStack() as held:

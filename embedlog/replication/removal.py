@@ -29,6 +29,7 @@ from embedlog.replication import reassign
 from embedlog.replication.directory import EPOCH_FILE, LogDirectory
 from embedlog.replication.metadata import MetadataImage, check_quorum, without
 from embedlog.replication.recovery import HasDirectories
+from embedlog.replication.unclean_election import elect_unclean
 from embedlog.root import startup
 
 _logger = logging.getLogger("embedlog.replication")
@@ -57,12 +58,14 @@ def remove_directories(
         IllegalStateError: No other directory is online.
         NotEnoughReplicasError: Too few others are online, also with ``force``.
         ReplicaNotAvailableError: They have the only copy of a partition.
+        EligibleLeadersNotAvailableError: They were given up, and had all in-sync copies of a
+            partition, which waits for an election: see `elect_unclean`.
     """
     controller, gone = root.controller, set(directories)
     image = controller.current().image
     check_left(image, gone)
     broken = {each for each in gone if not _is_usable(controller.directories.get(each))}
-    only = _only_copies(root, broken)
+    only = only_copies(root, broken)
     if only and not force:
         raise ReplicaNotAvailableError(
             f"Without {_paths(root, broken)}, {plural(len(only), 'partition')} would have no copy: "
@@ -77,6 +80,8 @@ def remove_directories(
     if force and broken:
         controller.give_up(broken)
         gone -= broken
+        root.write_members()
+        elect_unclean(root, only)
     else:
         check_quorum(without(image, gone), set(image.online) - gone)
     while True:
@@ -134,7 +139,7 @@ def _is_usable(directory: LogDirectory | None) -> bool:
     return True
 
 
-def _only_copies(root: HasDirectories, broken: Collection[int]) -> list[TopicPartition]:
+def only_copies(root: HasDirectories, broken: Collection[int]) -> list[TopicPartition]:
     """Return the partitions whose in-sync replicas are all in some directories."""
     return [
         TopicPartition(info.name, number)

@@ -26,7 +26,7 @@ def a_partition(replicas: int, min_isr: int = 1) -> Iterator[ReplicasModel]:
     """Yield a model of three directories with one topic, and check everything at the end."""
     model = ReplicasModel()
     try:
-        model.begin(3, [(1, replicas, min_isr, False, False)])
+        model.begin(3, [(1, replicas, min_isr, False)])
         model.append_to_all(0, 0, 0)
         model.check()
         yield model
@@ -126,7 +126,7 @@ MUTANTS = [
         "elected from outside the ISR",
         by_a_copy_out_of_sync,
         f"{REPLICATION}.election:elect_leader",
-        {"if unclean:": "if True:"},
+        {"if replica in in_sync and": "if replica in alive and"},
     ),
     Mutant(
         "a copy that returns is cut to the length of the leader's",
@@ -150,7 +150,7 @@ MUTANTS = [
         "a directory that failed stays in the ISR",
         by_the_model,
         f"{REPLICATION}.election:elect_leader",
-        {"return Election(leader, in_sync)": "return Election(leader, tuple(isr))"},
+        {"return replica, in_sync": "return replica, tuple(isr)"},
     ),
     Mutant(
         "a copy joins the ISR without the last records",
