@@ -102,6 +102,27 @@ def by_a_copy_out_of_sync() -> None:
             model.keep_house(0, False)
 
 
+def by_an_election_outside_the_isr() -> None:
+    """Three copies of different lengths; the longest is lost, or offline with all its records."""
+    for is_lost in (True, False):
+        with a_partition(3) as model:
+            leader, *followers = in_sync(model)
+            for each in reversed(followers):
+                model.unmount(each - 1, False)
+                model.keep_house(0, True)
+                model.append_to_all(0, 0, 0)
+                model.bring_back(each - 1, False)
+                model.keep_house(0, True)
+            if is_lost:
+                model.unmount(leader - 1, False)
+            else:
+                model.break_disk(leader - 1, errno.EROFS, 0, 1 << 30, True, False)
+            model.keep_house(0, True)
+            model.elect_unclean(0, 0)
+            model.check()
+            model.bring_back(leader - 1, False)
+
+
 def by_kills() -> None:
     for work in ("append", "roll", "go offline", "come back"):
         for at in range(1, 90, 2):
@@ -127,6 +148,24 @@ MUTANTS = [
         by_a_copy_out_of_sync,
         f"{REPLICATION}.election:elect_leader",
         {"if replica in in_sync and": "if replica in alive and"},
+    ),
+    Mutant(
+        "the first copy is elected, not the longest",
+        by_an_election_outside_the_isr,
+        f"{REPLICATION}.unclean_election:_choose",
+        {"max(each, key=counts.__getitem__) for each in (able, counts)": "min(able) for _ in '12'"},
+    ),
+    Mutant(
+        "a copy that is offline is not counted",
+        by_an_election_outside_the_isr,
+        f"{REPLICATION}.unclean_election:_choose",
+        {"if counts[longest] > counts[leader]:": "if False:"},
+    ),
+    Mutant(
+        "a copy that is not in sync is elected by itself",
+        by_an_election_outside_the_isr,
+        f"{REPLICATION}.isr:PartitionAssignment.elect",
+        {"self.replicas, self.isr, alive": "self.replicas, self.replicas, alive"},
     ),
     Mutant(
         "a copy that returns is cut to the length of the leader's",

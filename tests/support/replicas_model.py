@@ -61,7 +61,7 @@ from embedlog.replication.unclean_election import elect_unclean
 from embedlog.retention.retain import delete_records
 from embedlog.root.verify import verify_root
 from support.clock import ManualClock
-from support.failing_disks import FailingDisks, count_commits
+from support.failing_disks import READABLE, FailingDisks, count_commits
 from support.forks import Child, in_memory
 from support.groups import make_group
 from support.roots import Row, abandon, encoded, rows, segment_files
@@ -421,12 +421,14 @@ class ReplicasModel(RuleBasedStateMachine):
 
     def _have(self, part: Part, value: bytes) -> bool:
         """Whether enough copies have a value, although fewer are in sync a moment later."""
-        copies = 0
-        for directory, path in self.paths.items():
-            place = Path(path + (".away" if directory in self.away else ""))
+        return sum(value in data for data in self._files(part, self.paths)) >= part.min_isr
+
+    def _files(self, part: Part, directories: Collection[int]) -> Iterator[bytes]:
+        """The bytes of the segment files in each of some directories."""
+        for directory in directories:
+            place = Path(self.paths[directory] + (".away" if directory in self.away else ""))
             files = place.glob(f"topics/{part.topic}-*/{part.number}/*.arrows")
-            copies += any(value in file.read_bytes() for file in files)
-        return copies >= part.min_isr
+            yield b"".join(file.read_bytes() for file in files)
 
     def _strengthen(self, part: Part, assignment: PartitionAssignment, end: int) -> None:
         part.holders = set(assignment.isr)
@@ -778,11 +780,16 @@ class ReplicasModel(RuleBasedStateMachine):
     @rule(which=st.integers(0, 3), handle=st.integers(0, 1))
     @precondition(lambda self: self.roots and self.parts)
     def elect_unclean(self, which: int, handle: int) -> None:
-        """An operator elects a copy that is not in sync, unless one with more can be read."""
+        """The longest copy that is online leads, unless one that can be read has more."""
         part = self.part(which)
         if part.destroyed or self.assignment(part) is None:
             return
-        self.electing, can_be_had = part.key, part.holders & self.usable()
+        read_only = {path for path, disk in self.disks.broken.items() if disk.number in READABLE}
+        readable = self.usable() | {
+            each for each, path in self.paths.items() if path in read_only and each not in self.away
+        }
+        self.electing, can_be_had = part.key, part.holders & readable
+        kept = b"".join(self._files(part, self.alive()))
         try:
             done, elected = self._attempt(part, lambda: elect_unclean(self.root(handle), [part.tp]))
         except EligibleLeadersNotAvailableError:
@@ -793,7 +800,7 @@ class ReplicasModel(RuleBasedStateMachine):
             assert assignment is not None
             part.holders = set(assignment.isr)
             for record in part.records.values():
-                record.losable |= not can_be_had
+                record.losable |= not can_be_had and (part.compacts or record.value not in kept)
         self._observe()
         self.electing = b""
 
