@@ -657,7 +657,9 @@ def test_a_topic_that_is_deleted_while_it_is_copied_leaves_nothing(directories, 
             with directories.open() as another:
                 another.delete_topic("t")
 
-    assert reassign.run(log.root, {partition: [2]}, progress=delete) == {}
+    outcome = reassign.run(log.root, {partition: [2]}, progress=delete)
+
+    assert outcome == reassign.Outcome(pending=[], superseded=[partition])
 
     assert "t" not in log.root.topics()
     assert log.root.controller.current().image.assignments == {}

@@ -900,7 +900,9 @@ class Log:
     ) -> ReassignmentResult:
         """Move copies to other directories, in this thread; the records stay readable meanwhile.
 
-        Also finishes moves that had begun.  If it is interrupted, the housekeeping goes on.
+        Also finishes moves that had begun.  If it is interrupted, the housekeeping goes on.  The
+        result names the moves that wait for a directory (``pending``), and those that another
+        process cancelled or replaced (``superseded``).
 
         Args:
             moves: The ids of the directories of each partition, the preferred leader first; more

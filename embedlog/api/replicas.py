@@ -88,10 +88,15 @@ class ReassignmentResult(dict[TopicPartition, ReplicaMove]):
         *,
         dry_run: bool = False,
         pending: Iterable[TopicPartition] = (),
+        superseded: Iterable[TopicPartition] = (),
     ) -> None:
         super().__init__(moves)
-        self.dry_run, self.pending = dry_run, tuple(pending)
-        """`pending` are the partitions that move when a directory has come back."""
+        self.dry_run = dry_run
+        self.pending = tuple(pending)
+        """The partitions that move when a directory has come back."""
+        self.superseded = tuple(superseded)
+        """Those that did not move: meanwhile another process cancelled or replaced the move, or
+        deleted the topic."""
 
     @property
     def copies(self) -> int:
@@ -104,20 +109,29 @@ class ReassignmentResult(dict[TopicPartition, ReplicaMove]):
         if not self:
             return "Reassignment: nothing to move"
         copies = plural(self.copies, "new copy", "new copies")
-        outcome = "dry run, nothing was changed" if self.dry_run else "done"
+        outcomes = []
         if self.pending:
-            outcome = f"{plural(len(self.pending), 'partition')} wait for a directory"
+            outcomes.append(f"{plural(len(self.pending), 'partition')} wait for a directory")
+        if self.superseded:
+            outcomes.append(
+                f"{plural(len(self.superseded), 'move')} cancelled or replaced by another process"
+            )
+        outcome = "dry run, nothing was changed" if self.dry_run else "done"
+        outcome = "; ".join(outcomes) or outcome
         return f"Reassignment of {plural(len(self), 'partition')}, {copies}: {outcome}"
 
     def rows(self) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
         """Return the heads and the rows of the table."""
         heads = ("topic", "partition", "before", "after", "state")
+        states = dict.fromkeys(self.pending, "pending") | dict.fromkeys(
+            self.superseded, "superseded"
+        )
         return heads, [
             (
                 *partition,
                 ",".join(map(str, move.before)),
                 ",".join(map(str, move.after)),
-                "pending" if partition in self.pending else None,
+                states.get(partition),
             )
             for partition, move in self.items()
         ]
@@ -131,6 +145,7 @@ class ReassignmentResult(dict[TopicPartition, ReplicaMove]):
                 for partition, move in self.items()
             ],
             "pending": [partition._asdict() for partition in self.pending],
+            "superseded": [partition._asdict() for partition in self.superseded],
         }
 
     def __repr__(self) -> str:
@@ -302,27 +317,27 @@ def reassign(
     if moves is None:
         factors = _replication_factors(log, replication_factor)
         moves = replication.plan(log, replication_factors=factors)
-    replication.check(log, moves)
     before = {
         TopicPartition(info.name, number): assignment
         for info, number, assignment in replication.assignments(log)
     }
+    replication.check(log, moves)
     changes = {
         TopicPartition(*partition): ReplicaMove(before[partition].target_replicas, tuple(replicas))
         for partition, replicas in moves.items()
-        if before[partition].target_replicas != tuple(replicas)
+        if partition in before and before[partition].target_replicas != tuple(replicas)
     }
     if dry_run:
         return ReassignmentResult(changes, dry_run=True)
     log.context.check_writable()
-    pending = replication.run(log, moves, throttle=limit, progress=progress)
+    outcome = replication.run(log, moves, throttle=limit, progress=progress)
     for partition, assignment in before.items():
         if assignment.is_reassigning and partition not in changes:
             replicas = tuple(
                 each for each in assignment.replicas if each not in assignment.adding_replicas
             )
             changes[partition] = ReplicaMove(replicas, assignment.target_replicas)
-    return ReassignmentResult(changes, pending=pending)
+    return ReassignmentResult(changes, **outcome._asdict())
 
 
 def _replication_factors(

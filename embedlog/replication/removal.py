@@ -85,13 +85,18 @@ def remove_directories(
     else:
         check_quorum(without(image, gone), set(image.online) - gone)
     while True:
-        pending = reassign.run(root, moves, throttle=throttle, progress=progress)
-        stuck = [name for name, each in pending.items() if gone & set(each.replicas)]
-        if stuck:
+        outcome = reassign.run(root, moves, throttle=throttle, progress=progress)
+        left = [
+            f"{info.name}-{number}"
+            for info, number, assignment in reassign.assignments(root)
+            if (info.name, number) in moves and gone & set(assignment.replicas)
+        ]
+        if left:
+            why = "another process cancelled the moves" if outcome.superseded else "one is offline"
             raise NotEnoughReplicasError(
-                f"{plural(len(stuck), 'partition')} could not be moved, such as "
-                f"{stuck[0].topic}-{stuck[0].partition}: a directory is offline",
-                todo="Repeat the call when it has come back.",
+                f"{plural(len(left), 'partition')} still have copies in the directories, such as "
+                f"{left[0]}: {why}",
+                todo="Repeat the call.",
             )
         if not gone or controller.remove(gone):
             break
