@@ -15,7 +15,7 @@ from embedlog.errors import (
     InvalidReplicationAssignmentError,
     NotEnoughReplicasError,
 )
-from embedlog.replication.isr import PartitionAssignment
+from embedlog.replication.isr import NO_DIRECTORY, PartitionAssignment
 
 FOO = PartitionAssignment((2, 1, 3), (2, 1, 3), 1, leader_epoch=100, partition_epoch=200)
 BAR = PartitionAssignment(
@@ -158,22 +158,25 @@ def test_an_unclean_leader_is_alone_in_sync():
     state = replace(FOO, isr=(3,), leader=None)
     assert state.elect({1, 2}) is state
 
-    elected = state.elect({1, 2}, unclean=True)
+    elected = state.elect_unclean(2)
     changes = {"leader_epoch": 101, "partition_epoch": 201, "leader_recovering": True}
     assert elected == replace(FOO, isr=(2,), leader=2, **changes)
 
 
-def test_a_leader_that_is_left_over_was_not_in_sync():
-    """Its log is compared as after an unclean election, also if it comes back later."""
+def test_a_partition_whose_in_sync_replicas_were_given_up_waits_for_an_unclean_election():
+    """No other replica leads by itself; one that is new, in place of all, is as good as any."""
     state = replace(FOO, isr=(3,), leader=3)
     changes = {"replicas": (2, 1), "partition_epoch": 201, "leader_epoch": 101}
 
     left = state.without([3], {1, 2})
-    assert left == replace(FOO, isr=(2,), leader=2, leader_recovering=True, **changes)
-
-    offline = state.without([3], set())
-    assert offline == replace(FOO, isr=(2, 1), leader=None, leader_recovering=True, **changes)
-    assert offline.elect({1}).leader_recovering
+    lost = replace(FOO, isr=(NO_DIRECTORY,), leader=None, leader_recovering=True, **changes)
+    assert left == lost
+    assert left.elect({1, 2}) is left
+    assert left.elect_unclean(2).isr == (2,)
+    assert left.elect_unclean(2).leader_recovering
+    again = state.without([1, 2, 3], {4}, 4)
+    assert (again.replicas, again.isr, again.leader) == ((4,), (4,), 4)
+    assert again.leader_recovering
     assert not FOO.without([1], {2, 3}).leader_recovering
 
 
@@ -261,18 +264,16 @@ def test_no_removed_replica_leads_although_no_other_can():
         ((3, 2), (), (2, 1), (3, 2)),  # testSomeRemoving
         ((4, 5, 2), (4, 5), (), (2,)),  # testSomeAdding
         ((4, 5, 2), (4, 5), (2,), (2,)),  # testSomeRemovingAndAdding
-        ((4, 5), (4, 5), (2,), (3,)),  # testIsrSpecialCase: unclean
     ],
 )
 def test_a_cancelled_reassignment_leaves_the_old_replicas(isr, adding, removing, after):
     """PartitionReassignmentRevertTest."""
     state = PartitionAssignment((*adding, 3, 2, 1), isr, isr[0], 100, 200, adding, removing)
 
-    reverted = state.cancel_reassignment({1, 2, 3}, unclean=True)
+    reverted = state.cancel_reassignment({1, 2, 3})
     assert (reverted.replicas, reverted.isr) == ((3, 2, 1), after)
     assert not reverted.is_reassigning
     assert reverted.leader in after
-    assert reverted.leader_recovering == (reverted.leader not in isr)
     assert (reverted.leader_epoch, reverted.partition_epoch) == (100 + bool(adding), 201)
 
 
@@ -298,12 +299,12 @@ def test_a_reassignment_replaces_the_one_before():
 
 
 def test_a_reassignment_is_not_cancelled_once_all_old_replicas_are_given_up():
-    """Nothing would be left."""
+    """Nothing would be left; and those that are not in sync lack something (testIsrSpecialCase)."""
     begun = PartitionAssignment.create((0, 1)).begin_reassignment((2, 3))
     left = replace(begun, isr=begun.replicas).without([0, 1], {2, 3})
-    for unclean in (False, True):
+    for state in (left, replace(begun, isr=(2, 3), leader=2)):
         with pytest.raises(IllegalStateError, match="Only replicas that the reassignment added"):
-            left.cancel_reassignment({2, 3}, unclean=unclean)
+            state.cancel_reassignment({0, 1, 2, 3})
 
 
 class Partition(RuleBasedStateMachine):

@@ -288,7 +288,7 @@ def test_a_copy_with_another_history_leads_after_a_removal_with_what_it_shares(
     directories, log, came_back
 ):
     """It was in no election, but is as little in sync as after an unclean one."""
-    log.create_topic("t", replication_factor=2, config={"unclean.leader.election.enable": True})
+    log.create_topic("t", replication_factor=2)
     send(log, "t", [b"shared"])
     first, second = assignment(log, "t").isr
     directories.lose(log, first)
@@ -296,8 +296,8 @@ def test_a_copy_with_another_history_leads_after_a_removal_with_what_it_shares(
     directories.put_back(first)
     recovery.try_bring_back(log.root)
     directories.lose(log, second)
+    log.elect_leaders(election="unclean")
     send(log, "t", [b"of 1"])
-    log.alter_topic("t", {"unclean.leader.election.enable": False})
     directories.put_back(second)
     if came_back:
         recovery.try_bring_back(log.root)
@@ -314,8 +314,8 @@ def test_a_copy_with_another_history_leads_after_a_removal_with_what_it_shares(
 
 def test_a_leader_that_was_not_in_sync_has_no_files_of_deleted_segments(directories, log):
     """Segments are deleted in the in-sync copies only, so the new leader must remove its own."""
-    config = {"unclean.leader.election.enable": True, "segment.bytes": 1200}
-    log.create_topic("t", replication_factor=2, config={**config, "file.delete.delay.ms": 0})
+    config = {"segment.bytes": 1200, "file.delete.delay.ms": 0}
+    log.create_topic("t", replication_factor=2, config=config)
     send(log, "t", [b"%d" % n for n in range(20)])
     leader, follower = assignment(log, "t").isr
     directories.lose(log, follower)
@@ -326,6 +326,7 @@ def test_a_leader_that_was_not_in_sync_has_no_files_of_deleted_segments(director
     before = directories.copies("t")
     deleted = before[follower].keys() - before[leader].keys()
     directories.lose(log, leader)
+    log.elect_leaders(election="unclean")
 
     assert values(log, "t")[-1] == b"19"
     assert deleted
@@ -508,7 +509,7 @@ def test_a_file_that_is_just_being_deleted_is_not_created_again_in_a_follower(di
 
 def test_a_reader_returns_nothing_of_a_new_leader_that_is_cut_next(directories, log, monkeypatch):
     """It knew the end of the log of before; Kafka's fetch has the leader epoch for that."""
-    log.create_topic("t", replication_factor=2, config={"unclean.leader.election.enable": True})
+    log.create_topic("t", replication_factor=2)
     send(log, "t", [b"shared"])
     first, second = assignment(log, "t").isr
 
@@ -516,6 +517,7 @@ def test_a_reader_returns_nothing_of_a_new_leader_that_is_cut_next(directories, 
         directories.put_back(to)
         recovery.try_bring_back(log.root)
         directories.lose(log, leader)
+        log.elect_leaders(election="unclean")
         assert assignment(log, "t").leader == to
 
     directories.lose(log, second)
@@ -590,7 +592,9 @@ def test_a_topic_that_is_deleted_while_it_is_copied_leaves_nothing(directories, 
             with directories.open() as another:
                 another.delete_topic("t")
 
-    assert reassign.run(log.root, {partition: [2]}, progress=delete) == {}
+    outcome = reassign.run(log.root, {partition: [2]}, progress=delete)
+
+    assert outcome == reassign.Outcome(pending=[], superseded=[partition])
 
     assert "t" not in log.root.topics()
     assert log.root.controller.current().image.assignments == {}

@@ -336,8 +336,7 @@ def test_the_only_copy_is_not_replaced_by_an_empty_disk(directories):
         assert assignment(log, "t", 0).leader is None
         with pytest.raises(errors.ReplicaNotAvailableError, match="lost"):
             log.partition("t", 0).reader(0)
-        log.alter_topic("t", {"unclean.leader.election.enable": True})
-        assert log.root.controller.elect()
+        assert log.elect_leaders(election="unclean") == [TopicPartition("t", 0)]
         assert log.partition("t", 0).end_offset() == 0
 
 
@@ -452,7 +451,7 @@ def test_altered_settings_of_replicas_hold_from_the_next_call_on(directories, lo
     log.create_topic("t", replication_factor=2)
     with log.producer(delivery_timeout_ms=300, request_timeout_ms=100) as producer:
         producer.send("t", b"x").result()
-        leader, lost = assignment(log, "t").isr
+        _, lost = assignment(log, "t").isr
         directories.lose(log, lost)
         log.alter_topic("t", {"min.insync.replicas": 2})
         with pytest.raises(errors.NotEnoughReplicasError):
@@ -460,14 +459,6 @@ def test_altered_settings_of_replicas_hold_from_the_next_call_on(directories, lo
         log.alter_topic("t", {"min.insync.replicas": 1})
         producer.send("t", b"y").result()
     directories.put_back(lost)
-    directories.lose(log, leader)
-    assert assignment(log, "t").leader is None
-    recovery.try_bring_back(log.root)
-    log.alter_topic("t", {"unclean.leader.election.enable": True})
-    assert log.root.controller.elect()
-    assert assignment(log, "t").leader == lost
-    assert values(log, "t") == [b"x"]
-    directories.put_back(leader)
     bring_back(log)
 
 
@@ -626,3 +617,20 @@ def _child(path, to_child, to_parent):
         to_parent.put("open")
         to_child.get()
         to_parent.put([each.offset for each in send(log, "t", numbered(b"child", 3))])
+
+
+def test_a_log_closes_although_a_partition_is_offline(directories, caplog):
+    """What it could not flush is logged; all others are flushed, and commits are saved."""
+    with directories.open() as log:
+        for number in (1, 2):
+            log.create_topic(f"t{number}", replicas=[(number,)])
+            send(log, f"t{number}", [b"x"])
+        with log.consumer("t2", group_id="g", auto_offset_reset="earliest") as consumer:
+            next(consumer)
+        directories.lose(log, 1)
+    assert "Not flushed: The partition is offline" in caplog.text
+    directories.put_back(1)
+    with directories.open() as log:
+        bring_back(log)
+        assert values(log, "t1") == values(log, "t2") == [b"x"]
+        assert TopicPartition("t2", 0) in log.group("g").lag()

@@ -38,7 +38,7 @@ from embedlog.files.paths import is_mount_point
 from embedlog.keyspace import MIRRORED_TOPICS, PARTITION_KEY
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
 from embedlog.replication.history import diverged, extra_writes, state_history
-from embedlog.replication.isr import PartitionAssignment
+from embedlog.replication.isr import NO_DIRECTORY, PartitionAssignment
 from embedlog.replication.metadata import (
     ASSIGNMENTS,
     DIRECTORIES,
@@ -52,10 +52,6 @@ from embedlog.replication.metadata import (
 from embedlog.replication.store import EPOCH_BITS, ReplicatedStore, replace_rows
 
 _logger = logging.getLogger("embedlog.replication")
-
-
-NO_DIRECTORY = 0
-"""In an ISR: the copy that was in sync is lost."""
 
 
 class Controller:
@@ -454,17 +450,10 @@ class Controller:
 
     def _elect_all(self, txn: kv.Txn, image: MetadataImage, online: Collection[int]) -> None:
         """Elect leaders where they are missing, and drop what is offline from the ISRs."""
-        unclean = _unclean_topics(txn)
         for key, before in image.assignments.items():
-            after = before.elect(online, unclean=_topic_id(key) in unclean)
-            after = raised_epoch(txn, key, before, after)
+            after = raised_epoch(txn, key, before, before.elect(online))
             if after != before:
                 ASSIGNMENTS.put(txn, key, value=after)
-                if after.leader is not None and after.leader not in before.isr:
-                    _logger.warning(
-                        "An unclean election: directory %d leads, and what it lacks is lost",
-                        after.leader,
-                    )
 
     def elect(self) -> bool:
         """Elect leaders for partitions without one, if a replica may lead now."""
@@ -556,19 +545,6 @@ class Controller:
         self.refresh()
         return True
 
-    def elect_unclean(self, keys: Collection[bytes]) -> list[bytes]:
-        """Elect leaders out of sync for partitions without one; return which got one.
-
-        Records that only the in-sync replicas have are lost.
-        """
-
-        def elect(
-            _key: bytes, before: PartitionAssignment, image: MetadataImage
-        ) -> PartitionAssignment:
-            return before.elect(image.online, unclean=True) if before.leader is None else before
-
-        return self.change_assignments(keys, elect)
-
     def close(self) -> None:
         """Close all directories."""
         for directory in list(self.directories.values()):
@@ -651,13 +627,6 @@ def raised_epoch(
     info = catalog.PARTITIONS.get(txn, key)
     in_log = 0 if info is None else info.leader_epoch
     return replace(after, leader_epoch=max(after.leader_epoch, in_log + 1))
-
-
-def _unclean_topics(txn: kv.Txn) -> set[int]:
-    """Return the ids of the topics with `unclean.leader.election.enable`."""
-    return {
-        topic.id for topic in catalog.topics(txn) if topic.config.unclean_leader_election_enable
-    }
 
 
 def _topic_id(key: bytes) -> int:

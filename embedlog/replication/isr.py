@@ -17,7 +17,10 @@ from embedlog.errors import (
     InvalidReplicationAssignmentError,
     NotEnoughReplicasError,
 )
-from embedlog.replication.election import Election, elect_leader
+from embedlog.replication.election import elect_leader
+
+NO_DIRECTORY = 0
+"""In an ISR: the copy that was in sync is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +163,7 @@ class PartitionAssignment:
 
     # Elections
 
-    def elect(self, alive: Collection[int], *, unclean: bool = False) -> PartitionAssignment:
+    def elect(self, alive: Collection[int]) -> PartitionAssignment:
         """Return the state after an election; this one if nothing changes.
 
         The leader is kept if it is alive and in sync; only replicas that are alive stay in
@@ -169,27 +172,30 @@ class PartitionAssignment:
 
         Args:
             alive: The directories that work.
-            unclean: `unclean.leader.election.enable`.
         """
-        election = elect_leader(self.replicas, self.isr, alive, unclean=unclean, leader=self.leader)
-        return self._elected(election)
+        return self._elected(*elect_leader(self.replicas, self.isr, alive, self.leader))
+
+    def elect_unclean(self, leader: int) -> PartitionAssignment:
+        """Return the state after a replica that is not in sync was elected.
+
+        It alone is in sync, since the others must truncate to its log first.
+        """
+        return replace(self._elected(leader, (leader,)), leader_recovering=True)
 
     def elect_preferred(self, alive: Collection[int]) -> PartitionAssignment:
         """Return the state with the preferred leader; this one if it is not in sync or alive."""
         preferred = self.preferred_leader
         if preferred == self.leader or preferred not in self.isr or preferred not in alive:
             return self
-        isr = tuple(each for each in self.isr if each in alive)
-        return self._elected(Election(preferred, isr))
+        return self._elected(*elect_leader(self.replicas, self.isr, alive))
 
-    def _elected(self, election: Election | None) -> PartitionAssignment:
-        leader, isr, unclean = (None, self.isr, False) if election is None else election
+    def _elected(self, leader: int | None, isr: tuple[int, ...]) -> PartitionAssignment:
         if leader != self.leader:
             return self._next(
                 leader=leader,
                 isr=isr,
                 leader_epoch=self.leader_epoch + 1,
-                leader_recovering=unclean or (self.leader is None and self.leader_recovering),
+                leader_recovering=self.leader is None and self.leader_recovering,
             )
         return self if isr == self.isr else self._next(isr=isr)
 
@@ -224,39 +230,28 @@ class PartitionAssignment:
             return self
         return self._replaced(target, self.removing_replicas, alive)
 
-    def cancel_reassignment(
-        self, alive: Collection[int], *, unclean: bool = False
-    ) -> PartitionAssignment:
+    def cancel_reassignment(self, alive: Collection[int]) -> PartitionAssignment:
         """Return the state with the old replicas only.
 
-        Args:
-            alive: The directories that work.
-            unclean: `unclean.leader.election.enable`: if only new replicas are in sync, the
-                first old one becomes the only in-sync replica.
-
         Raises:
-            IllegalStateError: Only new replicas are in sync, and ``unclean`` is false, or there are
-                no old ones any more.
+            IllegalStateError: Only new replicas are in sync.
         """
         if not self.is_reassigning:
             return self
-        original = self.original_replicas
         if set(self.isr) <= set(self.adding_replicas):
-            if not unclean or not original:
-                raise IllegalStateError(
-                    "Only replicas that the reassignment added are in sync",
-                    todo="Let it finish, or allow unclean.leader.election.enable.",
-                )
-            return self._replaced(original, self.adding_replicas, alive, isr=original[:1])
-        return self._replaced(original, self.adding_replicas, alive)
+            raise IllegalStateError(
+                "Only replicas that the reassignment added are in sync",
+                todo="Let it finish, and move the partition back.",
+            )
+        return self._replaced(self.original_replicas, self.adding_replicas, alive)
 
     def without(
         self, directories: Collection[int], alive: Collection[int], spare: int | None = None
     ) -> PartitionAssignment:
         """Return the state after directories were given up, with what only they had.
 
-        If they had all in-sync replicas, another replica leads, as after an unclean election;
-        if they had all replicas, the partition begins again, empty, in the directory ``spare``.
+        If they had all in-sync replicas, the partition waits for an unclean election of another
+        one; if they had all replicas, it begins again, empty, in the directory ``spare``.
 
         Args:
             directories: The directories that are given up.
@@ -272,11 +267,11 @@ class PartitionAssignment:
         if not replicas:
             raise IllegalStateError("No replica would be left", todo="Move the replicas first.")
         isr = tuple(each for each in self.isr if each in replicas)
-        lost = () if isr else tuple(each for each in replicas if each in alive)[:1] or replicas
+        begun_again = () if set(replicas) & set(self.replicas) else replicas
         state = replace(
             self,
             replicas=replicas,
-            isr=isr or lost,
+            isr=isr or begun_again or (NO_DIRECTORY,),
             leader=self.leader if self.leader in isr else None,
             adding_replicas=_without(self.adding_replicas, directories),
             removing_replicas=_without(self.removing_replicas, directories),
@@ -288,7 +283,6 @@ class PartitionAssignment:
         replicas: tuple[int, ...],
         leaving: Collection[int],
         alive: Collection[int],
-        isr: Collection[int] | None = None,
     ) -> PartitionAssignment:
         """Return the state with these replicas alone, after an election among them.
 
@@ -296,9 +290,8 @@ class PartitionAssignment:
             replicas: The replicas that stay.
             leaving: Those that leave; they are fenced.
             alive: The directories that work.
-            isr: Those that may lead, if they are others than the in-sync replicas.
         """
-        isr = tuple(each for each in replicas if each in (self.isr if isr is None else isr))
+        isr = tuple(each for each in replicas if each in self.isr)
         state = replace(self, replicas=replicas, isr=isr, adding_replicas=(), removing_replicas=())
         return self._after_election(state, alive, fences=bool(leaving))
 

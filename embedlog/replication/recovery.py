@@ -132,6 +132,8 @@ def add_directory(root: HasDirectories, path: str, rack: str | None = None) -> i
     added: list[int] = []
 
     def step(txn: kv.Txn, image: MetadataImage) -> bool:
+        if path in paths_of(image.directories.values()):  # another process was faster
+            raise IllegalStateError("The directory belongs to the log already", path=path)
         directory_id = catalog.next_number(txn, "directory")
         while directory_id in image.directories:
             directory_id = catalog.next_number(txn, "directory")

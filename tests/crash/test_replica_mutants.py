@@ -35,7 +35,7 @@ def a_partition(replicas: int, min_isr: int = 1) -> Iterator[ReplicasModel]:
     """Yield a model of three directories with one topic, and check everything at the end."""
     model = ReplicasModel()
     try:
-        model.begin(3, [(1, replicas, min_isr, False, False)])
+        model.begin(3, [(1, replicas, min_isr, False)])
         model.append_to_all(0, 0, 0)
         model.check()
         yield model
@@ -172,6 +172,27 @@ def by_a_copy_out_of_sync() -> None:
             model.keep_house(0, False)
 
 
+def by_an_election_outside_the_isr() -> None:
+    """Three copies of different lengths; the longest is lost, or offline with all its records."""
+    for is_lost in (True, False):
+        with a_partition(3) as model:
+            leader, *followers = in_sync(model)
+            for each in reversed(followers):
+                model.unmount(each - 1, False)
+                model.keep_house(0, True)
+                model.append_to_all(0, 0, 0)
+                model.bring_back(each - 1, False)
+                model.keep_house(0, True)
+            if is_lost:
+                model.unmount(leader - 1, False)
+            else:
+                model.break_disk(leader - 1, errno.EROFS, 0, 1 << 30, True, False)
+            model.keep_house(0, True)
+            model.elect_unclean(0, 0)
+            model.check()
+            model.bring_back(leader - 1, False)
+
+
 def by_kills() -> None:
     for work in ("append", "roll", "go offline", "come back"):
         for at in range(1, 90, 2):
@@ -210,7 +231,25 @@ MUTANTS = [
         "elected from outside the ISR",
         by_a_copy_out_of_sync,
         f"{REPLICATION}.election:elect_leader",
-        {"if unclean:": "if True:"},
+        {"if replica in in_sync and": "if replica in alive and"},
+    ),
+    Mutant(
+        "the first copy is elected, not the longest",
+        by_an_election_outside_the_isr,
+        f"{REPLICATION}.unclean_election:_choose",
+        {"max(each, key=counts.__getitem__) for each in (able, counts)": "min(able) for _ in '12'"},
+    ),
+    Mutant(
+        "a copy that is offline is not counted",
+        by_an_election_outside_the_isr,
+        f"{REPLICATION}.unclean_election:_choose",
+        {"if counts[longest] > counts[leader]:": "if False:"},
+    ),
+    Mutant(
+        "a copy that is not in sync is elected by itself",
+        by_an_election_outside_the_isr,
+        f"{REPLICATION}.isr:PartitionAssignment.elect",
+        {"self.replicas, self.isr, alive": "self.replicas, self.replicas, alive"},
     ),
     Mutant(
         "a copy that returns is cut to the length of the leader's",
@@ -234,7 +273,7 @@ MUTANTS = [
         "a directory that failed stays in the ISR",
         by_the_model,
         f"{REPLICATION}.election:elect_leader",
-        {"return Election(leader, in_sync)": "return Election(leader, tuple(isr))"},
+        {"return replica, in_sync": "return replica, tuple(isr)"},
     ),
     Mutant(
         "a copy joins the ISR without the last records",

@@ -38,6 +38,7 @@ from embedlog.compaction import CleanOptions, try_clean
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import (
     CorruptionError,
+    EligibleLeadersNotAvailableError,
     EmbedlogError,
     FencedError,
     LogTruncatedError,
@@ -53,14 +54,14 @@ from embedlog.partition import PartitionLog
 from embedlog.partition.producer_state import after
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import jobs, reassign
-from embedlog.replication.controller import NO_DIRECTORY
-from embedlog.replication.isr import PartitionAssignment
+from embedlog.replication.isr import NO_DIRECTORY, PartitionAssignment
 from embedlog.replication.metadata import MetadataImage
 from embedlog.replication.root import ReplicatedRoot
+from embedlog.replication.unclean_election import elect_unclean
 from embedlog.retention.retain import delete_records
 from embedlog.root.verify import verify_root
 from support.clock import ManualClock
-from support.failing_disks import FailingDisks, count_commits
+from support.failing_disks import READABLE, FailingDisks, count_commits
 from support.forks import Child, in_memory
 from support.groups import make_group
 from support.roots import Row, abandon, encoded, rows, segment_files
@@ -109,7 +110,6 @@ class Part:
     topic: str
     number: int
     min_isr: int
-    unclean: bool
     compacts: bool
     records: dict[int, Acknowledged] = field(default_factory=dict)
     start: int = 0
@@ -167,6 +167,8 @@ class ReplicasModel(RuleBasedStateMachine):
         self.saved: dict[TopicPartition, set[int | None]] = {}
         self.readers: list[tuple[ReplicatedRoot, Part, int, Any]] = []
         self.image = MetadataImage()
+        self.electing = b""
+        """The key of the partition for which an operator elects a copy that is not in sync."""
         self.boots = 0
         self.topics_made = 0
 
@@ -179,14 +181,13 @@ class ReplicasModel(RuleBasedStateMachine):
                 st.integers(1, 2),
                 st.sampled_from([1, 2, 2, 3]),
                 st.integers(1, 2),
-                st.booleans(),
                 st.sampled_from([False, False, True]),
             ),
             min_size=1,
             max_size=2,
         ),
     )
-    def begin(self, count: int, topics: list[tuple[int, int, int, bool, bool]]) -> None:
+    def begin(self, count: int, topics: list[tuple[int, int, int, bool]]) -> None:
         """A log of two or three directories, with some topics."""
         self.paths = {number: f"{self.base}/d{number}" for number in range(1, count + 1)}
         self.roots = [self._open()]
@@ -210,15 +211,12 @@ class ReplicasModel(RuleBasedStateMachine):
             files=self.disks,
         )
 
-    def _create(
-        self, partitions: int, factor: int, min_isr: int, unclean: bool, compacts: bool
-    ) -> None:
+    def _create(self, partitions: int, factor: int, min_isr: int, compacts: bool) -> None:
         self.topics_made += 1
         name, factor = f"t{self.topics_made}", min(factor, len(self.paths))
         config = {
             **CONFIG,
             "min.insync.replicas": min(min_isr, factor),
-            "unclean.leader.election.enable": unclean,
             "cleanup.policy": "compact" if compacts else "delete",
         }
         done, _ = self._attempt(
@@ -229,7 +227,7 @@ class ReplicasModel(RuleBasedStateMachine):
         )
         if done:
             for number in range(partitions):
-                part = Part(name, number, min(min_isr, factor), unclean, compacts)
+                part = Part(name, number, min(min_isr, factor), compacts)
                 self.parts[name, number] = part
             self._observe()
 
@@ -301,18 +299,9 @@ class ReplicasModel(RuleBasedStateMachine):
                 None,
                 *old.isr,
             ):
-                assert key in self._unclean_keys(), "a leader was elected that was not in sync"
+                assert key == self.electing, "a leader was elected that was not in sync"
             if new.leader != old.leader and new.leader is not None and old.leader is not None:
                 assert new.leader_epoch > old.leader_epoch, "a leader without an epoch of its own"
-
-    def _unclean_keys(self) -> set[bytes]:
-        """The partitions in which any replica may lead."""
-        topics = self.roots[0].topics()
-        return {
-            topics[part.topic].key(part.number)
-            for part in self.parts.values()
-            if part.unclean and part.topic in topics
-        }
 
     def _attempt(
         self, part: Part | None, operation: Callable[[], Any], *, strong: bool = False
@@ -422,21 +411,21 @@ class ReplicasModel(RuleBasedStateMachine):
 
     def _have(self, part: Part, value: bytes) -> bool:
         """Whether enough copies have a value, although fewer are in sync a moment later."""
-        copies = 0
-        for directory, path in self.paths.items():
-            place = Path(path + (".away" if directory in self.away else ""))
+        return sum(value in data for data in self._files(part, self.paths)) >= part.min_isr
+
+    def _files(self, part: Part, directories: Collection[int]) -> Iterator[bytes]:
+        """The bytes of the segment files in each of some directories."""
+        for directory in directories:
+            place = Path(self.paths[directory] + (".away" if directory in self.away else ""))
             files = place.glob(f"topics/{part.topic}-*/{part.number}/*.arrows")
-            copies += any(value in file.read_bytes() for file in files)
-        return copies >= part.min_isr
+            yield b"".join(file.read_bytes() for file in files)
 
     def _strengthen(self, part: Part, assignment: PartitionAssignment, end: int) -> None:
         part.holders = set(assignment.isr)
-        # A disk that breaks some operations later counts as broken.
-        losable = part.unclean and part.holders.isdisjoint(self.usable())
         for record in part.records.values():
             # Those above the end were lost just now.
             if record.offset < end:
-                record.losable = losable
+                record.losable = False
 
     @rule(
         which=st.integers(0, 3),
@@ -629,16 +618,9 @@ class ReplicasModel(RuleBasedStateMachine):
     def _forget_copies(self, part: Part, directories: Collection[int]) -> None:
         """The files of copies were removed."""
         part.holders -= set(directories)
-        if part.unclean and part.holders.isdisjoint(self.usable()):
-            for record in part.records.values():
-                record.losable = True
 
     def _lose(self, directory: int) -> None:
         self.lost.add(directory)
-        for part in self.parts.values():
-            if part.unclean and not part.holders & self.alive():
-                for record in part.records.values():
-                    record.losable = True
 
     @rule(which=st.integers(0, 2), empty=st.sampled_from([False, False, True]))
     def bring_back(self, which: int, empty: bool) -> None:
@@ -768,6 +750,33 @@ class ReplicasModel(RuleBasedStateMachine):
                 missing = set(assignment.replicas) & self.alive() - set(assignment.isr)
                 assert not missing, f"{part.tp}: {missing} did not join the ISR"
 
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1))
+    @precondition(lambda self: self.roots and self.parts)
+    def elect_unclean(self, which: int, handle: int) -> None:
+        """The longest copy that is online leads, unless one that can be read has more."""
+        part = self.part(which)
+        if part.destroyed or self.assignment(part) is None:
+            return
+        read_only = {path for path, disk in self.disks.broken.items() if disk.number in READABLE}
+        readable = self.usable() | {
+            each for each, path in self.paths.items() if path in read_only and each not in self.away
+        }
+        self.electing, can_be_had = part.key, part.holders & readable
+        kept = b"".join(self._files(part, self.alive()))
+        try:
+            done, elected = self._attempt(part, lambda: elect_unclean(self.root(handle), [part.tp]))
+        except EligibleLeadersNotAvailableError:
+            assert set(self.image.online) < self.paths.keys(), "no copy with more is offline"
+            return
+        if done and elected:
+            assignment = self.root(handle).controller.assignment(part.key)
+            assert assignment is not None
+            part.holders = set(assignment.isr)
+            for record in part.records.values():
+                record.losable |= not can_be_had and (part.compacts or record.value not in kept)
+        self._observe()
+        self.electing = b""
+
     @rule(handle=st.integers(0, 1))
     @precondition(lambda self: self.roots)
     def elect_preferred(self, handle: int) -> None:
@@ -877,13 +886,9 @@ class ReplicasModel(RuleBasedStateMachine):
 
     # Topics
 
-    @rule(
-        topic=st.tuples(
-            st.integers(1, 2), st.integers(1, 3), st.integers(1, 2), st.booleans(), st.booleans()
-        )
-    )
+    @rule(topic=st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 2), st.booleans()))
     @precondition(lambda self: self.roots and len(self.parts) < 5)
-    def create_topic(self, topic: tuple[int, int, int, bool, bool]) -> None:
+    def create_topic(self, topic: tuple[int, int, int, bool]) -> None:
         """A topic gets its copies on distinct directories."""
         if len(self.alive()) == len(self.paths):
             self._create(*topic)
@@ -1028,7 +1033,7 @@ class ReplicasModel(RuleBasedStateMachine):
             name = f"t{self.topics_made}"
             exists, topics = self._attempt(None, lambda: self.roots[0].topics())
             if exists and name in topics:
-                self.parts[name, 0] = Part(name, 0, 1, False, False)
+                self.parts[name, 0] = Part(name, 0, 1, False)
         elif what == "delete_topic":
             self._forget_deleted()
         return operations
