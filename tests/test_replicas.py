@@ -13,7 +13,7 @@ import embedlog
 from embedlog import errors
 from embedlog.kafka import confluent
 from embedlog.record import TopicPartition
-from embedlog.replication import reassign, recovery
+from embedlog.replication import reassign, recovery, unclean_election
 
 
 @pytest.fixture
@@ -505,7 +505,7 @@ def test_a_leader_that_was_not_in_sync_truncates(directories, log):
     directories.put_back(follower)
     recovery.try_bring_back(log.root)
     directories.lose(log, leader)
-    assert log.root.controller.elect_unclean([log.root.topic("t").key(0)])
+    assert unclean_election.elect_unclean(log.root, [TopicPartition("t", 0)])
 
     assert values(log, "t") == [b"all"]
     assert send(log, "t", [b"next"])[0].offset == 1

@@ -20,7 +20,7 @@ from support.tiers import runs
 
 from embedlog import Log
 from embedlog.record import TopicPartition
-from embedlog.replication import reassign, recovery
+from embedlog.replication import reassign, recovery, unclean_election
 
 REPLICATION = "embedlog.replication"
 Check = Callable[[], object]
@@ -94,7 +94,7 @@ def append_to_leader(log: Log) -> None:
 def elect_unclean(directories: Directories, log: Log) -> None:
     """Have directory 2 lead, which lacks what 1 has, and go on with something else."""
     directories.lose(log, 1)
-    assert log.root.controller.elect_unclean([log.root.topic("t").key(0)])
+    assert unclean_election.elect_unclean(log.root, [TopicPartition("t", 0)])
     assert values(log, "t") == [b"shared"]
     send(log, "t", [b"of 2"] * 5)
 
