@@ -37,7 +37,7 @@ from embedlog.errors import (
 from embedlog.files.paths import is_mount_point
 from embedlog.keyspace import MIRRORED_TOPICS, PARTITION_KEY
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
-from embedlog.replication.history import diverged, extra_writes, state_history
+from embedlog.replication.history import diverged, extra_writes, histories
 from embedlog.replication.isr import NO_DIRECTORY, PartitionAssignment
 from embedlog.replication.metadata import (
     ASSIGNMENTS,
@@ -558,12 +558,12 @@ def _has_lost(directory: LogDirectory, other: LogDirectory, info: DirectoryInfo)
     Raises:
         ReplicasDivergedError: It has what the other one lacks.
     """
-    if extra_writes(directory, other):
+    mine, theirs = histories(directory), histories(other)
+    if extra_writes(mine, theirs):
         raise diverged(directory, other)
-    mine = state_history(directory)
     # One that counts as online, since too few others are left to change that, has all of it.
     until = sys.maxsize if info.online else info.since
-    return not mine.epochs or not mine.has_all(state_history(other), until)
+    return not mine[0].epochs or not mine[0].has_all(theirs[0], until)
 
 
 def _drop_copies(lost: int, txn: kv.Txn) -> None:
