@@ -76,7 +76,7 @@ class _FirstRoot(Root):
     """A log in one directory that is about to get more."""
 
     def _check_format(self, files: Files) -> None:
-        check_format(files, replicated=True)
+        check_format(files, replicated=True, must_exist=self.must_exist)
 
 
 class ReplicatedRoot(Root):
