@@ -533,7 +533,7 @@ def test_a_program_writes_nothing_without_a_directory_that_it_alone_cannot_open(
 ):
     """Another program has brought it back, and the third one is gone; as without descriptors.
 
-    Rule 1 of the copies: what is acknowledged is in all copies in sync.
+    What is acknowledged is in all copies in sync.
     """
     monkeypatch.setattr(replicated_root, "REGAIN_SECONDS", 0)
     partition(log).append([encoded(b"a")])
