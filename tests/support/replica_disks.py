@@ -40,6 +40,7 @@ from embedlog.record import TopicPartition
 from embedlog.replication import jobs as replication_jobs
 from support import forks
 from support.forks import tell
+from support.housekeeping import check_threads
 from support.loop_disks import FAULTS, LoopDisk, loop_disks
 from support.patience import patient
 from support.staged_files import publish, stage
@@ -404,7 +405,8 @@ def keep_house(setting: Setting, life: int) -> None:
     maintenance.start()
     while not setting.stopped:
         time.sleep(0.05)
-        failures = list(maintenance.failures.values())
+        check_threads(maintenance)
+        failures = list(maintenance.failures.errors.values())
         for failure in failures:
             # A file of the controller's directory may be missing in that of the next controller.
             if not isinstance(failure, EXCUSES) and not getattr(failure, "missing", False):
