@@ -62,6 +62,22 @@ final class SegmentFile implements AutoCloseable {
     throw (RuntimeException) failure;
   }
 
+  /**
+   * Goes on in the next directory, because the bytes here are damaged.
+   *
+   * @param damage what is wrong
+   * @return false if there is no other directory
+   */
+  boolean openAnother(EmbedlogException damage) throws IOException {
+    if (!roots.hasNext()) {
+      return false;
+    }
+    note(damage);
+    channel.close();
+    openNext();
+    return true;
+  }
+
   /** Returns what an error of the system means. */
   private Exception problem(IOException error) {
     Path path = root.resolve(chunk.path());
