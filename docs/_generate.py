@@ -335,6 +335,8 @@ ERRORS: dict[str, dict[str, str]] = {
         "NotLeaderOrFollowerError": "Repeat the call.",
         "ReplicaNotAvailableError": "Bring one of its `replicas` back, or elect a leader that is "
         "not in sync.",
+        "EligibleLeadersNotAvailableError": "Bring back the directory with more records, or give "
+        "it up with `embedlog replicas remove PATH --force`.",
         "ReplicasDivergedError": "Open the directory that counts alone, remove the other one, and "
         "add it again, empty.",
     },

@@ -561,6 +561,14 @@ class ReplicaNotAvailableError(EmbedlogError):
     replicas: tuple[str, ...] = ()
 
 
+class EligibleLeadersNotAvailableError(EmbedlogError):
+    """An election outside the in-sync replicas would lose records that another copy has.
+
+    Nothing was changed.  A retry does not help: bring back the directory that has more records,
+    or give it up with ``embedlog replicas remove``.
+    """
+
+
 class ReplicasDivergedError(EmbedlogError):
     """Two directories of a log were written to without each other, and neither has all of it.
 

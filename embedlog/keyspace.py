@@ -545,6 +545,12 @@ ASSIGNMENTS = Table[Any](
     "The replicas of a partition: `replicas`, `isr`, `leader`, `leader_epoch`, `partition_epoch`, "
     "`adding`, `removing` and `recovering`",
 )
+METADATA_EPOCHS = Table[Any](
+    "4",
+    "epoch: u64",
+    "id: u64, start: u64",
+    "An epoch of the metadata of a log with replicas, and the number of its first write in `state`",
+)
 METADATA_VERSION = Table[Any](
     "2",
     "",
@@ -684,6 +690,12 @@ REPORTED_REPLICAS = Table[dict[str, Any]](
     optional=True,
 )
 
+LIVE_EPOCHS = Table[Any](
+    "h",
+    "epoch: u64",
+    "id: u64, start: u64",
+    "An epoch of the metadata of a log with replicas, and the number of its first write in `live`",
+)
 LIVE_VERSION = Table[Any](
     "e",
     "",

@@ -144,7 +144,7 @@ def test_a_plan_is_printed_and_changed_by_execute_only(command_line, disks, tmp_
         (("reassign", "flights:9=1"), 3, "There is no such partition"),
         (("reassign", "fleet:0=1"), 3, "fleet"),
         (("reassign", "--throttle", "0"), 2, "must be a positive number of bytes"),
-        (("elect-leaders", "flights:9"), 3, "There is no such partition"),
+        (("elect-leaders", "flights:9"), 3, "The topic has partitions 0 to 2"),
         (("elect-leaders", "--election-type", "best"), 2, "invalid choice"),
         (("replicas", "remove", "/nowhere"), 1, "The log has no such directory"),
         (("replicas",), 2, "name a verb: list, add, remove"),
@@ -230,3 +230,24 @@ def test_topics_get_more_copies(command_line, disks):
     for wrong in (["one:0=1"], ["--cancel"], ["--from", "moves.json"]):
         code, _, err = command_line("reassign", "--replication-factor", "2", *wrong)
         assert (code, "not both" in err) == (2, True)
+
+
+def test_a_reassignment_that_another_process_cancels_fails(command_line, disks, monkeypatch):
+    """It does not say that it is done; nor does --cancel of what is not moved exit with 0."""
+    from embedlog.replication import reassign
+
+    begin = reassign.begin
+
+    def begin_and_cancel(root, moves):
+        count = begin(root, moves)
+        assert command_line("reassign", "--cancel")[0] == 0
+        return count
+
+    monkeypatch.setattr(reassign, "begin", begin_and_cancel)
+    code, out, err = command_line("reassign", "flights:0=1", "--execute")
+    assert code == 1
+    assert "superseded" in out
+    assert "done" not in err
+    assert len(replicas_of(disks[0])[0]) == 3
+    assert command_line("reassign", "--cancel", "flights:0")[0] == 1
+    assert command_line("reassign", "--cancel", "--json")[1] == '{"cancelled": 0}\n'

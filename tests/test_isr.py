@@ -1,14 +1,12 @@
 """In-sync replicas, elections and reassignments of one partition: Kafka's cases.
 
-The figures are those of Kafka 4.0's `PartitionTest`, `IsrExpirationTest`,
-`PartitionChangeBuilderTest`, `PartitionReassignmentReplicasTest` and
-`PartitionReassignmentRevertTest`.
+The figures are those of Kafka 4.0's `PartitionTest`, `PartitionChangeBuilderTest`,
+`PartitionReassignmentReplicasTest` and `PartitionReassignmentRevertTest`.
 """
 
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -17,10 +15,8 @@ from embedlog.errors import (
     InvalidReplicationAssignmentError,
     NotEnoughReplicasError,
 )
-from embedlog.replication.isr import FollowerProgress, PartitionAssignment
+from embedlog.replication.isr import NO_DIRECTORY, PartitionAssignment
 
-MAX_LAG_MS = 100
-"""Of IsrExpirationTest, as is the leader's end of 20."""
 FOO = PartitionAssignment((2, 1, 3), (2, 1, 3), 1, leader_epoch=100, partition_epoch=200)
 BAR = PartitionAssignment(
     (1, 2, 3, 4), (1, 2, 3), 1, 100, 200, adding_replicas=(4,), removing_replicas=(1,)
@@ -31,77 +27,6 @@ BAR = PartitionAssignment(
 def three(*isr, leader=0, **fields):
     """Return a partition with the replicas 0, 1 and 2."""
     return PartitionAssignment((0, 1, 2), isr, leader, **fields)
-
-
-def lagging(progress, now_ms, leader_end=20):
-    """Return the followers that must leave the ISR, of one follower with this progress."""
-    state = PartitionAssignment((0, 1), (0, 1), 0)
-    return state.out_of_sync({1: progress}, leader_end, now_ms, MAX_LAG_MS)
-
-
-# Who is in sync
-
-
-def test_a_follower_that_is_stuck_leaves():
-    """IsrExpirationTest.testIsrExpirationForStuckFollowers."""
-    progress = FollowerProgress().seen(0, 0, 1_000).seen(19, 20, 1_000)
-
-    assert lagging(progress, 1_000) == ()
-    assert lagging(progress, 1_150) == (1,)
-
-
-def test_a_follower_that_was_never_seen_leaves():
-    """IsrExpirationTest.testIsrExpirationIfNoFetchRequestMade."""
-    assert lagging(FollowerProgress().seen(0, 0, 1_000), 1_150) == (1,)
-    assert PartitionAssignment((0, 1), (0, 1), 0).out_of_sync({}, 20, 0, MAX_LAG_MS) == (1,)
-
-
-def test_a_follower_that_never_catches_up_leaves_and_returns_when_it_does():
-    """IsrExpirationTest.testIsrExpirationForSlowFollowers."""
-    progress = FollowerProgress().seen(0, 0, 1_000).seen(18, 20, 1_000)
-    assert lagging(progress, 1_000) == ()
-    progress = progress.seen(19, 20, 1_075)
-    assert lagging(progress, 1_075) == ()
-    assert lagging(progress, 1_150) == (1,)
-
-    assert lagging(progress.seen(20, 20, 1_150), 1_150) == ()
-
-
-def test_a_follower_at_the_end_of_an_idle_log_stays():
-    """IsrExpirationTest.testIsrExpirationForCaughtUpFollowers."""
-    progress = FollowerProgress().seen(20, 20, 1_000)
-
-    assert lagging(progress, 1_150) == ()
-    assert lagging(progress, 10**9) == ()
-
-
-def test_a_follower_that_has_reached_what_was_the_end_stays():
-    """PartitionTest.testShouldNotShrinkIsrIfPreviousFetchIsCaughtUp."""
-    progress = FollowerProgress(caught_up_ms=0).seen(5, 10, 5_000)
-    assert progress.caught_up_ms == 0
-
-    progress = progress.seen(10, 15, 10_001)
-    assert progress == FollowerProgress(10, 5_000, 15, 10_001)
-    assert progress.is_caught_up(15, 10_001, 10_000)
-    assert not progress.is_caught_up(15, 15_001, 10_000)
-
-
-def test_a_follower_has_caught_up_when_it_is_seen_at_the_end():
-    """PartitionTest.testUpdateFollowerFetchState."""
-    progress = FollowerProgress(caught_up_ms=0).seen(3, 6, 500)
-    assert (progress.log_end_offset, progress.caught_up_ms) == (3, 0)
-
-    progress = progress.seen(6, 6, 1_000)
-    assert (progress.log_end_offset, progress.caught_up_ms) == (6, 1_000)
-
-
-def test_a_follower_that_was_seen_once_leaves_when_it_lags():
-    """PartitionTest.testMaybeShrinkIsr."""
-    followers = {1: FollowerProgress().seen(10, 10, 0), 2: FollowerProgress()}
-    state = three(0, 1, 2, partition_epoch=1)
-    assert state.out_of_sync(followers, 10, 0, 30_000) == ()
-    assert state.out_of_sync(followers, 10, 30_001, 30_000) == (2,)
-    assert state.shrink([2]) == three(0, 1, partition_epoch=2)
 
 
 # Enough in-sync replicas
@@ -233,22 +158,25 @@ def test_an_unclean_leader_is_alone_in_sync():
     state = replace(FOO, isr=(3,), leader=None)
     assert state.elect({1, 2}) is state
 
-    elected = state.elect({1, 2}, unclean=True)
+    elected = state.elect_unclean(2)
     changes = {"leader_epoch": 101, "partition_epoch": 201, "leader_recovering": True}
     assert elected == replace(FOO, isr=(2,), leader=2, **changes)
 
 
-def test_a_leader_that_is_left_over_was_not_in_sync():
-    """Its log is compared as after an unclean election, also if it comes back later."""
+def test_a_partition_whose_in_sync_replicas_were_given_up_waits_for_an_unclean_election():
+    """No other replica leads by itself; one that is new, in place of all, is as good as any."""
     state = replace(FOO, isr=(3,), leader=3)
     changes = {"replicas": (2, 1), "partition_epoch": 201, "leader_epoch": 101}
 
     left = state.without([3], {1, 2})
-    assert left == replace(FOO, isr=(2,), leader=2, leader_recovering=True, **changes)
-
-    offline = state.without([3], set())
-    assert offline == replace(FOO, isr=(2, 1), leader=None, leader_recovering=True, **changes)
-    assert offline.elect({1}).leader_recovering
+    lost = replace(FOO, isr=(NO_DIRECTORY,), leader=None, leader_recovering=True, **changes)
+    assert left == lost
+    assert left.elect({1, 2}) is left
+    assert left.elect_unclean(2).isr == (2,)
+    assert left.elect_unclean(2).leader_recovering
+    again = state.without([1, 2, 3], {4}, 4)
+    assert (again.replicas, again.isr, again.leader) == ((4,), (4,), 4)
+    assert again.leader_recovering
     assert not FOO.without([1], {2, 3}).leader_recovering
 
 
@@ -336,18 +264,16 @@ def test_no_removed_replica_leads_although_no_other_can():
         ((3, 2), (), (2, 1), (3, 2)),  # testSomeRemoving
         ((4, 5, 2), (4, 5), (), (2,)),  # testSomeAdding
         ((4, 5, 2), (4, 5), (2,), (2,)),  # testSomeRemovingAndAdding
-        ((4, 5), (4, 5), (2,), (3,)),  # testIsrSpecialCase: unclean
     ],
 )
 def test_a_cancelled_reassignment_leaves_the_old_replicas(isr, adding, removing, after):
     """PartitionReassignmentRevertTest."""
     state = PartitionAssignment((*adding, 3, 2, 1), isr, isr[0], 100, 200, adding, removing)
 
-    reverted = state.cancel_reassignment({1, 2, 3}, unclean=True)
+    reverted = state.cancel_reassignment({1, 2, 3})
     assert (reverted.replicas, reverted.isr) == ((3, 2, 1), after)
     assert not reverted.is_reassigning
     assert reverted.leader in after
-    assert reverted.leader_recovering == (reverted.leader not in isr)
     assert (reverted.leader_epoch, reverted.partition_epoch) == (100 + bool(adding), 201)
 
 
@@ -373,12 +299,12 @@ def test_a_reassignment_replaces_the_one_before():
 
 
 def test_a_reassignment_is_not_cancelled_once_all_old_replicas_are_given_up():
-    """Nothing would be left."""
+    """Nothing would be left; and those that are not in sync lack something (testIsrSpecialCase)."""
     begun = PartitionAssignment.create((0, 1)).begin_reassignment((2, 3))
     left = replace(begun, isr=begun.replicas).without([0, 1], {2, 3})
-    for unclean in (False, True):
+    for state in (left, replace(begun, isr=(2, 3), leader=2)):
         with pytest.raises(IllegalStateError, match="Only replicas that the reassignment added"):
-            left.cancel_reassignment({2, 3}, unclean=unclean)
+            state.cancel_reassignment({0, 1, 2, 3})
 
 
 class Partition(RuleBasedStateMachine):
@@ -469,22 +395,3 @@ class Partition(RuleBasedStateMachine):
 
 class TestPartition(Partition.TestCase):
     """No clean change loses an acknowledged record."""
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 50)), min_size=1, max_size=20),
-    st.integers(0, 100),
-)
-@settings(deadline=None)
-def test_a_follower_is_caught_up_as_of_the_last_time_that_it_was_at_the_end(steps, lag):
-    """Compared with the whole history: never later than it really was as long as the leader."""
-    progress, now, leader_end, ends = FollowerProgress(), 0, 0, [(0, 0)]
-    for growth, passed in steps:
-        now += passed
-        leader_end += growth
-        ends.append((now, leader_end))
-        progress = progress.seen(min(leader_end, progress.log_end_offset + lag), leader_end, now)
-        reached = [when for when, end in ends if end <= progress.log_end_offset]
-        assert progress.caught_up_ms <= max(reached)
-        if progress.log_end_offset == leader_end:
-            assert progress.caught_up_ms == now

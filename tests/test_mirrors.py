@@ -1175,13 +1175,13 @@ def test_what_an_unclean_election_took_from_a_copy_is_copied_again(a, replicated
     leader, follower = assignment(b, "t").replicas
     with mirror(a, b, follow=True) as run:
         settled(lambda: run.status.records == 1)
-        b.alter_topic("t", {"unclean.leader.election.enable": True})
         directories.lose(b, follower)
         send(a, "t", b"2")
         settled(lambda: run.status.records == 2)
         directories.put_back(follower)
         recovery_of_replicas.try_bring_back(b.root)
         directories.lose(b, leader)
+        b.elect_leaders(election="unclean")
         assert values(b, "t") == [b"1"]
 
         send(a, "t", b"3")

@@ -4,11 +4,11 @@ import gc
 import os
 import shutil
 import threading
+import time
 
 import lmdb
 import pytest
 from support import forks
-from support.clock import ManualClock
 from support.replicas import assignment, bring_back, notice, send, values
 
 from embedlog import catalog, errors, kv
@@ -18,12 +18,9 @@ from embedlog.partition.replace import Replacement
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery, root
 from embedlog.replication.catch_up import ReplicaCopy
-from embedlog.replication.fetcher import ReplicaFetcher
-from embedlog.replication.files import ReplicatedFiles
 from embedlog.replication.metadata import METADATA_VERSION
 from embedlog.replication.verify_copies import verify_copies
 from embedlog.retention.retain import delete_records
-from embedlog.segment import CHUNK_BYTES
 
 
 @pytest.fixture
@@ -291,7 +288,7 @@ def test_a_copy_with_another_history_leads_after_a_removal_with_what_it_shares(
     directories, log, came_back
 ):
     """It was in no election, but is as little in sync as after an unclean one."""
-    log.create_topic("t", replication_factor=2, config={"unclean.leader.election.enable": True})
+    log.create_topic("t", replication_factor=2)
     send(log, "t", [b"shared"])
     first, second = assignment(log, "t").isr
     directories.lose(log, first)
@@ -299,8 +296,8 @@ def test_a_copy_with_another_history_leads_after_a_removal_with_what_it_shares(
     directories.put_back(first)
     recovery.try_bring_back(log.root)
     directories.lose(log, second)
+    log.elect_leaders(election="unclean")
     send(log, "t", [b"of 1"])
-    log.alter_topic("t", {"unclean.leader.election.enable": False})
     directories.put_back(second)
     if came_back:
         recovery.try_bring_back(log.root)
@@ -317,8 +314,8 @@ def test_a_copy_with_another_history_leads_after_a_removal_with_what_it_shares(
 
 def test_a_leader_that_was_not_in_sync_has_no_files_of_deleted_segments(directories, log):
     """Segments are deleted in the in-sync copies only, so the new leader must remove its own."""
-    config = {"unclean.leader.election.enable": True, "segment.bytes": 1200}
-    log.create_topic("t", replication_factor=2, config={**config, "file.delete.delay.ms": 0})
+    config = {"segment.bytes": 1200, "file.delete.delay.ms": 0}
+    log.create_topic("t", replication_factor=2, config=config)
     send(log, "t", [b"%d" % n for n in range(20)])
     leader, follower = assignment(log, "t").isr
     directories.lose(log, follower)
@@ -329,6 +326,7 @@ def test_a_leader_that_was_not_in_sync_has_no_files_of_deleted_segments(director
     before = directories.copies("t")
     deleted = before[follower].keys() - before[leader].keys()
     directories.lose(log, leader)
+    log.elect_leaders(election="unclean")
 
     assert values(log, "t")[-1] == b"19"
     assert deleted
@@ -337,10 +335,8 @@ def test_a_leader_that_was_not_in_sync_has_no_files_of_deleted_segments(director
     bring_back(log)
 
 
-def test_a_copy_that_catches_up_while_another_leader_is_elected_has_nothing_of_the_first(
-    directories, log
-):
-    """What the first leader alone had is at the same place in its file as what came after."""
+def test_a_copy_that_catches_up_while_another_leader_is_elected_has_all_of_both(directories, log):
+    """The copy goes on with the bytes of the second."""
     log.create_topic("t")
     send(log, "t", [b"shared"])
     leader, _, behind = assignment(log, "t").isr
@@ -363,36 +359,12 @@ def test_a_copy_that_catches_up_while_another_leader_is_elected_has_nothing_of_t
     assert lost
     directories.put_back(leader)
     bring_back(log)
-    assert values(log, "t") == [b"shared", *[b"of 2"] * 8]
+    assert values(log, "t") == [b"shared", *[b"of 1"] * 5, *[b"of 2"] * 8]
     check_equal(directories, log, "t")
 
 
-def test_a_follower_is_not_written_to_for_a_leader_that_was_replaced(directories, log):
-    """The housekeeping has read what the leader alone had, when the follower leads already."""
-    log.create_topic("t", replication_factor=2)
-    send(log, "t", [b"shared"])
-    leader, follower = assignment(log, "t").isr
-    send(log, "t", [b"of 1"] * 5, acks=1)
-    calls = iter(range(9))
-
-    def fail_over() -> bool:
-        if next(calls) == 1:  # the first is for the partition, the second for the bytes
-            directories.lose(log, leader)
-            send(log, "t", [b"of 2"] * 8)
-        return False
-
-    ReplicaFetcher({}).fetch(log.root, fail_over)
-
-    assert assignment(log, "t").leader == follower
-    assert next(calls) > 1
-    assert values(log, "t") == [b"shared", *[b"of 2"] * 8]
-    directories.put_back(leader)
-    bring_back(log)
-    directories.assert_equal_copies("t", 2)
-
-
 def test_what_a_killed_writer_left_in_a_follower_is_not_taken_for_a_copy(directories, log):
-    """It had written there first, and the leader alone has what comes next at that place."""
+    """It had written there first."""
     log.create_topic("t", replication_factor=2)
     send(log, "t", [b"x"])
     leader, follower = assignment(log, "t").isr
@@ -400,8 +372,7 @@ def test_what_a_killed_writer_left_in_a_follower_is_not_taken_for_a_copy(directo
     with file.open("ab") as left:
         left.write(b"of a batch" * 500)
 
-    send(log, "t", [b"y"], acks=1)
-    ReplicaFetcher({}).fetch(log.root, lambda: False)
+    send(log, "t", [b"y"])
     directories.lose(log, leader)
 
     assert values(log, "t") == [b"x", b"y"]
@@ -464,10 +435,8 @@ def no_files(directories, directory, topic):
     return not list(directories.path(directory).glob(f"topics/{topic}-*/*/*.arrows"))
 
 
-def test_a_roll_goes_on_at_a_leader_that_is_elected_in_it_and_lacks_records(
-    directories, log, monkeypatch
-):
-    """That is no damage, although the log was longer a moment ago."""
+def test_a_roll_goes_on_at_a_leader_that_is_elected_in_it(directories, log, monkeypatch):
+    """Nothing is lost, also not what was sent with acks=1."""
     log.create_topic("t")
     send(log, "t", [b"shared"])
     send(log, "t", [b"of 1"] * 5, acks=1)
@@ -485,14 +454,14 @@ def test_a_roll_goes_on_at_a_leader_that_is_elected_in_it_and_lacks_records(
     monkeypatch.setattr(partition, "active_file", fail_over)
 
     assert partition.roll()
-    assert values(log, "t") == [b"shared"]
+    assert values(log, "t") == [b"shared", *[b"of 1"] * 5]
     directories.put_back(leader)
     bring_back(log)
     check_equal(directories, log, "t")
 
 
 def test_a_thread_that_reads_waits_until_another_has_taken_over(directories, log, monkeypatch):
-    """The log that the new leader does not have yet, or any more, is not damaged."""
+    """It then reads all that was published."""
     log.create_topic("t")
     send(log, "t", [b"shared"])
     send(log, "t", [b"of 1"] * 5, acks=1)
@@ -511,7 +480,8 @@ def test_a_thread_that_reads_waits_until_another_has_taken_over(directories, log
     send(log, "t", [b"of 2"])
     reader.join()
 
-    assert read == [[b"shared"]] or read == [[b"shared", b"of 2"]]
+    published = [b"shared", *[b"of 1"] * 5]
+    assert read in ([published], [[*published, b"of 2"]])
     directories.put_back(leader)
     bring_back(log)
     check_equal(directories, log, "t")
@@ -539,7 +509,7 @@ def test_a_file_that_is_just_being_deleted_is_not_created_again_in_a_follower(di
 
 def test_a_reader_returns_nothing_of_a_new_leader_that_is_cut_next(directories, log, monkeypatch):
     """It knew the end of the log of before; Kafka's fetch has the leader epoch for that."""
-    log.create_topic("t", replication_factor=2, config={"unclean.leader.election.enable": True})
+    log.create_topic("t", replication_factor=2)
     send(log, "t", [b"shared"])
     first, second = assignment(log, "t").isr
 
@@ -547,6 +517,7 @@ def test_a_reader_returns_nothing_of_a_new_leader_that_is_cut_next(directories, 
         directories.put_back(to)
         recovery.try_bring_back(log.root)
         directories.lose(log, leader)
+        log.elect_leaders(election="unclean")
         assert assignment(log, "t").leader == to
 
     directories.lose(log, second)
@@ -609,41 +580,6 @@ def test_a_process_does_not_wait_for_itself_when_a_directory_is_lost_while_it_de
     forks.call(lose_and_delete, patience=20)
 
 
-@pytest.mark.parametrize("call", ["elect", "finish", "cancel"])
-def test_a_leader_that_is_lost_while_followers_are_completed_fails_no_administration(
-    directories, log, monkeypatch, call
-):
-    """The next one has less; it is completed, too."""
-    partition = TopicPartition("t", 0)
-    log.create_topic("t", replication_factor=3)
-    send(log, "t", [b"shared"])
-    reassign.run(log.root, {partition: [1, 2, 3]})
-    reassign.elect_preferred(log.root)
-    reassign.begin(log.root, {partition: [2, 3, 1] if call == "elect" else [2, 3]})
-    send(log, "t", [b"of 1"] * 5, acks=1)
-    lost, complete = [], ReplicatedFiles.complete
-
-    def fail_over(files, fd, position):
-        if not lost:
-            lost.append(1)
-            directories.lose(log, 1)
-        complete(files, fd, position)
-
-    monkeypatch.setattr(ReplicatedFiles, "complete", fail_over)
-    if call == "elect":
-        reassign.elect_preferred(log.root)
-    elif call == "finish":
-        assert reassign.finish(log.root) == 1
-    else:
-        assert reassign.cancel(log.root, [partition]) == 1
-
-    assert lost
-    assert values(log, "t") == [b"shared"]
-    directories.put_back(1)
-    bring_back(log)
-    directories.assert_equal_copies("t", len(assignment(log, "t").replicas))
-
-
 def test_a_topic_that_is_deleted_while_it_is_copied_leaves_nothing(directories, log):
     """Neither files nor a process that waits for the copy."""
     partition = TopicPartition("t", 0)
@@ -656,7 +592,9 @@ def test_a_topic_that_is_deleted_while_it_is_copied_leaves_nothing(directories, 
             with directories.open() as another:
                 another.delete_topic("t")
 
-    assert reassign.run(log.root, {partition: [2]}, progress=delete) == {}
+    outcome = reassign.run(log.root, {partition: [2]}, progress=delete)
+
+    assert outcome == reassign.Outcome(pending=[], superseded=[partition])
 
     assert "t" not in log.root.topics()
     assert log.root.controller.current().image.assignments == {}
@@ -730,56 +668,43 @@ def test_an_emptied_directory_is_filled_again_although_a_program_wrote_to_it(
 # Followers that lag
 
 
-def test_a_follower_that_lags_leaves_the_isr_and_joins_when_it_has_everything(directories, log):
-    """It lags if it had not, for `replica.lag.time.max.ms`, all that the leader had."""
-    log.create_topic("t", replication_factor=2, config={"replica.lag.time.max.ms": 1000})
+@pytest.mark.parametrize("acks", [1, "all"])
+def test_a_follower_whose_disk_is_slow_leaves_the_isr_and_joins_when_it_has_everything(
+    directories, log, monkeypatch, acks
+):
+    """Its write is waited for, and may take `replica.lag.time.max.ms`; later writes go on alone."""
+    log.create_topic("t", replication_factor=2, config={"replica.lag.time.max.ms": 20})
     send(log, "t", [b"x"])
     leader, follower = assignment(log, "t").isr
-    clock, histories = ManualClock(), {}
-    fetcher = ReplicaFetcher(histories, clock)
+    files = log.root.controller.directories[follower].files
+    write = files.write
 
-    def fetch(lasts_ms: int) -> tuple[int, ...]:
-        calls = iter(range(9))
+    def write_slowly(*arguments):
+        time.sleep(0.03)
+        return write(*arguments)
 
-        def append_meanwhile() -> bool:
-            if next(calls) == 1:  # the first is for the partition, the second for the bytes
-                clock.advance(lasts_ms)
-                send(log, "t", [b"z"], acks=1)
-            return False
-
-        send(log, "t", [b"y"], acks=1)
-        fetcher.fetch(log.root, append_meanwhile)
-        return assignment(log, "t").isr
-
-    assert fetch(600) == (leader, follower)
-    clock.advance(300)
-    assert fetch(600) == (leader, follower)
-    assert fetch(1100) == (leader,)
-    assert histories[follower].keys() == {log.root.topic("t").key(0)}
+    monkeypatch.setattr(files, "write", write_slowly)
+    send(log, "t", [b"y"], acks=acks)
+    assert assignment(log, "t").isr == (leader,)
+    directories.assert_equal_copies("t", 2)
+    send(log, "t", [b"z"], acks=acks)
+    monkeypatch.undo()
     log.alter_topic("t", {"min.insync.replicas": 2})
     with pytest.raises(errors.NotEnoughReplicasError):
         send(log, "t", [b"refused"], delivery_timeout_ms=300, request_timeout_ms=100)
-    assert recovery.replicate(log.root, histories) == 1
+
+    assert recovery.replicate(log.root) == 1
     assert assignment(log, "t").isr == (leader, follower)
     directories.assert_equal_copies("t", 2)
 
 
-def test_a_follower_that_was_as_long_as_the_log_during_a_pause_does_not_lag(directories, log):
-    """It had all records during the pause, although the housekeeping did not check."""
-    log.create_topic("t", replication_factor=2, config={"replica.lag.time.max.ms": 1000})
-    leader, follower = assignment(log, "t").isr
-    clock = ManualClock()
-    fetcher = ReplicaFetcher({}, clock)
-    send(log, "t", [b"x"])
-    fetcher.fetch(log.root, lambda: False)
-    clock.advance(100_000)
-    fetcher.fetch(log.root, lambda: False)
-    send(log, "t", [bytes(CHUNK_BYTES // 2)] * 6, acks=1)
-    assert fetcher.fetch(log.root, lambda: False) > CHUNK_BYTES * 3
-    assert assignment(log, "t").isr == (leader, follower)
+def test_a_copy_in_sync_that_was_cut_short_gets_no_hole(directories, log):
+    """What its disk lost is copied from the leader before the next batch is written."""
+    log.create_topic("t", replication_factor=2)
+    send(log, "t", [b"x" * 500, b"y" * 500])
+    (file,) = directories.path(assignment(log, "t").isr[1]).glob("topics/t-*/0/*.arrows")
+    os.truncate(file, file.stat().st_size - 300)
 
-    # It leaves in the middle of the copying, which the next append must not wait for.
-    send(log, "t", [bytes(CHUNK_BYTES // 2)] * 6, acks=1)
-    assert 0 < fetcher.fetch(log.root, lambda: clock.advance(501) == 0) < CHUNK_BYTES * 2
-    assert assignment(log, "t").isr == (leader,)
-    bring_back(log)
+    send(log, "t", [b"z"])
+
+    directories.assert_equal_copies("t", 2)

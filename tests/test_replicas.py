@@ -13,7 +13,7 @@ import embedlog
 from embedlog import errors
 from embedlog.kafka import confluent
 from embedlog.record import TopicPartition
-from embedlog.replication import reassign, recovery
+from embedlog.replication import reassign, recovery, unclean_election
 
 
 @pytest.fixture
@@ -336,8 +336,7 @@ def test_the_only_copy_is_not_replaced_by_an_empty_disk(directories):
         assert assignment(log, "t", 0).leader is None
         with pytest.raises(errors.ReplicaNotAvailableError, match="lost"):
             log.partition("t", 0).reader(0)
-        log.alter_topic("t", {"unclean.leader.election.enable": True})
-        assert log.root.controller.elect()
+        assert log.elect_leaders(election="unclean") == [TopicPartition("t", 0)]
         assert log.partition("t", 0).end_offset() == 0
 
 
@@ -452,7 +451,7 @@ def test_altered_settings_of_replicas_hold_from_the_next_call_on(directories, lo
     log.create_topic("t", replication_factor=2)
     with log.producer(delivery_timeout_ms=300, request_timeout_ms=100) as producer:
         producer.send("t", b"x").result()
-        leader, lost = assignment(log, "t").isr
+        _, lost = assignment(log, "t").isr
         directories.lose(log, lost)
         log.alter_topic("t", {"min.insync.replicas": 2})
         with pytest.raises(errors.NotEnoughReplicasError):
@@ -460,14 +459,6 @@ def test_altered_settings_of_replicas_hold_from_the_next_call_on(directories, lo
         log.alter_topic("t", {"min.insync.replicas": 1})
         producer.send("t", b"y").result()
     directories.put_back(lost)
-    directories.lose(log, leader)
-    assert assignment(log, "t").leader is None
-    recovery.try_bring_back(log.root)
-    log.alter_topic("t", {"unclean.leader.election.enable": True})
-    assert log.root.controller.elect()
-    assert assignment(log, "t").leader == lost
-    assert values(log, "t") == [b"x"]
-    directories.put_back(leader)
     bring_back(log)
 
 
@@ -488,30 +479,33 @@ def test_a_transaction_needs_enough_in_sync_copies(directories, log):
     directories.put_back(3)
 
 
-def test_acks_1_writes_to_the_leader_and_the_others_follow(directories, log):
-    """They get it at the next append with acks=all, at a roll, or from the housekeeping."""
+@pytest.mark.parametrize("acks", [0, 1])
+def test_a_record_is_in_all_in_sync_copies_before_it_can_be_read_whatever_acks_says(
+    directories, log, acks
+):
+    """H1: so nothing that was read is lost with the leader's disk, nor with a program that ends."""
+    log.create_topic("t", replication_factor=2, config={"min.insync.replicas": 2})
+    with directories.open() as short_lived:
+        send(short_lived, "t", numbered(b"one", 10), acks=acks)
+    directories.assert_equal_copies("t", 2)
+    send(log, "t", numbered(b"two", 10), acks=acks)
+    directories.lose(log, assignment(log, "t").leader)
+
+    assert values(log, "t") == [*numbered(b"one", 10), *numbered(b"two", 10)]
+
+
+def test_a_leader_that_was_not_in_sync_truncates(directories, log):
+    """Readers past the cut are told, and offsets go on there."""
     log.create_topic("t", replication_factor=2)
     send(log, "t", [b"all"])
-    send(log, "t", numbered(b"one", 10), acks=1)
-    first, second = (files for files in directories.copies("t").values() if files)
-    assert first != second
-
-    log.maintain()
-
-    directories.assert_equal_copies("t", 2)
-    send(log, "t", numbered(b"one", 10), acks=1)
-    send(log, "t", [b"all"])
-    directories.assert_equal_copies("t", 2)
-
-
-def test_a_new_leader_that_lags_truncates(directories, log):
-    """Only records with acks=1 are lost; readers past the cut are told, and offsets go on there."""
-    log.create_topic("t", replication_factor=2)
-    send(log, "t", [b"all"])
-    send(log, "t", numbered(b"one", 10), acks=1)
+    leader, follower = assignment(log, "t").isr
+    directories.lose(log, follower)
+    send(log, "t", numbered(b"one", 10))
     reader_epoch = log.partition("t", 0).tail().leader_epoch
-    leader = assignment(log, "t").leader
+    directories.put_back(follower)
+    recovery.try_bring_back(log.root)
     directories.lose(log, leader)
+    assert unclean_election.elect_unclean(log.root, [TopicPartition("t", 0)])
 
     assert values(log, "t") == [b"all"]
     assert send(log, "t", [b"next"])[0].offset == 1
@@ -523,7 +517,7 @@ def test_a_new_leader_that_lags_truncates(directories, log):
 
 
 def test_a_preferred_leader_loses_nothing(directories, log):
-    """Also not what was appended with acks=1 since: it is brought up to date first."""
+    """Also not what was appended with acks=1 since."""
     log.create_topic("t", replication_factor=2)
     preferred = assignment(log, "t").leader
     directories.lose(log, preferred)
@@ -623,3 +617,20 @@ def _child(path, to_child, to_parent):
         to_parent.put("open")
         to_child.get()
         to_parent.put([each.offset for each in send(log, "t", numbered(b"child", 3))])
+
+
+def test_a_log_closes_although_a_partition_is_offline(directories, caplog):
+    """What it could not flush is logged; all others are flushed, and commits are saved."""
+    with directories.open() as log:
+        for number in (1, 2):
+            log.create_topic(f"t{number}", replicas=[(number,)])
+            send(log, f"t{number}", [b"x"])
+        with log.consumer("t2", group_id="g", auto_offset_reset="earliest") as consumer:
+            next(consumer)
+        directories.lose(log, 1)
+    assert "Not flushed: The partition is offline" in caplog.text
+    directories.put_back(1)
+    with directories.open() as log:
+        bring_back(log)
+        assert values(log, "t1") == values(log, "t2") == [b"x"]
+        assert TopicPartition("t2", 0) in log.group("g").lag()

@@ -85,6 +85,15 @@ def healthy(log):
     return log.verify() == [] and log.verify(replicas=True) == []
 
 
+def leave_isr(log):
+    """Have all followers leave the ISRs, as if their disks were slow."""
+    controller = log.root.controller
+    controller.change_assignments(
+        list(controller.image.assignments),
+        lambda _key, before, _image: before.shrink(before.in_sync_followers),
+    )
+
+
 # Listing
 
 
@@ -102,7 +111,8 @@ def test_directories_are_listed_with_leaders_copies_sizes_and_lags(tmp_path):
         assert [each.in_sync for each in directories] == [each.replicas for each in directories]
         assert [each.is_controller for each in directories] == [True, False, False]
         assert all(each.bytes > 1000 and each.lag_bytes == 0 for each in directories)
-        fill(log, acks=1)
+        leave_isr(log)
+        fill(log)
         assert sum(each.lag_bytes for each in log.replicas()) > 1000
         text = repr(log.replicas())
         assert "3 of 3 directories online" in text
@@ -416,7 +426,7 @@ def test_a_move_that_is_cancelled_while_it_copies_leaves_nothing(tmp_path):
 
 
 def test_a_move_that_is_cancelled_loses_nothing_although_a_new_copy_leads(tmp_path):
-    """What was sent with acks=1 to the new copy alone is given to the old ones first."""
+    """Also not what was sent with acks=1 while it led."""
     with open_log(disks(tmp_path)) as log:
         log.create_topic("flights", 1, replication_factor=2)
         log.reassign(all_at(1, 2, partitions=1))
@@ -890,6 +900,19 @@ def test_a_byte_that_differs_in_a_copy_is_found_at_its_offset(tmp_path):
         assert difference.offset == 20
 
 
+def test_what_a_follower_does_not_have_yet_is_no_difference(tmp_path):
+    """After it left the ISR it lags until the housekeeping copies it."""
+    with open_log(disks(tmp_path)) as log:
+        log.create_topic("flights", 2)
+        fill(log)
+        leave_isr(log)
+        fill(log)
+        assert sum(each.lag_bytes for each in log.replicas()) > 0
+        assert log.verify(replicas=True) == []
+        log.maintain()
+        assert sum(each.lag_bytes for each in log.replicas()) == 0
+
+
 # The metadata
 
 
@@ -1029,3 +1052,139 @@ def test_others_notice_a_change_whose_process_was_killed(tmp_path, moment):
         assert not controller.current().moved()
         assert log.describe_topic("flights")["partitions"][0]["isr"] == [1, 2, 3]
         assert healthy(log)
+
+
+# What another process changes meanwhile
+
+
+def cancelling(log, then=None):
+    """Return a function for the progress of a reassignment: once, it cancels all of them."""
+
+    def cancel(*_):
+        if log.cancel_reassignment() and then is not None:
+            then()
+
+    return cancel
+
+
+@pytest.mark.parametrize("what", ["cancel", "replace", "delete"])
+def test_a_move_that_another_process_undoes_is_not_done(tmp_path, what):
+    """The result names it, whether it was cancelled, replaced, or its topic deleted."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log, open_log(paths) as other:
+        log.create_topic("flights", replicas=[(1,), (1,)], partitions=2)
+        fill(log)
+        moves = {TopicPartition("flights", number): (2,) for number in range(2)}
+
+        def undo(*_):
+            other.cancel_reassignment([TopicPartition("flights", 0)])
+            if what == "replace":
+                reassign.begin(other.root, {TopicPartition("flights", 0): (3,)})
+            if what == "delete" and "flights" in other.topics():
+                other.delete_topic("flights")
+
+        result = log.reassign(moves, progress=undo)
+
+        undone = list(moves) if what == "delete" else list(moves)[:1]
+        assert list(result.superseded) == undone
+        assert result.pending == ()
+        assert f"{len(undone)} move" in result.title
+        assert "cancelled or replaced by another process" in result.title
+        assert "done" not in result.title
+        assert [row[-1] for row in result.rows()[1]].count("superseded") == len(undone)
+        assert result.to_dict()["superseded"] == [each._asdict() for each in undone]
+        if what != "delete":
+            assert placements(log)[1] == [2]
+            assert values(log) == list(range(100))
+
+
+def test_a_move_that_was_cancelled_and_begun_again_is_done(tmp_path):
+    """What counts is where the copies are in the end."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log, open_log(paths) as other:
+        log.create_topic("flights", replicas=[(1,)])
+        fill(log)
+        target = all_at(2, partitions=1)
+
+        def begin_again():
+            reassign.begin(other.root, target)
+
+        result = log.reassign(target, progress=cancelling(other, then=begin_again))
+        assert (result.pending, result.superseded) == ((), ())
+        assert "done" in result.title
+        assert placements(log) == {0: [2]}
+
+
+def test_a_removal_whose_moves_another_process_cancels_fails(tmp_path):
+    """The directory is still part of the log, with all it had; repeated, the call removes it."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log, open_log(paths) as other:
+        log.create_topic("flights", replicas=[(1,)])
+        fill(log)
+        with pytest.raises(NotEnoughReplicasError, match="another process cancelled the moves"):
+            log.remove_replica(paths[0], progress=cancelling(other))
+        assert [each.id for each in log.replicas()] == [1, 2, 3]
+        assert placements(log) == {0: [1]}
+        log.remove_replica(paths[0])
+        assert values(log) == list(range(100))
+
+
+def test_a_directory_that_another_process_adds_at_the_same_moment_is_added_once(
+    tmp_path, monkeypatch
+):
+    """Both had seen that it was not part of the log."""
+    paths = disks(tmp_path)
+    with open_log(paths[:2]) as log, open_log(paths[:2]) as other:
+        read_member = recovery.read_member
+
+        def add_first(files):
+            monkeypatch.undo()
+            other.add_replica(paths[2])
+            return read_member(files) and None
+
+        monkeypatch.setattr(recovery, "read_member", add_first)
+        with pytest.raises((IllegalStateError, NotALogError), match=r"belongs to the log|a log"):
+            log.add_replica(paths[2])
+        assert [each.path for each in log.replicas()] == paths
+        assert healthy(log)
+
+
+# What must stay where it is
+
+
+def test_a_new_replication_factor_moves_nothing_of_other_topics(tmp_path):
+    """An administrator may have placed them on purpose; the new copies are where they fit."""
+    with open_log(disks(tmp_path, 4)) as log:
+        log.create_topic("a", replicas=[(1,)])
+        for name in "bcd":
+            log.create_topic(name, replicas=[(1, 2)])
+        result = log.reassign(replication_factor={"a": 2})
+        assert list(result) == [TopicPartition("a", 0)]
+        assert result.copies == 1
+        assert 1 in placements(log, "a")[0]
+        # What has this number already stays, too.
+        assert log.reassign(replication_factor={"b": 2}) == {}
+
+
+def test_a_removal_moves_what_was_there_and_nothing_else(tmp_path):
+    """Copies elsewhere stay, also of the partitions that lose one."""
+    paths = disks(tmp_path, 4)
+    with open_log(paths) as log:
+        log.create_topic("pinned", replicas=[(1, 2)] * 3, partitions=3)
+        log.create_topic("moving", replicas=[(1, 4)] * 3, partitions=3)
+        log.remove_replica(paths[3])
+        assert all(each == [1, 2] for each in placements(log, "pinned").values())
+        moved = placements(log, "moving").values()
+        assert all(1 in each and len(each) == 2 for each in moved)
+        assert {replica for each in moved for replica in each} >= {1, 3}
+
+
+def test_partitions_get_fewer_copies_if_too_few_directories_are_left(tmp_path):
+    """Also one whose copies were all in the directories that are removed."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", replicas=[(2, 3)])
+        fill(log)
+        log.remove_replica(*paths[1:])
+        assert placements(log) == {0: [1]}
+        assert values(log) == list(range(100))

@@ -875,10 +875,12 @@ class Log:
             partitions: By default all of them.
             election: ``"preferred"`` elects the first replica of each partition, if it is in sync,
                 so that the leaders are even again.  ``"unclean"`` elects for partitions
-                without a leader a replica that is not in sync: records that only the others
-                have are lost.
+                without a leader a replica that is not in sync, of those in directories that are
+                online the one with the most records: records that only the others have are lost.
 
         Raises:
+            EligibleLeadersNotAvailableError: A directory that is offline has a copy with more
+                records, and can be read.  No leader was elected.
             UnknownTopicOrPartitionError: There is no such partition.
             InvalidPartitionError: ``partitions`` is no list of partitions.
             InvalidConfigError: There is no such kind of election.
@@ -898,7 +900,9 @@ class Log:
     ) -> ReassignmentResult:
         """Move copies to other directories, in this thread; the records stay readable meanwhile.
 
-        Also finishes moves that had begun.  If it is interrupted, the housekeeping goes on.
+        Also finishes moves that had begun.  If it is interrupted, the housekeeping goes on.  The
+        result names the moves that wait for a directory (``pending``), and those that another
+        process cancelled or replaced (``superseded``).
 
         Args:
             moves: The ids of the directories of each partition, the preferred leader first; more

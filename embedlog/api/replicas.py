@@ -88,10 +88,15 @@ class ReassignmentResult(dict[TopicPartition, ReplicaMove]):
         *,
         dry_run: bool = False,
         pending: Iterable[TopicPartition] = (),
+        superseded: Iterable[TopicPartition] = (),
     ) -> None:
         super().__init__(moves)
-        self.dry_run, self.pending = dry_run, tuple(pending)
-        """`pending` are the partitions that move when a directory has come back."""
+        self.dry_run = dry_run
+        self.pending = tuple(pending)
+        """The partitions that move when a directory has come back."""
+        self.superseded = tuple(superseded)
+        """Those that did not move: meanwhile another process cancelled or replaced the move, or
+        deleted the topic."""
 
     @property
     def copies(self) -> int:
@@ -104,20 +109,29 @@ class ReassignmentResult(dict[TopicPartition, ReplicaMove]):
         if not self:
             return "Reassignment: nothing to move"
         copies = plural(self.copies, "new copy", "new copies")
-        outcome = "dry run, nothing was changed" if self.dry_run else "done"
+        outcomes = []
         if self.pending:
-            outcome = f"{plural(len(self.pending), 'partition')} wait for a directory"
+            outcomes.append(f"{plural(len(self.pending), 'partition')} wait for a directory")
+        if self.superseded:
+            outcomes.append(
+                f"{plural(len(self.superseded), 'move')} cancelled or replaced by another process"
+            )
+        outcome = "dry run, nothing was changed" if self.dry_run else "done"
+        outcome = "; ".join(outcomes) or outcome
         return f"Reassignment of {plural(len(self), 'partition')}, {copies}: {outcome}"
 
     def rows(self) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
         """Return the heads and the rows of the table."""
         heads = ("topic", "partition", "before", "after", "state")
+        states = dict.fromkeys(self.pending, "pending") | dict.fromkeys(
+            self.superseded, "superseded"
+        )
         return heads, [
             (
                 *partition,
                 ",".join(map(str, move.before)),
                 ",".join(map(str, move.after)),
-                "pending" if partition in self.pending else None,
+                states.get(partition),
             )
             for partition, move in self.items()
         ]
@@ -131,6 +145,7 @@ class ReassignmentResult(dict[TopicPartition, ReplicaMove]):
                 for partition, move in self.items()
             ],
             "pending": [partition._asdict() for partition in self.pending],
+            "superseded": [partition._asdict() for partition in self.superseded],
         }
 
     def __repr__(self) -> str:
@@ -179,8 +194,9 @@ def remove_directories(
     progress: Callable[[int, int], object] | None,
 ) -> None:
     """Remove directories; see `Log.remove_replica`."""
-    from embedlog.replication.removal import check_left, take_over
+    from embedlog.replication.removal import check_left, only_copies, take_over
     from embedlog.replication.root import ReplicatedRoot
+    from embedlog.replication.unclean_election import elect_unclean
 
     log = several(root)
     if not force:
@@ -189,9 +205,11 @@ def remove_directories(
     check_left(log.controller.image, ids)
     if log.mode == "r":
         # It cannot be opened to write while it needs the directories that are given up here.
+        only = only_copies(log, ids)
         log.close()
         writable = ReplicatedRoot(log.paths, given_up=ids, **{**log.options(), "mode": "rw"})
         try:
+            elect_unclean(writable, only)
             left = [each for each in ids if each in writable.controller.image.directories]
             if left:
                 _remove(writable, left, force, throttle, progress)
@@ -246,15 +264,15 @@ def elect_leaders(
         raise InvalidConfigError(f"election must be preferred or unclean, got {election!r}")
     root.context.check_writable()
     chosen = _partitions(root, partitions)
+    for partition in chosen:
+        root.partition(*partition)  # or raises, before anything is changed
     if not root.replicated:
         return []
-    from embedlog.replication.reassign import elect_preferred, key_of
+    from embedlog.replication.reassign import elect_preferred
+    from embedlog.replication.unclean_election import elect_unclean
 
-    log = several(root)
-    keys = {key_of(log, partition): partition for partition in chosen}
-    if election == "unclean":
-        return [keys[key] for key in log.controller.elect_unclean(keys.keys())]
-    return elect_preferred(log, set(chosen))
+    elect = elect_unclean if election == "unclean" else elect_preferred
+    return elect(several(root), chosen)
 
 
 def _partitions(root: Root, partitions: Iterable[TopicPartition] | None) -> list[TopicPartition]:
@@ -299,27 +317,27 @@ def reassign(
     if moves is None:
         factors = _replication_factors(log, replication_factor)
         moves = replication.plan(log, replication_factors=factors)
-    replication.check(log, moves)
     before = {
         TopicPartition(info.name, number): assignment
         for info, number, assignment in replication.assignments(log)
     }
+    replication.check(log, moves)
     changes = {
         TopicPartition(*partition): ReplicaMove(before[partition].target_replicas, tuple(replicas))
         for partition, replicas in moves.items()
-        if before[partition].target_replicas != tuple(replicas)
+        if partition in before and before[partition].target_replicas != tuple(replicas)
     }
     if dry_run:
         return ReassignmentResult(changes, dry_run=True)
     log.context.check_writable()
-    pending = replication.run(log, moves, throttle=limit, progress=progress)
+    outcome = replication.run(log, moves, throttle=limit, progress=progress)
     for partition, assignment in before.items():
         if assignment.is_reassigning and partition not in changes:
             replicas = tuple(
                 each for each in assignment.replicas if each not in assignment.adding_replicas
             )
             changes[partition] = ReplicaMove(replicas, assignment.target_replicas)
-    return ReassignmentResult(changes, pending=pending)
+    return ReassignmentResult(changes, **outcome._asdict())
 
 
 def _replication_factors(

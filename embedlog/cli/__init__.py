@@ -43,6 +43,7 @@ _CODES: dict[int, tuple[type[Exception], ...]] = {
         errors.StorageError,
         errors.LockTimeoutError,
         errors.CorruptionError,
+        errors.EligibleLeadersNotAvailableError,
         errors.NotEnoughReplicasError,
         errors.ReadOnlyError,
         errors.ReplicaNotAvailableError,

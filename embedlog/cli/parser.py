@@ -565,7 +565,8 @@ def _replicas(commands: _Parser) -> None:
     _flag(reassign, "--execute", "move the copies")
     _flag(reassign, "--cancel", "keep the old copies of partitions that are being moved")
     _throttle(reassign)
-    about = "elect the preferred leaders of partitions, or leaders that are not in sync"
+    about = "elect the preferred leaders of partitions, or leaders that are not in sync; fails if "
+    about += "a partition is left without a leader"
     elect = _command(commands, "elect-leaders", "replicas:elect_leaders", about)
     about = "by default all topics"
     elect.add_argument("topics", metavar="TOPIC[:N,N]", nargs="*", type=topic, help=about)
@@ -573,7 +574,8 @@ def _replicas(commands: _Parser) -> None:
         "--election-type",
         choices=("preferred", "unclean"),
         default="preferred",
-        help="unclean: for partitions without a leader, which lose what only the others have",
+        help="unclean: for partitions without a leader, the longest copy that is online, unless "
+        "one that is offline can be read and has more records; what only the others have is lost",
     )
 
 

@@ -14,7 +14,8 @@ from embedlog.cli.parser import FAILED, OK
 from embedlog.cli.printing import note, say_result
 from embedlog.cli.tables import table
 from embedlog.display import plural
-from embedlog.errors import InvalidConfigError, NotEnoughReplicasError
+from embedlog.errors import InvalidConfigError, NotEnoughReplicasError, ReplicasDivergedError
+from embedlog.files.paths import real_path
 from embedlog.record import TopicPartition
 
 if TYPE_CHECKING:
@@ -35,11 +36,9 @@ def show(args: argparse.Namespace) -> int:
 
 def add(args: argparse.Namespace) -> int:
     """Add a directory."""
-    from embedlog.api.replicas import several
-
+    path = real_path(args.path)
     with to_write(args) as log:
-        number = log.add_replica(args.path, args.rack)
-        path = several(log.root).controller.current().image.directories[number].path
+        number = log.add_replica(path, args.rack)
     say_result(args, {"id": number, "path": path, "rack": args.rack}, ())
     note(
         f"Added {path} as directory {number}; `embedlog reassign` plans what to move there, and "
@@ -59,10 +58,10 @@ def remove(args: argparse.Namespace) -> int:
 
 
 def _to_remove(args: argparse.Namespace) -> Log:
-    """Open the log to write; with --force also one that has too few directories for that."""
+    """Open the log to write; with --force also one whose directories cannot decide together."""
     try:
         return to_write(args)
-    except NotEnoughReplicasError:
+    except (NotEnoughReplicasError, ReplicasDivergedError):
         if not args.force:
             raise
         return to_read(args)
@@ -73,11 +72,12 @@ def reassign(args: argparse.Namespace) -> int:
     factors = _replication_factors(args)
     moves = _moves(args) if factors is None else None
     if args.cancel:
+        chosen = _chosen(args.moves)
         with to_write(args) as log:
-            count = log.cancel_reassignment(_chosen(args.moves))
+            count = log.cancel_reassignment(chosen)
         say_result(args, {"cancelled": count}, ())
         note(f"Cancelled the moves of {plural(count, 'partition')}")
-        return OK
+        return OK if chosen is None or count == len(chosen) else FAILED
     if not args.execute:
         with to_read(args) as log:
             result = log.reassign(moves, replication_factor=factors, dry_run=True)
@@ -88,7 +88,7 @@ def reassign(args: argparse.Namespace) -> int:
     with to_write(args) as log:
         result = log.reassign(moves, replication_factor=factors, throttle=args.throttle)
     _say_moves(args, result)
-    return FAILED if result.pending else OK
+    return FAILED if result.pending or result.superseded else OK
 
 
 def _say_moves(args: argparse.Namespace, result: ReassignmentResult) -> None:
@@ -155,14 +155,14 @@ def _moves_in_file(path: str) -> dict[TopicPartition, tuple[int, ...]]:
 
 
 def _chosen(words: list[str]) -> list[TopicPartition] | None:
-    """Return the partitions named as TOPIC:N; None without any."""
-    chosen = []
+    """Return the partitions named as TOPIC:N, each once; None without any."""
+    chosen = dict[TopicPartition, None]()
     for word in words:
         name, _, number = word.partition("=")[0].rpartition(":")
         if not (name and number.isdecimal()):
             raise InvalidConfigError(f"A partition must be TOPIC:N, got {word!r}")
-        chosen.append(TopicPartition(name, int(number)))
-    return chosen or None
+        chosen[TopicPartition(name, int(number))] = None
+    return list(chosen) or None
 
 
 def elect_leaders(args: argparse.Namespace) -> int:
@@ -171,14 +171,18 @@ def elect_leaders(args: argparse.Namespace) -> int:
         partitions = list(_partitions(log, args.topics)) if args.topics else None
         elected = log.elect_leaders(partitions, election=args.election_type)
         leaders = {each: log.partition(*each).placement.leader for each in elected}
+        leaderless = [each for each in log.replicas().leaderless if each in (partitions or [each])]
     document = [{**each._asdict(), "leader": leader} for each, leader in leaders.items()]
     lines = [
         f"{topic}-{number}: directory {leader} leads" for (topic, number), leader in leaders.items()
     ]
     say_result(args, document, lines)
-    if not (args.json or elected):
+    if leaderless:
+        names = ", ".join(f"{topic}-{number}" for topic, number in leaderless)
+        note(f"Still without a leader: {names}")
+    elif not (args.json or elected):
         note("No election was needed, or possible")
-    return OK
+    return FAILED if leaderless else OK
 
 
 def _partitions(log: Log, topics: list[tuple[str, list[int]]]) -> Iterator[TopicPartition]:

@@ -255,8 +255,8 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     min_insync_replicas: int | None
     """Refuse appends with ``acks="all"`` while fewer copies are in sync (H1); a partition with
     fewer replicas requires all of them."""
-    unclean_leader_election_enable: bool | None
-    """Whether a copy that is not in sync may lead if no other can, and records be lost (H9)."""
+    unclean_leader_election_enable: Literal[False] | None
+    """Only the default: a copy that is not in sync leads only after an operator's command (H15)."""
     replica_lag_time_max_ms: int | None
     """A copy that has not caught up for this long is not in sync any more (H8); in Kafka a broker
     setting."""
@@ -299,7 +299,7 @@ _DottedTopicOptions = TypedDict(
         "mirror.source": "str | None",
         "producer.id.expiration.ms": "int | None",
         "min.insync.replicas": "int | None",
-        "unclean.leader.election.enable": "bool | None",
+        "unclean.leader.election.enable": "Literal[False] | None",
         "replica.lag.time.max.ms": "int | None",
     },
     total=False,

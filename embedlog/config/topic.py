@@ -153,8 +153,10 @@ class TopicConfig(Settings):
     min_insync_replicas: int = number(1, 1)
     """Refuse appends with ``acks="all"`` while fewer copies are in sync (H1); a partition with
     fewer replicas requires all of them."""
-    unclean_leader_election_enable: bool = switch(False)
-    """Whether a copy that is not in sync may lead if no other can, and records be lost (H9)."""
+    unclean_leader_election_enable: bool = only(
+        False, "a copy that is not in sync leads only after `embedlog elect-leaders`"
+    )
+    """Only the default: a copy that is not in sync leads only after an operator's command (H15)."""
     replica_lag_time_max_ms: int = number(30_000, 1)
     """A copy that has not caught up for this long is not in sync any more (H8); in Kafka a broker
     setting."""

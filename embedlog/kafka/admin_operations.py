@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from embedlog.api import Log
@@ -11,6 +12,7 @@ from embedlog.catalog import check_partition_count, check_topic_name, refuse_int
 from embedlog.config import TopicConfig
 from embedlog.consumer.group_client import open_group
 from embedlog.errors import (
+    EligibleLeadersNotAvailableError,
     EmbedlogError,
     InvalidPartitionsError,
     NonEmptyGroupError,
@@ -129,9 +131,15 @@ def election_results(
 ) -> dict[TopicPartition, str]:
     """Elect leaders; return "" for each partition that got another one, or Kafka's error."""
     partitions = list(partitions)
-    elected = set(log.elect_leaders(partitions, election="unclean" if unclean else "preferred"))
-    results = {}
+    elected, results = set[TopicPartition](), {}
     for partition in partitions:
+        log.root.partition(*partition)  # or raises, before any leader is elected
+    for partition in partitions:
+        # One by one: another one may be refused.
+        with suppress(EligibleLeadersNotAvailableError):
+            elected.update(
+                log.elect_leaders([partition], election="unclean" if unclean else "preferred")
+            )
         leader, replicas, _ = placement(log, *partition)
         if partition in elected:
             results[partition] = ""

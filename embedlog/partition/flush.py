@@ -16,6 +16,7 @@ from embedlog.errors import (
     EmbedlogError,
     LockTimeoutError,
     OffsetOutOfRangeError,
+    ReplicaNotAvailableError,
     StorageError,
     UnknownTopicOrPartitionError,
 )
@@ -49,8 +50,8 @@ def flush(logs: Iterable[PartitionState]) -> None:
     For any number of partitions: each file once, each directory once, one commit of
     `live`, and one of `state` for as many partitions as may have files open.  A partition
     that fails does not keep the others from being flushed; the first error is raised at
-    the end.  If a topic was deleted meanwhile, that is no failure: nothing of it is left
-    to flush.
+    the end, that of a partition that is offline last.  If a topic was deleted meanwhile, that is
+    no failure: nothing of it is left to flush.
     """
     logs = list(logs)
     failures: list[EmbedlogError] = []
@@ -77,7 +78,7 @@ def flush(logs: Iterable[PartitionState]) -> None:
             log.dirty = True
         raise
     if failures:
-        raise failures[0]
+        raise min(failures, key=lambda error: isinstance(error, ReplicaNotAvailableError))
 
 
 def _most_locked(logs: list[PartitionState]) -> int:

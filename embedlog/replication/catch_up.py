@@ -20,8 +20,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from operator import attrgetter
 from typing import NamedTuple
 
-from embedlog import catalog, kv
-from embedlog.catalog import PartitionInfo, SegmentInfo
+from embedlog import catalog
+from embedlog.catalog import SegmentInfo
 from embedlog.errors import CorruptionError, StorageError
 from embedlog.files.throttle import Throttle
 from embedlog.partition import lookup, recovery
@@ -287,16 +287,6 @@ def _common_length(first: bytes, second: bytes) -> int:
         else:
             high = middle - 1
     return low
-
-
-def history_of(log: ReplicatedPartition) -> History:
-    """Return what an in-sync copy of a partition has."""
-
-    def read(txn: kv.Txn) -> History:
-        info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
-        return History(catalog.epochs(txn, log.key), info.recovery_offset)
-
-    return log.context.state.read(read)
 
 
 def _trusted_offset(log: ReplicatedPartition, history: History) -> int:

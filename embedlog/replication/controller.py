@@ -18,6 +18,7 @@ has to.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -36,23 +37,21 @@ from embedlog.errors import (
 from embedlog.files.paths import is_mount_point
 from embedlog.keyspace import MIRRORED_TOPICS, PARTITION_KEY
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
-from embedlog.replication.isr import PartitionAssignment
+from embedlog.replication.history import diverged, extra_writes, state_history
+from embedlog.replication.isr import NO_DIRECTORY, PartitionAssignment
 from embedlog.replication.metadata import (
     ASSIGNMENTS,
     DIRECTORIES,
     METADATA_VERSION,
+    DirectoryInfo,
     MetadataImage,
     check_quorum,
     put_epoch,
     without,
 )
-from embedlog.replication.store import EPOCH_BITS, ReplicatedStore
+from embedlog.replication.store import EPOCH_BITS, ReplicatedStore, replace_rows
 
 _logger = logging.getLogger("embedlog.replication")
-
-
-NO_DIRECTORY = 0
-"""In an ISR: the copy that was in sync is lost."""
 
 
 class Controller:
@@ -392,12 +391,9 @@ class Controller:
 
     def _put_offline(self, txn: kv.Txn, image: MetadataImage, gone: Mapping[int, str]) -> None:
         """Write that directories are offline, why, and who leads instead, in a new epoch."""
-        epoch, version = image.epoch + 1, METADATA_VERSION.get(txn)
-        assert version is not None
+        epoch = image.epoch + 1
         for each in gone.keys() - self._given_up:
-            info = image.directories[each]._replace(
-                online=False, reason=gone[each], since=epoch, version=version.version
-            )
+            info = image.directories[each]._replace(online=False, reason=gone[each], since=epoch)
             DIRECTORIES.put(txn, each, value=info)
         online = [each for each in image.online if each not in gone]
         given_up = self._given_up - set(online)
@@ -454,17 +450,10 @@ class Controller:
 
     def _elect_all(self, txn: kv.Txn, image: MetadataImage, online: Collection[int]) -> None:
         """Elect leaders where they are missing, and drop what is offline from the ISRs."""
-        unclean = _unclean_topics(txn)
         for key, before in image.assignments.items():
-            after = before.elect(online, unclean=_topic_id(key) in unclean)
-            after = raised_epoch(txn, key, before, after)
+            after = raised_epoch(txn, key, before, before.elect(online))
             if after != before:
                 ASSIGNMENTS.put(txn, key, value=after)
-                if after.leader is not None and after.leader not in before.isr:
-                    _logger.warning(
-                        "An unclean election: directory %d leads, and what it lacks is lost",
-                        after.leader,
-                    )
 
     def elect(self) -> bool:
         """Elect leaders for partitions without one, if a replica may lead now."""
@@ -479,14 +468,14 @@ class Controller:
         return self.change(step)
 
     def bring_online(
-        self, directory: LogDirectory, *, lost: bool, failed: Mapping[int, Exception] | None = None
+        self, directory: LogDirectory, failed: Mapping[int, Exception] | None = None
     ) -> bool:
         """Give a directory all rows of the databases, and every write from now on.
 
         Returns False, and does nothing, if another process or thread has done so, or has removed
         the directory.  It is in no ISR yet, except of partitions that no other directory has in
-        sync.  Killed in the middle, it is still offline, and the next attempt starts from the
-        beginning.
+        sync; if it is new, or lacks what it had, it has lost those, too.  Killed in the middle, it
+        is still offline, and the next attempt starts from the beginning.
 
         With ``failed`` it takes the place of directories that do not work, and that go offline
         in the same write.  Those that are left have every write, since each goes to all that are
@@ -495,13 +484,12 @@ class Controller:
 
         Args:
             directory: The directory, with open databases; also one of ``failed``, opened again.
-            lost: Whether it lost what it had, such as a new disk: then it is in sync with
-                nothing.
             failed: The directories that do not work.
 
         Raises:
             StorageError, CorruptionError: The directory cannot be written.
             NotEnoughReplicasError: Too few directories are online, also with this one.
+            ReplicasDivergedError: It has what the others lack.  Nothing was changed.
         """
         reasons = {each: describe(error) for each, error in (failed or {}).items()}
         epoch_before = self.epoch
@@ -510,6 +498,9 @@ class Controller:
             image = MetadataImage.load(txn)
             gone = {each: reason for each, reason in reasons.items() if each in image.online}
             check_quorum(image, set(image.online) - gone.keys() | {directory.id})
+            if lost:
+                _drop_copies(directory.id, txn)
+                image = replace(image, assignments=dict(_assignments(txn)))
             if gone:
                 self._put_offline(txn, image, gone)
             epoch, after = image.epoch + 1, MetadataImage.load(txn)
@@ -535,43 +526,24 @@ class Controller:
             if directory.id not in image.directories or (reasons and image.epoch != epoch_before):
                 return False
             held.enter_context(directory.held())
-            own = METADATA_VERSION.get(directory.state)
-            if own is not None and own.epoch > image.epoch:
-                return False
+            lost = _has_lost(directory, directories[0], image.directories[directory.id])
             errors: dict[int, Exception] = {}
-            # First: once it has the rows of the others, nobody can tell that it lost its files.
-            drop = partial(_drop_copies, directory.id)
-            if lost and (not self.state.write_held(directories, drop, errors) or errors):
-                raise next(iter(errors.values()))
-            for name, store in directory.stores.items():
-                source = directories[0].stores[name]
-                rows = source.read(lambda txn: list(txn.cursor()))
-                store.transact_locked(partial(_replace_rows, rows))
+            rows = directories[0].live.read(lambda txn: list(txn.cursor()))
+            directory.live.transact_locked(partial(replace_rows, rows))
+            # In one write with its rows: later nobody can tell that it has lost its files.
             everyone = sorted([*directories, directory], key=lambda each: each.id)
-            if not self.state.write_held(everyone, online, errors) or errors:
+            written = self.state.write_held(everyone, online, errors, replaced=directory)
+            if not written or errors:
                 raise next(iter(errors.values()))
-            directory.opened_epoch = self.epoch + 1 + lost
+            directory.opened_epoch = self.epoch + 1
             before = self.directories.get(directory.id)
             self.directories[directory.id] = directory
             for each in everyone:
-                each.note_epoch(self.epoch + 1 + lost)
+                each.note_epoch(self.epoch + 1)
         if before is not None:
             before.detach()
         self.refresh()
         return True
-
-    def elect_unclean(self, keys: Collection[bytes]) -> list[bytes]:
-        """Elect leaders out of sync for partitions without one; return which got one.
-
-        Records that only the in-sync replicas have are lost.
-        """
-
-        def elect(
-            _key: bytes, before: PartitionAssignment, image: MetadataImage
-        ) -> PartitionAssignment:
-            return before.elect(image.online, unclean=True) if before.leader is None else before
-
-        return self.change_assignments(keys, elect)
 
     def close(self) -> None:
         """Close all directories."""
@@ -580,13 +552,25 @@ class Controller:
                 directory.close()
 
 
+def _has_lost(directory: LogDirectory, other: LogDirectory, info: DirectoryInfo) -> bool:
+    """Return whether a directory that comes back lacks what it had: it is new, or an old copy.
+
+    Raises:
+        ReplicasDivergedError: It has what the other one lacks.
+    """
+    if extra_writes(directory, other):
+        raise diverged(directory, other)
+    mine = state_history(directory)
+    # One that counts as online, since too few others are left to change that, has all of it.
+    until = sys.maxsize if info.online else info.since
+    return not mine.epochs or not mine.has_all(state_history(other), until)
+
+
 def _drop_copies(lost: int, txn: kv.Txn) -> None:
     """Write that a directory has lost its copies."""
-    image = MetadataImage.load(txn)
-    for key, assignment in image.assignments.items():
+    for key, assignment in list(_assignments(txn)):
         if lost in assignment.isr:
             ASSIGNMENTS.put(txn, key, value=_without_copy(assignment, lost))
-    put_epoch(txn, image.epoch + 1, image.controller_id)
 
 
 def _without_copy(assignment: PartitionAssignment, lost: int) -> PartitionAssignment:
@@ -628,20 +612,13 @@ def _remove_directories(
             ASSIGNMENTS.put(txn, key, value=after)
 
 
-def _replace_rows(rows: Sequence[tuple[bytes, bytes]], txn: kv.Txn) -> None:
-    """Replace all rows of a database."""
-    kv.remove(txn, b"")
-    for key, row in rows:
-        txn.put(key, row)
-
-
 def raised_epoch(
     txn: kv.Txn, key: bytes, before: PartitionAssignment, after: PartitionAssignment
 ) -> PartitionAssignment:
     """Return an assignment whose leader epoch, if it changed, is above every one in the log.
 
     A copy of a topic of another log keeps the leader epochs of the source, so a leader that was in
-    sync begins none; nothing is appended to it with ``acks=1``.
+    sync begins none.
     """
     if after.leader_epoch == before.leader_epoch:
         return after
@@ -650,13 +627,6 @@ def raised_epoch(
     info = catalog.PARTITIONS.get(txn, key)
     in_log = 0 if info is None else info.leader_epoch
     return replace(after, leader_epoch=max(after.leader_epoch, in_log + 1))
-
-
-def _unclean_topics(txn: kv.Txn) -> set[int]:
-    """Return the ids of the topics with `unclean.leader.election.enable`."""
-    return {
-        topic.id for topic in catalog.topics(txn) if topic.config.unclean_leader_election_enable
-    }
 
 
 def _topic_id(key: bytes) -> int:

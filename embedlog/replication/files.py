@@ -2,9 +2,7 @@
 
 A file below `topics` belongs to a partition.  It is read from the partition's leader, and
 every change is made in all in-sync replicas, in the leader's last, so a reader sees nothing
-that a follower lacks.  The copies are equal byte for byte: each follower's file is a prefix of
-the leader's.  A follower that is behind, after an append with ``acks=1``, is brought up to the
-position of a write first.
+that a follower lacks.  The copies are equal byte for byte.
 
 A lock is taken in every directory that is online, in the order of their ids.  Two processes
 exclude each other as long as they know one common directory that is online, and both look at
@@ -17,10 +15,11 @@ An operation that a directory refuses, because its disk is broken, takes it offl
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from operator import methodcaller
+from time import monotonic
 from typing import Any, TypeVar
 
 from embedlog import catalog, kv
@@ -55,8 +54,8 @@ class _Handle:
     """A file that is open in several directories."""
 
     __slots__ = (
-        *("copies", "epoch", "first_epoch", "kept"),
-        *("key", "leader_checked", "path", "write"),
+        *("copies", "epoch", "first_epoch", "kept", "key"),
+        *("leader_checked", "path", "seconds", "write"),
     )
 
     def __init__(self, path: str, key: bytes | None, write: bool, epoch: int) -> None:
@@ -67,6 +66,8 @@ class _Handle:
         """The epoch in which `copies` was looked up."""
         self.leader_checked = False
         """Whether the leader, which may be a new one, was found to have what comes before."""
+        self.seconds: dict[int, float] = {}
+        """How long the last write took in each directory but the leader's."""
         self.copies: Copies = []
         """The directories and their descriptors; the one that is read comes first."""
 
@@ -92,7 +93,6 @@ class ReplicatedFiles(Files):
         self._handles: dict[int, _Handle] = {}
         self._next = _FIRST_HANDLE
         self._handles_lock = threading.Lock()
-        self._local = threading.local()
         self._root_fd = -1
         self._paths, self._in_use = {}, set()
 
@@ -136,19 +136,6 @@ class ReplicatedFiles(Files):
         for handle in list(self._handles.values()) if found else ():
             handle.epoch = -1
         return found
-
-    @contextmanager
-    def leader_only(self) -> Iterator[None]:
-        """Let the writes of this thread go to the leader only, as for ``acks=1``.
-
-        The followers are brought up to date by the next write without it, before a segment is
-        sealed, and by the housekeeping.
-        """
-        self._local.leader_only = True
-        try:
-            yield
-        finally:
-            self._local.leader_only = False
 
     def _repeat(self, operation: Callable[[], T]) -> T:
         """Repeat an operation without the directories that turn out to be broken."""
@@ -384,17 +371,19 @@ class ReplicatedFiles(Files):
             leader, leader_fd = copies[0]
             if not self._handles[fd].leader_checked:
                 self._check_leader(self._handles[fd], position)
-            if not getattr(self._local, "leader_only", False):
-                for directory, copy in reversed(copies[1:]):
-                    self._catch_up(copies[0], (directory, copy), position)
-                    _attempt(directory, methodcaller("write", copy, buffers, position))
-            else:
-                for directory, copy in copies[1:]:
-                    # What a killed writer left there would pass for a copy of these bytes.
-                    _attempt(directory, partial(_cut, fd=copy, size=position))
+            seconds = self._handles[fd].seconds = {}
+            for directory, copy in reversed(copies[1:]):
+                began = monotonic()
+                self._catch_up(copies[0], (directory, copy), position)
+                _attempt(directory, methodcaller("write", copy, buffers, position))
+                seconds[directory.id] = monotonic() - began
             return _attempt(leader, lambda files: files.write(leader_fd, buffers, position))
 
         return self._repeat(once)
+
+    def slow_followers(self, fd: int, seconds: float) -> _list[int]:
+        """Return the directories in which the last write took longer, the leader's left out."""
+        return [each for each, taken in self._handles[fd].seconds.items() if taken > seconds]
 
     def _check_leader(self, handle: _Handle, position: int) -> None:
         """Raise if the leader lacks bytes before a position: it was elected in this operation."""

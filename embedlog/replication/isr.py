@@ -4,54 +4,23 @@
 methods return the next one.  Each change has a higher ``partition_epoch``, by which a process
 can tell that it decides on an old state; a change of leader has a higher ``leader_epoch``
 too, which fences the leader before it.
-
-`FollowerProgress` is what a leader knows of a follower.  A follower is in sync while its log
-was as long as the leader's at most `replica.lag.time.max.ms` ago, however fast the leader
-grows; one that was out of sync returns when it has all records below the high watermark, and
-those that came before this leader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from embedlog.errors import (
     IllegalStateError,
     InvalidReplicationAssignmentError,
     NotEnoughReplicasError,
 )
-from embedlog.replication.election import Election, elect_leader
+from embedlog.replication.election import elect_leader
 
-
-class FollowerProgress(NamedTuple):
-    """How far a follower is, and when it was last as long as the leader's log."""
-
-    log_end_offset: int = 0
-    caught_up_ms: int = 0
-    """The latest time at which the leader's log ended where the follower's ends now."""
-    seen_leader_end: int = 0
-    """Where the leader's log ended when the follower was last seen."""
-    seen_ms: int = 0
-
-    def seen(self, log_end_offset: int, leader_end: int, now_ms: int) -> FollowerProgress:
-        """Return the progress after the follower was seen at an offset.
-
-        A follower that never reaches the end of a fast leader has caught up, as of the time
-        when it was last seen, if it has reached what was the end at that time.
-        """
-        caught_up_ms = self.caught_up_ms
-        if log_end_offset >= leader_end:
-            caught_up_ms = max(caught_up_ms, now_ms)
-        elif log_end_offset >= self.seen_leader_end:
-            caught_up_ms = max(caught_up_ms, self.seen_ms)
-        seen_end = max(self.seen_leader_end, leader_end)
-        return FollowerProgress(log_end_offset, caught_up_ms, seen_end, now_ms)
-
-    def is_caught_up(self, leader_end: int, now_ms: int, max_lag_ms: int) -> bool:
-        """Whether the follower is as long as the leader, or was not long ago."""
-        return self.log_end_offset == leader_end or now_ms - self.caught_up_ms <= max_lag_ms
+NO_DIRECTORY = 0
+"""In an ISR: the copy that was in sync is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +75,7 @@ class PartitionAssignment:
 
     @property
     def in_sync_followers(self) -> tuple[int, ...]:
-        """Those to which an append with ``acks="all"`` must be written before it is published."""
+        """Those to which an append must be written before it is published."""
         return tuple(each for each in self.isr if each != self.leader)
 
     @property
@@ -157,21 +126,6 @@ class PartitionAssignment:
         """Whether too few replicas are in sync for ``acks="all"``."""
         return self.leader is None or len(self.isr) < min(min_insync_replicas, len(self.replicas))
 
-    def out_of_sync(
-        self,
-        followers: Mapping[int, FollowerProgress],
-        leader_end: int,
-        now_ms: int,
-        max_lag_ms: int,
-    ) -> tuple[int, ...]:
-        """Return the in-sync followers that must leave: those that lag, or were never seen."""
-        return tuple(
-            each
-            for each in self.in_sync_followers
-            if each not in followers
-            or not followers[each].is_caught_up(leader_end, now_ms, max_lag_ms)
-        )
-
     def shrink(self, replicas: Collection[int]) -> PartitionAssignment:
         """Return the state without these in-sync replicas.
 
@@ -209,7 +163,7 @@ class PartitionAssignment:
 
     # Elections
 
-    def elect(self, alive: Collection[int], *, unclean: bool = False) -> PartitionAssignment:
+    def elect(self, alive: Collection[int]) -> PartitionAssignment:
         """Return the state after an election; this one if nothing changes.
 
         The leader is kept if it is alive and in sync; only replicas that are alive stay in
@@ -218,27 +172,30 @@ class PartitionAssignment:
 
         Args:
             alive: The directories that work.
-            unclean: `unclean.leader.election.enable`.
         """
-        election = elect_leader(self.replicas, self.isr, alive, unclean=unclean, leader=self.leader)
-        return self._elected(election)
+        return self._elected(*elect_leader(self.replicas, self.isr, alive, self.leader))
+
+    def elect_unclean(self, leader: int) -> PartitionAssignment:
+        """Return the state after a replica that is not in sync was elected.
+
+        It alone is in sync, since the others must truncate to its log first.
+        """
+        return replace(self._elected(leader, (leader,)), leader_recovering=True)
 
     def elect_preferred(self, alive: Collection[int]) -> PartitionAssignment:
         """Return the state with the preferred leader; this one if it is not in sync or alive."""
         preferred = self.preferred_leader
         if preferred == self.leader or preferred not in self.isr or preferred not in alive:
             return self
-        isr = tuple(each for each in self.isr if each in alive)
-        return self._elected(Election(preferred, isr))
+        return self._elected(*elect_leader(self.replicas, self.isr, alive))
 
-    def _elected(self, election: Election | None) -> PartitionAssignment:
-        leader, isr, unclean = (None, self.isr, False) if election is None else election
+    def _elected(self, leader: int | None, isr: tuple[int, ...]) -> PartitionAssignment:
         if leader != self.leader:
             return self._next(
                 leader=leader,
                 isr=isr,
                 leader_epoch=self.leader_epoch + 1,
-                leader_recovering=unclean or (self.leader is None and self.leader_recovering),
+                leader_recovering=self.leader is None and self.leader_recovering,
             )
         return self if isr == self.isr else self._next(isr=isr)
 
@@ -273,39 +230,28 @@ class PartitionAssignment:
             return self
         return self._replaced(target, self.removing_replicas, alive)
 
-    def cancel_reassignment(
-        self, alive: Collection[int], *, unclean: bool = False
-    ) -> PartitionAssignment:
+    def cancel_reassignment(self, alive: Collection[int]) -> PartitionAssignment:
         """Return the state with the old replicas only.
 
-        Args:
-            alive: The directories that work.
-            unclean: `unclean.leader.election.enable`: if only new replicas are in sync, the
-                first old one becomes the only in-sync replica.
-
         Raises:
-            IllegalStateError: Only new replicas are in sync, and ``unclean`` is false, or there are
-                no old ones any more.
+            IllegalStateError: Only new replicas are in sync.
         """
         if not self.is_reassigning:
             return self
-        original = self.original_replicas
         if set(self.isr) <= set(self.adding_replicas):
-            if not unclean or not original:
-                raise IllegalStateError(
-                    "Only replicas that the reassignment added are in sync",
-                    todo="Let it finish, or allow unclean.leader.election.enable.",
-                )
-            return self._replaced(original, self.adding_replicas, alive, isr=original[:1])
-        return self._replaced(original, self.adding_replicas, alive)
+            raise IllegalStateError(
+                "Only replicas that the reassignment added are in sync",
+                todo="Let it finish, and move the partition back.",
+            )
+        return self._replaced(self.original_replicas, self.adding_replicas, alive)
 
     def without(
         self, directories: Collection[int], alive: Collection[int], spare: int | None = None
     ) -> PartitionAssignment:
         """Return the state after directories were given up, with what only they had.
 
-        If they had all in-sync replicas, another replica leads, as after an unclean election;
-        if they had all replicas, the partition begins again, empty, in the directory ``spare``.
+        If they had all in-sync replicas, the partition waits for an unclean election of another
+        one; if they had all replicas, it begins again, empty, in the directory ``spare``.
 
         Args:
             directories: The directories that are given up.
@@ -321,11 +267,11 @@ class PartitionAssignment:
         if not replicas:
             raise IllegalStateError("No replica would be left", todo="Move the replicas first.")
         isr = tuple(each for each in self.isr if each in replicas)
-        lost = () if isr else tuple(each for each in replicas if each in alive)[:1] or replicas
+        begun_again = () if set(replicas) & set(self.replicas) else replicas
         state = replace(
             self,
             replicas=replicas,
-            isr=isr or lost,
+            isr=isr or begun_again or (NO_DIRECTORY,),
             leader=self.leader if self.leader in isr else None,
             adding_replicas=_without(self.adding_replicas, directories),
             removing_replicas=_without(self.removing_replicas, directories),
@@ -337,7 +283,6 @@ class PartitionAssignment:
         replicas: tuple[int, ...],
         leaving: Collection[int],
         alive: Collection[int],
-        isr: Collection[int] | None = None,
     ) -> PartitionAssignment:
         """Return the state with these replicas alone, after an election among them.
 
@@ -345,9 +290,8 @@ class PartitionAssignment:
             replicas: The replicas that stay.
             leaving: Those that leave; they are fenced.
             alive: The directories that work.
-            isr: Those that may lead, if they are others than the in-sync replicas.
         """
-        isr = tuple(each for each in replicas if each in (self.isr if isr is None else isr))
+        isr = tuple(each for each in replicas if each in self.isr)
         state = replace(self, replicas=replicas, isr=isr, adding_replicas=(), removing_replicas=())
         return self._after_election(state, alive, fences=bool(leaving))
 

@@ -20,7 +20,6 @@ from embedlog.replication import reassign, recovery
 from embedlog.replication.catch_up import History
 from embedlog.replication.controller import Controller
 from embedlog.replication.election import imbalanced_leaders
-from embedlog.replication.fetcher import ReplicaFetcher
 
 if TYPE_CHECKING:
     from embedlog.replication.root import ReplicatedRoot
@@ -44,8 +43,6 @@ class ReplicationResult(NamedTuple):
     """The directories that came back."""
     joined: int = 0
     """How many copies joined the ISR."""
-    copied_bytes: int = 0
-    """What followers got that was appended with ``acks=1``."""
     elected: int = 0
     """How many preferred leaders were elected."""
 
@@ -67,7 +64,6 @@ class ReplicationJob:
         self._damaged: dict[recovery.Copy, CorruptionError] = {}
         """The copies that cannot be made, since the leader's is damaged."""
         self._damaged_until = 0.0
-        self._fetcher = ReplicaFetcher(self._histories)
         self._led_epoch = -1
         self._waited = 0
         """For how many rounds an epoch was noted, and not committed."""
@@ -90,10 +86,9 @@ class ReplicationJob:
         if any(each.leader is None for each in controller.image.assignments.values()):
             controller.elect()
         joined = self._replicate(root, stopped)
-        copied = self._fetcher.fetch(root, stopped)
         self._lead_all(root)
         elected = self._balance(root, now)
-        return ReplicationResult(tuple(returned), joined, copied, elected)
+        return ReplicationResult(tuple(returned), joined, elected)
 
     def _finish_epoch(self, controller: Controller) -> None:
         """Write the epoch that a killed process has noted and not committed.

@@ -149,12 +149,12 @@ def find_members(
             it, the directories are those that the caller named.
 
     Raises:
-        NotALogError: They belong to different logs.
+        NotALogError: They belong to different logs, or two of them say that they are the same.
         StorageError: One cannot be read, and no other one belongs to a log.
     """
-    found, is_known = dict[int, str](), cluster is not None
+    members, is_known = dict[str, DirectoryMember](), cluster is not None
     unreadable: StorageError | None = None
-    for path in paths:
+    for path in dict.fromkeys(paths):
         try:
             member = read_member(open_files[path]) if path in open_files else None
         except StorageError as error:
@@ -172,13 +172,50 @@ def find_members(
                 todo="Open each log by itself.",
             )
         cluster = member.cluster_id
-        for number, other in member.paths.items():
-            found.setdefault(number, other)
-        found[member.directory_id] = path
+        members[path] = member
     if cluster is None and unreadable is not None:
         # It may be the log: the others must not become a new one.
         raise unreadable
+    found = _places(members)
+    for member in members.values():
+        for number, path in member.paths.items():
+            found.setdefault(number, path)
     return cluster, found
+
+
+def _places(members: Mapping[str, DirectoryMember]) -> dict[int, str]:
+    """Return where each directory is, by what the directories at some paths say.
+
+    One at the path of another one is left out, as when a disk was copied to the wrong mount
+    point, unless the other one has moved, too.
+
+    Raises:
+        NotALogError: Two directories say that they are the same.
+    """
+    recorded = {path: number for each in members.values() for number, path in each.paths.items()}
+    claims: dict[int, list[str]] = {}
+    for path, member in members.items():
+        claims.setdefault(member.directory_id, []).append(path)
+    found = {}
+    for number, paths in claims.items():
+        others = {path: recorded[path] for path in paths if recorded.get(path, number) != number}
+        strangers = [path for path in others if len(paths) > 1 or others[path] not in claims]
+        for path in strangers:
+            _logger.warning(
+                "%s is the path of directory %d, and directory %d is there; it is left alone",
+                *(path, others[path], number),
+            )
+        places = [path for path in paths if path not in strangers]
+        if len(places) > 1:
+            raise NotALogError(
+                f"{places[0]} and {places[1]} are both directory {number} of the log: one of them "
+                "is a copy",
+                path=places[1],
+                todo="Neither was changed. Open the log without the copy, or move the copy away.",
+            )
+        if places:
+            found[number] = places[0]
+    return found
 
 
 def paths_to_add(cluster_id: str, directories: Iterable[Files]) -> list[str]:

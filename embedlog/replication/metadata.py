@@ -8,16 +8,20 @@ a commit shows a higher one.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from embedlog import kv
-from embedlog.errors import NotEnoughReplicasError, ReplicasDivergedError
+from embedlog.errors import NotEnoughReplicasError
 from embedlog.keyspace import ASSIGNMENTS as _ASSIGNMENTS
 from embedlog.keyspace import DIRECTORIES as _DIRECTORIES
+from embedlog.keyspace import METADATA_EPOCHS
 from embedlog.keyspace import METADATA_VERSION as _METADATA_VERSION
+from embedlog.replication import history
+from embedlog.replication.history import Epoch
 from embedlog.replication.isr import PartitionAssignment
 
 
@@ -31,8 +35,6 @@ class DirectoryInfo(NamedTuple):
     """Why it is offline."""
     since: int = 0
     """The epoch in which it came online, or went offline."""
-    version: int = 0
-    """How many writes its `state` must have had, at least but one, when it went offline."""
     is_mount_point: bool = False
     """Whether a file system is mounted at its path: without it, an empty directory there is no
     new disk."""
@@ -92,6 +94,7 @@ class MetadataImage:
     """The metadata as of one epoch."""
 
     epoch: int = 0
+    epoch_id: int = 0
     controller_id: int = 0
     directories: Mapping[int, DirectoryInfo] = field(default_factory=dict)
     assignments: Mapping[bytes, PartitionAssignment] = field(default_factory=dict)
@@ -105,8 +108,10 @@ class MetadataImage:
             return cls()
         directories = {directory: info for (directory,), info in DIRECTORIES.scan(txn)}
         assignments = {key: assignment for (key,), assignment in ASSIGNMENTS.scan(txn)}
+        row = METADATA_EPOCHS.get(txn, version.epoch)
         return cls(
             version.epoch,
+            0 if row is None else row.id,
             version.controller_id,
             MappingProxyType(directories),
             MappingProxyType(assignments),
@@ -124,17 +129,21 @@ class MetadataImage:
 
 
 def put_epoch(txn: kv.Txn, epoch: int, controller_id: int) -> None:
-    """Write an epoch; the write that this is part of adds the rest of the row."""
+    """Begin an epoch; the write that this is part of adds the rest of the row."""
     version = METADATA_VERSION.get(txn) or MetadataVersion(0, 0, 0, b"")
     changed = version._replace(epoch=epoch, controller_id=controller_id)
     METADATA_VERSION.put(txn, value=changed)
+    # A directory that is offline is compared from where it left on.
+    left = [info.since - 1 for _, info in DIRECTORIES.scan(txn) if not info.online]
+    begun = Epoch(epoch, secrets.randbits(64), version.version + 1)
+    history.put_epoch(METADATA_EPOCHS, txn, begun, keep=min(left, default=None))
 
 
 def check_quorum(image: MetadataImage, online: Collection[int]) -> None:
     """Raise unless these directories may decide for all of them.
 
-    A majority may.  Of two directories, one may: it notes that it goes on alone, and if the
-    other one does so too, `check_agreement` finds out.
+    A majority may.  Of two directories, one may: that begins an epoch, and if the other one goes
+    on alone too, their histories part.
 
     Raises:
         NotEnoughReplicasError: The others could have decided otherwise, without these.
@@ -157,39 +166,6 @@ def without(image: MetadataImage, directories: Collection[int]) -> MetadataImage
     """Return an image without some of its directories."""
     left = {each: info for each, info in image.directories.items() if each not in directories}
     return replace(image, directories=left)
-
-
-def check_agreement(images: Mapping[int, MetadataImage]) -> None:
-    """Raise if two directories have taken each other offline, and went on alone.
-
-    Of more than two, a majority decided each time: the newest metadata is that of all.
-
-    Raises:
-        ReplicasDivergedError: Each may have records and commits that the other lacks.
-    """
-    for directory, image in images.items():
-        for other, theirs in images.items():
-            mine, yours = image.directories.get(other), theirs.directories.get(directory)
-            if mine is None or (other <= directory and yours is not None):
-                continue
-            if len(image.directories) > 2 and len(theirs.directories) > 2:
-                continue
-            # One that was given up by the other, and has gone on without it, has parted too.
-            parted = not mine.online and (yours is None or not yours.online)
-            if parted and _is_own(image, directory, theirs, other):
-                raise ReplicasDivergedError(
-                    f"{image.directories[directory].path} and {mine.path} "
-                    "were each written to while the other one was missing",
-                    todo="Unmount, or move away, the one that does not count; open the log, and "
-                    "give that one up with `embedlog replicas remove PATH --force`; then delete "
-                    "its files, and add it again.",
-                )
-
-
-def _is_own(image: MetadataImage, directory: int, theirs: MetadataImage, other: int) -> bool:
-    """Whether both directories are online in their own metadata."""
-    mine, yours = image.directories.get(directory), theirs.directories.get(other)
-    return mine is not None and mine.online and yours is not None and yours.online
 
 
 def pack_changes(changes: Mapping[bytes, bytes | None]) -> bytes:

@@ -51,8 +51,8 @@ class ReplicatedPartition(PartitionLog):
     """The log of a partition in several directories.
 
     Every operation writes to the in-sync replicas, by `ReplicatedFiles`.  What is left to do
-    here: an append with ``acks=1`` writes to the leader only, and the first to use the
-    partition after an election makes the new leader's log the log of the partition.
+    here: an append with ``acks="all"`` needs `min.insync.replicas`, and the first to use the
+    partition after an election begins the new leader's epoch.
     """
 
     def __init__(
@@ -114,12 +114,11 @@ class ReplicatedPartition(PartitionLog):
             encoded: The batches.
             durability: ``"os"`` or ``"fsync"``.
             timeout: Seconds to wait for the partition's lock.
-            acks: With ``"all"`` the batches are in all in-sync replicas when this returns, and
-                no consumer reads them before; with 1 or 0, they are at the leader, and the others
-                get them later.
+            acks: With ``"all"`` at least `min.insync.replicas` must be in sync.  In any case the
+                batches are in all in-sync replicas before a consumer can read them.
 
         Raises:
-            NotEnoughReplicasError: Fewer than `min.insync.replicas` are in sync.  Nothing was
+            NotEnoughReplicasError: Too few are in sync for ``acks="all"``.  Nothing was
                 written.
             NotEnoughReplicasAfterAppendError: Copies failed in the flush; the records are there.
             ReplicaNotAvailableError: The partition has no leader.
@@ -127,11 +126,11 @@ class ReplicatedPartition(PartitionLog):
         append = partial(super().append, encoded, durability=durability, timeout=timeout)
         if acks in ("all", -1):
             return self._repeat(partial(self._append_to_all, append, durability))
-        self._acks.leader = True
+        self._acks.any_isr = True
         try:
             return self._repeat(append)
         finally:
-            self._acks.leader = False
+            self._acks.any_isr = False
 
     def _append_to_all(
         self, append: Callable[[], list[Appended]], durability: str | None
@@ -250,8 +249,8 @@ class ReplicatedPartition(PartitionLog):
     def locked_under(self, leader: LeaderAndEpoch, follower: int) -> Iterator[Tail]:
         """Hold the partition's lock, to copy something from a leader to a follower.
 
-        Published records never change under one leader, but the next one may lack those with
-        ``acks=1``, and has others at their positions.
+        Published records never change under one leader, but one that was elected out of sync may
+        lack some, and has others at their positions.
 
         Raises:
             NotLeaderOrFollowerError: Another leader has taken over, the log was cut, or the
@@ -293,22 +292,6 @@ class ReplicatedPartition(PartitionLog):
                 removed += 1
         return removed
 
-    def complete_followers(self) -> None:
-        """Give the in-sync followers what was appended with ``acks=1``; under the lock.
-
-        Then any of them can lead, and nothing is lost.
-        """
-        files = self.context.files
-        assert isinstance(files, ReplicatedFiles)
-
-        def complete() -> None:
-            tail = recovery.tail_locked(self)
-            fd = self.active_file().fd
-            assert fd is not None
-            files.complete(fd, tail.log_end_position)
-
-        self._repeat(complete)
-
     def commit_locked(
         self,
         file: SegmentFile,
@@ -317,14 +300,29 @@ class ReplicatedPartition(PartitionLog):
         log_end_offset: int,
         publish: kv.Step[T],
     ) -> T:
-        """As `PartitionState.commit_locked`; for ``acks=1`` the bytes go to the leader only."""
+        """As `PartitionState.commit_locked`; afterwards a follower that was slow leaves the ISR."""
         publish = partial(self._publish_if_kept, publish)
-        if not getattr(self._acks, "leader", False):
-            return super().commit_locked(file, buffers, position, log_end_offset, publish)
-        files = self.context.files
+        result = super().commit_locked(file, buffers, position, log_end_offset, publish)
+        files, max_lag_ms = self.context.files, self.config.replica_lag_time_max_ms
         assert isinstance(files, ReplicatedFiles)
-        with files.leader_only():
-            return super().commit_locked(file, buffers, position, log_end_offset, publish)
+        assert file.fd is not None
+        if slow := files.slow_followers(file.fd, max_lag_ms / 1000):
+            self._shrink_isr(slow)
+        return result
+
+    def _shrink_isr(self, slow: Sequence[int]) -> None:
+        """Have followers leave the ISR, so that one slow disk does not hold up all writers."""
+        for each in slow:
+            _logger.warning(
+                "%s-%d: directory %d leaves the ISR: a write took longer than "
+                "replica.lag.time.max.ms=%d",
+                *(self.topic, self.partition, each, self.config.replica_lag_time_max_ms),
+            )
+
+        def shrink(before: PartitionAssignment) -> PartitionAssignment:
+            return before.shrink([each for each in slow if each in before.in_sync_followers])
+
+        self.controller.change_assignment(self.key, shrink)
 
     def _publish_if_kept(self, publish: kv.Step[T], txn: kv.Txn) -> T:
         """Publish what was written, unless copies failed meanwhile, and too few have it.
@@ -338,12 +336,9 @@ class ReplicatedPartition(PartitionLog):
         if self._checked_epoch != epoch or self._led_epoch != epoch:
             assignment = self.controller.image.assignments.get(self.key)
             if assignment is not None:
-                is_leader_only = getattr(self._acks, "leader", False)
-                if not is_leader_only:
+                if not getattr(self._acks, "any_isr", False):
                     self._check_min_isr(assignment)
-                if assignment.leader_epoch != self._leader_epoch and (
-                    is_leader_only or assignment.leader_recovering
-                ):
+                if assignment.leader_epoch != self._leader_epoch and assignment.leader_recovering:
                     raise self.reassigned()
         self._acks.published_epoch = self._leader_epoch
         return publish(txn)
@@ -454,12 +449,12 @@ class ReplicatedPartition(PartitionLog):
         self.cached_tail = self.open_segment_file = None
         self.snapshot_version = -1
         self.refresh()
-        end = self._log_end_offset(tail, compare=assignment.leader_recovering)
+        end = self._log_end_offset(tail) if assignment.leader_recovering else None
         if end is None:
             # `state` first: a batch must not have an epoch that recovery does not know.
             leader_epochs.begin(self, tail, assignment.leader_epoch, tail.log_end_offset)
         else:
-            # It lacks what was acknowledged by the leader before it alone.
+            # It was not in sync, and lacks what was acknowledged since it was.
             _logger.warning(
                 "%s-%d: the new leader, directory %s, ends at offset %d; the one before had %d",
                 *(self.topic, self.partition, assignment.leader, end, tail.log_end_offset),
@@ -470,16 +465,14 @@ class ReplicatedPartition(PartitionLog):
             self.remove_unnamed(self.context.files)
         self.context.wake.advance()
 
-    def _log_end_offset(self, tail: Tail, *, compare: bool) -> int | None:
-        """Return where the leader's log ends; None if it has all of the log.
+    def _log_end_offset(self, tail: Tail) -> int | None:
+        """Return where the log of a leader that was not in sync ends; None if it has all of it.
 
-        A leader that was in sync lacks at most the end of the active segment.  One that was
-        not, after an unclean election, may lack whole segments, and may have led before: what
-        it has of an epoch that the log does not have there is of another history.
+        It may lack whole segments, and may have led before: what it has of an epoch that the log
+        does not have there is of another history.
 
         Args:
             tail: The end of the log as of the leader before.
-            compare: Whether to look for another history.
         """
         epochs = self.context.state.read(lambda txn: catalog.epochs(txn, self.key))
         for info in self.segments.values():
@@ -493,10 +486,9 @@ class ReplicatedPartition(PartitionLog):
                 if not error.missing:
                     raise
                 return int(info.base_offset)
-            if size < stop or compare:
-                end = _end_of_batches(file, info.base_offset, min(size, stop), epochs)
-                if size < stop or end.position < stop:
-                    return end.offset
+            end = _end_of_batches(file, info.base_offset, min(size, stop), epochs)
+            if end.position < stop:
+                return end.offset
         return None
 
     def _raise_epoch(self, epoch: int) -> None:

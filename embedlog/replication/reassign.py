@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from embedlog.catalog import TopicInfo
 from embedlog.errors import (
@@ -29,10 +29,8 @@ from embedlog.replication.copies import remove_copies
 from embedlog.replication.isr import PartitionAssignment, check_replicas
 from embedlog.replication.metadata import MetadataImage
 from embedlog.replication.partition import ReplicatedPartition
-from embedlog.replication.reassignment import reassign, resize
+from embedlog.replication.reassignment import lead_evenly, reassign, resize
 from embedlog.replication.recovery import HasDirectories, copy_partition
-
-T = TypeVar("T")
 
 Moves = Mapping[TopicPartition, Sequence[int]]
 """The new replicas of partitions, the preferred leader first."""
@@ -60,6 +58,10 @@ def plan(
 ) -> dict[TopicPartition, tuple[int, ...]]:
     """Return the fewest moves that make the copies even over the directories.
 
+    With ``without`` nothing else moves: a partition gets new copies where the fewest are, and keeps
+    the others.  With ``replication_factors`` the partitions that get more or fewer copies are made
+    even among themselves, and no others move.
+
     Args:
         root: The log.
         without: Directories that must not have copies any more.  If too few others are online
@@ -72,9 +74,8 @@ def plan(
         InvalidReplicationFactorError: There are not so many directories online.
         UnknownTopicOrPartitionError: There is no such topic.
     """
-    image = root.controller.current().image
+    image, factors = root.controller.current().image, replication_factors or {}
     racks = {each: rack for each, rack in image.racks.items() if each not in without}
-    factors = dict(replication_factors or {})
     for topic, factor in factors.items():
         root.topic(topic)
         if not 1 <= factor <= len(racks):
@@ -83,30 +84,33 @@ def plan(
                 f"got {factor}",
                 topic=topic,
             )
-    current, smaller = {}, {}
-    for info, number, assignment in assignments(root):
-        partition, replicas = TopicPartition(info.name, number), assignment.target_replicas
-        left = tuple(each for each in replicas if each not in without)
+    current = {
+        TopicPartition(info.name, number): assignment.target_replicas
+        for info, number, assignment in assignments(root)
+    }
+    if not (factors or without):
         # A directory that is offline, and may come back, keeps its copies.
-        offline = [each for each in left if each not in racks]
-        if offline or len(replicas) > len(racks):
-            if left and left != replicas:
-                smaller[partition] = _completed(left, racks, len(replicas))
-            continue
-        current[partition] = replicas
-    wanted = {each: factors[each.topic] for each in current if each.topic in factors}
-    resized = resize(current, wanted, racks)
-    planned = {**resized, **reassign(resized, racks)}
-    moved = {each: new for each, new in planned.items() if new != current[each]}
-    return {**smaller, **moved}
+        return reassign(_within(current, racks), racks)
+    kept, counts = {}, {}
+    for partition, replicas in current.items():
+        left = kept[partition] = tuple(each for each in replicas if each not in without)
+        offline = sum(each not in racks for each in left)
+        wanted = len(replicas) if offline else factors.get(partition.topic, len(replicas))
+        counts[partition] = min(wanted, len(racks) + offline)
+    resized = resize(kept, counts, racks)
+    changed = [each for each in resized if resized[each] not in ((), current[each])]
+    if without:
+        resized |= lead_evenly(_within(resized, racks), racks, changed)
+    else:
+        resized |= reassign(_within({each: resized[each] for each in changed}, racks), racks)
+    return {each: resized[each] for each in changed}
 
 
-def _completed(
-    replicas: tuple[int, ...], racks: Mapping[int, str | None], count: int
-) -> tuple[int, ...]:
-    """Return replicas with more of them, in other directories, as far as there are any."""
-    others = [each for each in racks if each not in replicas]
-    return (*replicas, *others[: count - len(replicas)])
+def _within(
+    replicas: Mapping[TopicPartition, tuple[int, ...]], directories: Collection[int]
+) -> dict[TopicPartition, tuple[int, ...]]:
+    """Return the partitions that have all replicas in some directories."""
+    return {each: found for each, found in replicas.items() if found and {*found} <= {*directories}}
 
 
 def begin(root: HasDirectories, moves: Moves) -> int:
@@ -116,7 +120,6 @@ def begin(root: HasDirectories, moves: Moves) -> int:
         InvalidReplicationAssignmentError: There is no such directory, or one occurs twice.
         UnknownTopicOrPartitionError: There is no such partition.  Nothing was changed.
     """
-
     replicas = check(root, moves)
 
     def begin_one(
@@ -158,40 +161,31 @@ def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
     """Keep the old copies of partitions that move, and give up the new ones; return how many.
 
     Raises:
-        IllegalStateError: Only new copies are in sync, and the topic has no
-            `unclean.leader.election.enable`.
+        IllegalStateError: Only new copies are in sync.
         UnknownTopicOrPartitionError: There is no such partition.  Nothing was changed.
     """
     keys = {key_of(root, partition): partition for partition in partitions}
-    before = {key: root.controller.assignment(key) for key in keys}
-    topics = {partition.topic: root.topic(partition.topic) for partition in partitions}
-    may_be_unclean = {
-        key: topics[partition.topic].config.unclean_leader_election_enable
-        for key, partition in keys.items()
-    }
-
     new_copies: set[int] = set()
 
     def cancel_one(
-        key: bytes, moving: PartitionAssignment, image: MetadataImage
+        _key: bytes, moving: PartitionAssignment, image: MetadataImage
     ) -> PartitionAssignment:
         new_copies.update(moving.adding_replicas)
-        return moving.cancel_reassignment(image.online, unclean=may_be_unclean[key])
+        return moving.cancel_reassignment(image.online)
 
     image, count = root.controller.current().image, 0
-    for key, moving in before.items():
+    for key in keys:
+        moving = root.controller.assignment(key)
         if moving is not None:
             cancel_one(key, moving, image)  # or raises, before any is changed
     for key, (name, number) in keys.items():
-        log, topic = root.partition(name, number), topics[name]
+        log, topic = root.partition(name, number), root.topic(name)
         new_copies.clear()
         assert isinstance(log, ReplicatedPartition)
         with ExitStack() as held:
-            # What only a new copy has, which leads, is not lost.  And those that are in sync are
-            # written to by the holder of the lock.
+            # Those that are in sync are written to by the holder of the lock.
             with suppress(ReplicaNotAvailableError):
                 held.enter_context(log.locked())
-                log.complete_followers()
             count += len(root.controller.change_assignments([key], cancel_one))
         remove_copies(root.controller, key, topic.directory, new_copies)
     return count
@@ -211,17 +205,23 @@ def key_of(root: HasDirectories, partition: TopicPartition) -> bytes:
     return info.key(partition.partition)
 
 
+class Outcome(NamedTuple):
+    """Which partitions were not moved."""
+
+    pending: list[TopicPartition]
+    """A directory is offline; the housekeeping moves them when it comes back."""
+    superseded: list[TopicPartition]
+    """Another process cancelled the move, replaced it by another one, or deleted the topic."""
+
+
 def run(
     root: HasDirectories,
     moves: Moves,
     *,
     throttle: Throttle | None = None,
     progress: Progress | None = None,
-) -> dict[TopicPartition, PartitionAssignment]:
+) -> Outcome:
     """Move copies, and those whose move had begun, in this process.
-
-    Returns the partitions that could not be moved, because a directory is offline: the
-    housekeeping moves them when it comes back.
 
     Args:
         root: The log.
@@ -236,12 +236,13 @@ def run(
     """
     with lock(root, root.lock_timeout):
         begin(root, moves)
-        reassigning = [
-            TopicPartition(info.name, number)
+        targets = {
+            TopicPartition(info.name, number): assignment.target_replicas
             for info, number, assignment in assignments(root)
             if assignment.is_reassigning
-        ]
-        total = sum(_bytes_to_copy(root, partition) for partition in reassigning)
+        }
+        targets |= {TopicPartition(*each): tuple(replicas) for each, replicas in moves.items()}
+        total = sum(_bytes_to_copy(root, partition) for partition in targets)
         copied = 0
 
         def count(size: int) -> None:
@@ -250,18 +251,20 @@ def run(
             if progress is not None:
                 progress(copied, max(total, copied))
 
-        pending, damaged = {}, list[CorruptionError]()
-        for partition in reassigning:
+        outcome, damaged = Outcome([], []), list[CorruptionError]()
+        for partition, target in targets.items():
             try:
-                left = _move(root, partition, throttle, count)
+                left = _move(root, partition, target, throttle, count)
             except CorruptionError as error:
                 damaged.append(error)
                 continue
-            if left is not None:
-                pending[partition] = left
+            if left is None or left.target_replicas != target:
+                outcome.superseded.append(partition)
+            elif left.is_reassigning:
+                outcome.pending.append(partition)
         if damaged:
             raise damaged[0]
-        return pending
+        return outcome
 
 
 @contextmanager
@@ -288,24 +291,26 @@ def lock(root: HasDirectories, timeout: float | None = None) -> Iterator[bool]:
 
 
 def _bytes_to_copy(root: HasDirectories, partition: TopicPartition) -> int:
-    assignment = None
-    with suppress(UnknownTopicOrPartitionError):
-        assignment = root.controller.assignment(key_of(root, partition))
-    if assignment is None:
-        return 0
     with suppress(ReplicaNotAvailableError, UnknownTopicOrPartitionError):
-        missing = set(assignment.target_replicas) - set(assignment.isr)
-        return root.partition(*partition).size_bytes() * len(missing)
+        assignment = root.controller.assignment(key_of(root, partition))
+        if assignment is not None:
+            missing = set(assignment.target_replicas) - set(assignment.isr)
+            return root.partition(*partition).size_bytes() * len(missing) if missing else 0
     return 0
 
 
 def _move(
     root: HasDirectories,
     partition: TopicPartition,
+    target: tuple[int, ...],
     throttle: Throttle | None,
     count: Callable[[int], object],
 ) -> PartitionAssignment | None:
-    """Finish the reassignment of one partition; returns its state if that is not possible."""
+    """Finish the reassignment of one partition, as far as possible; return its state after that.
+
+    It is None if the topic was deleted, and of other replicas than ``target`` if another process
+    cancelled the reassignment, or began another one.
+    """
     try:
         log = root.partition(*partition)
     except UnknownTopicOrPartitionError:
@@ -314,8 +319,10 @@ def _move(
     pause = threading.Event()
     while True:
         assignment = root.controller.assignment(log.key)
-        if assignment is None or not assignment.is_reassigning:
-            return None
+        if assignment is None or assignment.target_replicas != target:
+            return assignment
+        if not assignment.is_reassigning:
+            return assignment
         missing = [each for each in assignment.target_replicas if each not in assignment.isr]
         directories = [root.controller.directories.get(each) for each in missing]
         if assignment.leader is None or None in directories:
@@ -343,7 +350,7 @@ def finish(root: HasDirectories, partitions: Collection[TopicPartition] | None =
         if before.leader is None or not set(before.target_replicas) <= set(before.isr):
             continue
         key = info.key(number)
-        with suppress(*_CHANGED), _complete(root, partition):
+        with suppress(*_CHANGED), root.partition(*partition).locked():
             changed = controller.change_assignments(
                 [key], lambda _, before, image: before.finish_reassignment(image.online)
             )
@@ -356,23 +363,10 @@ def finish(root: HasDirectories, partitions: Collection[TopicPartition] | None =
     return finished
 
 
-@contextmanager
-def _complete(root: HasDirectories, partition: TopicPartition) -> Iterator[None]:
-    """Hold the lock of a partition, and have its in-sync followers as long as the leader."""
-    log = root.partition(*partition)
-    assert isinstance(log, ReplicatedPartition)
-    with log.locked():
-        log.complete_followers()
-        yield
-
-
 def elect_preferred(
     root: HasDirectories, partitions: Collection[TopicPartition] | None = None
 ) -> list[TopicPartition]:
-    """Elect the preferred leaders of partitions, by default of all; return which changed.
-
-    Nothing is lost, also not with ``acks=1``: the new leader is brought up to date first.
-    """
+    """Elect the preferred leaders of partitions, by default of all; return which changed."""
     elected = []
     for log in root.partition_logs(root.topics().values()):
         assert isinstance(log, ReplicatedPartition)
@@ -385,7 +379,7 @@ def elect_preferred(
             continue
         if assignment.elect_preferred(online) == assignment:
             continue
-        with suppress(*_CHANGED), _complete(root, partition):
+        with suppress(*_CHANGED), log.locked():
             if root.controller.change_assignments(
                 [log.key], lambda _, before, image: before.elect_preferred(image.online)
             ):

@@ -60,12 +60,28 @@ def reassign(current: Mapping[P, Sequence[int]], directories: Racks) -> dict[P, 
         )
     before = [tuple(replicas) for replicas in current.values()]
     moved = _Flow(before, [directories] * len(before), directories).optimize()
-    ranked = [_keep_ranks(*both) for both in zip(before, moved, strict=True)]
-    leading = _Flow([each[:1] for each in ranked], ranked, dict.fromkeys(directories))
-    leaders = leading.optimize()
-    after = [_lead(*both) for both in zip(ranked, leaders, strict=True)]
-    plan = zip(current, before, after, strict=True)
-    return {partition: new for partition, old, new in plan if new != old}
+    ranked = map(_keep_ranks, before, moved)
+    after = lead_evenly(dict(zip(current, ranked, strict=True)), directories)
+    return {partition: new for partition, new in after.items() if new != tuple(current[partition])}
+
+
+def lead_evenly(
+    current: Mapping[P, Sequence[int]], directories: Racks, movable: Collection[P] | None = None
+) -> dict[P, tuple[int, ...]]:
+    """Return the replicas with preferred leaders as even as possible, by the fewest changes.
+
+    Args:
+        current: The replicas of each partition.
+        directories: The directories.
+        movable: The partitions whose leaders may change, by default all; the others only count.
+    """
+    replicas = [tuple(each) for each in current.values()]
+    allowed = [
+        each if movable is None or partition in movable else ()
+        for partition, each in zip(current, replicas, strict=True)
+    ]
+    flow = _Flow([each[:1] for each in replicas], allowed, dict.fromkeys(directories))
+    return dict(zip(current, map(_lead, replicas, flow.optimize()), strict=True))
 
 
 def resize(

@@ -18,6 +18,7 @@ from embedlog.errors import (
     NotALogError,
     NotLeaderOrFollowerError,
     ReplicaNotAvailableError,
+    ReplicasDivergedError,
     StorageError,
     UnknownTopicOrPartitionError,
 )
@@ -41,7 +42,6 @@ from embedlog.replication.member_file import (
 from embedlog.replication.metadata import (
     ASSIGNMENTS,
     DIRECTORIES,
-    METADATA_VERSION,
     DirectoryInfo,
     MetadataImage,
     paths_of,
@@ -51,6 +51,8 @@ from embedlog.root import startup
 from embedlog.root.root import check_format
 
 T = TypeVar("T")
+JUST_ADDED = "it was just added"
+"""Why a directory is offline that was never online."""
 
 Copy = tuple[bytes, int]
 """The copy of a partition: its key, and the directory."""
@@ -130,11 +132,13 @@ def add_directory(root: HasDirectories, path: str, rack: str | None = None) -> i
     added: list[int] = []
 
     def step(txn: kv.Txn, image: MetadataImage) -> bool:
+        if path in paths_of(image.directories.values()):  # another process was faster
+            raise IllegalStateError("The directory belongs to the log already", path=path)
         directory_id = catalog.next_number(txn, "directory")
         while directory_id in image.directories:
             directory_id = catalog.next_number(txn, "directory")
         added[:] = [directory_id]
-        info = DirectoryInfo(path, rack, False, "it was just added", image.epoch + 1)
+        info = DirectoryInfo(path, rack, False, JUST_ADDED, image.epoch + 1)
         DIRECTORIES.put(txn, directory_id, value=info)
         return True
 
@@ -170,8 +174,7 @@ def bring_back(
     try:
         _prepare(root, directory)
         histories = directory.state.read(partial(_histories, directory_id))
-        lost = _is_older(root, directory, info, failed or {})
-        was_offline = controller.bring_online(directory, lost=lost, failed=failed)
+        was_offline = controller.bring_online(directory, failed)
         if not was_offline:
             directory.close()
             controller.refresh()
@@ -183,7 +186,7 @@ def bring_back(
     controller.elect()  # partitions of which it has the only copy
     root.write_members()
     _sweep(root, directory)
-    level = logging.WARNING if info.version else logging.INFO  # it was just added
+    level = logging.INFO if info.reason == JUST_ADDED else logging.WARNING
     _logger.log(level, "Directory %s is online", path)
     return histories
 
@@ -245,23 +248,6 @@ def _is_new(root: HasDirectories, directory: LogDirectory) -> bool:
             todo="Move it to another path.",
         )
     return True
-
-
-def _is_older(
-    root: HasDirectories,
-    directory: LogDirectory,
-    info: DirectoryInfo,
-    failed: Mapping[int, Exception],
-) -> bool:
-    """Whether a directory lacks what it had when it went offline: it is new, or an old copy."""
-    own = METADATA_VERSION.get(directory.state)
-    last = info.version
-    if info.online:
-        # It counts as online since too few others are left to change that.
-        for other in root.controller.online:
-            if other.id not in failed and (version := METADATA_VERSION.get(other.state)):
-                last = max(last, version.version)
-    return own is None or own.version < last - 1
 
 
 def _histories(directory_id: int, txn: kv.Txn) -> dict[bytes, History]:
@@ -365,14 +351,14 @@ def try_bring_back(root: HasDirectories) -> dict[int, dict[bytes, History]]:
             results[each] = bring_back(root, each)
         except (EmbedlogError, OSError) as error:
             _logger.debug("Directory %s stays offline: %s", info.path, describe(error))
-            if isinstance(error, NotALogError):
+            if isinstance(error, (NotALogError, ReplicasDivergedError)):
                 with suppress(EmbedlogError):
-                    _note_stranger(root, each, describe(error))
+                    _note_reason(root, each, describe(error))
     return results
 
 
-def _note_stranger(root: HasDirectories, directory_id: int, reason: str) -> None:
-    """Note that something else is at the path of a directory."""
+def _note_reason(root: HasDirectories, directory_id: int, reason: str) -> None:
+    """Note why a directory stays offline until a person decides."""
 
     def step(txn: kv.Txn, image: MetadataImage) -> bool:
         info = image.directories.get(directory_id)

@@ -29,6 +29,7 @@ from embedlog.replication import reassign
 from embedlog.replication.directory import EPOCH_FILE, PROBE_FILE, LogDirectory
 from embedlog.replication.metadata import MetadataImage, check_quorum, without
 from embedlog.replication.recovery import HasDirectories
+from embedlog.replication.unclean_election import elect_unclean
 from embedlog.root import startup
 
 _logger = logging.getLogger("embedlog.replication")
@@ -57,12 +58,14 @@ def remove_directories(
         IllegalStateError: No other directory is online.
         NotEnoughReplicasError: Too few others are online, also with ``force``.
         ReplicaNotAvailableError: They have the only copy of a partition.
+        EligibleLeadersNotAvailableError: They were given up, and had all in-sync copies of a
+            partition, which waits for an election: see `elect_unclean`.
     """
     controller, gone = root.controller, set(directories)
     image = controller.current().image
     check_left(image, gone)
     broken = {each for each in gone if not _is_usable(controller.directories.get(each))}
-    only = _only_copies(root, broken)
+    only = only_copies(root, broken)
     if only and not force:
         raise ReplicaNotAvailableError(
             f"Without {_paths(root, broken)}, {plural(len(only), 'partition')} would have no copy: "
@@ -77,16 +80,23 @@ def remove_directories(
     if force and broken:
         controller.give_up(broken)
         gone -= broken
+        root.write_members()
+        elect_unclean(root, only)
     else:
         check_quorum(without(image, gone), set(image.online) - gone)
     while True:
-        pending = reassign.run(root, moves, throttle=throttle, progress=progress)
-        stuck = [name for name, each in pending.items() if gone & set(each.replicas)]
-        if stuck:
+        outcome = reassign.run(root, moves, throttle=throttle, progress=progress)
+        left = [
+            f"{info.name}-{number}"
+            for info, number, assignment in reassign.assignments(root)
+            if (info.name, number) in moves and gone & set(assignment.replicas)
+        ]
+        if left:
+            why = "another process cancelled the moves" if outcome.superseded else "one is offline"
             raise NotEnoughReplicasError(
-                f"{plural(len(stuck), 'partition')} could not be moved, such as "
-                f"{stuck[0].topic}-{stuck[0].partition}: a directory is offline",
-                todo="Repeat the call when it has come back.",
+                f"{plural(len(left), 'partition')} still have copies in the directories, such as "
+                f"{left[0]}: {why}",
+                todo="Repeat the call.",
             )
         if not gone or controller.remove(gone):
             break
@@ -134,7 +144,7 @@ def _is_usable(directory: LogDirectory | None) -> bool:
     return True
 
 
-def _only_copies(root: HasDirectories, broken: Collection[int]) -> list[TopicPartition]:
+def only_copies(root: HasDirectories, broken: Collection[int]) -> list[TopicPartition]:
     """Return the partitions whose in-sync replicas are all in some directories."""
     return [
         TopicPartition(info.name, number)

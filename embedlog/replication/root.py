@@ -25,6 +25,7 @@ from embedlog.errors import (
     InvalidReplicationAssignmentError,
     LockTimeoutError,
     NotALogError,
+    NotEnoughReplicasError,
     ReplicaNotAvailableError,
     StorageError,
 )
@@ -36,6 +37,7 @@ from embedlog.replication import recovery
 from embedlog.replication.controller import Controller
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
 from embedlog.replication.files import ReplicatedFiles
+from embedlog.replication.history import diverged, extra_writes, state_history
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.member_file import (
     DirectoryMember,
@@ -53,7 +55,7 @@ from embedlog.replication.metadata import (
     DirectoryInfo,
     MetadataImage,
     MetadataVersion,
-    check_agreement,
+    check_quorum,
     put_epoch,
 )
 from embedlog.replication.partition import ReplicatedPartition
@@ -220,6 +222,9 @@ class ReplicatedRoot(Root):
                 # meanwhile: from here on all that are online have the same rows.
                 self.controller.state.write(_nothing)
                 self.controller.live.write(_nothing)
+                if self._is_first:
+                    # Which a copy of a directory from before does not have.
+                    self.controller.change(lambda _txn, _image: True)
                 self._is_new_live = not self.controller.live.get(_LIVE_VERSION_KEY)
                 self._update_members(paths)
             undo.pop_all()
@@ -232,6 +237,8 @@ class ReplicatedRoot(Root):
     """Directories that exist, and could not be opened when the log was."""
     _to_add: Sequence[str] = ()
     """Directories that a process which was killed had begun to add."""
+    _is_first = False
+    """Whether no other process had the log open."""
     _is_new_live = False
     """Whether this process found `live` of an earlier boot, so that the copies may differ."""
 
@@ -335,10 +342,34 @@ class ReplicatedRoot(Root):
             each: directory.state.read(MetadataImage.load)
             for each, directory in directories.items()
         }
-        check_agreement(images)
+        self._check_agreement(directories, images)
         for each, directory in directories.items():
             directory.opened_epoch = images[each].epoch
         return {each: directory for each, directory in directories.items() if images[each].epoch}
+
+    def _check_agreement(
+        self, directories: dict[int, LogDirectory], images: Mapping[int, MetadataImage]
+    ) -> None:
+        """Raise if two directories went on without each other; to read, use that of the first path.
+
+        Raises:
+            ReplicasDivergedError: Each has what the other lacks, and could decide without it.
+        """
+        left = [each for each in images if images[each].epoch and each not in self._given_up]
+        if not left:
+            return
+        ends = {each: state_history(directories[each]).end for each in left}
+        newest = max(left, key=lambda each: (images[each].epoch, ends[each]))
+        named = [each for each in left if directories[each].path == self.paths[0]]
+        base = directories[named[0] if named and self.mode == "r" else newest]
+        for each, other in list(directories.items()):
+            if not (extra_writes(other, base) and extra_writes(base, other)):
+                continue
+            with suppress(NotEnoughReplicasError):
+                check_quorum(images[each], images[each].online)
+                if self.mode == "rw" and each not in self._given_up:
+                    raise diverged(base, other)
+                _give_up(directories, other, diverged(base, other))
 
     def _share_each(self, directories: dict[int, LogDirectory]) -> None:
         """Hold the locks of attached processes, so that none prepares a directory meanwhile."""
@@ -363,6 +394,7 @@ class ReplicatedRoot(Root):
                     held.append((directory, lock))
                     directory.attached = files.open("locks/attached", write=True, create=True)
                     first &= files.try_lock(directory.attached)
+                    self._is_first = first
                 except StorageError as error:
                     _give_up(directories, directory, error)
             for directory in list(directories.values()):
@@ -578,6 +610,7 @@ def _put_first_directory(path: str, rack: str | None, txn: kv.Txn) -> None:
         txn, 1, value=DirectoryInfo(path, rack, since=1, is_mount_point=is_mount_point(path))
     )
     METADATA_VERSION.put(txn, value=MetadataVersion(0, 1, 1, b""))
+    put_epoch(txn, 1, 1)
     for topic in catalog.topics(txn):
         for partition in range(topic.partitions):
             assignment = PartitionAssignment((1,), (1,), 1)

@@ -19,8 +19,9 @@ from typing import Any, Protocol, Self, TypeVar
 
 from embedlog import kv
 from embedlog.errors import ClosedError, EmbedlogError, NotEnoughReplicasError, StorageError
-from embedlog.keyspace import LIVE_VERSION
+from embedlog.keyspace import LIVE_EPOCHS, LIVE_VERSION
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
+from embedlog.replication.history import Epoch, put_epoch
 from embedlog.replication.metadata import (
     METADATA_VERSION,
     MetadataImage,
@@ -82,6 +83,8 @@ class ReplicatedStore:
         self._version_key = _VERSIONS[name].key()
         self._even_epoch = -1
         """The epoch in which all databases were found to have the same writes."""
+        self._begun_epoch = -1
+        """The newest epoch that was found in `live`."""
         self._written_epoch = 0
         """The newest epoch that a write of this object began."""
 
@@ -234,11 +237,19 @@ class ReplicatedStore:
                 self._controller.take_offline(failed)
 
     def write_held(
-        self, directories: Sequence[LogDirectory], step: kv.Step[T], failed: dict[int, Exception]
+        self,
+        directories: Sequence[LogDirectory],
+        step: kv.Step[T],
+        failed: dict[int, Exception],
+        *,
+        replaced: LogDirectory,
     ) -> list[T]:
-        """As `write`, in directories whose locks are held; the result in a list, or none."""
+        """As `write`, in directories whose locks are held; the result in a list, or none.
+
+        One of them gets all rows of the others first, in the same transaction.
+        """
         self._even_epoch = self._controller.image.epoch
-        return self._commit(directories, step, failed)
+        return self._commit(directories, step, failed, replaced)
 
     def _acquire(
         self,
@@ -271,6 +282,7 @@ class ReplicatedStore:
         directories: Sequence[LogDirectory],
         step: kv.Step[T],
         failed: dict[int, Exception],
+        replaced: LogDirectory | None = None,
     ) -> list[T]:
         """Return the result in a list, which is empty if the write must be tried again."""
         image = self._controller.image
@@ -278,11 +290,15 @@ class ReplicatedStore:
         # The controller, which is read, commits first: none may be ahead of what the holder of a
         # partition's lock reads, or else it would write over what it does not see.  (It is
         # missing while another one takes its place.)
-        directories = sorted(directories, key=lambda directory: directory is not controller)
+        directories = sorted(
+            directories, key=lambda each: (each is replaced, each is not controller)
+        )
         stores = [directory.stores[self._name] for directory in directories]
         key = self._version_key
 
         def run(txns: Sequence[kv.Txn]) -> T:
+            if replaced is not None:
+                replace_rows(list(txns[0].cursor()), txns[-1])
             rows = [txn.get(key) for txn in txns]
             if any(row != rows[0] for row in rows):
                 raise _UnevenError
@@ -319,6 +335,7 @@ class ReplicatedStore:
         """Write the version row after a write: its number, and what it changed."""
         if self._name == "live":
             before = 0 if row is None else LIVE_VERSION.load(self._version_key, row).version
+            self._put_live_epoch(txn, before + 1)
             LIVE_VERSION.put(txn, value=(before + 1, pack_changes(txn.changes)))
             return
         # The step may have written a new epoch to the row.
@@ -330,6 +347,15 @@ class ReplicatedStore:
         changed = changed._replace(changes=pack_changes(txn.changes))
         METADATA_VERSION.put(txn, value=changed)
         self._written_epoch = changed.epoch
+
+    def _put_live_epoch(self, txn: kv.RecordingTxn, number: int) -> None:
+        """Note the present epoch, if this write is the first one in it."""
+        image = self._controller.image
+        if self._begun_epoch != image.epoch:
+            if LIVE_EPOCHS.exists(txn, image.epoch):
+                self._begun_epoch = image.epoch
+            else:
+                put_epoch(LIVE_EPOCHS, txn, Epoch(image.epoch, image.epoch_id, number))
 
     def _make_even(
         self,
@@ -409,6 +435,13 @@ class ReplicatedStore:
     def copy(self, name: str) -> None:
         """As `kv.Store.copy`."""
         self._read_from_controller(lambda store, _: store.copy(name))
+
+
+def replace_rows(rows: Sequence[tuple[bytes, bytes]], txn: kv.Txn) -> None:
+    """Replace all rows of a database."""
+    kv.remove(txn, b"")
+    for key, row in rows:
+        txn.put(key, row)
 
 
 class _ReadTxn:

@@ -480,14 +480,18 @@ class Root:
     def close(self) -> None:
         """Flush what this handle wrote, save what groups committed, and detach.
 
-        The last process to close marks the close as clean.
+        A partition that is offline is not flushed, which is logged.  The last process to close
+        marks the close as clean.
         """
         with self._lock:
             if self.closed:
                 return
             try:
                 if self._context is not None and self._context.files.writable:
-                    self.flush()
+                    try:
+                        self.flush()
+                    except ReplicaNotAvailableError as error:
+                        _logger.warning("Not flushed: %s", error)
                     offsets.checkpoint(self._context.live, self._context.state)
             finally:
                 self.closed = True

@@ -48,20 +48,9 @@ def test_a_call_may_be_stopped_anywhere_while_another_thread_makes_one(first):
 
 REPLICATION = "embedlog.replication"
 BUGS = {
-    "a copy goes on with the bytes of a leader that was replaced": (
-        ("copy a partition", "lose the leader, and bring it back"),
-        Change(
-            f"{REPLICATION}.partition:ReplicatedPartition.locked_under",
-            {"(assignment.leader, tail.leader_epoch) != leader": "False"},
-        ),
-    ),
     "a file that was deleted is written to": (
         ("append during a move", "move there and back"),
         Change(f"{REPLICATION}.files:_is_linked", {"return False": "return True"}),
-    ),
-    "a cancelled move forgets what a new copy has alone": (
-        ("cancel one that leads", "append"),
-        Change(f"{REPLICATION}.reassign:cancel", {"log.complete_followers()": "pass"}),
     ),
     "a move goes to a directory that was removed": (
         ("remove a directory", "elect"),

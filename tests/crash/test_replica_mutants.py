@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import errno
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from support import damaged_copies, forks, replica_kills
 from support.forks import tell
 from support.mutants import Change
+from support.replicas import Directories, bring_back, send, values
 from support.replicas_model import ReplicasModel, run_some
 from support.tiers import runs
+
+from embedlog import Log
+from embedlog.record import TopicPartition
+from embedlog.replication import reassign, recovery, unclean_election
 
 REPLICATION = "embedlog.replication"
 Check = Callable[[], object]
@@ -28,7 +35,7 @@ def a_partition(replicas: int, min_isr: int = 1) -> Iterator[ReplicasModel]:
     """Yield a model of three directories with one topic, and check everything at the end."""
     model = ReplicasModel()
     try:
-        model.begin(3, [(1, replicas, min_isr, False, False)])
+        model.begin(3, [(1, replicas, min_isr, False)])
         model.append_to_all(0, 0, 0)
         model.check()
         yield model
@@ -46,7 +53,7 @@ def in_sync(model: ReplicasModel) -> tuple[int, ...]:
 
 
 def by_a_copy_that_returns() -> None:
-    """A leader is lost with records that only it has, and returns while others are appended."""
+    """A leader is lost, and returns while others are appended."""
     for appends_at in range(6):
         with a_partition(2) as model:
             model.open_another()
@@ -54,19 +61,6 @@ def by_a_copy_that_returns() -> None:
             for directory in sorted(model.away):
                 model.bring_back(directory - 1, False)
             model.keep_house(0, False, appends_at)
-
-
-def by_a_failover_while_copies_are_made() -> None:
-    """The leader is lost with records that only it and the new copy have."""
-    for at in range(1, 9):
-        with a_partition(3) as model:
-            model.open_another()
-            *_, behind = in_sync(model)
-            model.unmount(behind - 1, False)
-            model.keep_house(0, False)
-            model.append_to_leader(0, 0, 700)
-            model.bring_back(behind - 1, False)
-            model.keep_house(0, False, at, "lose the leader")
 
 
 def by_a_copy_that_breaks_in_an_append() -> None:
@@ -78,16 +72,90 @@ def by_a_copy_that_breaks_in_an_append() -> None:
             model.append_to_all(0, 0, 0)
 
 
-def by_a_preferred_leader() -> None:
-    """It is elected again, while the leader has records that no follower has yet."""
-    with a_partition(2) as model:
-        preferred, _ = in_sync(model)
-        model.unmount(preferred - 1, False)
-        model.keep_house(0, False)
-        model.bring_back(preferred - 1, False)
-        model.keep_house(0, False)
-        model.append_to_leader(0, 0, 0)
-        model.elect_preferred(0)
+@contextmanager
+def a_log(count: int) -> Iterator[tuple[Directories, Log]]:
+    """A log over so many directories, with a topic that has a record in each."""
+    with TemporaryDirectory(prefix="embedlog-mutants-", dir=forks.in_memory()) as base:
+        directories = Directories(Path(base), count)
+        with directories.open() as log:
+            log.create_topic("t", replication_factor=count)
+            reassign.run(log.root, {TopicPartition("t", 0): range(1, count + 1)})
+            send(log, "t", [b"shared"])
+            yield directories, log
+
+
+def append_to_leader(log: Log) -> None:
+    """Append what only directory 1 has: the others leave the ISR first."""
+    key = log.root.topic("t").key(0)
+    log.root.controller.change_assignment(key, lambda now: now.shrink(now.in_sync_followers))
+    send(log, "t", [b"of 1"] * 5)
+
+
+def elect_unclean(directories: Directories, log: Log) -> None:
+    """Have directory 2 lead, which lacks what 1 has, and go on with something else."""
+    directories.lose(log, 1)
+    assert unclean_election.elect_unclean(log.root, [TopicPartition("t", 0)])
+    assert values(log, "t") == [b"shared"]
+    send(log, "t", [b"of 2"] * 5)
+
+
+def check_returned(directories: Directories, log: Log) -> None:
+    """Bring directory 1 back, and compare all copies."""
+    directories.put_back(1)
+    bring_back(log)
+    assert values(log, "t") == [b"shared", *[b"of 2"] * 5]
+    directories.assert_equal_copies("t")
+
+
+def by_an_unclean_election() -> None:
+    """What the new leader lacks is cut, and the one before has nothing else when it returns."""
+    with a_log(2) as (directories, log):
+        append_to_leader(log)
+        elect_unclean(directories, log)
+        log.root.partition("t", 0).roll()
+        check_returned(directories, log)
+
+
+def by_an_unclean_election_while_a_copy_is_made() -> None:
+    """A copy of the first leader must not go on as one of the second."""
+    with a_log(3) as (directories, log):
+        append_to_leader(log)
+        elected = []
+
+        def elect(_: int) -> None:
+            if not elected:
+                elected.append(2)
+                elect_unclean(directories, log)
+
+        copy_of = log.root.controller.directories[3]
+        recovery.copy_partition(log.root.partition("t", 0), copy_of, progress=elect)
+        assert elected
+        check_returned(directories, log)
+
+
+def by_two_that_went_on_alone() -> None:
+    """Each of two directories has a record that the other lacks: neither is cut."""
+    with a_log(2) as (directories, log):
+        directories.lose(log, 1)
+        for number in range(9):  # more than the other has
+            log.alter_topic("t", {"retention.ms": 10**9 + number})
+        send(log, "t", [b"of 2"] * 9)
+        directories.take(2)
+        directories.put_back(1)
+        with directories.alone(1) as other:
+            send(other, "t", [b"of 1"])
+        directories.put_back(2)
+        assert bring_back(log) == []
+        assert values(log, "t") == [b"shared", *[b"of 2"] * 9]
+
+
+def by_a_copy_that_was_cut_short() -> None:
+    """The next batch goes where it is at the leader."""
+    with a_log(2) as (directories, log):
+        (file,) = directories.path(2).glob("topics/t-*/0/*.arrows")
+        os.truncate(file, file.stat().st_size - 100)
+        send(log, "t", [b"x"])
+        directories.assert_equal_copies("t")
 
 
 def by_a_copy_out_of_sync() -> None:
@@ -102,6 +170,27 @@ def by_a_copy_out_of_sync() -> None:
             model.keep_house(0, True)
             model.break_disk(leader - 1, errno.EIO, after, 1 << 30, True, False)
             model.keep_house(0, False)
+
+
+def by_an_election_outside_the_isr() -> None:
+    """Three copies of different lengths; the longest is lost, or offline with all its records."""
+    for is_lost in (True, False):
+        with a_partition(3) as model:
+            leader, *followers = in_sync(model)
+            for each in reversed(followers):
+                model.unmount(each - 1, False)
+                model.keep_house(0, True)
+                model.append_to_all(0, 0, 0)
+                model.bring_back(each - 1, False)
+                model.keep_house(0, True)
+            if is_lost:
+                model.unmount(leader - 1, False)
+            else:
+                model.break_disk(leader - 1, errno.EROFS, 0, 1 << 30, True, False)
+            model.keep_house(0, True)
+            model.elect_unclean(0, 0)
+            model.check()
+            model.bring_back(leader - 1, False)
 
 
 def by_kills() -> None:
@@ -136,23 +225,41 @@ MUTANTS = [
         "published before the followers have it",
         by_the_model,
         f"{REPLICATION}.files:ReplicatedFiles.write",
-        {'if not getattr(self._local, "leader_only", False):': "if False:"},
+        {"for directory, copy in reversed(copies[1:]):": "for directory, copy in ():"},
     ),
     Mutant(
         "elected from outside the ISR",
         by_a_copy_out_of_sync,
         f"{REPLICATION}.election:elect_leader",
-        {"if unclean:": "if True:"},
+        {"if replica in in_sync and": "if replica in alive and"},
+    ),
+    Mutant(
+        "the first copy is elected, not the longest",
+        by_an_election_outside_the_isr,
+        f"{REPLICATION}.unclean_election:_choose",
+        {"max(each, key=counts.__getitem__) for each in (able, counts)": "min(able) for _ in '12'"},
+    ),
+    Mutant(
+        "a copy that is offline is not counted",
+        by_an_election_outside_the_isr,
+        f"{REPLICATION}.unclean_election:_choose",
+        {"if counts[longest] > counts[leader]:": "if False:"},
+    ),
+    Mutant(
+        "a copy that is not in sync is elected by itself",
+        by_an_election_outside_the_isr,
+        f"{REPLICATION}.isr:PartitionAssignment.elect",
+        {"self.replicas, self.isr, alive": "self.replicas, self.replicas, alive"},
     ),
     Mutant(
         "a copy that returns is cut to the length of the leader's",
-        by_the_model,
+        by_an_unclean_election,
         f"{REPLICATION}.catch_up:ReplicaCopy._equal_bytes",
         {"    while position < stop:": "    while (position := stop) < stop:"},
     ),
     Mutant(
         "all segments of a directory that returns are trusted",
-        by_a_copy_that_returns,
+        by_an_unclean_election,
         f"{REPLICATION}.catch_up:_trusted_offset",
         {"return min(": "return 1 << 62 or min("},
     ),
@@ -166,7 +273,7 @@ MUTANTS = [
         "a directory that failed stays in the ISR",
         by_the_model,
         f"{REPLICATION}.election:elect_leader",
-        {"return Election(leader, in_sync)": "return Election(leader, tuple(isr))"},
+        {"return replica, in_sync": "return replica, tuple(isr)"},
     ),
     Mutant(
         "a copy joins the ISR without the last records",
@@ -193,20 +300,32 @@ MUTANTS = [
         {"pack_changes(txn.changes)": 'b""'},
     ),
     Mutant(
+        "directories are compared by how much they have, and not by their epochs",
+        by_two_that_went_on_alone,
+        f"{REPLICATION}.history:DirectoryHistory.extra",
+        {"# Older ones are": "return max(self.end - other.end - 1, 0)  #"},
+    ),
+    Mutant(
+        "only what the directory lacks that comes back is compared",
+        by_two_that_went_on_alone,
+        f"{REPLICATION}.controller:_has_lost",
+        {"if extra_writes(directory, other):": "if False:"},
+    ),
+    Mutant(
         "a minority decides",
         by_the_model,
         f"{REPLICATION}.metadata:check_quorum",
         {"if len(online) < required:": "if False:"},
     ),
     Mutant(
-        "the file of a follower that lags gets a hole",
-        by_the_model,
+        "the file of a copy that was cut short gets a hole",
+        by_a_copy_that_was_cut_short,
         f"{REPLICATION}.files:ReplicatedFiles._catch_up",
         {"elif size < position:": "elif False:"},
     ),
     Mutant(
         "a new leader is believed to have everything",
-        by_the_model,
+        by_an_unclean_election,
         f"{REPLICATION}.partition:ReplicatedPartition._take_over",
         {"if end is None:": "if True:"},
     ),
@@ -217,14 +336,8 @@ MUTANTS = [
         {"self._check_min_isr(assignment)": "..."},
     ),
     Mutant(
-        "preferred leaders are elected before they have everything",
-        by_a_preferred_leader,
-        f"{REPLICATION}.reassign:_complete",
-        {"log.complete_followers()": "..."},
-    ),
-    Mutant(
         "what a lost leader had is copied after another one was elected",
-        by_a_failover_while_copies_are_made,
+        by_an_unclean_election_while_a_copy_is_made,
         f"{REPLICATION}.partition:ReplicatedPartition.locked_under",
         {"(assignment.leader, tail.leader_epoch) != leader or": "False or"},
     ),

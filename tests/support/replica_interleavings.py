@@ -37,7 +37,6 @@ from embedlog.partition.replace import rewrite_lock
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import jobs, reassign, recovery, removal
 from embedlog.replication import root as replicated_root
-from embedlog.replication.fetcher import ReplicaFetcher
 from embedlog.replication.verify_copies import repair_copies, verify_copies
 from embedlog.retention.retain import delete_records
 from support.clock import START
@@ -70,7 +69,6 @@ class Sent(NamedTuple):
 
     offset: int
     value: bytes
-    strong: bool
 
 
 class Log:
@@ -111,7 +109,7 @@ class Log:
         self.tried: set[bytes] = set()
         self.superseded: set[bytes] = set()
         self.cut_at: int | None = None
-        self.lost_leader = self.deleted = self.damaged = False
+        self.deleted = self.damaged = False
         self.read: list[Any] = []
         self.first.create_topic(self.topic, 1, replication_factor=len(replicas), config=CONFIG)
         reassign.run(self.first.root, {self.partition: replicas})
@@ -147,7 +145,7 @@ class Log:
         batch = encoded(*values, keys=keys, at=START)
         (receipt,) = self.log(handle).append([batch], acks=acks)
         for offset, value in enumerate(values, receipt.base_offset):
-            self.sent.append(Sent(offset, value, acks == "all"))
+            self.sent.append(Sent(offset, value))
         return values[-1]
 
     # Directories
@@ -159,7 +157,6 @@ class Log:
     def take(self, directory: int) -> None:
         if directory not in self.taken:
             self.taken.add(directory)
-            self.lost_leader = True
             self.directories.take(directory)
 
     def put_back(self) -> None:
@@ -227,11 +224,10 @@ class Log:
                 if sent.value in self.superseded or not self._must_stay(sent):
                     continue
                 assert places.get(sent.offset) == sent.value, f"lost {sent}: {places}"
-        sent_at = {sent.offset: sent.value for sent in self.sent if sent.strong}
+        sent_at = {sent.offset: sent.value for sent in self.sent}
         for row in self.read:
             assert row[3] in self.tried
-            # What is lost with its leader may have been read before.
-            if self.cut_at is None and not self.lost_leader:
+            if self.cut_at is None:
                 assert sent_at.get(row[0], row[3]) == row[3], f"{row} was read"
         copies = {
             each: {path: content for path, content in files.items() if content != _EMPTY}
@@ -247,9 +243,7 @@ class Log:
         assert verify_copies(self.first.root) == []
 
     def _must_stay(self, sent: Sent) -> bool:
-        if self.cut_at is not None and sent.offset >= self.cut_at:
-            return False
-        return sent.strong or not self.lost_leader
+        return self.cut_at is None or sent.offset < self.cut_at
 
     def _check_databases(self) -> None:
         controller = self.first.root.controller
@@ -293,7 +287,6 @@ def _be_behind(log: Log) -> None:
     log.append(log.first, count=2)
     log.append(log.first, acks=1)
     log.put_back()
-    log.lost_leader = False
     recovery.try_bring_back(log.first.root)
 
 
@@ -308,15 +301,10 @@ def _lag(log: Log) -> None:
     log.append(log.first, acks=1)
 
 
-def _fetch(log: Log) -> None:
-    ReplicaFetcher({}).fetch(log.first.root, lambda: False)
-
-
 def _be_away(log: Log) -> None:
     log.lose(log.first, 3)
     log.append(log.first, count=2)
     log.put_back()
-    log.lost_leader = False
 
 
 def _part(log: Log) -> None:
@@ -432,7 +420,6 @@ def _verify(log: Log) -> None:
 READS = (LogTruncatedError, OffsetOutOfRangeError)
 FIRST: dict[str, Call] = {
     "copy a partition": Call(_copy, _be_behind),
-    "fetch": Call(_fetch, _lag),
     "bring back an old directory": Call(_bring_back, _be_away),
     "bring back a leader with its own records": Call(_bring_back, _part),
     "run a reassignment": Call(

@@ -31,7 +31,7 @@ def check(kill: Kill) -> int | None:
     """Do some work, with a kill, and compare everything; return how many operations it took."""
     model = ReplicasModel()
     try:
-        model.begin(3, [(2, 2, 1, False, False), (1, 3, 2, False, True)])
+        model.begin(3, [(2, 2, 1, False), (1, 3, 2, True)])
         for which in (0, 2, 2, 0, 2):
             model.append(which, 0, 2, 0, "all", None)
             model.produce(which, 0, 2, "all", False)

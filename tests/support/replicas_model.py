@@ -2,8 +2,7 @@
 
 `ReplicasModel` loses directories, brings them back old or empty, lags, crashes, elects,
 reassigns, retains, compacts and truncates, by two handles, and knows of each record whether
-it may be lost: a record that all in-sync replicas have never, one that was appended with
-``acks=1`` only with the directory that led.
+it may be lost: never, as long as one of the replicas that were in sync has it.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from embedlog.compaction import CleanOptions, try_clean
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import (
     CorruptionError,
+    EligibleLeadersNotAvailableError,
     EmbedlogError,
     FencedError,
     LogTruncatedError,
@@ -54,14 +54,14 @@ from embedlog.partition import PartitionLog
 from embedlog.partition.producer_state import after
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import jobs, reassign
-from embedlog.replication.controller import NO_DIRECTORY
-from embedlog.replication.isr import PartitionAssignment
+from embedlog.replication.isr import NO_DIRECTORY, PartitionAssignment
 from embedlog.replication.metadata import MetadataImage
 from embedlog.replication.root import ReplicatedRoot
+from embedlog.replication.unclean_election import elect_unclean
 from embedlog.retention.retain import delete_records
 from embedlog.root.verify import verify_root
 from support.clock import ManualClock
-from support.failing_disks import FailingDisks, count_commits
+from support.failing_disks import READABLE, FailingDisks, count_commits
 from support.forks import Child, in_memory
 from support.groups import make_group
 from support.roots import Row, abandon, encoded, rows, segment_files
@@ -90,9 +90,6 @@ class Acknowledged:
     offset: int
     key: bytes | None
     value: bytes
-    leader: int
-    strong: bool
-    """Whether all in-sync replicas have it."""
     losable: bool = False
 
 
@@ -113,7 +110,6 @@ class Part:
     topic: str
     number: int
     min_isr: int
-    unclean: bool
     compacts: bool
     records: dict[int, Acknowledged] = field(default_factory=dict)
     start: int = 0
@@ -171,6 +167,8 @@ class ReplicasModel(RuleBasedStateMachine):
         self.saved: dict[TopicPartition, set[int | None]] = {}
         self.readers: list[tuple[ReplicatedRoot, Part, int, Any]] = []
         self.image = MetadataImage()
+        self.electing = b""
+        """The key of the partition for which an operator elects a copy that is not in sync."""
         self.boots = 0
         self.topics_made = 0
 
@@ -183,14 +181,13 @@ class ReplicasModel(RuleBasedStateMachine):
                 st.integers(1, 2),
                 st.sampled_from([1, 2, 2, 3]),
                 st.integers(1, 2),
-                st.booleans(),
                 st.sampled_from([False, False, True]),
             ),
             min_size=1,
             max_size=2,
         ),
     )
-    def begin(self, count: int, topics: list[tuple[int, int, int, bool, bool]]) -> None:
+    def begin(self, count: int, topics: list[tuple[int, int, int, bool]]) -> None:
         """A log of two or three directories, with some topics."""
         self.paths = {number: f"{self.base}/d{number}" for number in range(1, count + 1)}
         self.roots = [self._open()]
@@ -214,15 +211,12 @@ class ReplicasModel(RuleBasedStateMachine):
             files=self.disks,
         )
 
-    def _create(
-        self, partitions: int, factor: int, min_isr: int, unclean: bool, compacts: bool
-    ) -> None:
+    def _create(self, partitions: int, factor: int, min_isr: int, compacts: bool) -> None:
         self.topics_made += 1
         name, factor = f"t{self.topics_made}", min(factor, len(self.paths))
         config = {
             **CONFIG,
             "min.insync.replicas": min(min_isr, factor),
-            "unclean.leader.election.enable": unclean,
             "cleanup.policy": "compact" if compacts else "delete",
         }
         done, _ = self._attempt(
@@ -233,7 +227,7 @@ class ReplicasModel(RuleBasedStateMachine):
         )
         if done:
             for number in range(partitions):
-                part = Part(name, number, min(min_isr, factor), unclean, compacts)
+                part = Part(name, number, min(min_isr, factor), compacts)
                 self.parts[name, number] = part
             self._observe()
 
@@ -305,18 +299,9 @@ class ReplicasModel(RuleBasedStateMachine):
                 None,
                 *old.isr,
             ):
-                assert key in self._unclean_keys(), "a leader was elected that was not in sync"
+                assert key == self.electing, "a leader was elected that was not in sync"
             if new.leader != old.leader and new.leader is not None and old.leader is not None:
                 assert new.leader_epoch > old.leader_epoch, "a leader without an epoch of its own"
-
-    def _unclean_keys(self) -> set[bytes]:
-        """The partitions in which any replica may lead."""
-        topics = self.roots[0].topics()
-        return {
-            topics[part.topic].key(part.number)
-            for part in self.parts.values()
-            if part.unclean and part.topic in topics
-        }
 
     def _attempt(
         self, part: Part | None, operation: Callable[[], Any], *, strong: bool = False
@@ -378,7 +363,7 @@ class ReplicasModel(RuleBasedStateMachine):
     ) -> Any:
         strong = acks in ("all", -1)
         batch = self._encode(lines, producer)
-        before, assignment = self.image, self.assignment(part)
+        before = self.image
         done, result = self._attempt(
             part,
             lambda: self.log(part, handle).append([batch], acks=acks, durability=durability),
@@ -395,8 +380,7 @@ class ReplicasModel(RuleBasedStateMachine):
         if receipt.duplicate:
             return receipt
         assert receipt.next_offset == receipt.base_offset + len(lines)
-        leader_before = (assignment.leader if assignment is not None else None) or 0
-        self._note(part, receipt.base_offset, lines, strong, leader_before)
+        self._note(part, receipt.base_offset, lines, strong)
         return receipt
 
     def _note(
@@ -405,11 +389,9 @@ class ReplicasModel(RuleBasedStateMachine):
         base: int,
         lines: list[tuple[bytes | None, bytes]],
         strong: bool,
-        leader_before: int = 0,
     ) -> None:
         assignment = self.assignment(part)
         assert assignment is not None
-        leader = assignment.leader or 0
         if part.destroyed:
             return
         replaced = [record for offset, record in part.records.items() if offset >= base]
@@ -420,34 +402,30 @@ class ReplicasModel(RuleBasedStateMachine):
             for record in replaced:
                 del part.records[record.offset]
         for offset, (key, value) in enumerate(lines, base):
-            record = Acknowledged(offset, key, value, leader, strong)
-            # Another leader may have been elected after the records were written.
-            lost = {leader, leader_before or leader} - self.usable()
-            record.losable = not strong and bool(lost)
-            part.records[offset] = record
+            part.records[offset] = Acknowledged(offset, key, value)
         if strong:
             assert len(assignment.isr) >= part.min_isr or self._have(part, lines[-1][1]), (
                 f"acknowledged with {assignment.isr} in sync, min.insync.replicas is {part.min_isr}"
             )
-            self._strengthen(part, assignment, part.end)
+        self._strengthen(part, assignment, part.end)
 
     def _have(self, part: Part, value: bytes) -> bool:
         """Whether enough copies have a value, although fewer are in sync a moment later."""
-        copies = 0
-        for directory, path in self.paths.items():
-            place = Path(path + (".away" if directory in self.away else ""))
+        return sum(value in data for data in self._files(part, self.paths)) >= part.min_isr
+
+    def _files(self, part: Part, directories: Collection[int]) -> Iterator[bytes]:
+        """The bytes of the segment files in each of some directories."""
+        for directory in directories:
+            place = Path(self.paths[directory] + (".away" if directory in self.away else ""))
             files = place.glob(f"topics/{part.topic}-*/{part.number}/*.arrows")
-            copies += any(value in file.read_bytes() for file in files)
-        return copies >= part.min_isr
+            yield b"".join(file.read_bytes() for file in files)
 
     def _strengthen(self, part: Part, assignment: PartitionAssignment, end: int) -> None:
         part.holders = set(assignment.isr)
-        # A disk that breaks some operations later counts as broken.
-        losable = part.unclean and part.holders.isdisjoint(self.usable())
         for record in part.records.values():
             # Those above the end were lost just now.
             if record.offset < end:
-                record.strong, record.losable = True, losable
+                record.losable = False
 
     @rule(
         which=st.integers(0, 3),
@@ -467,15 +445,8 @@ class ReplicasModel(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 3), handle=st.integers(0, 1), size=st.sampled_from([0, 700]))
     @precondition(lambda self: self.roots and self.parts)
-    def append_to_leader(self, which: int, handle: int, size: int) -> None:
-        """The followers lag."""
-        part = self.part(which)
-        self._append(part, handle, self._values(part, 2, size), 1, None)
-
-    @rule(which=st.integers(0, 3), handle=st.integers(0, 1), size=st.sampled_from([0, 700]))
-    @precondition(lambda self: self.roots and self.parts)
     def append_to_all(self, which: int, handle: int, size: int) -> None:
-        """What the followers lacked is there, too."""
+        """In two records."""
         part = self.part(which)
         self._append(part, handle, self._values(part, 2, size), "all", None)
 
@@ -511,17 +482,14 @@ class ReplicasModel(RuleBasedStateMachine):
         if got is not None and part.losses == losses:
             if not receipt.duplicate:
                 # It was lost meanwhile, which is only noticed now.
-                before = part.records
-                assert not any(r.strong for o, r in before.items() if got[0] <= o < got[1])
+                assert not any(got[0] <= offset < got[1] for offset in part.records)
             else:
                 assert (base, following) == got, "a repetition got other offsets"
         if receipt.duplicate:
             assignment = self.assignment(part)
             if assignment is not None and base >= part.start:
                 for offset, (key, value) in enumerate(lines, base):
-                    part.records.setdefault(
-                        offset, Acknowledged(offset, key, value, assignment.leader or 0, False)
-                    )
+                    part.records.setdefault(offset, Acknowledged(offset, key, value))
         producer.last = sequence, lines, (base, following)
         if part.producer is producer and sequence == producer.sequence:
             producer.sequence = after(sequence, len(lines))
@@ -621,21 +589,21 @@ class ReplicasModel(RuleBasedStateMachine):
     @rule(
         which=st.integers(0, 3),
         handle=st.integers(0, 1),
-        lagging=st.integers(0, 2),
+        before=st.integers(0, 2),
         size=st.sampled_from([0, 10, 700]),
         rolls=st.booleans(),
         returns=st.booleans(),
     )
     @precondition(lambda self: self.roots and self.parts)
     def diverge(
-        self, which: int, handle: int, lagging: int, size: int, rolls: bool, returns: bool
+        self, which: int, handle: int, before: int, size: int, rolls: bool, returns: bool
     ) -> None:
-        """A leader is lost with records that only it has; another one goes on with others."""
+        """A leader is lost; another one goes on."""
         part = self.part(which)
         assignment = self.assignment(part)
         if assignment is None or assignment.leader is None or not self._may_lose(False):
             return
-        for _ in range(lagging):
+        for _ in range(before):
             self._append(part, handle, self._values(part, 2, 700), 1, None)
         leader = assignment.leader
         self.unmount(leader - 1, False)
@@ -650,19 +618,9 @@ class ReplicasModel(RuleBasedStateMachine):
     def _forget_copies(self, part: Part, directories: Collection[int]) -> None:
         """The files of copies were removed."""
         part.holders -= set(directories)
-        if part.unclean and part.holders.isdisjoint(self.usable()):
-            for record in part.records.values():
-                record.losable = True
 
     def _lose(self, directory: int) -> None:
         self.lost.add(directory)
-        for part in self.parts.values():
-            for record in part.records.values():
-                if not record.strong and record.leader == directory:
-                    record.losable = True
-            if part.unclean and not part.holders & self.alive():
-                for record in part.records.values():
-                    record.losable = True
 
     @rule(which=st.integers(0, 2), empty=st.sampled_from([False, False, True]))
     def bring_back(self, which: int, empty: bool) -> None:
@@ -690,9 +648,6 @@ class ReplicasModel(RuleBasedStateMachine):
             isr = set(assignment.isr) if assignment is not None else part.holders
             if not part.holders or isr == {directory}:
                 part.destroyed = True
-            for record in part.records.values():
-                if record.leader == directory and not record.strong:
-                    record.losable = True
 
     def _lose_leader(self, handle: int) -> None:
         """The directory that leads the first partition is lost, and the handle notices it."""
@@ -794,6 +749,33 @@ class ReplicasModel(RuleBasedStateMachine):
             if not stopped and noticed:
                 missing = set(assignment.replicas) & self.alive() - set(assignment.isr)
                 assert not missing, f"{part.tp}: {missing} did not join the ISR"
+
+    @rule(which=st.integers(0, 3), handle=st.integers(0, 1))
+    @precondition(lambda self: self.roots and self.parts)
+    def elect_unclean(self, which: int, handle: int) -> None:
+        """The longest copy that is online leads, unless one that can be read has more."""
+        part = self.part(which)
+        if part.destroyed or self.assignment(part) is None:
+            return
+        read_only = {path for path, disk in self.disks.broken.items() if disk.number in READABLE}
+        readable = self.usable() | {
+            each for each, path in self.paths.items() if path in read_only and each not in self.away
+        }
+        self.electing, can_be_had = part.key, part.holders & readable
+        kept = b"".join(self._files(part, self.alive()))
+        try:
+            done, elected = self._attempt(part, lambda: elect_unclean(self.root(handle), [part.tp]))
+        except EligibleLeadersNotAvailableError:
+            assert set(self.image.online) < self.paths.keys(), "no copy with more is offline"
+            return
+        if done and elected:
+            assignment = self.root(handle).controller.assignment(part.key)
+            assert assignment is not None
+            part.holders = set(assignment.isr)
+            for record in part.records.values():
+                record.losable |= not can_be_had and (part.compacts or record.value not in kept)
+        self._observe()
+        self.electing = b""
 
     @rule(handle=st.integers(0, 1))
     @precondition(lambda self: self.roots)
@@ -904,13 +886,9 @@ class ReplicasModel(RuleBasedStateMachine):
 
     # Topics
 
-    @rule(
-        topic=st.tuples(
-            st.integers(1, 2), st.integers(1, 3), st.integers(1, 2), st.booleans(), st.booleans()
-        )
-    )
+    @rule(topic=st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 2), st.booleans()))
     @precondition(lambda self: self.roots and len(self.parts) < 5)
-    def create_topic(self, topic: tuple[int, int, int, bool, bool]) -> None:
+    def create_topic(self, topic: tuple[int, int, int, bool]) -> None:
         """A topic gets its copies on distinct directories."""
         if len(self.alive()) == len(self.paths):
             self._create(*topic)
@@ -1012,7 +990,7 @@ class ReplicasModel(RuleBasedStateMachine):
 
     @rule(
         which=st.integers(0, 3),
-        what=st.sampled_from(["append", "append to the leader", *KILLED]),
+        what=st.sampled_from(["append", *KILLED]),
         at=st.integers(1, 90),
     )
     @precondition(lambda self: self.roots and self.parts)
@@ -1055,7 +1033,7 @@ class ReplicasModel(RuleBasedStateMachine):
             name = f"t{self.topics_made}"
             exists, topics = self._attempt(None, lambda: self.roots[0].topics())
             if exists and name in topics:
-                self.parts[name, 0] = Part(name, 0, 1, False, False)
+                self.parts[name, 0] = Part(name, 0, 1, False)
         elif what == "delete_topic":
             self._forget_deleted()
         return operations
@@ -1090,8 +1068,6 @@ class ReplicasModel(RuleBasedStateMachine):
                 self._open()
             elif what == "append":
                 result = log.append([self._encode(lines)])[0].base_offset
-            elif what == "append to the leader":
-                result = log.append([self._encode(lines)], acks=1)[0].base_offset
             elif what == "roll":
                 log.roll()
             elif what == "flush":
@@ -1245,15 +1221,11 @@ class ReplicasModel(RuleBasedStateMachine):
         elif part.compacts:
             for offset in [offset for offset in part.records if offset not in found]:
                 del part.records[offset]
-        assignment = self.assignment(part)
-        leader = (assignment.leader if assignment is not None else None) or 0
         for offset, row in found.items():
             if offset not in part.records:
                 value = row[3]
                 assert value in part.uncertain, f"{part.tp}: {row} was never appended"
-                record = Acknowledged(offset, row[2], value, leader, False)
-                record.losable = leader not in self.usable()
-                part.records[offset] = record
+                part.records[offset] = Acknowledged(offset, row[2], value)
 
     def _segments(self, part: Part) -> Iterator[tuple[str, int, bool]]:
         """The paths of a partition's files, up to where they are published."""
@@ -1272,7 +1244,7 @@ class ReplicasModel(RuleBasedStateMachine):
         return file.read_bytes()[:stop] if file.exists() else b""
 
     def _check_copies(self, part: Part) -> None:
-        """In-sync copies are equal byte for byte; of the active segment, one may have less."""
+        """In-sync copies are equal byte for byte."""
         done, segments = self._attempt(part, lambda: list(self._segments(part)))
         self._observe()
         assignment = self.assignment(part)
@@ -1283,7 +1255,7 @@ class ReplicasModel(RuleBasedStateMachine):
             return
         # Without an active segment the log was cut while its segments were listed.
         complete = any(not sealed for _, _, sealed in segments)
-        for path, stop, sealed in segments:
+        for path, stop, _ in segments:
             leader = self._bytes(assignment.leader, path, stop)
             # Another leader may have been elected since.
             complete &= len(leader) == stop
@@ -1291,13 +1263,7 @@ class ReplicasModel(RuleBasedStateMachine):
                 if follower not in usable:
                     continue
                 copy = self._bytes(follower, path, stop)
-                if sealed:
-                    assert copy == leader, f"{part.tp}: {path} differs in {follower}"
-                else:
-                    assert leader.startswith(copy), f"{part.tp}: {path} differs in {follower}"
-                    complete &= len(copy) == len(leader)
-                    weak = any(not record.strong for record in part.records.values())
-                    assert weak or len(copy) == len(leader), f"{path} is too short in {follower}"
+                assert copy == leader, f"{part.tp}: {path} differs in {follower}"
         if complete and set(assignment.isr) <= usable:
             done, end = self._attempt(part, lambda: self.log(part).end_offset())
             if done:
