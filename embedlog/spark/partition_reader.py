@@ -289,9 +289,11 @@ def _read_batches(
     failure: CorruptionError | NotALogError | StorageError | None = None
     was_deleted = False
     roots = directories.of(part)
-    for root in roots:
+    left = list(roots)
+    while left:
+        root, begin = left.pop(0), chunk.position
         try:
-            files, is_last = directories.open(root, part), root == roots[-1]
+            files, is_last = directories.open(root, part), not left
             others = [each for each in roots if each != root]
             reread = partial(_bytes_elsewhere, directories, part, chunk.path, others)
             for pieces in _read_copy(files, part, chunk, schemas, is_last, reread):
@@ -302,7 +304,9 @@ def _read_batches(
             # That a file is missing says the least: retention may have deleted all copies.
             if failure is None or was_deleted:
                 failure, was_deleted = error, directories.deleted(root, chunk.path, error)
-            if root != roots[-1]:
+            if chunk.position > begin and isinstance(error, CorruptionError):
+                left = others  # those before this one may be whole here
+            if left:
                 _logger.warning("Reading %s in another directory: %s", chunk.path, error)
     assert failure is not None
     if was_deleted:

@@ -80,17 +80,18 @@ final class ChunkReader implements AutoCloseable {
     if (position == chunk.endPosition()) {
       return false;
     }
-    current = position;
     readHeadOfAnyCopy();
-    position += head.messageLength();
-    leastOffset = head.nextOffset();
     return true;
   }
 
+  /** Reads the head at the position, and moves on. */
   private void readHeadOfAnyCopy() throws IOException {
+    current = position;
     while (true) {
       try {
         readHead();
+        position += head.messageLength();
+        leastOffset = head.nextOffset();
         return;
       } catch (NewerFormatException error) {
         throw EmbedlogException.newerFormat(error.getMessage(), chunk.path(), current);
@@ -103,7 +104,7 @@ final class ChunkReader implements AutoCloseable {
   /** Reads the batch of the head in the next directory; throws the error if there is none. */
   private void useAnotherCopy(DamagedBatchException error) throws IOException {
     EmbedlogException damaged = damaged(error.getMessage());
-    if (!file.openAnother(damaged)) {
+    if (!file.openAnother(damaged, current)) {
       throw damaged;
     }
     window.begin(current);
@@ -165,9 +166,9 @@ final class ChunkReader implements AutoCloseable {
         return;
       } catch (DamagedBatchException error) {
         useAnotherCopy(error);
+        position = current;
         leastOffset = head.baseOffset();
         readHeadOfAnyCopy();
-        leastOffset = head.nextOffset();
       }
     }
   }
