@@ -27,6 +27,7 @@ from embedlog.errors import (
     InvalidPartitionsError,
     InvalidSchemaError,
     InvalidTopicError,
+    MirroredTopicError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
@@ -356,12 +357,31 @@ class Catalog:
         return self._state.write(step)
 
     def grow_topic(
-        self, name: str, partitions: int, now_ms: int, *, assign: NewPartitions | None = None
+        self,
+        name: str,
+        partitions: int,
+        now_ms: int,
+        *,
+        assign: NewPartitions | None = None,
+        mirror: str = "",
     ) -> TopicInfo:
-        """Add partitions to a topic; existing records stay where they are (G5)."""
+        """Add partitions to a topic; existing records stay where they are (G5).
+
+        Raises:
+            MirroredTopicError: The topic is a copy, and the caller is not its ``mirror``.
+        """
         check_partition_count(partitions)
 
         def grown(txn: kv.Txn, topic: TopicInfo) -> TopicInfo:
+            if topic.config.mirror_source not in ("", mirror):
+                raise MirroredTopicError(
+                    f"The topic is a copy of {topic.config.mirror_source}, and only its mirror "
+                    "adds partitions",
+                    topic=name,
+                    source=topic.config.mirror_source,
+                    todo="Add them at the source; if that is lost, run `embedlog failover` here "
+                    "first.",
+                )
             if partitions < topic.partitions:
                 raise InvalidPartitionsError(
                     f"A topic of {topic.partitions} partitions cannot shrink to {partitions}",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from contextlib import closing
 
@@ -22,6 +24,7 @@ import embedlog
 from embedlog import kv
 from embedlog.catalog import ACTIVITY
 from embedlog.errors import DiskFullError, FencedError, InvalidTopicError
+from embedlog.failures import Failures
 from embedlog.keyspace import REPORTED_TOPICS
 from embedlog.maintenance import Maintenance, activity, owner
 from embedlog.maintenance.jobs import JOBS, JobContext, MaintenanceJob
@@ -30,6 +33,7 @@ from embedlog.record import TopicPartition
 SIZE = encoded(b"v0").size
 DAY = 86_400_000
 SMALL = {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 0, "retention.ms": DAY}
+FAILURES = Failures(logging.getLogger("embedlog.test"))
 LOOK = next(job for job in JOBS if job.name == "activity")
 
 
@@ -121,7 +125,7 @@ def test_retention_is_reported(log, clock):
 
 
 def test_compaction_is_reported():
-    """Only partitions that were cleaned, or that failed, are reported."""
+    """Only partitions that were cleaned: those that failed are reported by the job."""
     from embedlog.compaction.cleaner import CleanResult
 
     results = [
@@ -131,10 +135,8 @@ def test_compaction_is_reported():
         CleanResult("t", 4, why="not compacted: damaged", error=DiskFullError("damaged")),
         CleanResult(ACTIVITY, 0, passes=1),
     ]
-    compacted, failed = activity.events_of(results)
+    (compacted,) = activity.events_of(results)
 
-    assert failed == ("failed", "t-4", failed.facts)
-    assert (failed.facts["job"], failed.facts["error"]) == ("compaction", "not compacted: damaged")
     assert (compacted.kind, compacted.key) == ("compacted", "t-1")
     assert (compacted.facts["records_read"], compacted.facts["records_kept"]) == (9, 2)
 
@@ -229,23 +231,21 @@ def test_a_new_owner_is_reported(log):
     assert pids == [os.getpid(), child]
 
 
-def test_a_failure_is_reported_once(tmp_path):
+def test_a_failure_is_reported_once(tmp_path, monkeypatch):
     """A different failure is reported again."""
-    errors = iter([ValueError("a"), ValueError("a"), ValueError("b"), None])
+    monkeypatch.setattr(owner, "_FIRST_SECONDS", 0.01)
+    errors, done = iter([ValueError("a"), ValueError("a"), ValueError("b")]), threading.Event()
 
     def run(context):
         error = next(errors, None)
         if error is not None:
             raise error
+        done.set()
 
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
-        job = MaintenanceJob("bad", 1.0, run)
-        maintenance = Maintenance(log.root, [job])
-        worker = owner.MaintenanceThread(maintenance, job, 1, log.root.clock)
-        for _ in range(4):
-            with worker.busy:
-                worker._run_job()
-        maintenance.close()
+        with closing(Maintenance(log.root, [MaintenanceJob("bad", 0.01, run)])) as maintenance:
+            maintenance.start()
+            assert done.wait(patient(20))
         assert [facts["error"] for _, _, facts in reported(log, "failed")] == ["a", "b"]
 
 
@@ -326,7 +326,7 @@ def test_an_event_that_cannot_be_written_fails_no_job(log, clock, monkeypatch, c
     with monkeypatch.context() as patched:
         patched.setattr(embedlog.partition.PartitionLog, "append", full)
         assert log.maintain()["retention"]
-    assert "Cannot report" in caplog.text
+    assert "Report of what happened" in caplog.text
     log.maintain()
     assert "retained" not in dict(short(log))
 
@@ -434,12 +434,12 @@ def test_two_concurrent_rounds_report_a_change_once(tmp_path):
     events = [[], []]
 
     def detect(number):
-        events[number] += activity.detect_changes(roots[number], lambda _: None)
+        events[number] += activity.detect_changes(roots[number], lambda _: None, FAILURES)
 
     with meanwhile(lambda: detect(0)), meanwhile(lambda: detect(1)):
         for number in range(30):
             make_log(roots[2], topic=f"t{number}")
-    events[0] += activity.detect_changes(roots[0], lambda _: None)
+    events[0] += activity.detect_changes(roots[0], lambda _: None, FAILURES)
 
     changes = [(event.kind, event.key) for event in events[0] + events[1]]
     assert sorted(changes) == sorted(("created", f"t{number}") for number in range(30))

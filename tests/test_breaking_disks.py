@@ -20,6 +20,7 @@ from embedlog.errors import (
 from embedlog.files.paths import FORMAT_FILE
 from embedlog.record import TopicPartition
 from embedlog.replication import recovery
+from embedlog.replication import root as replicated_root
 from embedlog.replication.store import ReplicatedStore
 
 
@@ -534,3 +535,44 @@ def test_an_append_goes_on_after_another_program_has_taken_over(log, directories
     assert values(log, "two") == [b"a", b"b", b"c"]
     directories.put_back(leader)
     bring_back(log)
+
+
+@pytest.mark.parametrize("first_breaks", [False, True])
+def test_a_program_writes_nothing_without_a_directory_that_it_alone_cannot_open(
+    log, directories, disks, monkeypatch, first_breaks
+):
+    """Another program has brought it back, and the third one is gone; as without descriptors.
+
+    What is acknowledged is in all copies in sync.
+    """
+    monkeypatch.setattr(replicated_root, "REGAIN_SECONDS", 0)
+    partition(log).append([encoded(b"a")])
+    with directories.open() as other:
+        directories.lose(other, 2)
+        partition(log).append([encoded(b"b")])
+        directories.put_back(2)
+        disks.hidden = {str(directories.path(2))}
+        assert bring_back(other) == [2]
+        directories.lose(other, 3)
+        assert set(assignment(other, "t").isr) == {1, 2}
+        if first_breaks:
+            directories.put_back(3)
+            disks.break_disk(path(log, 1), errno.EROFS)
+
+        for _ in range(3):
+            with pytest.raises(NotEnoughReplicasError):
+                partition(log).append([encoded(b"lost")])
+            with pytest.raises(NotEnoughReplicasError):
+                log.alter_topic("t", {"retention.ms": 1})
+
+        assert values(log) == values(other) == [b"a", b"b"]
+        disks.hidden = set()
+        disks.repair(path(log, 1))
+        partition(log).append([encoded(b"c")])
+        assert values(log) == values(other) == [b"a", b"b", b"c"]
+        copies = directories.copies("t")
+        assert copies[1] == copies[2]
+        if not first_breaks:
+            directories.put_back(3)
+    bring_back(log)
+    directories.assert_equal_copies("t")

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("house")
 FLOORS = (
     {"errors", "forks", "version"},
     {"lazy", "record", "serializers", "callbacks", "checksum", "files"},
-    {"display", "metrics", "progress", "times"},
+    {"display", "failures", "metrics", "progress", "times"},
     {"config"},
     {"batch", "kv", "partitioner", "assignor"},
     {"keyspace", "schemas", "avro"},

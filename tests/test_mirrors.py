@@ -49,6 +49,10 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.group import Group
+from embedlog.kafka import KafkaAdminClient
+from embedlog.kafka import errors as kafka_errors
+from embedlog.kafka.admin import NewPartitions
+from embedlog.kafka.confluent import admin as confluent
 from embedlog.mirrors import mirror as mirror_module
 from embedlog.mirrors import root_target
 from embedlog.mirrors.hops import HEADER, hops_of
@@ -1608,3 +1612,33 @@ def test_a_mirror_on_the_command_line(a, b, tmp_path, capsys):
     b.maintain()
     assert main(["activity", "--root", ends[1], "--kind", "failover", "--kind", "mirrored"]) == 0
     assert "may be written to" in capsys.readouterr().out
+
+
+def test_only_the_mirror_adds_partitions_to_a_copy(a, b, command_line):
+    """H3: by every door; a copy that has more than its source would be no copy any more."""
+    a.create_topic("t", partitions=2)
+    mirror(a, b)
+    root = str(b.path)
+
+    with pytest.raises(MirroredTopicError, match="only its mirror adds partitions") as caught:
+        b.create_partitions("t", 3)
+    assert caught.value.source == b.topic("t").config["mirror.source"]
+    code, _, err = command_line("--root", root, "topics", "alter", "t", "-p", "3")
+    assert code == 1
+    assert "run `embedlog failover`" in err
+    admin = KafkaAdminClient(bootstrap_servers=f"embedlog://{root}")
+    with pytest.raises(kafka_errors.KafkaError, match="only its mirror adds partitions"):
+        admin.create_partitions({"t": NewPartitions(3)})
+    admin.close()
+    with confluent.AdminClient({"bootstrap.servers": f"embedlog://{root}"}) as client:
+        future = client.create_partitions([confluent.NewPartitions("t", 3)])["t"]
+        with pytest.raises(confluent.KafkaException, match="only its mirror adds partitions"):
+            future.result()
+    assert b.topic("t").partitions == 2
+
+    a.create_partitions("t", 4)
+    mirror(a, b)
+    assert b.topic("t").partitions == 4
+    b.failover(topics=["t"], dry_run=False)
+    b.create_partitions("t", 5)
+    assert b.topic("t").partitions == 5

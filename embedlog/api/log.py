@@ -355,7 +355,11 @@ class Log:
         self.root.delete_topic(name)
 
     def create_partitions(self, name: str, total: int) -> None:
-        """Increase the number of partitions to ``total``; keys may move to other ones (G5)."""
+        """Increase the number of partitions to ``total``; keys may move to other ones (G5).
+
+        Raises:
+            MirroredTopicError: The topic is a copy, whose mirror adds the partitions of the source.
+        """
         refuse_internal(name)
         self.root.grow_topic(name, total)
 
@@ -1413,6 +1417,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     unsafe_filesystem: bool = False,
     allow_pickle: bool = False,
     racks: Mapping[str | os.PathLike[str], str | None] | None = None,
+    must_exist: bool = False,
     files: Callable[..., Files] = Files,
 ) -> Log:
     """Open a log, or create it; any number of processes may have it open.
@@ -1439,11 +1444,12 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         racks: The racks of directories of a log over several, by path, as Kafka's `broker.rack`:
             what fails together has the same, and the copies of a partition are in different ones.
             They are kept in the log.
+        must_exist: Create no log where there is none, such as where its disk is not mounted.
         files: The file system; for tests.
 
     Raises:
         NotALogError: The path is a file, a directory with other contents, or an address such
-            as ``localhost:9092`` or ``s3://bucket``.
+            as ``localhost:9092`` or ``s3://bucket``; or there is no log, and it must exist.
         UnsupportedFormatError: Another version of embedlog wrote it, with another format.
         UnsupportedFilesystemError: It is a remote file system, or any user may replace its
             files.
@@ -1478,6 +1484,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         files=files,
         allow_pickle=allow_pickle,
         racks=racks,
+        must_exist=must_exist,
     )
     log = Log(root, config)
     if root.replicated:

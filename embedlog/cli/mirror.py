@@ -44,6 +44,8 @@ def mirror(args: argparse.Namespace) -> int:
         raise InvalidConfigError(
             "A mirror needs a source and a target", todo="Or: embedlog mirror status."
         )
+    if args.must_exist and not args.target.startswith("kafka:"):
+        embedlog.open(args.target, maintenance=False, must_exist=True).close()
     with _warnings_with_commands():
         run = embedlog.mirror(
             args.source,

@@ -38,16 +38,18 @@ def is_log(root: str) -> bool:
 
 def to_read(args: argparse.Namespace) -> Log:
     """Open an existing log read-only."""
-    return embedlog.open(_existing(args), mode="r")
+    return embedlog.open(existing(args), mode="r")
 
 
 def to_write(
     args: argparse.Namespace, *, create: bool = False, durability: Durability = "os"
 ) -> Log:
     """Open a log for writing; create it only with ``create``."""
-    root = root_of(args) if create else _existing(args)
+    root = root_of(args) if create and not args.must_exist else existing(args)
     # Without maintenance, so that a command deletes nothing on its own.
-    return embedlog.open(root, durability=durability, maintenance=False)
+    return embedlog.open(
+        root, durability=durability, maintenance=False, must_exist=not create or args.must_exist
+    )
 
 
 @contextmanager
@@ -66,7 +68,8 @@ def existing_topic(log: Log, name: str) -> Iterator[bool]:
         raise
 
 
-def _existing(args: argparse.Namespace) -> str:
+def existing(args: argparse.Namespace) -> str:
+    """Return the directory of the log; raise `NotALogError` if there is none."""
     root = root_of(args)
     if not (is_there(root) and os.path.isdir(root)):
         raise NotALogError("There is no such directory", path=root)

@@ -301,6 +301,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+_MUST_EXIST = "create no log where there is none, such as where a disk is not mounted"
+
+
 def parser() -> CommandParser:
     """Return the parser of the whole command line."""
     top = CommandParser(
@@ -315,6 +318,7 @@ def parser() -> CommandParser:
     about = "the directory of the log; by default $EMBEDLOG_ROOT"
     _option(top, "--root -r", "DIR", about, default=root)
     _flag(top, "--json", "print JSON; produce reads JSON too")
+    _flag(top, "--must-exist", _MUST_EXIST)
     commands = top.verbs = top.add_subparsers(metavar="COMMAND", required=True)
     _topics(commands)
     _produce(commands)
@@ -358,6 +362,7 @@ def _command(
     )
     _option(command, "--root -r", "DIR", "the directory of the log", default=argparse.SUPPRESS)
     _flag(command, "--json", json, default=argparse.SUPPRESS)
+    _flag(command, "--must-exist", _MUST_EXIST, default=argparse.SUPPRESS)
     command.set_defaults(run=run, parser=command)
     return command
 

@@ -156,8 +156,6 @@ def try_clean(
     except ClosedError:
         raise
     except EmbedlogError as error:
-        if not isinstance(error, FencedError):
-            _logger.warning("Cannot compact %s-%d: %s", log.topic, log.partition, error)
         why = f"not compacted: {error.what}"
         return CleanResult(log.topic, log.partition, why=why, error=error)
 

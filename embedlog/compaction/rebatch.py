@@ -20,7 +20,7 @@ from embedlog import batch as batches
 from embedlog.batch import INHERITED, Batch, BatchLimits, EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.config import LONG_MAX, TopicConfig
-from embedlog.errors import CorruptionError, EmbedlogError, FencedError
+from embedlog.errors import CorruptionError, FencedError
 from embedlog.partition import PartitionLog, flush, replace, segment_statistics
 from embedlog.partition.replace import Fence, Replacement, no_fence
 from embedlog.schemas.statistics import pack, text_columns_of
@@ -67,6 +67,7 @@ def rebatch_round(logs: Iterable[PartitionLog], fence: Fence = no_fence) -> list
 
     Raises:
         FencedError: Raised by the fence.
+        EmbedlogError: A partition cannot be rewritten; those after it were not done.
     """
     results = []
     for log in logs:
@@ -75,7 +76,7 @@ def rebatch_round(logs: Iterable[PartitionLog], fence: Fence = no_fence) -> list
             continue  # Compaction writes large batches itself.
         try:
             result = rebatch(log, rows, fence)
-        except EmbedlogError as error:
+        except FencedError as error:
             fence()
             _logger.info("Cannot gather batches of %s-%d: %s", log.topic, log.partition, error)
             continue

@@ -33,6 +33,7 @@ _OPTIONS: Mapping[str, Any] = {
     "durability": str,
     "lock_timeout": float,
     "maintenance": _switch,
+    "must_exist": _switch,
     "unsafe_filesystem": _switch,
     "visibility": str,
 }
@@ -236,7 +237,7 @@ def _check_options(log: Log, address: LogAddress) -> None:
     names = {"auto_create_topics": "auto_create"}
     for name, value in address.options:
         current = getattr(log.root, names.get(name, name), value)
-        if current != value:
+        if current != value and name != "must_exist":  # the log is open, so it exists
             raise InvalidConfigError(
                 f"The log is open in this process with {name}={current}, not {value}",
                 path=address.path,

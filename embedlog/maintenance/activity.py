@@ -30,6 +30,7 @@ from embedlog.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.failures import Failures
 from embedlog.groups.membership import GROUPS
 from embedlog.keyspace import (
     GROUP_VERSIONS,
@@ -81,7 +82,12 @@ class Event(NamedTuple):
 # Reporting
 
 
-def report(root: Root, events: Sequence[Event], pid: int | None = None) -> None:
+def report(
+    root: Root,
+    events: Sequence[Event],
+    pid: int | None = None,
+    failures: Failures | None = None,
+) -> None:
     """Append events to the topic, which is created if necessary.
 
     Errors are only logged: no job should fail because of them.
@@ -90,12 +96,14 @@ def report(root: Root, events: Sequence[Event], pid: int | None = None) -> None:
         root: The open log.
         events: What to report; does nothing if there are none.
         pid: The process that does the maintenance; reported if it is a new one.
+        failures: Notes whether this failed.
 
     Raises:
         ClosedError: The log was closed meanwhile.
     """
     if not events:
         return
+    failures, work = failures or Failures(_log), f"Report of what happened to {root.path}"
     try:
         if root.context.files.free_bytes() < _MIN_FREE_BYTES:
             raise DiskFullError("The disk is full", path=root.path)
@@ -113,7 +121,9 @@ def report(root: Root, events: Sequence[Event], pid: int | None = None) -> None:
     except ClosedError:
         raise
     except Exception as error:  # noqa: BLE001 - the job itself was done
-        _log.warning("Cannot report %d events of %s: %s", len(events), root.path, error)
+        failures.note(work, error)
+    else:
+        failures.end(work)
 
 
 def _topic(root: Root) -> PartitionLog:
@@ -146,16 +156,19 @@ def _events_of_item(item: object) -> Iterator[Event]:
 
     if not isinstance(item, CleanResult):
         return
-    if item.error is not None and not isinstance(item.error, FencedError):
-        facts: dict[str, Any] = {"error": item.why, "job": "compaction"}
-        yield from _partition_event(item.topic, item.partition, "failed", facts)
-    elif item.passes:
+    if item.passes and item.error is None:
         names = (
             *("first_dirty", "passes", "bytes_before", "bytes_after", "records_read"),
             *("records_kept", "tombstones", "segments_before", "segments_after"),
         )
         facts = {name: getattr(item, name) for name in names}
         yield from _partition_event(item.topic, item.partition, "compacted", facts)
+
+
+def failures_of(topic: str, partition: int, job: str, error: EmbedlogError) -> list[Event]:
+    """Return the event of a partition with which a job failed, unless it is that of the events."""
+    facts = {"error": str(error), "job": job}
+    return list(_partition_event(topic, partition, "failed", facts))
 
 
 def _partition_event(
@@ -170,31 +183,29 @@ def _partition_event(
 # What other processes did
 
 
-def detect_changes(root: Root, fence: Fence) -> list[Event]:
+def detect_changes(root: Root, fence: Fence, failures: Failures) -> list[Event]:
     """Return what changed in the topics and groups of a log since the last call, and note it.
 
     Args:
         root: The open log.
         fence: Raises if another process is the maintenance owner now.
+        failures: Notes the comparisons that fail: a full disk, or damage that is reported by the
+            code that needs the row.
 
     Raises:
         FencedError: Raised by the fence; the new owner reports the changes.
         ClosedError: The log was closed meanwhile.
     """
     events: list[Event] = []
-    for detect in (
-        _detect_new_live,
-        _detect_topic_changes,
-        _detect_rebalances,
-        _detect_replica_changes,
-    ):
+    for what, detect in _DETECTORS.items():
+        work = f"Comparison of the {what} of {root.path} with those that were reported"
         try:
             events += detect(root, fence)
+            failures.end(work)
         except (ClosedError, FencedError):
             raise
         except EmbedlogError as error:
-            # A full disk, or damage that is reported by the code that needs the row.
-            _log.warning("Cannot report what happened to %s: %s", root.path, error)
+            failures.note(work, error)
     return events
 
 
@@ -380,6 +391,14 @@ def _detect_rebalances(root: Root, fence: Fence) -> list[Event]:
         return events
 
     return live.write(step)
+
+
+_DETECTORS: Final[Mapping[str, Callable[[Root, Fence], list[Event]]]] = {
+    "databases": _detect_new_live,
+    "topics": _detect_topic_changes,
+    "groups": _detect_rebalances,
+    "replicas": _detect_replica_changes,
+}
 
 
 def _changed_groups(txn: kv.Txn) -> dict[str, int | None]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog import keyspace, kv
 from embedlog.catalog import TopicInfo
 from embedlog.config import MaintenanceConfig, TopicConfig
-from embedlog.errors import DiskFullError, EmbedlogError, FencedError
+from embedlog.errors import EmbedlogError, FencedError
+from embedlog.failures import Failures
 from embedlog.files.throttle import Throttle
 from embedlog.group import Group, group_ids
 from embedlog.groups import offsets
@@ -20,7 +22,6 @@ from embedlog.partition import PartitionLog, flush, tail
 from embedlog.partition.producers import expire_producers
 from embedlog.partition.state import has_flush_interval
 from embedlog.retention import RetentionResult, retain
-from embedlog.retention.retain import collected
 from embedlog.root.root import Root
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ ACTIVITY_SECONDS = 2.0
 FLUSH_SECONDS = 1.0
 REPLICATION_SECONDS = 0.1
 RETRY_SECONDS = 600.0
-"""How long a partition that could not be compacted is skipped."""
+"""How long a partition that cannot be compacted is skipped at most."""
+
+
+_log = logging.getLogger("embedlog.maintenance")
 
 
 class MaintenanceOwner(NamedTuple):
@@ -66,10 +70,12 @@ class JobContext:
     """Whether the job must end; a fork may happen during this call."""
     timeout: float | None = None
     """Seconds to wait for the lock of a partition; by default as for any lock."""
+    failures: Failures = field(default_factory=lambda: Failures(_log))
+    """For parts of the job whose errors do not stop the others."""
 
     def report(self, events: Sequence[activity.Event]) -> None:
         """Append events to the activity topic of the log; failures are only logged."""
-        activity.report(self.root, events, os.getpid())
+        activity.report(self.root, events, os.getpid(), self.failures)
 
     def fence(self, txn: kv.Txn) -> None:
         """Check in a transaction of `live` that this process still is the owner.
@@ -104,6 +110,9 @@ class MaintenanceJob(NamedTuple):
     """Must call `JobContext.should_stop` often, and `JobContext.fence` before it deletes."""
     threads: int = 1
     """How many threads may run it at the same time."""
+    longest_pause: float | None = None
+    """How many seconds to wait at most after a failure; by default a minute, or `every_seconds`
+    if that is longer."""
 
 
 def jobs_of(config: MaintenanceConfig, *, replicated: bool = False) -> tuple[MaintenanceJob, ...]:
@@ -135,6 +144,7 @@ def jobs_of(config: MaintenanceConfig, *, replicated: bool = False) -> tuple[Mai
                 "replication",
                 REPLICATION_SECONDS,
                 lambda job: replication.run(job.root, job.should_stop),
+                longest_pause=1.0,  # Directories may come back at any time.
             )
         )
     if config.log_cleaner_enable:
@@ -148,15 +158,23 @@ def jobs_of(config: MaintenanceConfig, *, replicated: bool = False) -> tuple[Mai
 
 def _retention(job: JobContext) -> list[RetentionResult]:
     return retain(
-        job.root, job.clock(), fence=job.fence, stopped=job.should_stop, timeout=job.timeout
+        *(job.root, job.clock(), job.failures),
+        fence=job.fence,
+        stopped=job.should_stop,
+        timeout=job.timeout,
     )
 
 
 def _flush(job: JobContext) -> list[PartitionLog]:
     """Flush partitions for which flush.ms has passed without another append (A22)."""
-    late = [log for log in _used_partitions(job, has_flush_interval) if flush.is_overdue(log)]
-    if late:
-        flush.flush(late)
+    late = []
+    with job.failures.collecting() as part:
+        for log in _used_partitions(job, has_flush_interval):
+            with part(f"Flush of {log.topic}-{log.partition}"):
+                if flush.is_overdue(log):
+                    late.append(log)
+        with part("Flush of the partitions that are overdue"):
+            flush.flush(late)
     return late
 
 
@@ -167,26 +185,28 @@ def _checkpoint(job: JobContext) -> int:
 def _expire_offsets(job: JobContext, retention_ms: int) -> int:
     """Delete committed offsets of groups that were not used for ``retention_ms`` (M15)."""
     context, now_ms, events = job.root.context, job.clock(), []
-    for name in group_ids(context.live, context.state):
-        if job.should_stop():
-            break
-        if count := Group(context, name, tail.ends).expire_offsets(now_ms, retention_ms):
-            events.append(activity.Event("expired", name, {"group": name, "offsets": count}))
-    job.report(events)
+    with job.failures.collecting() as part:
+        for name in group_ids(context.live, context.state):
+            if job.should_stop():
+                break
+            with part(f"Expiry of the offsets of group {name}"):
+                group = Group(context, name, tail.ends)
+                if count := group.expire_offsets(now_ms, retention_ms):
+                    facts = {"group": name, "offsets": count}
+                    events.append(activity.Event("expired", name, facts))
+        job.report(events)
     return sum(event.facts["offsets"] for event in events)
 
 
 def _expire_producers(job: JobContext) -> int:
     """Forget the producers that were idle for `producer.id.expiration.ms` (G19)."""
     now_ms, expired = job.clock(), 0
-    failures: list[EmbedlogError] = []
-    for log in _used_partitions(job, lambda config: True):
-        if job.should_stop():
-            break
-        with collected(failures):
-            expired += expire_producers(log, now_ms, fence=job.fence, timeout=job.timeout)
-    if failures:
-        raise failures[0]
+    with job.failures.collecting() as part:
+        for log in _used_partitions(job, lambda config: True):
+            if job.should_stop():
+                break
+            with part(f"Expiry of the producers of {log.topic}-{log.partition}"):
+                expired += expire_producers(log, now_ms, fence=job.fence, timeout=job.timeout)
     return expired
 
 
@@ -204,19 +224,22 @@ def _rebatch(job: JobContext) -> list[RebatchResult]:
     # Imported here: it loads pyarrow, which programs without such topics may not need.
     from embedlog.compaction.rebatch import add_statistics, rebatch_round
 
-    results = rebatch_round(logs, job.check)
-    for log in logs:
-        add_statistics(log, job.check)
+    results = []
+    with job.failures.collecting() as part:
+        for log in logs:
+            with part(f"Gathering the batches of {log.topic}-{log.partition}"):
+                results += rebatch_round([log], job.check)
+                add_statistics(log, job.check)
     return results
 
 
 def _activity(job: JobContext) -> list[activity.Event]:
     """Return the changes that other processes made since the last round."""
-    return activity.detect_changes(job.root, job.fence)
+    return activity.detect_changes(job.root, job.fence, job.failures)
 
 
 class CompactionJob:
-    """Compacts what is due; its threads share a throttle and the failures (D3, D4).
+    """Compacts what is due; its threads share a throttle, and skip what failed (D3, D4).
 
     Each thread selects partitions by itself, and skips one that another thread is
     compacting.
@@ -225,8 +248,8 @@ class CompactionJob:
     def __init__(self, config: MaintenanceConfig) -> None:
         self._config = config
         self._throttle: Throttle | None = None
-        self._failed: dict[PartitionLog, EmbedlogError] = {}
-        self._failed_since = monotonic()
+        self._retry_at: dict[PartitionLog, float] = {}
+        """By partition that failed: when to try again."""
 
     def __call__(self, job: JobContext) -> list[CleanResult]:
         """Do one round; errors of a partition are in its `CleanResult`."""
@@ -239,20 +262,27 @@ class CompactionJob:
         self._throttle = self._throttle or Throttle(
             self._config.log_cleaner_io_max_bytes_per_second
         )
-        if monotonic() - self._failed_since > RETRY_SECONDS:
-            self._failed.clear()
-            self._failed_since = monotonic()
-
         options = CleanOptions(settings=self._config, fence=job.check, throttle=self._throttle)
-        results = clean_round(logs, job.clock(), self._failed, options)
-        # There may be space again in the next round.
-        for log, error in list(self._failed.items()):
-            if isinstance(error, DiskFullError):
-                self._failed.pop(log, None)  # Another thread may have done so.
+        due = [log for log in logs if monotonic() >= self._retry_at.get(log, 0)]
+        failed: dict[PartitionLog, EmbedlogError] = {}
+        results = clean_round(due, job.clock(), failed, options)
+        for log in due:
+            self._note(job, log, failed.get(log))
         if results:
             # Compaction may have released the reserve, and freed the space for it since.
             job.root.context.reserve.keep()
         return results
+
+    def _note(self, job: JobContext, log: PartitionLog, error: EmbedlogError | None) -> None:
+        """Note whether a partition failed in this round; it is skipped for a while then."""
+        failures, work = job.failures, f"Compaction of {log.topic}-{log.partition}"
+        if error is None:
+            failures.end(work)
+            return
+        if failures.note(work, error):
+            job.report(activity.failures_of(log.topic, log.partition, "compaction", error))
+        first = self._config.log_cleaner_backoff_ms / 1000
+        self._retry_at[log] = monotonic() + failures.pause_seconds(work, first, RETRY_SECONDS)
 
 
 def _used_partitions(

@@ -7,6 +7,10 @@ deadline, by a clock that also advances while the machine sleeps: after the dead
 process raises the epoch.  Every transaction that deletes checks the epoch, so a former
 owner that continues deletes nothing (R3, P14).
 
+A job that fails is tried again, after pauses that grow (`Failures`); its thread does not end.
+If a thread ends nevertheless, or could not be started, the process gives up being the owner and
+lets another one take over.
+
 The time when a job was last done is in `live` too, so that processes that end after a few
 seconds do not run each job again.
 """
@@ -23,6 +27,7 @@ from time import monotonic
 
 from embedlog import kv
 from embedlog.errors import ClosedError, EmbedlogError, FencedError
+from embedlog.failures import Failures
 from embedlog.files import ProcessWatch
 from embedlog.keyspace import JOB_RUNS
 from embedlog.maintenance import activity
@@ -50,6 +55,8 @@ _MAX_BLIND_TRIES = 100
 visible from here, as in another container."""
 _FIRST_SECONDS = 1.0
 """The thread waits this long first, so that a short program does no maintenance."""
+_LONGEST_PAUSE = 60.0
+"""A job that fails is tried again at least as often as this, or as it is due."""
 _FORK_SECONDS = 1.0
 _MAX_TRIES = 3
 
@@ -82,8 +89,8 @@ class Maintenance:
         self.root, self.jobs, self.session_ms = root, tuple(jobs), session_ms
         self.background = background and root.mode == "rw"
         self._bound_clock = bound_clock
-        self.failures: dict[str, Exception] = {}
-        """By job, the error of its last run; it is logged too, and the job is tried again."""
+        self.failures = Failures(_log)
+        """What failed in the last run of a job, or in the last heartbeat; it is tried again."""
         self._closed = False
         self._reset()
         _instances.add(self)
@@ -106,10 +113,10 @@ class Maintenance:
 
     def start(self) -> None:
         """Start the thread unless it runs already; it does nothing in its first second."""
-        if self._thread is not None or not self.background or self._closed:
+        if self._is_running() or not self.background or self._closed:
             return
         with self._start_lock:
-            if self._thread is None and not self._closed:
+            if not self._is_running() and not self._closed:
                 try:
                     self._watch = ProcessWatch()
                     thread = threading.Thread(
@@ -121,6 +128,9 @@ class Maintenance:
                     # A program that only reads or writes must not fail because there is no
                     # descriptor or thread left; the next use of the log tries again.
                     _log.warning("Cannot start the maintenance of %s: %s", self.root.path, error)
+
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def request_stop(self) -> None:
         """Let the threads end soon, without waiting: the log is no longer used."""
@@ -142,12 +152,10 @@ class Maintenance:
         assert self._watch is not None
         watch, wait_seconds = self._watch, _FIRST_SECONDS
         try:
-            while not self._closed:
+            while not self._closed and not self.root.closed:
                 watch.wait(wait_seconds)
                 if not self._closed:
                     wait_seconds = self._step()
-        except ClosedError:
-            pass  # The log was closed meanwhile.
         finally:
             self._resign(release=True)
             watch.close()
@@ -157,22 +165,40 @@ class Maintenance:
         if not self._owner_lock.acquire(blocking=False):
             return HEARTBEAT_SECONDS  # `maintain` runs.
         try:
+            wait_seconds = self._own()
+            missing = [worker.name for worker in self._workers if not worker.is_alive()]
+            if self.epoch is None or not missing:
+                return wait_seconds
+            _log.warning(
+                "Process %d gives up the housekeeping of %s: it lacks the threads %s",
+                *(os.getpid(), self.root.path, ", ".join(missing)),
+            )
+            self._resign(release=True)
+            return 2 * HEARTBEAT_SECONDS  # The others look once in that time.
+        finally:
+            self._owner_lock.release()
+
+    @property
+    def _work(self) -> str:
+        return f"Maintenance of {self.root.path}"
+
+    def _own(self) -> float:
+        try:
             if self.epoch is None:
-                return self._try_own()
-            self._lock()  # A former owner may have released it since.
-            self._set_deadline(self.epoch)
+                wait_seconds = self._try_own()
+            else:
+                wait_seconds = HEARTBEAT_SECONDS
+                self._lock()  # A former owner may have released it since.
+                self._set_deadline(self.epoch)
         except FencedError as error:
             _log.info("%s", error)
             self._resign(release=False)
-        except ClosedError:
-            raise
-        except (EmbedlogError, RuntimeError) as error:
-            _log.warning("Maintenance of %s: %s", self.root.path, error)
-            if not isinstance(error, EmbedlogError):
-                # No thread can be started here; another process may be able to.
-                self._resign(release=True)
-        finally:
-            self._owner_lock.release()
+        except Exception as error:  # noqa: BLE001 - there is no caller to raise it to
+            if not self.root.closed:
+                self.failures.note(self._work, error)
+        else:
+            self.failures.end(self._work)
+            return wait_seconds
         return HEARTBEAT_SECONDS
 
     def _try_own(self) -> float:
@@ -280,14 +306,14 @@ class Maintenance:
 
     def _start_workers(self, epoch: int) -> None:
         clock = self._job_clock()
-        if isinstance(clock, BoundedClock):
-            # Before the first round, so that a jump meanwhile is noticed.
-            clock.begin()
         self._workers = [
             MaintenanceThread(self, job, epoch, clock)
             for job in self.jobs
             for _ in range(job.threads)
         ]
+        if isinstance(clock, BoundedClock):
+            # Before the first round, so that a jump meanwhile is noticed.
+            clock.begin()
         for worker in self._workers:
             worker.start()
 
@@ -315,15 +341,30 @@ class Maintenance:
         _log.debug("Job %s of %s took %.3f s", job.name, self.root.path, monotonic() - began)
         if events := activity.events_of(result):
             context.report(events)
-        self.failures.pop(job.name, None)
+        self.failures.end(self._run_of(job))
         return result
 
-    def note_failure(self, job: MaintenanceJob, context: JobContext, error: Exception) -> None:
-        """Keep the error of a job, and report it unless it is the same as before."""
-        before, self.failures[job.name] = self.failures.get(job.name), error
-        if str(before) != str(error):
+    def _run_of(self, job: MaintenanceJob) -> str:
+        return f"Job {job.name} of {self.root.path}"
+
+    def note_failure(self, job: MaintenanceJob, context: JobContext, error: Exception) -> float:
+        """Note the error of a job, and report it if it is another one than the last time.
+
+        Returns after how many seconds to try again.
+        """
+        work = self._run_of(job)
+        is_partial = any(error is each for each in self.failures.errors.values())
+        if self.failures.note(work, error):
             facts = {"job": job.name, "error": str(error)}
-            context.report([activity.Event("failed", job.name, facts)])
+            with suppress(ClosedError):
+                context.report([activity.Event("failed", job.name, facts)])
+        if is_partial:
+            return job.every_seconds  # The rest was done.
+        return self.failures.pause_seconds(
+            work,
+            min(job.every_seconds, _FIRST_SECONDS),
+            job.longest_pause or max(job.every_seconds, _LONGEST_PAUSE),
+        )
 
     def maintain(self) -> dict[str, object]:
         """Run every job once, in this thread, and return their results by name.
@@ -356,6 +397,9 @@ class Maintenance:
             raise failures[0]
         return results
 
+    def _context_of(self, epoch: int, should_stop: Callable[[], bool]) -> JobContext:
+        return JobContext(self.root, epoch, self._job_clock(), should_stop, failures=self.failures)
+
     @contextmanager
     def _owned(self) -> Iterator[JobContext]:
         """Be the owner during the block: with the epoch of the background thread, or a new one."""
@@ -364,7 +408,7 @@ class Maintenance:
             if epoch is None:
                 yield from self._take_over()
                 return
-        yield JobContext(self.root, epoch, self._job_clock(), bool)
+        yield self._context_of(epoch, bool)
 
     def _take_over(self) -> Iterator[JobContext]:
         """Raise the epoch: this fences the owner, which may take over again later."""
@@ -381,11 +425,13 @@ class Maintenance:
             return False
 
         try:
-            yield JobContext(self.root, epoch, self._job_clock(), should_stop)
+            yield self._context_of(epoch, should_stop)
         finally:
-            if not self.root.closed and owner_in(self.root.context.live).epoch == epoch:
-                self._set_deadline(epoch, 0)
-            self._unlock()
+            try:
+                if not self.root.closed and owner_in(self.root.context.live).epoch == epoch:
+                    self._set_deadline(epoch, 0)
+            finally:
+                self._unlock()
 
 
 class MaintenanceThread(threading.Thread):
@@ -400,7 +446,10 @@ class MaintenanceThread(threading.Thread):
         # Held while the job runs.  A fork waits for it: a child copied in the middle of a job
         # would hang, for example in Arrow's own locks.
         self.busy = threading.Lock()
-        self._context = JobContext(maintenance.root, epoch, clock, self._should_stop, LOCK_SECONDS)
+        self._context = JobContext(
+            *(maintenance.root, epoch, clock, self._should_stop, LOCK_SECONDS),
+            failures=maintenance.failures,
+        )
 
     def stop(self) -> None:
         """Let the thread end at the job's next `should_stop`."""
@@ -412,26 +461,31 @@ class MaintenanceThread(threading.Thread):
         return self._stopped.is_set()
 
     def run(self) -> None:
-        """Run the job whenever it is due."""
-        try:
-            due = self._maintenance.due_seconds(self._job)
-            while not self._stopped.wait(due):
-                with self.busy:
-                    self._run_job()
-                due = self._job.every_seconds
-        except (ClosedError, FencedError):
-            pass  # The thread that sends heartbeats gets the error too, and ends this thread.
+        """Run the job whenever it is due, and again if it fails, until `stop`."""
+        seconds, step = 0.0, self._due_seconds
+        while not self._stopped.wait(seconds):
+            with self.busy:
+                try:
+                    seconds = step()
+                    step = self._run_job
+                except Exception as error:  # noqa: BLE001 - there is no caller to raise it to
+                    seconds = self._note_failure(error)
 
-    def _run_job(self) -> None:
-        maintenance, job = self._maintenance, self._job
-        try:
-            maintenance.run_job(job, self._context)
-        except (ClosedError, FencedError):
-            raise
-        except Exception as error:  # noqa: BLE001 - there is no caller to raise it to
-            maintenance.note_failure(job, self._context, error)
-            trace = None if isinstance(error, EmbedlogError) else error
-            _log.warning("Job %s of %s: %s", job.name, maintenance.root.path, error, exc_info=trace)
+    def _due_seconds(self) -> float:
+        return self._maintenance.due_seconds(self._job)
+
+    def _run_job(self) -> float:
+        self._maintenance.run_job(self._job, self._context)
+        return self._job.every_seconds
+
+    def _note_failure(self, error: Exception) -> float:
+        """Note an error, and return after how many seconds to try again."""
+        if isinstance(error, (ClosedError, FencedError)):
+            try:
+                self._context.check()
+            except EmbedlogError:
+                return HEARTBEAT_SECONDS  # The next heartbeat finds that too, and ends this thread.
+        return self._maintenance.note_failure(self._job, self._context, error)
 
 
 class BoundedClock:
@@ -448,17 +502,19 @@ class BoundedClock:
 
     def __init__(self, live: kv.Store, clock: Callable[[], int], uptime: Callable[[], int]) -> None:
         self._live, self._clock, self._uptime = live, clock, uptime
+        self._is_behind = False
 
     def __call__(self) -> int:
         """Return the time for one round; each call moves the clock by one step."""
         wall_ms, uptime_ms = self._clock(), self._uptime()
         reading = last_reading(self._live)
         bounded_ms = wall_ms if reading is None else reading.bound(wall_ms, uptime_ms)
-        if bounded_ms < wall_ms:
+        if bounded_ms < wall_ms and not self._is_behind:
             _log.warning(
                 "The clock jumped %.1f hours ahead; retention follows it in steps of an hour",
                 (wall_ms - bounded_ms) / 3_600_000,
             )
+        self._is_behind = bounded_ms < wall_ms
         self._save(ClockReading(bounded_ms, uptime_ms))
         return bounded_ms
 

@@ -175,7 +175,7 @@ class RootTarget:
         """Apply what changed at the source: partitions, settings, schema."""
         name = info.name
         if info.partitions < topic.partitions:
-            self.root.grow_topic(name, topic.partitions)
+            self.root.grow_topic(name, topic.partitions, mirror=copy.source)
         changes = changed_settings(copy.config, topic.config)
         if changes:
             self.root.alter_topic(name, changes)

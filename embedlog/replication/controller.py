@@ -37,7 +37,7 @@ from embedlog.errors import (
 from embedlog.files.paths import is_mount_point
 from embedlog.keyspace import MIRRORED_TOPICS, PARTITION_KEY
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
-from embedlog.replication.history import diverged, extra_writes, state_history
+from embedlog.replication.history import diverged, extra_writes, histories
 from embedlog.replication.isr import NO_DIRECTORY, PartitionAssignment
 from embedlog.replication.metadata import (
     ASSIGNMENTS,
@@ -90,6 +90,9 @@ class Controller:
         self._epoch_pages: tuple[memoryview, ...] = ()
         self.online: tuple[LogDirectory, ...] = ()
         """Those that every write must change, in the order of their ids."""
+        self.unopened: Mapping[int, Exception] = {}
+        """Those that are online for other processes, and that this one cannot open: until it can,
+        or has taken them offline, it must not write without them."""
         self.directory: LogDirectory
         """The controller's directory, which is read."""
         self.state = ReplicatedStore(self, "state")
@@ -189,6 +192,7 @@ class Controller:
                     self.directories[each] = directory
                 except EmbedlogError as error:
                     failed[each] = error
+        self.unopened = failed
         unusable = self._excluded.keys() | failed.keys()
         online = [each for each in image.online if each not in unusable]
         if not online:
@@ -310,12 +314,10 @@ class Controller:
             epoch, opened = self.epoch, {each: self.directories.get(each) for each in failed}
             refused = self._refuses(left)
             if refused is None:
-                for each, reason in failed.items():
-                    path = self.image.directories[each].path
-                    _logger.error("Directory %s is offline: %s", path, describe(reason))
                 self._excluded |= dict.fromkeys(failed, epoch)
                 if not self.writable:
                     # It cannot change the metadata, but it can read on.
+                    self._log_offline(failed)
                     self._adopt(_without(self.image, left, failed))
                     return
                 self._adopt(self.image)
@@ -340,7 +342,14 @@ class Controller:
                     self._excluded.pop(each, None)
                 self._adopt(self.image)
             raise
+        self._log_offline(failed)
         self.refresh()
+
+    def _log_offline(self, failed: Mapping[int, Exception]) -> None:
+        for each, reason in failed.items():
+            if each in self.image.directories:
+                path = self.image.directories[each].path
+                _logger.error("Directory %s is offline: %s", path, describe(reason))
 
     def check_directories(self, *, probe: bool = False) -> None:
         """Take directories offline that are not there any more.
@@ -520,21 +529,18 @@ class Controller:
             self.live.held(reasons),
             ExitStack() as held,
         ):
-            image = directories[0].state.read(MetadataImage.load)
             if directory.id in {each.id for each in directories}:
                 return False
+            image = directories[0].state.read(MetadataImage.load)
             if directory.id not in image.directories or (reasons and image.epoch != epoch_before):
                 return False
             held.enter_context(directory.held())
             lost = _has_lost(directory, directories[0], image.directories[directory.id])
-            errors: dict[int, Exception] = {}
             rows = directories[0].live.read(lambda txn: list(txn.cursor()))
             directory.live.transact_locked(partial(replace_rows, rows))
             # In one write with its rows: later nobody can tell that it has lost its files.
             everyone = sorted([*directories, directory], key=lambda each: each.id)
-            written = self.state.write_held(everyone, online, errors, replaced=directory)
-            if not written or errors:
-                raise next(iter(errors.values()))
+            self._write_held(everyone, online, replaced=directory)
             directory.opened_epoch = self.epoch + 1
             before = self.directories.get(directory.id)
             self.directories[directory.id] = directory
@@ -544,6 +550,19 @@ class Controller:
             before.detach()
         self.refresh()
         return True
+
+    def _write_held(
+        self, directories: Sequence[LogDirectory], step: kv.Step[None], *, replaced: LogDirectory
+    ) -> None:
+        """Change the metadata in directories whose locks are held, in all of them or raise."""
+        errors: dict[int, Exception] = {}
+        is_written = self.state.write_held(directories, step, errors, replaced=replaced)
+        for error in errors.values():
+            raise error
+        if not is_written:
+            raise StorageError(
+                "The databases of the directories differ", path=self.state.path, operation="compare"
+            )
 
     def close(self) -> None:
         """Close all directories."""
@@ -558,12 +577,12 @@ def _has_lost(directory: LogDirectory, other: LogDirectory, info: DirectoryInfo)
     Raises:
         ReplicasDivergedError: It has what the other one lacks.
     """
-    if extra_writes(directory, other):
+    mine, theirs = histories(directory), histories(other)
+    if extra_writes(mine, theirs):
         raise diverged(directory, other)
-    mine = state_history(directory)
     # One that counts as online, since too few others are left to change that, has all of it.
     until = sys.maxsize if info.online else info.since
-    return not mine.epochs or not mine.has_all(state_history(other), until)
+    return not mine[0].epochs or not mine[0].has_all(theirs[0], until)
 
 
 def _drop_copies(lost: int, txn: kv.Txn) -> None:

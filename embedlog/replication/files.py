@@ -277,6 +277,7 @@ class ReplicatedFiles(Files):
         epoch = self._controller.current().epoch
         if handle.write and handle.key is not None:
             self._check_exists(handle.key)
+        lacks_one = handle.write and bool(self._controller.unopened)
         directories = self._directories(handle.path, handle.key)
         leader = directories[0]
         may_have_failed_over = bool(handle.copies) or epoch != handle.first_epoch
@@ -302,7 +303,7 @@ class ReplicatedFiles(Files):
         _reopen(handle, directories if handle.write else directories[:1], open_copy)
         if handle.write:
             self._remove_if_moved(handle, handle.directory_ids)
-        handle.epoch, handle.leader_checked = epoch, False
+        handle.epoch, handle.leader_checked = -1 if lacks_one else epoch, False
 
     def _create_copy(self, directory: LogDirectory, handle: _Handle, error: StorageError) -> int:
         """Create a file that a follower lacks; raise ``error`` if it was just deleted everywhere.
@@ -363,11 +364,23 @@ class ReplicatedFiles(Files):
                 handle.epoch = controller.epoch
         return handle.copies
 
+    def _all_copies(self, fd: int) -> Copies:
+        """Return the open copies of a file, without leaving one in sync out.
+
+        Raises:
+            NotEnoughReplicasError: This process cannot open one, nor take it offline.
+        """
+        while True:
+            copies = self._copies(fd)
+            if self._handles[fd].epoch == self._controller.epoch:
+                return copies
+            self._controller.refresh()
+
     def write(self, fd: int, buffers: Sequence[Any], position: int) -> int:
         """As `Files.write`, to the followers first."""
 
         def once() -> int:
-            copies = self._copies(fd)
+            copies = self._all_copies(fd)
             leader, leader_fd = copies[0]
             if not self._handles[fd].leader_checked:
                 self._check_leader(self._handles[fd], position)
@@ -415,7 +428,7 @@ class ReplicatedFiles(Files):
         """
 
         def once() -> None:
-            copies = self._copies(fd)
+            copies = self._all_copies(fd)
             self._check_leader(self._handles[fd], position)
             for directory, copy in reversed(copies[1:]):
                 if self._catch_up(copies[0], (directory, copy), position):
@@ -438,7 +451,7 @@ class ReplicatedFiles(Files):
         """Do something with every copy, with the leader's last."""
 
         def once() -> None:
-            for directory, copy in reversed(self._copies(fd)):
+            for directory, copy in reversed(self._all_copies(fd)):
                 _attempt(directory, partial(_of_copy, operation, copy))
 
         self._repeat(once)

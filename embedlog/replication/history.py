@@ -11,6 +11,7 @@ in another one: it was never acknowledged, since no directory takes part in two 
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from embedlog import catalog, kv
@@ -74,21 +75,21 @@ class DirectoryHistory(NamedTuple):
 def put_epoch(table: Any, txn: kv.Txn, epoch: Epoch, *, keep: int | None = None) -> None:
     """Note an epoch, and forget old ones, but none from the number ``keep`` on."""
     table.put(txn, epoch.number, value=epoch[1:])
-    first = epoch.number - _KEPT
-    for (number,) in list(table.keys(txn)):
-        if number >= (first if keep is None else min(first, keep)):
-            break
+    first = epoch.number - _KEPT if keep is None else min(epoch.number - _KEPT, keep)
+    for (number,) in list(takewhile(lambda key: key[0] < first, table.keys(txn))):
         table.delete(txn, number)
 
 
-def state_history(directory: LogDirectory) -> DirectoryHistory:
-    """Return the history of a directory's `state`."""
-    return directory.state.read(lambda txn: _load(METADATA_EPOCHS, METADATA_VERSION, txn))
+Histories = tuple[DirectoryHistory, ...]
+"""Of a directory's `state`, and of its `live`, if that is open."""
 
 
-def live_history(directory: LogDirectory) -> DirectoryHistory:
-    """Return the history of a directory's `live`, since the boot."""
-    return directory.live.read(lambda txn: _load(LIVE_EPOCHS, LIVE_VERSION, txn))
+def histories(directory: LogDirectory) -> Histories:
+    """Return the histories of a directory's databases; that of `live` is since the boot."""
+    state = directory.state.read(lambda txn: _load(METADATA_EPOCHS, METADATA_VERSION, txn))
+    if "live" not in directory.stores:
+        return (state,)
+    return state, directory.live.read(lambda txn: _load(LIVE_EPOCHS, LIVE_VERSION, txn))
 
 
 def _load(epochs: Any, versions: Any, txn: kv.Txn) -> DirectoryHistory:
@@ -99,23 +100,16 @@ def _load(epochs: Any, versions: Any, txn: kv.Txn) -> DirectoryHistory:
     )
 
 
-def histories(directory: LogDirectory) -> tuple[DirectoryHistory, ...]:
-    """Return the histories of a directory's databases that are open, `state` first."""
-    state = (state_history(directory),)
-    return (*state, live_history(directory)) if "live" in directory.stores else state
-
-
-def extra_writes(directory: LogDirectory, other: LogDirectory) -> int:
+def extra_writes(mine: Histories, theirs: Histories) -> int:
     """Return how many acknowledged writes a directory has that another one lacks."""
-    pairs = zip(histories(directory), histories(other), strict=False)
-    return sum(mine.extra(theirs) for mine, theirs in pairs)
+    return sum(ours.extra(other) for ours, other in zip(mine, theirs, strict=False))
 
 
 def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError:
     """Return the error of two directories of which each has what the other lacks."""
-    mine, theirs = state_history(first), state_history(second)
-    shared = {epoch.id for epoch in mine.epochs} & {epoch.id for epoch in theirs.epochs}
-    parted = max((epoch.number for epoch in mine.epochs if epoch.id in shared), default=0)
+    mine, theirs = histories(first), histories(second)
+    shared = {*mine[0].epochs} & {*theirs[0].epochs}
+    parted = max((epoch.number for epoch in shared), default=0)
     ends, other_ends = _ends(first), _ends(second)
     # The log's own topics last.
     names = sorted(ends.keys() | other_ends.keys(), key=lambda name: name.replace("_", "~"))
@@ -127,8 +121,8 @@ def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError
     records = "; ".join(different[:5]) or "all partitions end at the same offsets"
     return ReplicasDivergedError(
         f"{first.path} and {second.path} were each written to without the other",
-        todo=f"After epoch {parted} of the metadata they have {extra_writes(first, second)} and "
-        f"{extra_writes(second, first)} writes of their own; {records}. Decide which one counts, "
+        todo=f"After epoch {parted} of the metadata they have {extra_writes(mine, theirs)} and "
+        f"{extra_writes(theirs, mine)} writes of their own; {records}. Decide which one counts, "
         f"and remove the other: `embedlog --root {first.path} replicas remove --force "
         f"{second.path}`, or the other way round. Then move its files away, and add it again.",
     )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog.config import MaintenanceConfig
-from embedlog.errors import (
-    CorruptionError,
-    EmbedlogError,
-    ReplicaNotAvailableError,
-)
+from embedlog.errors import CorruptionError, EmbedlogError
+from embedlog.failures import Failures
 from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery
@@ -64,6 +62,7 @@ class ReplicationJob:
         self._damaged: dict[recovery.Copy, CorruptionError] = {}
         """The copies that cannot be made, since the leader's is damaged."""
         self._damaged_until = 0.0
+        self._failures = Failures(_logger)
         self._led_epoch = -1
         self._waited = 0
         """For how many rounds an epoch was noted, and not committed."""
@@ -81,7 +80,7 @@ class ReplicationJob:
         returned: dict[int, dict[bytes, History]] = {}
         if now - self._retried >= RETRY_SECONDS and len(image.online) < len(image.directories):
             self._retried = now
-            returned = recovery.try_bring_back(root)
+            returned = recovery.try_bring_back(root, self._failures)
             self._histories.update(returned)
         if any(each.leader is None for each in controller.image.assignments.values()):
             controller.elect()
@@ -121,10 +120,10 @@ class ReplicationJob:
         if not waiting:
             self._histories.clear()
             return 0
-        damaged = self._damaged
+        damaged, before = self._damaged, dict(self._damaged)
         if monotonic() >= self._damaged_until:
             damaged.clear()
-        before = set(damaged)
+        left_out = set(damaged)
         copy = partial(
             recovery.replicate, root, throttle=self.throttle, stopped=stopped, damaged=damaged
         )
@@ -134,9 +133,11 @@ class ReplicationJob:
                 if free:
                     joined += copy()
                     reassign.finish(root)
-        for key in damaged.keys() - before:
+        for key in before.keys() - damaged.keys():
+            self._failures.end(_copying(key, before[key]))
+        for key in damaged.keys() - left_out:
             self._damaged_until = monotonic() + DAMAGE_SECONDS
-            _logger.warning("Replication to directory %d: %s", key[1], damaged[key])
+            self._failures.note(_copying(key, damaged[key]), damaged[key])
         return joined
 
     def _lead_all(self, root: ReplicatedRoot) -> None:
@@ -144,14 +145,12 @@ class ReplicationJob:
         epoch = root.controller.current().epoch
         if epoch == self._led_epoch:
             return
-        for log in root.partition_logs(root.topics().values()):
-            try:
-                if root.context.live.get(log.tail_key) is not None:
-                    log.tail()
-            except ReplicaNotAvailableError:
-                continue
-            except EmbedlogError as error:
-                _logger.warning("%s-%d: %s", log.topic, log.partition, error)
+        # What fails is noted; the next use of the partition tries again.
+        with suppress(EmbedlogError), self._failures.collecting() as part:
+            for log in root.partition_logs(root.topics().values()):
+                with part(f"Takeover of {log.topic}-{log.partition}"):
+                    if root.context.live.get(log.tail_key) is not None:
+                        log.tail()
         self._led_epoch = epoch
 
     def _balance(self, root: ReplicatedRoot, now: float) -> int:
@@ -178,3 +177,7 @@ class ReplicationJob:
             if info.key(partition) in keys
         }
         return len(reassign.elect_preferred(root, partitions))
+
+
+def _copying(copy: recovery.Copy, error: CorruptionError) -> str:
+    return f"Replication of {error.topic}-{error.partition} to directory {copy[1]}"

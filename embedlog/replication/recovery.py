@@ -22,6 +22,7 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.failures import Failures
 from embedlog.files import Files
 from embedlog.files.paths import FORMAT_FILE, is_directory, is_mount_point, real_path
 from embedlog.files.throttle import Throttle
@@ -341,16 +342,23 @@ def _guarded(log: ReplicatedPartition, step: Callable[[], T]) -> T | None:
         return None
 
 
-def try_bring_back(root: HasDirectories) -> dict[int, dict[bytes, History]]:
-    """Bring back the directories that work again; return what `bring_back` returns, by id."""
-    results = {}
+def try_bring_back(
+    root: HasDirectories, failures: Failures | None = None
+) -> dict[int, dict[bytes, History]]:
+    """Bring back the directories that work again; return what `bring_back` returns, by id.
+
+    ``failures`` notes those that are there, and cannot be used.
+    """
+    results, failures = {}, failures or Failures(_logger)
     for each, info in root.controller.current().image.directories.items():
+        work = f"Return of directory {info.path}"
         if info.online or not is_directory(info.path):
             continue
         try:
             results[each] = bring_back(root, each)
+            failures.end(work)
         except (EmbedlogError, OSError) as error:
-            _logger.debug("Directory %s stays offline: %s", info.path, describe(error))
+            failures.note(work, error)
             if isinstance(error, (NotALogError, ReplicasDivergedError)):
                 with suppress(EmbedlogError):
                     _note_reason(root, each, describe(error))
@@ -368,8 +376,8 @@ def _note_reason(root: HasDirectories, directory_id: int, reason: str) -> None:
         return True
 
     info = root.controller.current().image.directories.get(directory_id)
-    if info is not None and info.reason != reason and root.controller.change(step):
-        _logger.error("Directory %s stays offline: %s", info.path, reason)
+    if info is not None and info.reason != reason:
+        root.controller.change(step)
 
 
 def regain_quorum(root: HasDirectories, failed: Mapping[int, Exception]) -> bool:

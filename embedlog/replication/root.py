@@ -37,7 +37,7 @@ from embedlog.replication import recovery
 from embedlog.replication.controller import Controller
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
 from embedlog.replication.files import ReplicatedFiles
-from embedlog.replication.history import diverged, extra_writes, state_history
+from embedlog.replication.history import diverged, extra_writes, histories
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.member_file import (
     DirectoryMember,
@@ -76,7 +76,7 @@ class _FirstRoot(Root):
     """A log in one directory that is about to get more."""
 
     def _check_format(self, files: Files) -> None:
-        check_format(files, replicated=True)
+        check_format(files, replicated=True, must_exist=self.must_exist)
 
 
 class ReplicatedRoot(Root):
@@ -358,18 +358,20 @@ class ReplicatedRoot(Root):
         left = [each for each in images if images[each].epoch and each not in self._given_up]
         if not left:
             return
-        ends = {each: state_history(directories[each]).end for each in left}
-        newest = max(left, key=lambda each: (images[each].epoch, ends[each]))
+        known = {each: histories(directory) for each, directory in directories.items()}
+        newest = max(left, key=lambda each: (images[each].epoch, known[each][0].end))
         named = [each for each in left if directories[each].path == self.paths[0]]
-        base = directories[named[0] if named and self.mode == "r" else newest]
+        base = named[0] if named and self.mode == "r" else newest
         for each, other in list(directories.items()):
-            if not (extra_writes(other, base) and extra_writes(base, other)):
+            both = known[each], known[base]
+            if not (extra_writes(*both) and extra_writes(*reversed(both))):
                 continue
             with suppress(NotEnoughReplicasError):
                 check_quorum(images[each], images[each].online)
+                error = diverged(directories[base], other)
                 if self.mode == "rw" and each not in self._given_up:
-                    raise diverged(base, other)
-                _give_up(directories, other, diverged(base, other))
+                    raise error
+                _give_up(directories, other, error)
 
     def _share_each(self, directories: dict[int, LogDirectory]) -> None:
         """Hold the locks of attached processes, so that none prepares a directory meanwhile."""

@@ -48,6 +48,7 @@ class OpenDirectories(Protocol):
     directories: dict[int, LogDirectory]
     online: tuple[LogDirectory, ...]
     directory: LogDirectory
+    unopened: Mapping[int, Exception]
     image: MetadataImage
     epoch: int
     read_from: tuple[LogDirectory, int]
@@ -168,7 +169,7 @@ class ReplicatedStore:
         """
         while True:
             failed: dict[int, Exception] = {}
-            directories = self._controller.current().online
+            directories = self._online()
             result: list[T] = []
             stores = [directory.stores[self._name] for directory in directories]
             held = self._acquire(directories, stores, timeout, failed)
@@ -186,6 +187,17 @@ class ReplicatedStore:
                 self._controller.refresh()
             if result:
                 return result[0]
+
+    def _online(self, without: Collection[int] = ()) -> tuple[LogDirectory, ...]:
+        """Return the directories that a write must change.
+
+        Raises:
+            NotEnoughReplicasError: One of them, besides ``without``, cannot be opened.
+        """
+        controller = self._controller.current()
+        if controller.unopened and not controller.unopened.keys() <= set(without):
+            controller.refresh()
+        return controller.online
 
     def _are_online(self, directories: tuple[LogDirectory, ...]) -> bool:
         """Whether these are still the directories that are online; by the holder of the locks."""
@@ -218,8 +230,13 @@ class ReplicatedStore:
         """
         while True:
             failed: dict[int, Exception] = {}
-            online = self._controller.current().online
+            online = self._online(without)
             directories = tuple(each for each in online if each.id not in without)
+            if not directories:
+                raise NotEnoughReplicasError(
+                    "None of the directories that are online can be used",
+                    todo="Bring one of them back.",
+                )
             stores = [directory.stores[self._name] for directory in directories]
             held = self._acquire(directories, stores, None, failed)
             try:

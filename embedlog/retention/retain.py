@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple
 
 from embedlog import keyspace, kv
-from embedlog.errors import (
-    ClosedError,
-    DiskFullError,
-    EmbedlogError,
-    FencedError,
-    ReplicaNotAvailableError,
-    UnknownTopicOrPartitionError,
-)
+from embedlog.errors import DiskFullError
+from embedlog.failures import Failures
 from embedlog.groups.offsets import CHECKPOINTS, COMMITTED, CommittedOffset, in_partition
 from embedlog.partition import PartitionLog, leases, log_start, pending_deletes
+from embedlog.partition.state import Context
 from embedlog.partition.tail import Tail
 from embedlog.retention import policy
 from embedlog.retention.policy import RetainedSegment
@@ -77,6 +72,7 @@ class PartitionView(NamedTuple):
 def retain(
     root: Root,
     now_ms: int,
+    failures: Failures | None = None,
     *,
     fence: Fence | None = None,
     stopped: Callable[[], bool] = bool,
@@ -90,6 +86,7 @@ def retain(
     Args:
         root: The open log.
         now_ms: The time, in milliseconds since 1970.
+        failures: Notes the partitions that fail.
         fence: Called in every transaction that deletes.
         stopped: Called between partitions; if it returns True, the next round does the others.
         timeout: Seconds to wait for the lock of a partition; by default as for any lock.
@@ -99,46 +96,35 @@ def retain(
         EmbedlogError: Some partition could not be inspected, or its segments not deleted.
     """
     root.context.check_writable()
-    failures: list[EmbedlogError] = []
     results = []
-    for view, goal in _goals(root, now_ms, failures, stopped):
-        if stopped():
-            break
-        with collected(failures, f"Retention of {view.log.topic}-{view.log.partition}"):
-            results += _delete_even_if_full(view, goal, fence, timeout)
-    if fence is not None:
-        root.context.live.read(fence)
-    # The step that frees space comes first, since the others need some.
-    for step in (pending_deletes.sweep_due, topic_deletion.finish_all, leases.forget_ended):
-        with collected(failures):
-            step(root.context)
-    root.context.reserve.keep()
-    if failures:
-        raise failures[0]
+    with (failures or Failures(_log)).collecting() as part:
+        for view, goal in _goals(root, now_ms, part, stopped):
+            if stopped():
+                break
+            with part(f"Deletion of segments of {view.log.topic}-{view.log.partition}"):
+                results += _delete_even_if_full(view, goal, fence, timeout)
+        if fence is not None:
+            root.context.live.read(fence)
+        # The step that frees space comes first, since the others need some.
+        for work, step in _STEPS.items():
+            with part(work):
+                step(root.context)
+        root.context.reserve.keep()
     return results
 
 
-@contextmanager
-def collected(failures: list[EmbedlogError], warning: str = "") -> Iterator[None]:
-    """Add an error to a list, so that the next partition is done, unless the round must end.
-
-    If the topic was deleted meanwhile, or the partition is offline, that is no error.  With
-    ``warning`` the error is logged, too.
-    """
-    try:
-        yield
-    except (ClosedError, FencedError):
-        raise
-    except (UnknownTopicOrPartitionError, ReplicaNotAvailableError):
-        pass
-    except EmbedlogError as error:
-        failures.append(error)
-        if warning:
-            _log.warning("%s: %s", warning, error)
+_STEPS: Mapping[str, Callable[[Context], object]] = {
+    "Removal of files that are to be deleted": pending_deletes.sweep_due,
+    "Deletion of topics": topic_deletion.finish_all,
+    "Removal of leases that have ended": leases.forget_ended,
+}
 
 
 def _goals(
-    root: Root, now_ms: int, failures: list[EmbedlogError], stopped: Callable[[], bool]
+    root: Root,
+    now_ms: int,
+    part: Callable[[str], AbstractContextManager[None]],
+    stopped: Callable[[], bool],
 ) -> list[tuple[PartitionView, int]]:
     """Return the partitions that have something to delete, and their new log start offsets."""
     budget = root.context.catalog.retention_bytes()
@@ -149,7 +135,7 @@ def _goals(
         for number in range(info.partitions):
             if stopped():
                 break
-            with collected(failures, f"Retention of {info.name}-{number}"):
+            with part(f"Retention of {info.name}-{number}"):
                 log = root.partition(info.name, number)
                 # Inspecting a partition that was not used since the boot would create its files.
                 if log.context.live.get(log.tail_key) is not None:

@@ -42,7 +42,7 @@ from embedlog.errors import (
     UnsupportedFormatError,
 )
 from embedlog.files import Files, WakePage
-from embedlog.files.paths import FORMAT_FILE
+from embedlog.files.paths import FORMAT_FILE, is_there
 from embedlog.files.reserve import RESERVE_FILE, Reserve, is_reserve
 from embedlog.groups import offsets
 from embedlog.keyspace import FORMAT_VERSION
@@ -58,7 +58,7 @@ from embedlog.version import __version__
 
 _OPTIONS = (
     *("mode", "durability", "visibility", "clock", "lock_timeout"),
-    *("auto_create", "unsafe_filesystem", "files", "allow_pickle"),
+    *("auto_create", "unsafe_filesystem", "files", "allow_pickle", "must_exist"),
 )
 _FEW_PARTITIONS = 4
 """For so many, tails in memory are faster than a transaction."""
@@ -83,6 +83,8 @@ class Root:
         unsafe_filesystem: Write even where locks are not reliable.
         files: The class of the file operations; tests pass one that injects faults.
         allow_pickle: Use ``"pickle"`` for topics that keep it as their serializer.
+        must_exist: Raise `NotALogError` instead of creating a log; true once it is open, also for
+            a forked child, and for the process that unpickles it.
     """
 
     replicated = False
@@ -101,12 +103,13 @@ class Root:
         unsafe_filesystem: bool,
         files: Callable[..., Files],
         allow_pickle: bool = False,
+        must_exist: bool = False,
     ) -> None:
         self.path, self.mode, self.clock = path, mode, clock
         self.durability, self.visibility = durability, visibility
         self.lock_timeout, self.auto_create = lock_timeout, auto_create
         self.unsafe_filesystem, self.files = unsafe_filesystem, files
-        self.allow_pickle = allow_pickle
+        self.allow_pickle, self.must_exist = allow_pickle, must_exist
         self.closed = False
         self.generation = 0
         """Grows with each fork, after which no object taken from this root is valid."""
@@ -227,11 +230,13 @@ class Root:
         """Return what is to be done in the transaction that deletes a topic."""
         return None
 
-    def grow_topic(self, name: str, partitions: int) -> TopicInfo:
-        """Add partitions to a topic."""
+    def grow_topic(self, name: str, partitions: int, *, mirror: str = "") -> TopicInfo:
+        """Add partitions to a topic; those of a copy only its mirror, which copies ``mirror``."""
         self.context.check_writable()
         assign = self._assign_replicas(None)
-        return self.context.catalog.grow_topic(name, partitions, self.clock(), assign=assign)
+        return self.context.catalog.grow_topic(
+            name, partitions, self.clock(), assign=assign, mirror=mirror
+        )
 
     def alter_topic(self, name: str, changes: Mapping[str, object]) -> TopicInfo:
         """Change the settings of a topic, for every process from its next call on."""
@@ -386,15 +391,18 @@ class Root:
                     topic_deletion.finish_all(context)
                 report = "; ".join(self.startup_report) or "nothing to repair"
                 _logger.debug("Opened %s with mode %s: %s", self.path, self.mode, report)
+                self.must_exist = True
                 return context
             except BaseException:
                 self._detach(files)
                 raise
 
     def _open_files(self, writable: bool) -> Files:
-        """Open the directory; creates it if the log may be changed."""
-        if writable:
+        """Open the directory; creates it if the log may be created."""
+        if writable and not self.must_exist:
             Files.create_root(self.path)
+        elif writable and not is_there(self.path):
+            raise _no_log(self.path)
         return self.files(self.path, writable=writable, unsafe_filesystem=self.unsafe_filesystem)
 
     def _detach(self, files: Files) -> None:
@@ -413,7 +421,7 @@ class Root:
         self._partitions.clear()
 
     def _check_format(self, files: Files) -> None:
-        check_format(files)
+        check_format(files, must_exist=self.must_exist)
 
     def _join(self, files: Files) -> Context:
         """Join the attached processes; runs the startup first if there are none."""
@@ -561,12 +569,13 @@ def check_root(root: object, instead: str) -> Root:
     return root
 
 
-def check_format(files: Files, *, replicated: bool = False) -> None:
+def check_format(files: Files, *, replicated: bool = False, must_exist: bool = False) -> None:
     """Raise if this is no log root or has another format; write the format file of a new one.
 
     Args:
         files: The files of the root.
         replicated: Whether it may be one of several directories of a log.
+        must_exist: Whether it must be a log root already.
 
     Raises:
         HasReplicasError: It is, and it may not be.
@@ -577,6 +586,8 @@ def check_format(files: Files, *, replicated: bool = False) -> None:
         if RESERVE_FILE in names and is_reserve(files):
             names.remove(RESERVE_FILE)
         foreign = [name for name in names if not name.startswith(("embedlog.toml", "."))]
+        if must_exist:
+            raise _no_log(files.root)
         if foreign or not files.writable:
             raise NotALogError(
                 "The directory holds other files" if foreign else "There is no log here",
@@ -614,6 +625,12 @@ def check_format(files: Files, *, replicated: bool = False) -> None:
     listed = isinstance(fields.get("replicas"), list) and not files.writable
     if "replicas" in fields and not replicated and not listed:
         raise HasReplicasError("The log has several directories", path=files.root)
+
+
+def _no_log(path: str) -> NotALogError:
+    return NotALogError(
+        "There is no log here, and it must exist", path=path, todo="Check that its disk is mounted."
+    )
 
 
 def _after_fork_in_child() -> None:

@@ -43,7 +43,12 @@ def open_log(options: SinkOptions, *, keep: bool = False) -> Iterator[Log]:
     """Open the log, or use the one that is open; ``keep`` leaves it open in this process."""
     log = _kept_logs.get(options.path)
     if log is None or log.root.closed or not log.root.context.files.is_in_place():
-        log = embedlog.open(options.path, lock_timeout=options.lock_timeout, maintenance=False)
+        log = embedlog.open(
+            options.path,
+            lock_timeout=options.lock_timeout,
+            maintenance=False,
+            must_exist=options.must_exist,
+        )
         if keep:
             _kept_logs[options.path] = log
     try:

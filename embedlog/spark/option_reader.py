@@ -30,7 +30,7 @@ READER_OPTIONS = (
 )
 WRITER_OPTIONS = (
     *("path", "topic", "durability", "compression", "lockTimeout"),
-    *("txnAppId", "txnVersion", "allowRestart"),
+    *("txnAppId", "txnVersion", "allowRestart", "mustExist"),
     # Kafka's sink accepts it, too: the column is written whenever there is one.
     "includeHeaders",
     # Spark passes its own options of a streaming query on to the sink.

@@ -34,6 +34,8 @@ class SinkOptions:
     allow_restart: bool = False
     """Publish although the query started over and has published to the topic before, which
     may then hold records twice."""
+    must_exist: bool = False
+    """Create no log where there is none, such as where a disk is not mounted."""
     checkpoint_location: str = ""
     """The path of the checkpoint, if it was set on the writer: a query that starts over
     there is recognised by it."""
@@ -75,6 +77,7 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
         txn_app_id=reader.raw("txnAppId"),
         txn_version=reader.version("txnVersion"),
         allow_restart=reader.flag("allowRestart"),
+        must_exist=reader.flag("mustExist"),
         checkpoint_location=location,
     )
     # A stream needs no version: it counts its batches.  `check_batch` requires one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from support.roots import abandon, encoded, fill, healthy, make_log, open_root
 from support.tiers import sample
 
 from embedlog.catalog import ACTIVITY
+from embedlog.failures import Failures
 from embedlog.maintenance import activity
 from embedlog.root.root import Root
 
 SMALL = {"segment.bytes": 2 * encoded(b"v0").size}
+FAILURES = Failures(logging.getLogger("embedlog.test"))
 ALL = [("altered", "b"), ("created", "a"), ("created", "b"), ("rolled", "a-0"), ("rolled", "a-0")]
 
 
@@ -27,7 +30,7 @@ def not_fenced(_: object) -> None:
 
 
 def look(root: Root) -> None:
-    activity.report(root, activity.detect_changes(root, not_fenced), 1)
+    activity.report(root, activity.detect_changes(root, not_fenced, FAILURES), 1)
 
 
 def work(root: Root) -> None:

@@ -183,8 +183,18 @@ def _maintain_by_jobs(root: Path) -> None:
     maintenance.start()
     while True:
         time.sleep(0.1)
-        bad = [failure for failure in maintenance.failures.values() if not _is_excused(failure)]
+        check_threads(maintenance)
+        bad = [
+            failure for failure in maintenance.failures.errors.values() if not _is_excused(failure)
+        ]
         assert not bad, bad
+
+
+def check_threads(maintenance: Maintenance) -> None:
+    """Fail if a thread of the housekeeping has ended, or was never started."""
+    with maintenance._owner_lock:
+        missing = [worker.name for worker in maintenance._workers if not worker.is_alive()]
+    assert not missing, missing
 
 
 def _compact(log: Any) -> None:

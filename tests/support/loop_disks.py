@@ -21,10 +21,15 @@ _LOOP_INFO_BYTES, _SIZE_LIMIT_AT = 232, 32
 _EXT4_IOC_SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = 2
 
-FAULTS = ("fails", "dies", "read-only", "unmounted", "full", "renamed", "deleted", "replaced")
+FAULTS = (
+    *("fails", "dies", "read-only", "unmounted", "full", "renamed", "deleted", "replaced"),
+    *("restored", "copied"),
+)
 """What a disk may do: `fails` to read and write, as far as the cache does not hide it; `dies`
 at once, for every operation; the kernel makes it `read-only`; and what people do to it.  A disk
-that was `replaced` is empty, one of the other kinds comes back with what it had."""
+that was `replaced` is empty, and one that was `restored` has what it had some time before; in the
+place of one there is for a while one that was `copied` from another.  One of the other kinds
+comes back with what it had."""
 
 
 class LoopDisk:
@@ -39,7 +44,7 @@ class LoopDisk:
         self.path = directory / f"disk{number}"
         self.log = self.path / LOG
         self._directory, self._number, self._images = directory, number, 0
-        self._device, self._image = "", Path()
+        self._device, self._image, self._saved = "", Path(), Path()
         self._held: int | None = None
         """A descriptor of the device, which the kernel detaches once nothing uses it."""
         self.path.mkdir()
@@ -48,8 +53,8 @@ class LoopDisk:
 
     # Faults
 
-    def break_by(self, fault: str) -> None:
-        """Let the disk fail."""
+    def break_by(self, fault: str, other: LoopDisk) -> None:
+        """Let the disk fail; ``other`` is the one that is copied."""
         match fault:
             case "fails":
                 self._limit(4096)
@@ -64,6 +69,11 @@ class LoopDisk:
                 self._fill()
             case "renamed":
                 self.log.rename(self.path / "elsewhere")
+            case "restored":
+                self._saved = self._copy(self._image)
+            case "copied":
+                self._saved = self._copy(self._image)
+                self._exchange(self._copy(other._image))
             case "deleted":
                 # Of one of two threads that delete and create, one may come late.
                 while self.log.exists():
@@ -82,6 +92,8 @@ class LoopDisk:
                 _run("mount", self._device, self.path)
             case "replaced":
                 self._exchange(self._new_image())
+            case "restored" | "copied":
+                self._exchange(self._saved)
             case "full":
                 (self.path / "ballast").unlink()
             case "renamed":
@@ -142,8 +154,12 @@ class LoopDisk:
         """Copy what reached the disk, as on a disk that was dead for some time."""
         with suppress(OSError):
             self._shut_down()  # what still has it open must not write to it meanwhile
+        return self._copy(self._image)
+
+    def _copy(self, source: Path) -> Path:
+        """Copy an image as it is, as at a power cut."""
         image = self._next_image()
-        _run("cp", "--sparse=always", self._image, image)
+        _run("cp", "--sparse=always", source, image)
         subprocess.run(["e2fsck", "-fy", image], capture_output=True, check=False)
         return image
 

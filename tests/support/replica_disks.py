@@ -32,6 +32,7 @@ from embedlog.errors import (
     ReplicaNotAvailableError,
     StorageError,
     UnknownMemberIdError,
+    UnknownTopicOrPartitionError,
 )
 from embedlog.maintenance import Maintenance, owner
 from embedlog.maintenance.jobs import jobs_of
@@ -39,6 +40,7 @@ from embedlog.record import TopicPartition
 from embedlog.replication import jobs as replication_jobs
 from support import forks
 from support.forks import tell
+from support.housekeeping import check_threads
 from support.loop_disks import FAULTS, LoopDisk, loop_disks
 from support.patience import patient
 from support.staged_files import publish, stage
@@ -354,6 +356,41 @@ def consume(setting: Setting, life: int) -> None:
     log.close()
 
 
+def administer(setting: Setting, life: int) -> None:
+    """Move copies, elect leaders, and create, alter and delete topics, at random."""
+    log, dice = setting.open(), random.Random(life)
+    names = [name for name in TOPICS if name != "short"]
+
+    def partition() -> TopicPartition:
+        name = dice.choice(names)
+        return TopicPartition(name, dice.randrange(TOPICS[name][0]))
+
+    def move() -> None:
+        log.reassign({partition(): dice.sample((1, 2, 3), 3)}, progress=False)
+
+    def create_and_delete() -> None:
+        name = f"short-lived-{life}-{dice.randrange(1 << 30)}"
+        log.create_topic(name, replication_factor=dice.randint(1, 3))
+        log.producer(acks=1).send(name, b"x")
+        log.delete_topic(name)
+
+    calls: tuple[Callable[[], object], ...] = (
+        *(move, create_and_delete, log.elect_leaders, log.cancel_reassignment),
+        lambda: log.alter_topic("all", {"retention.bytes": dice.randint(1 << 40, 1 << 41)}),
+        lambda: log.verify(replicas=True),
+    )
+    while not setting.stopped:
+        try:
+            dice.choice(calls)()
+        except EXCUSES:
+            pass
+        except UnknownTopicOrPartitionError as error:
+            if not (error.topic or "").startswith("short-lived"):
+                raise
+        time.sleep(0.05)
+    log.close()
+
+
 def keep_house(setting: Setting, life: int) -> None:
     """Run all jobs of the housekeeping at short intervals."""
     owner.HEARTBEAT_SECONDS, owner._FIRST_SECONDS = 0.1, 0.02
@@ -368,7 +405,8 @@ def keep_house(setting: Setting, life: int) -> None:
     maintenance.start()
     while not setting.stopped:
         time.sleep(0.05)
-        failures = list(maintenance.failures.values())
+        check_threads(maintenance)
+        failures = list(maintenance.failures.errors.values())
         for failure in failures:
             # A file of the controller's directory may be missing in that of the next controller.
             if not isinstance(failure, EXCUSES) and not getattr(failure, "missing", False):
@@ -396,7 +434,7 @@ def observe(setting: Setting, life: int) -> None:
 PROCESSES: tuple[Callable[[Setting, int], None], ...] = (
     *(write_steadily, observe),
     *(write_all, write_one, produce_all, produce_one, write_keys, publish_both),
-    *(consume, consume, keep_house, keep_house),
+    *(consume, consume, keep_house, keep_house, administer),
 )
 UNHARMED = 2
 """The first ones are not killed or stopped."""
@@ -544,7 +582,8 @@ class _Faults:
 
     def _break(self, kind: str, disk: LoopDisk) -> None:
         self.faults.append((kind, time.monotonic_ns()))
-        disk.break_by(kind)
+        other = self._disks[self._disks.index(disk) - 1]
+        disk.break_by(kind, other)
         self._done[kind] += 1
         _note(f"{disk.path.name} {kind}")
 
