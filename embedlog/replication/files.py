@@ -28,6 +28,7 @@ from embedlog.errors import (
     EmbedlogError,
     LockTimeoutError,
     LogDeletedError,
+    NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     StorageError,
     UnknownTopicOrPartitionError,
@@ -125,6 +126,11 @@ class ReplicatedFiles(Files):
         leader = assignment.leader
         found = [] if leader is None else controller.opened([leader, *assignment.in_sync_followers])
         if not found or found[0].id != leader:
+            if leader in controller.unopened:
+                with suppress(NotEnoughReplicasError):
+                    controller.refresh()
+                if leader not in controller.unopened:
+                    return self._directories(path, key)
             topic = path.split("/")[1].rpartition("-")[0]
             where = {"topic": topic, "partition": PARTITION_KEY.unpack(key)[1]}
             raise offline_error(controller.image, assignment, where)

@@ -193,6 +193,14 @@ def by_an_election_outside_the_isr() -> None:
             model.bring_back(leader - 1, False)
 
 
+def by_a_directory_that_one_program_cannot_open() -> None:
+    """The other program has brought it back; a third one is lost."""
+    for directory in range(3):
+        with a_partition(2) as model:
+            model.open_another()
+            model.come_back_for_one(0, directory, 0)
+
+
 def by_kills() -> None:
     for work in ("append", "roll", "go offline", "come back"):
         for at in range(1, 90, 2):
@@ -280,6 +288,12 @@ MUTANTS = [
         by_a_copy_that_returns,
         f"{REPLICATION}.catch_up:ReplicaCopy.join",
         {"self._pass(tail)": "..."},
+    ),
+    Mutant(
+        "a directory that a process cannot open is left out of its writes",
+        by_a_directory_that_one_program_cannot_open,
+        f"{REPLICATION}.controller:Controller._adopt",
+        {"self.unopened = failed": "self.unopened = {}"},
     ),
     Mutant(
         "what a killed process committed in some databases is not repeated",

@@ -615,6 +615,33 @@ class ReplicasModel(RuleBasedStateMachine):
             self.bring_back(leader - 1, False)
             self.keep_house(handle, not rolls)
 
+    @rule(which=st.integers(0, 3), directory=st.integers(0, 2), handle=st.integers(0, 1))
+    @precondition(lambda self: len(self.roots) == 2 and self.parts)
+    def come_back_for_one(self, which: int, directory: int, handle: int) -> None:
+        """A directory comes back, but the other program cannot open it; then a third one is lost.
+
+        The other program has to refuse its appends, or to write them to all copies in sync.
+        """
+        if not self._may_lose(False):
+            return
+        part, count = self.part(which), len(self.paths)
+        self.unmount(directory % count, False)
+        self.keep_house(handle, False)
+        self._attempt(None, lambda: self.root(handle + 1).controller.current())
+        self.bring_back(directory, False)
+        self.keep_house(handle, False)
+        self.disks.hidden = {self.paths[directory % count + 1]}
+        self.unmount((directory + 1) % count, False)
+        self.keep_house(handle, False)
+        for _ in range(2):
+            lines = self._values(part, 1, 10)
+            part.uncertain.update(value for _, value in lines)
+            with suppress(EmbedlogError):
+                (receipt,) = self.log(part, handle + 1).append([self._encode(lines)])
+                self._observe()
+                self._note(part, receipt.base_offset, lines, True)
+        self.disks.hidden = set()
+
     def _forget_copies(self, part: Part, directories: Collection[int]) -> None:
         """The files of copies were removed."""
         part.holders -= set(directories)
