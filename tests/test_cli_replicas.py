@@ -141,7 +141,7 @@ def test_a_plan_is_printed_and_changed_by_execute_only(command_line, disks, tmp_
         (("reassign", "flights:0=x"), 2, "Replicas must be ids of directories"),
         (("reassign", "flights:0=1,9"), 2, "The log has no directory 9"),
         (("reassign", "flights:0=1,1"), 2, "distinct replicas"),
-        (("reassign", "flights:9=1"), 3, "There is no such partition"),
+        (("reassign", "flights:9=1"), 3, "The topic has partitions 0 to 2"),
         (("reassign", "fleet:0=1"), 3, "fleet"),
         (("reassign", "--throttle", "0"), 2, "must be a positive number of bytes"),
         (("elect-leaders", "flights:9"), 3, "The topic has partitions 0 to 2"),

@@ -4,19 +4,19 @@ The figures are those of Kafka 4.0's `PartitionChangeBuilderTest` and
 `PartitionLeaderElectionAlgorithms`, and of `checkAndTriggerAutoLeaderRebalance`.
 """
 
-from collections import namedtuple
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embedlog.replication.election import (
-    elect_leader,
     imbalanced_leaders,
     preferred_leaders,
 )
+from embedlog.replication.isr import PartitionAssignment
 
-Partition = namedtuple("Partition", "replicas isr leader")
+
+def partition(replicas, isr, leader):
+    return PartitionAssignment(tuple(replicas), tuple(isr), leader)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,8 @@ Partition = namedtuple("Partition", "replicas isr leader")
 )
 def test_the_first_replica_that_is_in_sync_and_alive_leads(replicas, isr, leader, alive, elected):
     """And the present leader is kept while it is."""
-    assert elect_leader(replicas, isr, alive, leader) == elected
+    state = partition(replicas, isr, leader).elect(alive)
+    assert (state.leader, state.isr) == elected
 
 
 @given(
@@ -52,20 +53,20 @@ def test_the_first_replica_that_is_in_sync_and_alive_leads(replicas, isr, leader
 )
 def test_a_leader_is_alive_and_in_sync(replicas, isr, alive, leader):
     """For all states of a partition; no leader is better than a wrong one."""
-    elected, in_sync = elect_leader(replicas, sorted(isr), alive, leader)
+    elected = partition(replicas, sorted(isr), leader).elect(alive)
 
-    assert elected in isr & alive if isr & alive else elected is None
-    assert set(in_sync) == (isr & alive or isr)
+    assert elected.leader in isr & alive if isr & alive else elected.leader is None
+    assert set(elected.isr) == (isr & alive or isr)
 
 
 @pytest.mark.parametrize(
     ("state", "elected"),
     [
-        (Partition([2, 1, 3], [2, 1, 3], 1), {"p": 2}),
-        (Partition([2, 1, 3], [2, 1, 3], None), {"p": 2}),
-        (Partition([2, 1, 3], [2, 1, 3], 2), {}),
-        (Partition([2, 1, 3], [1, 3], 3), {}),  # BAZ in testElectLeader: 2 is not in sync.
-        (Partition([4, 1], [1, 4], 1), {}),  # 4 is offline.
+        (partition([2, 1, 3], [2, 1, 3], 1), {"p": 2}),
+        (partition([2, 1, 3], [2, 1, 3], None), {"p": 2}),
+        (partition([2, 1, 3], [2, 1, 3], 2), {}),
+        (partition([2, 1, 3], [1, 3], 3), {}),  # BAZ in testElectLeader: 2 is not in sync.
+        (partition([4, 1], [1, 4], 1), {}),  # 4 is offline.
     ],
 )
 def test_a_preferred_leader_is_elected_if_it_is_in_sync_and_alive(state, elected):
@@ -76,9 +77,9 @@ def test_a_preferred_leader_is_elected_if_it_is_in_sync_and_alive(state, elected
 def test_leaders_are_elected_again_where_too_many_are_elsewhere():
     """More than 10 % of the partitions that prefer directory 1, but exactly 10 % of 2's."""
     partitions = {
-        **{f"a{n}": Partition([1, 2], [1, 2], 1 if n > 2 else 2) for n in range(10)},
-        **{f"b{n}": Partition([2, 1], [1, 2], 2 if n > 0 else 1) for n in range(10)},
-        "c": Partition([3, 1], [1], 1),
+        **{f"a{n}": partition([1, 2], [1, 2], 1 if n > 2 else 2) for n in range(10)},
+        **{f"b{n}": partition([2, 1], [1, 2], 2 if n > 0 else 1) for n in range(10)},
+        "c": partition([3, 1], [1], 1),
     }
 
     expected = {"a0": 1, "a1": 1, "a2": 1}

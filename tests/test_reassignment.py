@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from embedlog.errors import InvalidReplicationFactorError
 from embedlog.replication.placement import assign_replicas
-from embedlog.replication.reassignment import reassign, resize
+from embedlog.replication.reassignment import lead_evenly, reassign, resize
 
 KAFKA = {"foo-0": (0, 1, 2), "foo-1": (1, 2, 3), "bar-0": (2, 3, 0)}
 
@@ -197,3 +197,14 @@ def test_new_replicas_are_where_the_fewest_are():
     before = dict.fromkeys(range(6), (1,))
     resized = resize(before, dict.fromkeys(before, 2), no_racks(1, 2, 3, 4))
     assert counts(resized, no_racks(1, 2, 3, 4)) == [6, 2, 2, 2]
+
+
+def test_leaders_become_even_by_changes_of_the_partitions_that_may_change():
+    """The others count, and keep their leaders; no replica moves."""
+    current = {"a": (1, 2), "b": (1, 2), "c": (1, 3), "d": (1, 3)}
+    even = lead_evenly(current, dict.fromkeys([1, 2, 3]), movable={"c", "d"})
+
+    assert (even["a"], even["b"]) == ((1, 2), (1, 2))
+    assert {even["c"], even["d"]} <= {(1, 3), (3, 1)}
+    assert [replicas[0] for replicas in even.values()].count(1) == 2
+    assert lead_evenly(even, dict.fromkeys([1, 2, 3]), movable=()) == even

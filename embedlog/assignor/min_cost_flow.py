@@ -1,11 +1,15 @@
-"""Improve an assignment to the best one: as even as possible, then with the fewest moves.
+"""The cheapest flow, and by it the best assignment: as even as possible, then with few moves.
+
+A flow has the least cost if no cycle of moves makes it cheaper (Klein 1967, "A Primal Method for
+Minimal Cost Flows"), so `cancel_cycles` moves along such cycles until there is none.  The
+assignments of groups are flows (`optimize`), and so are the copies of partitions in
+directories (`replication.reassignment`).
 
 Where subscriptions differ, moving one partition at a time can stop short of the best: a
 member may have to give a partition to a second one, so that the second can give another
 one to a third.  Such chains are paths in a flow from partitions to members, in which an
 uneven load costs most, a partition that leaves its owner costs less, and one that is not
-assigned to a member with a stale claim costs least.  A flow has the least cost if no cycle
-makes it cheaper (Klein 1967), so this looks for them:
+assigned to a member with a stale claim costs least:
 
 1. *Balance.*  While a chain of moves leads from a member to one that has two fewer,
    apply it.  Without such a chain no assignment is more even, by whatever measure
@@ -22,13 +26,65 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from embedlog.assignor.members import OwnedPartitions
 from embedlog.record import TopicPartition
 
 _OWNED = 1 << 32
 """The cost of taking a partition from its owner; from another claimant it is 1."""
+
+
+class Network(Protocol):
+    """What a flow may change, as a graph whose nodes are numbered from 0."""
+
+    def starts(self) -> Iterable[int]:
+        """Return nodes of which each cycle of negative cost has one; begins a search for some."""
+
+    def moves_from(self, node: int, cost: int) -> Iterable[tuple[int, int]]:
+        """Return the nodes that may follow in a chain of moves, and the cost of the chain then.
+
+        Args:
+            node: Where the chain ends.
+            cost: Its cost so far.
+        """
+
+    def move_along(self, cycle: Sequence[int]) -> bool:
+        """Move along a cycle; return False if that is not cheaper any more."""
+
+
+def cancel_cycles(network: Network, nodes: int) -> None:
+    """Move along cycles of negative cost until there is none, or none that is possible.
+
+    Args:
+        network: The flow.
+        nodes: How many nodes it has.
+    """
+    while cycles := _negative_cycles(network, nodes):
+        moved = [network.move_along(cycle) for cycle in cycles]
+        if not any(moved):
+            break
+
+
+def _negative_cycles(network: Network, nodes: int) -> list[list[int]]:
+    """Find cycles with a negative cost, by the algorithm of Bellman and Ford.
+
+    Returns:
+        Cycles that have no node in common, each in order; empty if there are none.
+    """
+    costs, came_from = [0] * nodes, [-1] * nodes
+    changed: Iterable[int] = network.starts()
+    while changed:
+        reached: dict[int, None] = {}
+        for node in changed:
+            for follower, cost in network.moves_from(node, costs[node]):
+                if cost < costs[follower]:
+                    costs[follower], came_from[follower] = cost, node
+                    reached[follower] = None
+        if cycles := _cycles(came_from, reached):
+            return cycles
+        changed = reached
+    return []
 
 
 class PartitionClass(NamedTuple):
@@ -144,6 +200,8 @@ class FlowNetwork:
         self._level_of = [-1] * len(assigned)
         self._tops: list[int] = []
         """The higher load of each level."""
+        self._gains: dict[int, list[tuple[int, int]]] = {}
+        """As `_all_gains`, as of when a search began."""
 
     def _compare(self, index: int, class_: int) -> None:
         surplus = self.counts[index].get(class_, 0) - self._owned[index].get(class_, 0)
@@ -224,34 +282,14 @@ class FlowNetwork:
         for class_, level in level_of.items():
             receivers = self._receivers[class_]
             self._receivers[class_] = [n for n in receivers if self._level_of[n] == level]
-        while cycles := self._cheaper_cycles():
-            for cycle in cycles:
-                self._move_along(cycle)
+        cancel_cycles(self, len(self._loads) + len(self._receivers) + len(self._tops))
 
-    def _cheaper_cycles(self) -> list[list[int]]:
-        """Find cycles of moves with a negative cost, by the algorithm of Bellman and Ford.
+    def starts(self) -> Iterable[int]:
+        """As `Network.starts`: the classes by which a member gains."""
+        self._gains = self._all_gains()
+        return [len(self._loads) + class_ for class_ in self._gains]
 
-        Returns:
-            Cycles that have no node in common, each in order; empty if there are none.
-        """
-        members, classes = len(self._loads), len(self._receivers)
-        costs = [0] * (members + classes + len(self._tops))
-        came_from = [-1] * len(costs)
-        gains = self._gains()
-        changed: Iterable[int] = [members + class_ for class_ in gains]
-        while changed:
-            reached: dict[int, None] = {}
-            for node in changed:
-                for follower, cost in self._moves_from(node, costs[node], gains):
-                    if cost < costs[follower]:
-                        costs[follower], came_from[follower] = cost, node
-                        reached[follower] = None
-            if cycles := _cycles(came_from, reached):
-                return cycles
-            changed = reached
-        return []
-
-    def _gains(self) -> dict[int, list[tuple[int, int]]]:
+    def _all_gains(self) -> dict[int, list[tuple[int, int]]]:
         """Return who gains by a partition of each class, and the (negative) cost of that."""
         gains = {}
         for class_, deficit in enumerate(self._deficit):
@@ -265,10 +303,8 @@ class FlowNetwork:
                 ]
         return gains
 
-    def _moves_from(
-        self, node: int, cost: int, gains: Mapping[int, list[tuple[int, int]]]
-    ) -> list[tuple[int, int]]:
-        """Return the nodes that may follow in a chain of moves, and the cost of the chain then."""
+    def moves_from(self, node: int, cost: int) -> list[tuple[int, int]]:
+        """As `Network.moves_from`."""
         members, classes = len(self._loads), len(self._receivers)
         if node < members:
             # The member gives a partition away, or ends up with one more.
@@ -287,7 +323,7 @@ class FlowNetwork:
             # A member gets one of this class; a chain begins only where that is a gain.
             class_ = node - members
             moves = [(receiver, cost) for receiver in self._receivers[class_]] if cost < 0 else []
-            moves += [(receiver, cost + gain) for receiver, gain in gains.get(class_, ())]
+            moves += [(receiver, cost + gain) for receiver, gain in self._gains.get(class_, ())]
         else:
             # For a member with one more, another one of the level ends up with one fewer.
             level = node - members - classes
@@ -298,13 +334,15 @@ class FlowNetwork:
             ]
         return moves
 
-    def _move_along(self, cycle: Sequence[int]) -> None:
+    def move_along(self, cycle: Sequence[int]) -> bool:
+        """As `Network.move_along`."""
         members, classes = len(self._loads), len(self._receivers)
         for node, follower in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
             if node < members <= follower < members + classes:
                 self._remove(node, follower - members)
             elif follower < members <= node < members + classes:
                 self._add(follower, node - members)
+        return True
 
 
 def _cycles(came_from: Sequence[int], nodes: Iterable[int]) -> list[list[int]]:

@@ -701,8 +701,8 @@ class KafkaAdminClient(LogClient):
         if replicas is not None:
             moves = {partition: replicas}
             kind = _error_class(lambda: reassign.begin(root, moves))
-        elif not _error_class(lambda: reassign.key_of(root, partition)).errno:
-            assignment = root.controller.assignment(reassign.key_of(root, partition))
+        elif not _error_class(lambda: root.partition(*partition)).errno:
+            assignment = root.controller.assignment(root.partition(*partition).key)
             if assignment is None or not assignment.is_reassigning:
                 return errors.NoReassignmentInProgressError
             kind = _error_class(lambda: reassign.cancel(root, [partition]))

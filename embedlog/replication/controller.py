@@ -577,12 +577,12 @@ def _has_lost(directory: LogDirectory, other: LogDirectory, info: DirectoryInfo)
     Raises:
         ReplicasDivergedError: It has what the other one lacks.
     """
-    mine, theirs = histories(directory), histories(other)
-    if extra_writes(mine, theirs):
+    if extra_writes(directory, other):
         raise diverged(directory, other)
+    mine = histories(directory)[0]
     # One that counts as online, since too few others are left to change that, has all of it.
     until = sys.maxsize if info.online else info.since
-    return not mine[0].epochs or not mine[0].has_all(theirs[0], until)
+    return not mine.epochs or not mine.has_all(histories(other)[0], until)
 
 
 def _drop_copies(lost: int, txn: kv.Txn) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -39,34 +40,22 @@ class DirectoryDescription(NamedTuple):
 
 def describe_directories(root: HasDirectories) -> list[DirectoryDescription]:
     """Return the directories of a log, in the order of their ids."""
-    image = root.controller.current().image
-    counts = {each: [0, 0, 0] for each in image.directories}
-    sizes: dict[int, int | None] = dict.fromkeys(image.directories)
-    lags: dict[int, int | None] = dict.fromkeys(image.directories)
-    opened = root.controller.directories
-    for each in image.online:
-        sizes[each] = lags[each] = 0
+    image, opened = root.controller.current().image, root.controller.directories
+    leaders, replicas, in_sync, sizes, lags = (Counter[int | None]() for _ in range(5))
     for info, number, assignment in reassign.assignments(root):
+        leaders[assignment.leader] += 1
+        replicas.update(assignment.replicas)
+        in_sync.update(set(assignment.isr) & set(assignment.replicas))
         path = f"{info.directory}/{number}"
         found = {
             each: segment_sizes(opened[each].files, path)
             for each in assignment.replicas
             if each in opened and each in image.online
         }
-        leaders = found.get(assignment.leader) if assignment.leader is not None else None
-        for each in assignment.replicas:
-            if each not in counts:
-                continue
-            counts[each][0] += each == assignment.leader
-            counts[each][1] += 1
-            counts[each][2] += each in assignment.isr
-            if each in found:
-                sizes[each] = (sizes[each] or 0) + sum(found[each].values())
-            if each in found and leaders is not None:
-                missing = (
-                    max(size - found[each].get(name, 0), 0) for name, size in leaders.items()
-                )
-                lags[each] = (lags[each] or 0) + sum(missing)
+        whole = found.get(assignment.leader or 0, {})
+        for each, files in found.items():
+            sizes[each] += sum(files.values())
+            lags[each] += sum(max(whole[name] - files.get(name, 0), 0) for name in whole)
     return [
         DirectoryDescription(
             id=each,
@@ -75,11 +64,11 @@ def describe_directories(root: HasDirectories) -> list[DirectoryDescription]:
             online=info.online,
             reason=info.reason or None,
             is_controller=each == image.controller_id,
-            leaders=counts[each][0],
-            replicas=counts[each][1],
-            in_sync=counts[each][2],
-            bytes=sizes[each],
-            lag_bytes=lags[each],
+            leaders=leaders[each],
+            replicas=replicas[each],
+            in_sync=in_sync[each],
+            bytes=sizes[each] if info.online else None,
+            lag_bytes=lags[each] if info.online else None,
         )
         for each, info in image.directories.items()
     ]

@@ -80,12 +80,8 @@ def put_epoch(table: Any, txn: kv.Txn, epoch: Epoch, *, keep: int | None = None)
         table.delete(txn, number)
 
 
-Histories = tuple[DirectoryHistory, ...]
-"""Of a directory's `state`, and of its `live`, if that is open."""
-
-
-def histories(directory: LogDirectory) -> Histories:
-    """Return the histories of a directory's databases; that of `live` is since the boot."""
+def histories(directory: LogDirectory) -> tuple[DirectoryHistory, ...]:
+    """Return the histories of `state`, and of `live` since the boot, if that is open."""
     state = directory.state.read(lambda txn: _load(METADATA_EPOCHS, METADATA_VERSION, txn))
     if "live" not in directory.stores:
         return (state,)
@@ -100,15 +96,18 @@ def _load(epochs: Any, versions: Any, txn: kv.Txn) -> DirectoryHistory:
     )
 
 
-def extra_writes(mine: Histories, theirs: Histories) -> int:
-    """Return how many acknowledged writes a directory has that another one lacks."""
-    return sum(ours.extra(other) for ours, other in zip(mine, theirs, strict=False))
+def extra_writes(directory: LogDirectory, other: LogDirectory) -> int:
+    """Return how many acknowledged writes a directory has that another one lacks.
+
+    Without locks: the other one is read later, so it has what was written to both meanwhile.
+    """
+    mine = histories(directory)
+    return sum(ours.extra(theirs) for ours, theirs in zip(mine, histories(other), strict=False))
 
 
 def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError:
     """Return the error of two directories of which each has what the other lacks."""
-    mine, theirs = histories(first), histories(second)
-    shared = {*mine[0].epochs} & {*theirs[0].epochs}
+    shared = {*histories(first)[0].epochs} & {*histories(second)[0].epochs}
     parted = max((epoch.number for epoch in shared), default=0)
     ends, other_ends = _ends(first), _ends(second)
     # The log's own topics last.
@@ -121,8 +120,8 @@ def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError
     records = "; ".join(different[:5]) or "all partitions end at the same offsets"
     return ReplicasDivergedError(
         f"{first.path} and {second.path} were each written to without the other",
-        todo=f"After epoch {parted} of the metadata they have {extra_writes(mine, theirs)} and "
-        f"{extra_writes(theirs, mine)} writes of their own; {records}. Decide which one counts, "
+        todo=f"After epoch {parted} of the metadata they have {extra_writes(first, second)} and "
+        f"{extra_writes(second, first)} writes of their own; {records}. Decide which one counts, "
         f"and remove the other: `embedlog --root {first.path} replicas remove --force "
         f"{second.path}`, or the other way round. Then move its files away, and add it again.",
     )

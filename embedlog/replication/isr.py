@@ -17,7 +17,6 @@ from embedlog.errors import (
     InvalidReplicationAssignmentError,
     NotEnoughReplicasError,
 )
-from embedlog.replication.election import elect_leader
 
 NO_DIRECTORY = 0
 """In an ISR: the copy that was in sync is lost."""
@@ -166,14 +165,19 @@ class PartitionAssignment:
     def elect(self, alive: Collection[int]) -> PartitionAssignment:
         """Return the state after an election; this one if nothing changes.
 
-        The leader is kept if it is alive and in sync; only replicas that are alive stay in
-        sync.  If no replica may lead, the partition is offline: it has no leader, and keeps
-        its in-sync replicas, so that they can lead when they return.
+        The leader is kept if it is alive and in sync; otherwise the first replica that is both
+        leads, as in Kafka.  Only replicas that are alive stay in sync.  If none may lead, the
+        partition is offline: it has no leader, and keeps its in-sync replicas, so that they can
+        lead when they return.
 
         Args:
             alive: The directories that work.
         """
-        return self._elected(*elect_leader(self.replicas, self.isr, alive, self.leader))
+        in_sync = tuple(each for each in self.isr if each in alive)
+        for each in (self.leader, *self.replicas):
+            if each in in_sync and each in self.replicas:
+                return self._elected(each, in_sync)
+        return self._elected(None, self.isr)
 
     def elect_unclean(self, leader: int) -> PartitionAssignment:
         """Return the state after a replica that is not in sync was elected.
@@ -187,7 +191,7 @@ class PartitionAssignment:
         preferred = self.preferred_leader
         if preferred == self.leader or preferred not in self.isr or preferred not in alive:
             return self
-        return self._elected(*elect_leader(self.replicas, self.isr, alive))
+        return self._elected(preferred, tuple(each for each in self.isr if each in alive))
 
     def _elected(self, leader: int | None, isr: tuple[int, ...]) -> PartitionAssignment:
         if leader != self.leader:

@@ -132,7 +132,7 @@ def begin(root: HasDirectories, moves: Moves) -> int:
 
 
 def check(root: HasDirectories, moves: Moves) -> dict[bytes, tuple[int, ...]]:
-    """Return the new replicas by the key of the partition.
+    """Return the new replicas by the keys of the partitions.
 
     Raises:
         InvalidReplicationAssignmentError, UnknownTopicOrPartitionError: As `begin`.
@@ -140,10 +140,10 @@ def check(root: HasDirectories, moves: Moves) -> dict[bytes, tuple[int, ...]]:
     image = root.controller.current().image
     keys = {}
     for partition, replicas in moves.items():
-        key = key_of(root, partition)
-        _check_directories(image, replicas, topic=partition.topic, partition=partition.partition)
+        log = root.partition(*partition)
+        _check_directories(image, replicas, **log.where)
         check_replicas(replicas)
-        keys[key] = tuple(replicas)
+        keys[log.key] = tuple(replicas)
     return keys
 
 
@@ -164,7 +164,7 @@ def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
         IllegalStateError: Only new copies are in sync.
         UnknownTopicOrPartitionError: There is no such partition.  Nothing was changed.
     """
-    keys = {key_of(root, partition): partition for partition in partitions}
+    logs = {log.key: log for log in (root.partition(*each) for each in partitions)}
     new_copies: set[int] = set()
 
     def cancel_one(
@@ -174,12 +174,11 @@ def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
         return moving.cancel_reassignment(image.online)
 
     image, count = root.controller.current().image, 0
-    for key in keys:
+    for key in logs:
         moving = root.controller.assignment(key)
         if moving is not None:
             cancel_one(key, moving, image)  # or raises, before any is changed
-    for key, (name, number) in keys.items():
-        log, topic = root.partition(name, number), root.topic(name)
+    for key, log in logs.items():
         new_copies.clear()
         assert isinstance(log, ReplicatedPartition)
         with ExitStack() as held:
@@ -187,22 +186,8 @@ def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
             with suppress(ReplicaNotAvailableError):
                 held.enter_context(log.locked())
             count += len(root.controller.change_assignments([key], cancel_one))
-        remove_copies(root.controller, key, topic.directory, new_copies)
+        remove_copies(root.controller, key, log.directory, new_copies)
     return count
-
-
-def key_of(root: HasDirectories, partition: TopicPartition) -> bytes:
-    """Return the key of a partition.
-
-    Raises:
-        UnknownTopicOrPartitionError: There is no such partition.
-    """
-    info = root.topic(partition.topic)
-    if not 0 <= partition.partition < info.partitions:
-        raise UnknownTopicOrPartitionError(
-            "There is no such partition", topic=info.name, partition=partition.partition
-        )
-    return info.key(partition.partition)
 
 
 class Outcome(NamedTuple):
@@ -292,10 +277,11 @@ def lock(root: HasDirectories, timeout: float | None = None) -> Iterator[bool]:
 
 def _bytes_to_copy(root: HasDirectories, partition: TopicPartition) -> int:
     with suppress(ReplicaNotAvailableError, UnknownTopicOrPartitionError):
-        assignment = root.controller.assignment(key_of(root, partition))
+        log = root.partition(*partition)
+        assignment = root.controller.assignment(log.key)
         if assignment is not None:
             missing = set(assignment.target_replicas) - set(assignment.isr)
-            return root.partition(*partition).size_bytes() * len(missing) if missing else 0
+            return log.size_bytes() * len(missing) if missing else 0
     return 0
 
 
@@ -321,16 +307,15 @@ def _move(
         assignment = root.controller.assignment(log.key)
         if assignment is None or assignment.target_replicas != target:
             return assignment
-        if not assignment.is_reassigning:
+        missing = [each for each in target if each not in assignment.isr]
+        directories = root.controller.opened(missing)
+        can_move = assignment.leader is not None and len(directories) == len(missing)
+        if not (assignment.is_reassigning and can_move):
             return assignment
-        missing = [each for each in assignment.target_replicas if each not in assignment.isr]
-        directories = [root.controller.directories.get(each) for each in missing]
-        if assignment.leader is None or None in directories:
-            return assignment
-        joined = 0
-        for directory in directories:
-            assert directory is not None
-            joined += copy_partition(log, directory, throttle=throttle, progress=count)
+        joined = sum(
+            copy_partition(log, directory, throttle=throttle, progress=count)
+            for directory in directories
+        )
         if joined or not missing:
             finish(root, [partition])
         else:

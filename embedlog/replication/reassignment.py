@@ -13,19 +13,20 @@ fewest changes.
 
 Moving one replica at a time can stop short of that: a partition may have to leave a directory
 for a full one, from which another partition moves on.  Such chains are paths in a flow from
-partitions to directories.  A flow has the least cost if no cycle of moves makes it cheaper
-(Klein 1967), so this looks for one until there is none.  The directories are few, so they are
-the nodes, and the edge between two is the cheapest move from one to the other.
+partitions to directories, which `assignor.min_cost_flow` makes as cheap as possible.  The
+directories are few, so they are the nodes, and the edge between two is the cheapest move from
+one to the other.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import pairwise, permutations
+from itertools import pairwise
 from typing import TypeVar
 
+from embedlog.assignor.min_cost_flow import cancel_cycles
 from embedlog.errors import InvalidReplicationFactorError
 from embedlog.replication.placement import Racks
 
@@ -150,6 +151,9 @@ class _Flow:
         self._directories = directories
         self._used = [list(each) for each in before]
         self._loads = Counter(each for used in before for each in used)
+        self._nodes = [_SINK, *sorted(self._loads.keys() | directories.keys())]
+        self._edges: list[list[tuple[int, int]]] = []
+        """The edges from each node, with their costs, as of when a search began."""
         total = self._loads.total()
         # Each of these outweighs all that the one before can add up to.
         self._uneven = total + 1
@@ -165,37 +169,65 @@ class _Flow:
 
     def optimize(self) -> list[list[int]]:
         """Return the best assignment."""
-        while cycle := self._negative_cycle():
-            improved = self._apply(cycle)
-            # The same chain often helps many times, such as from a full directory to a new one.
-            while improved and self._cost_of(cycle) < 0:
-                improved = self._apply(cycle)
-            if not improved:
-                break
+        cancel_cycles(self, len(self._nodes))
         return self._used
+
+    def starts(self) -> Iterable[int]:
+        """As `Network.starts`: all nodes."""
+        self._edges = [
+            [
+                (follower, cost)
+                for follower, target in enumerate(self._nodes)
+                if target != source and (cost := self._edge(source, target)) is not None
+            ]
+            for source in self._nodes
+        ]
+        return range(len(self._nodes))
+
+    def moves_from(self, node: int, cost: int) -> Iterable[tuple[int, int]]:
+        """As `Network.moves_from`."""
+        return [(follower, cost + more) for follower, more in self._edges[node]]
+
+    def move_along(self, cycle: Sequence[int]) -> bool:
+        """As `Network.move_along`; as often as it helps, such as from a full directory to a new."""
+        edges = list(pairwise(self._nodes[node] for node in (*cycle, cycle[0])))
+        improved = False
+        while self._cost_of(edges) < 0 and self._apply(edges):
+            improved = True
+        return improved
 
     def _possible(self, partition: int) -> Iterator[tuple[tuple[int, int], int]]:
         """Yield the source and target of each move of a partition, with its cost."""
-        for source in self._used[partition]:
-            for target in self._allowed[partition]:
-                cost = self._cost(partition, source, target)
-                if cost is not None:
-                    yield (source, target), cost
+        used = self._used[partition]
+        targets = [each for each in self._allowed[partition] if each not in used]
+        for source in used if targets else ():
+            cost, racks = self._leave(partition, source)
+            for target in targets:
+                yield (source, target), cost + self._enter(partition, target, racks)
 
     def _cost(self, partition: int, source: int, target: int) -> int | None:
         """Return the cost of a move, less than 0 if it is for the better; None if impossible."""
-        used, racks, original = self._used[partition], self._directories, self._original[partition]
+        used = self._used[partition]
         if source not in used or target in used:
             return None
-        cost = (target not in original) - (source not in original)
-        others = [racks[each] for each in used if each != source and each in racks]
-        if racks[target] not in others:
-            cost -= self._rack
+        cost, racks = self._leave(partition, source)
+        return cost + self._enter(partition, target, racks)
+
+    def _leave(self, partition: int, source: int) -> tuple[int, list[str | None]]:
+        """Return the cost of giving up a replica, and the racks of the others."""
+        racks = self._directories
+        others = [racks[n] for n in self._used[partition] if n != source and n in racks]
+        cost = 0 if source in self._original[partition] else -1
         if source not in racks:
             cost -= self._gone
         elif racks[source] not in others:
             cost += self._rack
-        return cost
+        return cost, others
+
+    def _enter(self, partition: int, target: int, racks: list[str | None]) -> int:
+        """Return the cost of a new replica beside others in these racks."""
+        cost = 0 if target in self._original[partition] else 1
+        return cost if self._directories[target] in racks else cost - self._rack
 
     def _cheapest(self, source: int, target: int) -> tuple[int, int] | None:
         """Return the cost of the cheapest move between two directories, and its partition."""
@@ -219,45 +251,19 @@ class _Flow:
         cheapest = self._cheapest(source, target)
         return None if cheapest is None else cheapest[0]
 
-    def _cost_of(self, cycle: Sequence[int]) -> int:
-        """Return the cost of a cycle now; 0 if it is not possible any more."""
-        costs = [self._edge(*edge) for edge in pairwise(cycle)]
+    def _cost_of(self, cycle: Iterable[tuple[int, int]]) -> int:
+        """Return the cost of a cycle of edges now; 0 if it is not possible any more."""
+        costs = [self._edge(*edge) for edge in cycle]
         return 0 if None in costs else sum(filter(None, costs))
 
-    def _negative_cycle(self) -> list[int]:
-        """Return the nodes of a cycle whose cost is negative, the first one twice; [] without."""
-        nodes = [_SINK, *sorted(self._loads.keys() | self._directories.keys())]
-        edges = [
-            (source, target, cost)
-            for source, target in permutations(nodes, 2)
-            if (cost := self._edge(source, target)) is not None
-        ]
-        distance, previous = dict.fromkeys(nodes, 0), dict.fromkeys(nodes, _SINK)
-        changed = None
-        for _ in nodes:
-            changed = None
-            for source, target, cost in edges:
-                if distance[source] + cost < distance[target]:
-                    distance[target] = distance[source] + cost
-                    previous[target] = changed = source
-            if changed is None:
-                return []
-        assert changed is not None
-        for _ in nodes:
-            changed = previous[changed]
-        cycle = [changed, previous[changed]]
-        while cycle[-1] != changed:
-            cycle.append(previous[cycle[-1]])
-        return cycle[::-1]
-
-    def _apply(self, cycle: Sequence[int]) -> bool:
+    def _apply(self, cycle: Sequence[tuple[int, int]]) -> bool:
         """Make the moves of a cycle; if that is not for the better, undo them and return False.
 
         Two moves of one partition may cost more together than each one alone.
         """
-        total = sum(self._edge(*edge) or 0 for edge in pairwise(cycle) if _SINK in edge)
+        total = sum(self._edge(*edge) or 0 for edge in cycle if _SINK in edge)
         moves: list[tuple[int, int, int]] = []
-        for source, target in pairwise(cycle):
+        for source, target in cycle:
             if _SINK in (source, target):
                 continue
             cheapest = self._cheapest(source, target)

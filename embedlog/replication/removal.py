@@ -19,7 +19,6 @@ from embedlog.errors import (
     IllegalStateError,
     NotEnoughReplicasError,
     ReplicaNotAvailableError,
-    StorageError,
 )
 from embedlog.files.paths import FORMAT_FILE
 from embedlog.files.reserve import RESERVE_FILE
@@ -64,7 +63,8 @@ def remove_directories(
     controller, gone = root.controller, set(directories)
     image = controller.current().image
     check_left(image, gone)
-    broken = {each for each in gone if not _is_usable(controller.directories.get(each))}
+    usable = {each.id for each in controller.opened(sorted(gone)) if each.works()}
+    broken = gone - usable
     only = only_copies(root, broken)
     if only and not force:
         raise ReplicaNotAvailableError(
@@ -131,17 +131,6 @@ def check_left(image: MetadataImage, directories: Collection[int]) -> None:
         raise IllegalStateError(
             "No directory that is online would be left", todo="Bring another one online first."
         )
-
-
-def _is_usable(directory: LogDirectory | None) -> bool:
-    """Whether a directory is online and works."""
-    if directory is None:
-        return False
-    try:
-        directory.probe()
-    except StorageError:
-        return False
-    return True
 
 
 def only_copies(root: HasDirectories, broken: Collection[int]) -> list[TopicPartition]:

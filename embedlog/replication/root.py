@@ -358,17 +358,16 @@ class ReplicatedRoot(Root):
         left = [each for each in images if images[each].epoch and each not in self._given_up]
         if not left:
             return
-        known = {each: histories(directory) for each, directory in directories.items()}
-        newest = max(left, key=lambda each: (images[each].epoch, known[each][0].end))
+        ends = {each: histories(directories[each])[0].end for each in left}
+        newest = max(left, key=lambda each: (images[each].epoch, ends[each]))
         named = [each for each in left if directories[each].path == self.paths[0]]
-        base = named[0] if named and self.mode == "r" else newest
+        base = directories[named[0] if named and self.mode == "r" else newest]
         for each, other in list(directories.items()):
-            both = known[each], known[base]
-            if not (extra_writes(*both) and extra_writes(*reversed(both))):
+            if not (extra_writes(other, base) and extra_writes(base, other)):
                 continue
             with suppress(NotEnoughReplicasError):
                 check_quorum(images[each], images[each].online)
-                error = diverged(directories[base], other)
+                error = diverged(base, other)
                 if self.mode == "rw" and each not in self._given_up:
                     raise error
                 _give_up(directories, other, error)

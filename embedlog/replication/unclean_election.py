@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Collection
+from contextlib import ExitStack, closing, suppress
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
-from embedlog.files.paths import is_directory
 from embedlog.partition.tail import TAILS
 from embedlog.record import TopicPartition
 from embedlog.replication.isr import PartitionAssignment
@@ -89,11 +88,8 @@ def _choose(root: HasDirectories, log: ReplicatedPartition) -> _Choice | None:
     if assignment is None or assignment.leader is not None:
         return None
     image = root.controller.image
-    counts = {}
-    for each in assignment.replicas:
-        with _opened(root, each) as files:
-            if files is not None:
-                counts[each] = _count_records(log, files)
+    found = {each: _count_records(root, log, each) for each in assignment.replicas}
+    counts = {each: count for each, count in found.items() if count is not None}
     able = [each for each in counts if each in image.online and each in root.controller.directories]
     if not able:
         return None
@@ -110,30 +106,20 @@ def _choose(root: HasDirectories, log: ReplicatedPartition) -> _Choice | None:
     return _Choice(partition, assignment, leader, counts[leader])
 
 
-@contextmanager
-def _opened(root: HasDirectories, directory: int) -> Iterator[Files | None]:
-    """Open a directory to read, also one that is offline; None if it cannot be read."""
-    controller = root.controller
-    online = controller.directories.get(directory)
-    if online is not None and directory in controller.image.online:
-        yield online.files
-        return
-    info, files = controller.image.directories.get(directory), None
-    with suppress(StorageError, NotALogError):
-        if info is not None and is_directory(info.path):
+def _count_records(root: HasDirectories, log: ReplicatedPartition, directory: int) -> int | None:
+    """Return how many records of a partition a directory has; None if it cannot be read."""
+    info = root.controller.image.directories.get(directory)
+    with suppress(StorageError, NotALogError), ExitStack() as closing_files:
+        if info is not None:
             files = root.files(info.path, writable=False, unsafe_filesystem=root.unsafe_filesystem)
-            if not is_member(files, root.cluster_id, directory):
-                files.close_all()
-                files = None
-    try:
-        yield files
-    finally:
-        if files is not None:
-            files.close_all()
+            closing_files.callback(files.close_all)
+            if is_member(files, root.cluster_id, directory):
+                return _count_in(log, files)
+    return None
 
 
-def _count_records(log: ReplicatedPartition, files: Files) -> int:
-    """Return how many records of the log a directory has, from the first one without a gap."""
+def _count_in(log: ReplicatedPartition, files: Files) -> int:
+    """Return how many records of a partition are in some files, from the first one on."""
     segments, epochs = log.context.state.read(
         lambda txn: (catalog.segments(txn, log.key), catalog.epochs(txn, log.key))
     )

@@ -11,14 +11,15 @@ import errno
 import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 
 from embedlog import batch as batches
-from embedlog.batch import Batch, BatchRun
+from embedlog.batch import Batch, BatchRun, Reread
 from embedlog.batch.tables import PieceRows, rows_in_range, table
 from embedlog.errors import (
     CorruptBatchError,
@@ -285,21 +286,27 @@ def _read_batches(
         chunk: The part of a file.
         schemas: Those that the file may have: no checksum covers its own.
     """
-    failure: NotALogError | StorageError | None = None
+    failure: CorruptionError | NotALogError | StorageError | None = None
     was_deleted = False
     roots = directories.of(part)
-    for root in roots:
+    left = list(roots)
+    while left:
+        root, begin = left.pop(0), chunk.position
         try:
-            files, is_last = directories.open(root, part), root == roots[-1]
-            for pieces in _read_copy(files, part, chunk, schemas, is_last=is_last):
+            files, is_last = directories.open(root, part), not left
+            others = [each for each in roots if each != root]
+            reread = partial(_bytes_elsewhere, directories, part, chunk.path, others)
+            for pieces in _read_copy(files, part, chunk, schemas, is_last, reread):
                 yield pieces
                 chunk = chunk._replace(position=pieces[-1].position + pieces[-1].size)
             return
-        except (NotALogError, StorageError) as error:
+        except (CorruptionError, NotALogError, StorageError) as error:
             # That a file is missing says the least: retention may have deleted all copies.
             if failure is None or was_deleted:
                 failure, was_deleted = error, directories.deleted(root, chunk.path, error)
-            if root != roots[-1]:
+            if chunk.position > begin and isinstance(error, CorruptionError):
+                left = others  # those before this one may be whole here
+            if left:
                 _logger.warning("Reading %s in another directory: %s", chunk.path, error)
     assert failure is not None
     if was_deleted:
@@ -309,16 +316,44 @@ def _read_batches(
     raise failure
 
 
+def _bytes_elsewhere(
+    directories: _Directories,
+    part: PartitionSlice,
+    path: str,
+    roots: Sequence[str],
+    position: int,
+    size: int,
+) -> bytes | None:
+    """Return the bytes of a batch, whose columns are damaged here, as another copy has them.
+
+    Args:
+        directories: The log roots.
+        part: What is read of the partition.
+        path: The file.
+        roots: Where it may be.
+        position: Where the batch begins.
+        size: Its size; 0 if its head is damaged: then `_read_batches` reads on elsewhere.
+    """
+    for root in roots if size else ():
+        with suppress(NotALogError, StorageError):
+            files = directories.open(root, part)
+            with files.opened(path) as fd:
+                data = files.read(fd, size, position)
+            if len(data) == size:
+                return data
+    return None
+
+
 def _read_copy(
     files: Files,
     part: PartitionSlice,
     chunk: FileChunk,
     schemas: tuple[Any, ...],
-    *,
     is_last: bool,
+    reread: Reread,
 ) -> Iterator[list[Batch | BatchRun]]:
     """Yield the batches of a part of a file in one directory; see `_read_batches`."""
-    file = SegmentFile(files, chunk.path, expected=lambda: schemas)
+    file = SegmentFile(files, chunk.path, expected=lambda: schemas, reread=reread)
     if not is_last and file.size() < chunk.end_position:
         raise StorageError(
             f"The copy is being made again: it lacks bytes before {chunk.end_position}",

@@ -238,8 +238,8 @@ MUTANTS = [
     Mutant(
         "elected from outside the ISR",
         by_a_copy_out_of_sync,
-        f"{REPLICATION}.election:elect_leader",
-        {"if replica in in_sync and": "if replica in alive and"},
+        f"{REPLICATION}.isr:PartitionAssignment.elect",
+        {"if each in in_sync and": "if each in alive and"},
     ),
     Mutant(
         "the first copy is elected, not the longest",
@@ -257,7 +257,7 @@ MUTANTS = [
         "a copy that is not in sync is elected by itself",
         by_an_election_outside_the_isr,
         f"{REPLICATION}.isr:PartitionAssignment.elect",
-        {"self.replicas, self.isr, alive": "self.replicas, self.replicas, alive"},
+        {"for each in self.isr if each in alive": "for each in self.replicas if each in alive"},
     ),
     Mutant(
         "a copy that returns is cut to the length of the leader's",
@@ -280,8 +280,8 @@ MUTANTS = [
     Mutant(
         "a directory that failed stays in the ISR",
         by_the_model,
-        f"{REPLICATION}.election:elect_leader",
-        {"return replica, in_sync": "return replica, tuple(isr)"},
+        f"{REPLICATION}.isr:PartitionAssignment.elect",
+        {"return self._elected(each, in_sync)": "return self._elected(each, self.isr)"},
     ),
     Mutant(
         "a copy joins the ISR without the last records",

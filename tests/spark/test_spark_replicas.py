@@ -3,14 +3,18 @@
 import errno
 import os
 import shutil
+from contextlib import suppress
 
 import pytest
+from support.damaged_copies import DAMAGES, Place
 from support.failing_disks import FailingDisks
 from support.jvm_tasks import consumer_rows, python_rows
 from support.replicas import assignment, numbered, send, values
 from support.roots import encoded
 
-from embedlog.errors import DataLossError, NotALogError
+from embedlog.errors import CorruptBatchError, DataLossError, NotALogError
+from embedlog.files import Files
+from embedlog.segment import SegmentFile
 from embedlog.spark import partition_reader
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.jvm_reader import READER
@@ -96,6 +100,41 @@ def test_a_copy_that_is_being_made_again_is_not_read(log, directories, read, siz
         file.write_bytes(data)
 
 
+def batches_of(file):
+    """Return where the batches of a segment file are."""
+    segment = SegmentFile(Files(file.parent, writable=False), file.name)
+    with suppress(CorruptBatchError):  # the end mark
+        for batch in segment.scan(segment.start, segment.size()):
+            yield Place(str(file), batch.position, batch.head_size, batch.size)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("disk", [1, 2])
+def test_a_task_goes_on_in_another_copy_of_what_is_damaged(log, directories, read, damage, disk):
+    """H14: whichever of them leads."""
+    tasks = plan(log)
+    expected = sorted(consumer_rows(log, "t"))
+    for file in sorted(directories.path(disk).glob("topics/t-*/*/*.arrows")):
+        DAMAGES[damage](file, [*batches_of(file)][-1])
+        if damage == "a deleted partition":
+            break
+    assert sorted(read(tasks)) == expected
+    log.repair(dry_run=False)
+
+
+@pytest.mark.parametrize("damage", ["a bit in a head", "a bit in a column"])
+def test_a_task_reads_each_batch_where_it_is_whole(log, directories, read, damage):
+    """H14: by turns one is damaged in one copy, the next one in the other copy."""
+    tasks = plan(log)
+    expected = sorted(consumer_rows(log, "t"))
+    for disk in (1, 2):
+        (file,) = directories.path(disk).glob("topics/t-*/1/*.arrows")
+        for place in [*batches_of(file)][disk:20:2]:
+            DAMAGES[damage](file, place)
+    assert sorted(read(tasks)) == expected
+    log.repair(dry_run=False)
+
+
 def test_a_task_goes_on_where_a_read_failed(log, directories, monkeypatch):
     """Each record is read once, wherever that is."""
     tasks = plan(log)
@@ -127,9 +166,11 @@ def test_an_error_says_what_is_wrong_with_the_leader(log, directories, read):
         read(tasks)
 
 
-def test_what_only_the_leader_had_is_a_loss(log, directories, read):
-    """It was appended with acks=1, and the follower lacks it."""
-    log.partition("t", 0).append([encoded(b"leader")], acks=1)
+def test_what_only_the_leader_has_is_a_loss(log, directories, read):
+    """The other copy was cut short before the leader was lost."""
+    log.partition("t", 0).append([encoded(b"leader")])
+    *_, file = sorted(directories.path(2).glob("topics/t-*/0/*.arrows"))
+    os.truncate(file, [*batches_of(file)][-1].position)
     expected = consumer_rows(log, "t")[:60]
     tasks = [task for task in plan(log) if task.slices[0].partition == 0]
     directories.take(1)

@@ -178,8 +178,10 @@ def outcomes(paths: list[Path], base: Path, case: tuple[str, str, str, str]) -> 
             try:
                 found = do(log, what)
                 seen.append(found if what in ("read", "append") else len(found) > 0)
-            except EmbedlogError as error:
-                seen.append(type(error).__name__)
+            except EmbedlogError:
+                seen.append("an error")
+            if len(paths) > 1:
+                keep_house(log)  # a directory may be offline for a file that was deleted
             if what == "verify":
                 seen.pop()  # it compares copies
         assert log.verify() == []

@@ -80,17 +80,34 @@ final class ChunkReader implements AutoCloseable {
     if (position == chunk.endPosition()) {
       return false;
     }
-    current = position;
-    try {
-      readHead();
-    } catch (NewerFormatException error) {
-      throw EmbedlogException.newerFormat(error.getMessage(), chunk.path(), current);
-    } catch (DamagedBatchException error) {
-      throw damaged(error.getMessage());
-    }
-    position += head.messageLength();
-    leastOffset = head.nextOffset();
+    readHeadOfAnyCopy();
     return true;
+  }
+
+  /** Reads the head at the position, and moves on. */
+  private void readHeadOfAnyCopy() throws IOException {
+    current = position;
+    while (true) {
+      try {
+        readHead();
+        position += head.messageLength();
+        leastOffset = head.nextOffset();
+        return;
+      } catch (NewerFormatException error) {
+        throw EmbedlogException.newerFormat(error.getMessage(), chunk.path(), current);
+      } catch (DamagedBatchException error) {
+        useAnotherCopy(error);
+      }
+    }
+  }
+
+  /** Reads the batch of the head in the next directory; throws the error if there is none. */
+  private void useAnotherCopy(DamagedBatchException error) throws IOException {
+    EmbedlogException damaged = damaged(error.getMessage());
+    if (!file.openAnother(damaged, current)) {
+      throw damaged;
+    }
+    window.begin(current);
   }
 
   private void readHead() throws IOException, DamagedBatchException {
@@ -139,14 +156,20 @@ final class ChunkReader implements AutoCloseable {
    * @throws EmbedlogException if a column is damaged or the file ends too early
    */
   void readColumns(StoredColumn[] columns) throws IOException {
-    try {
-      head.checkColumnRanges();
-      int begin = window.reserve(current, head.messageLength());
-      head.move(window.buffer(), begin);
-      load(columns);
-      body.read(head, memory, columns);
-    } catch (DamagedBatchException error) {
-      throw damaged(error.getMessage());
+    while (true) {
+      try {
+        head.checkColumnRanges();
+        int begin = window.reserve(current, head.messageLength());
+        head.move(window.buffer(), begin);
+        load(columns);
+        body.read(head, memory, columns);
+        return;
+      } catch (DamagedBatchException error) {
+        useAnotherCopy(error);
+        position = current;
+        leastOffset = head.baseOffset();
+        readHeadOfAnyCopy();
+      }
     }
   }
 

@@ -103,6 +103,12 @@ final class FileWindow {
     return begin + count >= until;
   }
 
+  /** Forgets the bytes in memory: from this position on they are read from the file again. */
+  void begin(long position) {
+    start = position;
+    filled = 0;
+  }
+
   private void moveTo(long position) {
     int kept = (int) Math.max(start + filled - position, 0);
     if (kept > 0 && position > start) {

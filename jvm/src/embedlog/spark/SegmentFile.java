@@ -9,7 +9,6 @@ import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
-import java.util.Iterator;
 import java.util.List;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -20,7 +19,17 @@ final class SegmentFile implements AutoCloseable {
 
   private final PartitionSlice slice;
   private final FileChunk chunk;
-  private final Iterator<Path> roots;
+  private final List<Path> roots;
+
+  /** The number of the root that is read. */
+  private int number = -1;
+
+  /** How many roots are left to try. */
+  private int left;
+
+  /** Where damage was found last. */
+  private long damagedAt = -1;
+
   private Exception failure;
   private Path root;
   private FileChannel channel;
@@ -36,18 +45,21 @@ final class SegmentFile implements AutoCloseable {
   SegmentFile(List<Path> roots, PartitionSlice slice, FileChunk chunk) throws IOException {
     this.slice = slice;
     this.chunk = chunk;
-    this.roots = roots.iterator();
+    this.roots = roots;
+    this.left = roots.size();
     openNext();
   }
 
   /** Opens the file in the next directory where that is possible. */
   private void openNext() throws IOException {
-    while (roots.hasNext()) {
-      root = roots.next();
+    while (left > 0) {
+      left--;
+      number = (number + 1) % roots.size();
+      root = roots.get(number);
       try {
         channel = FileChannel.open(root.resolve(chunk.path()), StandardOpenOption.READ);
         long size = channel.size();
-        if (size >= chunk.endPosition() || !roots.hasNext()) {
+        if (size >= chunk.endPosition() || left == 0) {
           return;
         }
         channel.close();
@@ -60,6 +72,27 @@ final class SegmentFile implements AutoCloseable {
       throw error;
     }
     throw (RuntimeException) failure;
+  }
+
+  /**
+   * Goes on in the next directory, because the bytes here are damaged.
+   *
+   * @param damage what is wrong
+   * @param position where; the directories before this one may be whole there
+   * @return false if there is no other directory
+   */
+  boolean openAnother(EmbedlogException damage, long position) throws IOException {
+    if (position != damagedAt) {
+      damagedAt = position;
+      left = roots.size() - 1;
+    }
+    if (left == 0) {
+      return false;
+    }
+    note(damage);
+    channel.close();
+    openNext();
+    return true;
   }
 
   /** Returns what an error of the system means. */
@@ -88,7 +121,7 @@ final class SegmentFile implements AutoCloseable {
     if (failure == null || failure instanceof DataLossException) {
       failure = error;
     }
-    if (roots.hasNext()) {
+    if (left > 0) {
       LOGGER.warn("Reading {} in another directory: {}", chunk.path(), error.toString());
     }
   }
