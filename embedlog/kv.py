@@ -687,45 +687,55 @@ class Store:
 # Several stores with the same rows, as each directory of a log with replicas has one
 
 
-class RecordingTxn:
-    """A write transaction that notes the rows it changes, so that others can repeat that.
+class FanOutTxn:
+    """A write transaction in each of several stores: it reads the first one, and writes to all.
 
     Args:
-        txn: The transaction of LMDB.
-        base: Added to its number: numbers of one database mean nothing in another.
+        txns: The transactions of LMDB.
     """
 
-    def __init__(self, txn: Txn, base: int) -> None:
-        self._txn, self._base = txn, base
-        self.get, self.cursor, self.stat = txn.get, txn.cursor, txn.stat
+    def __init__(self, txns: Sequence[Txn]) -> None:
+        self.txns = txns
+        self.get, self.cursor, self.stat = txns[0].get, txns[0].cursor, txns[0].stat
+        self.base = 0
+        """Added to its number: numbers of one database mean nothing in another."""
+        self.at = 0
+        """The transaction in use: the one to blame for an error of LMDB."""
         self.changes: dict[bytes, bytes | None] = {}
         """The new value of each changed row; None if it was deleted."""
 
     def id(self) -> int:
         """Return its number."""
-        return self._base + int(self._txn.id())
+        return self.base + int(self.txns[0].id())
 
     def put(self, key: bytes, value: bytes) -> bool:
         """Write a row."""
         self.changes[key] = value
-        return bool(self._txn.put(key, value))
+        for index, txn in enumerate(self.txns):
+            self.at = index
+            txn.put(key, value)
+        self.at = 0
+        return True
 
     def delete(self, key: bytes) -> bool:
         """Delete a row; return whether there was one."""
-        deleted = bool(self._txn.delete(key))
+        deleted = False
+        for index, txn in enumerate(self.txns):
+            self.at = index
+            deleted |= bool(txn.delete(key))
+        self.at = 0
         if deleted:
             self.changes[key] = None
         return deleted
 
-
-def apply_changes(txn: Txn, changes: dict[bytes, bytes | None]) -> None:
-    """Make the changes that a `RecordingTxn` noted."""
-    put, delete = txn.put, txn.delete
-    for key, value in changes.items():
-        if value is None:
-            delete(key)
-        else:
-            put(key, value)
+    def replace_last(self) -> None:
+        """Replace all rows of the last store by those of the first."""
+        rows = list(self.cursor())
+        self.at = len(self.txns) - 1
+        remove(self.txns[-1], b"")
+        for key, value in rows:
+            self.txns[-1].put(key, value)
+        self.at = 0
 
 
 class StoreError(Exception):
@@ -737,7 +747,7 @@ class StoreError(Exception):
 
 
 def transact_all(
-    stores: Sequence[Store], step: Callable[[Sequence[Txn]], T]
+    stores: Sequence[Store], step: Callable[[FanOutTxn], T]
 ) -> tuple[T, dict[int, EmbedlogError]]:
     """Run ``step`` in one write transaction of each store, and commit them in order.
 
@@ -753,7 +763,7 @@ def transact_all(
     # In the order in which a fork takes these locks.
     order = sorted(range(len(stores)), key=lambda index: stores[index].order, reverse=True)
     while True:
-        at, stepping = 0, False
+        at, fan_out = 0, None
         held: list[threading.Lock] = []
         txns: list[Any] = []
         shared: list[_Environment] = []
@@ -766,15 +776,13 @@ def transact_all(
             for at, store in enumerate(stores):
                 store._check_length()
                 txns.append(shared[at].handle.begin(None, None, True))
-            stepping = True
-            result = step([_NamedTxn(txn, index) for index, txn in enumerate(txns)])
-            return result, _commit_all(stores, txns)
-        except _TxnError as error:
-            at, failure = error.index, error.error
+            fan_out = FanOutTxn(txns)
+            result = step(fan_out)
+            return result, _commit_all(stores, fan_out)
         except lmdb.Error as error:
-            failure = error
+            at, failure = at if fan_out is None else fan_out.at, error
         except (StorageError, CorruptionError) as error:
-            if stepping:
+            if fan_out is not None:
                 raise
             raise StoreError(at, error) from error
         finally:
@@ -788,16 +796,16 @@ def transact_all(
             raise StoreError(at, error) from error
 
 
-def _commit_all(stores: Sequence[Store], txns: Sequence[Any]) -> dict[int, EmbedlogError]:
+def _commit_all(stores: Sequence[Store], fan_out: FanOutTxn) -> dict[int, EmbedlogError]:
     """Commit the transactions; return the errors of those that failed after the first one."""
     failed: dict[int, EmbedlogError] = {}
-    for index, (store, txn) in enumerate(zip(stores, txns, strict=True)):
+    for index, (store, txn) in enumerate(zip(stores, fan_out.txns, strict=True)):
         number = int(txn.id())
         try:
             txn.commit()
         except lmdb.Error as error:
             if not index and isinstance(error, lmdb.MapFullError):
-                raise _TxnError(index, error) from error
+                raise
             failed[index] = store._failure(error, "commit")
             if not index:
                 raise StoreError(index, failed[index]) from error
@@ -808,34 +816,6 @@ def _commit_all(stores: Sequence[Store], txns: Sequence[Any]) -> dict[int, Embed
             if pages[LAST_PAGE_WORDS[number & 1]] != store._last_page:
                 store._note_growth(pages[LAST_PAGE_WORDS[number & 1]])
     return failed
-
-
-class _TxnError(Exception):
-    """A transaction of one of several stores failed."""
-
-    def __init__(self, index: int, error: lmdb.Error) -> None:
-        super().__init__(index, error)
-        self.index, self.error = index, error
-
-
-class _NamedTxn:
-    """A write transaction whose errors say of which store it is."""
-
-    def __init__(self, txn: Any, index: int) -> None:
-        self._txn, self._index = txn, index
-        self.get, self.cursor, self.stat, self.id = txn.get, txn.cursor, txn.stat, txn.id
-
-    def put(self, key: bytes, value: bytes) -> bool:
-        try:
-            return bool(self._txn.put(key, value))
-        except lmdb.Error as error:
-            raise _TxnError(self._index, error) from error
-
-    def delete(self, key: bytes) -> bool:
-        try:
-            return bool(self._txn.delete(key))
-        except lmdb.Error as error:
-            raise _TxnError(self._index, error) from error
 
 
 def _number(txn: Txn) -> int:

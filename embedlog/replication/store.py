@@ -313,23 +313,21 @@ class ReplicatedStore:
         stores = [directory.stores[self._name] for directory in directories]
         key = self._version_key
 
-        def run(txns: Sequence[kv.Txn]) -> T:
+        def run(txn: kv.FanOutTxn) -> T:
             if replaced is not None:
-                replace_rows(list(txns[0].cursor()), txns[-1])
-            rows = [txn.get(key) for txn in txns]
-            if any(row != rows[0] for row in rows):
+                txn.replace_last()
+            row, *others = [each.get(key) for each in txn.txns]
+            if any(other != row for other in others):
                 raise _UnevenError
-            recording = kv.RecordingTxn(txns[0], base)
-            result = step(recording)
-            if recording.changes:
-                self._put_version(recording, rows[0])
+            txn.base = base
+            result = step(txn)
+            if txn.changes:
+                self._put_version(txn, row)
                 if self._written_epoch > image.epoch:
                     # Before the commit: if this process is killed after it, the others must
                     # still notice that there is a new epoch.
                     for directory in directories:
                         directory.note_epoch(self._written_epoch)
-                for txn in txns[1:]:
-                    kv.apply_changes(txn, recording.changes)
             return result
 
         try:
@@ -348,7 +346,7 @@ class ReplicatedStore:
         failed.update({directories[index].id: error for index, error in errors.items()})
         return [result]
 
-    def _put_version(self, txn: kv.RecordingTxn, row: bytes | None) -> None:
+    def _put_version(self, txn: kv.FanOutTxn, row: bytes | None) -> None:
         """Write the version row after a write: its number, and what it changed."""
         if self._name == "live":
             before = 0 if row is None else LIVE_VERSION.load(self._version_key, row).version
@@ -365,7 +363,7 @@ class ReplicatedStore:
         METADATA_VERSION.put(txn, value=changed)
         self._written_epoch = changed.epoch
 
-    def _put_live_epoch(self, txn: kv.RecordingTxn, number: int) -> None:
+    def _put_live_epoch(self, txn: kv.FanOutTxn, number: int) -> None:
         """Note the present epoch, if this write is the first one in it."""
         image = self._controller.image
         if self._begun_epoch != image.epoch:
@@ -412,7 +410,11 @@ class ReplicatedStore:
     def _repeat(self, row: bytes, txn: kv.Txn) -> None:
         """Make the changes of a write from its version row."""
         version = _VERSIONS[self._name].load(self._version_key, row)
-        kv.apply_changes(txn, unpack_changes(version.changes))
+        for key, value in unpack_changes(version.changes).items():
+            if value is None:
+                txn.delete(key)
+            else:
+                txn.put(key, value)
         txn.put(self._version_key, row)
 
     # The database that is read
