@@ -17,6 +17,7 @@ from support.roots import encoded, open_root
 from support.tiers import sample
 
 import embedlog
+from embedlog.config import MaintenanceConfig
 from embedlog.errors import DurabilityError
 from embedlog.files import Files
 from embedlog.keyspace import JOB_RUNS
@@ -59,7 +60,7 @@ class Runs:
     """The jobs of a log, at short intervals, and which of them have run."""
 
     def __init__(self, log) -> None:
-        found = jobs_of(embedlog.config.MaintenanceConfig(), replicated=log.root.replicated)
+        found = jobs_of(MaintenanceConfig(), replicated=log.root.replicated)
         self.jobs = [self._counted(job) for job in found]
         self.names = {job.name for job in found}
         self.begun: set[str] = set()
@@ -140,6 +141,41 @@ def test_a_disk_that_fails_for_long_is_logged_once(log, disks, number):
         until(lambda: not still_failing(maintenance), 30)
     assert lines.counts
     assert lines.repeated(2) == {}
+
+
+def test_a_directory_that_does_not_stay_is_tried_less_and_less_often(
+    directories, disks, monkeypatch
+):
+    """P24: one of whose files the disk refuses; each return elects leaders, and logs two lines."""
+    monkeypatch.setattr(replication_jobs, "RETRY_SECONDS", 1.0)
+    now = [0.0]
+    monkeypatch.setattr(replication_jobs, "monotonic", lambda: now[0])
+    with directories.open(files=disks) as log, LogLines() as lines:
+        log.create_topic("t", replication_factor=3)
+        controller, partition = log.root.controller, log.root.partition("t", 0)
+        job = replication_jobs.ReplicationJob(MaintenanceConfig())
+
+        def keep_house(seconds):
+            for _ in range(seconds):
+                now[0] += 1
+                job.run(log.root, lambda: False)
+
+        def returns():
+            return sum(count for text, count in lines.counts.items() if "is online" in text)
+
+        disks.break_disk(controller.directories[3].path, errno.EIO, folder="topics/")
+        partition.append([encoded(b"a")])
+        keep_house(200)
+        assert 5 <= returns() <= 12
+        disks.broken.clear()
+        keep_house(100)
+        assert controller.current().image.online == (1, 2, 3)
+        before = returns()
+        directories.lose(log, 3)
+        directories.put_back(3)
+        keep_house(2)
+        assert returns() == before + 1
+        directories.assert_equal_copies("t")
 
 
 # The owner's role

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import CorruptionError, EmbedlogError
@@ -30,19 +31,10 @@ PROBE_SECONDS = 5.0
 _ROUNDS_TO_WAIT = 3
 RETRY_SECONDS = 1.0
 """How often a directory that is offline is tried again."""
+_LONGEST_RETRIES = 32
+"""How many times as long it waits at most, if those that come back go offline again."""
 DAMAGE_SECONDS = 60.0
 """How long copies are left out whose leader is damaged; it may have been repaired then."""
-
-
-class ReplicationResult(NamedTuple):
-    """What a round did."""
-
-    returned: tuple[int, ...] = ()
-    """The directories that came back."""
-    joined: int = 0
-    """How many copies joined the ISR."""
-    elected: int = 0
-    """How many preferred leaders were elected."""
 
 
 class ReplicationJob:
@@ -54,40 +46,45 @@ class ReplicationJob:
 
     def __init__(self, config: MaintenanceConfig) -> None:
         self._config = config
-        rate = config.follower_replication_throttled_rate
-        self.throttle = Throttle(rate)
-        self._probed = self._retried = self._balanced = monotonic()
+        self.throttle = Throttle(config.follower_replication_throttled_rate)
+        self._began = monotonic()
+        self._last: dict[str, float] = {}
+        """When a part of the job was last done, by its name."""
+        self._retry_seconds = 0.0
+        """How often directories are tried that are offline, if those that return do not stay."""
+        self._returned_at = -inf
         self._histories: dict[int, dict[bytes, History]] = {}
         """By directory: what the copies had that have to catch up."""
         self._damaged: dict[recovery.Copy, CorruptionError] = {}
         """The copies that cannot be made, since the leader's is damaged."""
-        self._damaged_until = 0.0
         self._failures = Failures(_logger)
         self._led_epoch = -1
         self._waited = 0
         """For how many rounds an epoch was noted, and not committed."""
 
-    def run(self, root: Root, stopped: Callable[[], bool]) -> ReplicationResult:
-        """Do one round."""
+    def run(self, root: Root, stopped: Callable[[], bool]) -> int:
+        """Do one round; return how many copies joined the ISR."""
         from embedlog.replication.root import ReplicatedRoot
 
         assert isinstance(root, ReplicatedRoot)
         controller = root.controller
         self._finish_epoch(controller)
-        self._check_directories(root)
-        now = monotonic()
-        image = controller.current().image
-        returned: dict[int, dict[bytes, History]] = {}
-        if now - self._retried >= RETRY_SECONDS and len(image.online) < len(image.directories):
-            self._retried = now
-            returned = recovery.try_bring_back(root, self._failures)
-            self._histories.update(returned)
+        controller.check_directories(probe=self._is_due("probe", PROBE_SECONDS))
+        self._bring_back(root)
         if any(each.leader is None for each in controller.image.assignments.values()):
             controller.elect()
         joined = self._replicate(root, stopped)
         self._lead_all(root)
-        elected = self._balance(root, now)
-        return ReplicationResult(tuple(returned), joined, elected)
+        self._balance(root)
+        return joined
+
+    def _is_due(self, what: str, seconds: float) -> bool:
+        """Whether a part of the job was not done for so long; if so, notes that it is done now."""
+        now = monotonic()
+        is_due = now - self._last.get(what, self._began) >= seconds
+        if is_due:
+            self._last[what] = now
+        return is_due
 
     def _finish_epoch(self, controller: Controller) -> None:
         """Write the epoch that a killed process has noted and not committed.
@@ -101,12 +98,18 @@ class ReplicationJob:
         if self._waited >= _ROUNDS_TO_WAIT:
             controller.change(lambda _txn, _image: True)
 
-    def _check_directories(self, root: ReplicatedRoot) -> None:
-        now = monotonic()
-        probe = now - self._probed >= PROBE_SECONDS
-        if probe:
-            self._probed = now
-        root.controller.check_directories(probe=probe)
+    def _bring_back(self, root: ReplicatedRoot) -> None:
+        """Bring back directories that work; after pauses that grow, if they do not stay online."""
+        image = root.controller.current().image
+        seconds = max(self._retry_seconds, RETRY_SECONDS)
+        if len(image.online) < len(image.directories) and self._is_due("retry", seconds):
+            returned = recovery.try_bring_back(root, self._failures)
+            self._histories.update(returned)
+            if returned:
+                longest, now = _LONGEST_RETRIES * RETRY_SECONDS, monotonic()
+                has_stayed = now - self._returned_at >= 2 * longest
+                self._retry_seconds = 0 if has_stayed else min(2 * seconds, longest)
+                self._returned_at = now
 
     def _replicate(self, root: ReplicatedRoot, stopped: Callable[[], bool]) -> int:
         """Have copies that are out of sync catch up, and finish reassignments."""
@@ -121,7 +124,7 @@ class ReplicationJob:
             self._histories.clear()
             return 0
         damaged, before = self._damaged, dict(self._damaged)
-        if monotonic() >= self._damaged_until:
+        if self._is_due("damage", DAMAGE_SECONDS):
             damaged.clear()
         left_out = set(damaged)
         copy = partial(
@@ -136,7 +139,7 @@ class ReplicationJob:
         for key in before.keys() - damaged.keys():
             self._failures.end(_copying(key, before[key]))
         for key in damaged.keys() - left_out:
-            self._damaged_until = monotonic() + DAMAGE_SECONDS
+            self._last["damage"] = monotonic()
             self._failures.note(_copying(key, damaged[key]), damaged[key])
         return joined
 
@@ -153,30 +156,27 @@ class ReplicationJob:
                         log.tail()
         self._led_epoch = epoch
 
-    def _balance(self, root: ReplicatedRoot, now: float) -> int:
+    def _balance(self, root: ReplicatedRoot) -> None:
         """Elect preferred leaders again, if too many partitions are led by others."""
         config = self._config
-        if (
-            not config.auto_leader_rebalance_enable
-            or now - self._balanced < config.leader_imbalance_check_interval_seconds
+        if not config.auto_leader_rebalance_enable or not self._is_due(
+            "balance", config.leader_imbalance_check_interval_seconds
         ):
-            return 0
-        self._balanced = now
+            return
         image = root.controller.current().image
         keys = imbalanced_leaders(
             image.assignments,
             set(image.online),
             percentage=config.leader_imbalance_per_broker_percentage,
         )
-        if not keys:
-            return 0
-        partitions = {
-            TopicPartition(info.name, partition)
-            for info in root.topics().values()
-            for partition in range(info.partitions)
-            if info.key(partition) in keys
-        }
-        return len(reassign.elect_preferred(root, partitions))
+        if keys:
+            partitions = {
+                TopicPartition(info.name, partition)
+                for info in root.topics().values()
+                for partition in range(info.partitions)
+                if info.key(partition) in keys
+            }
+            reassign.elect_preferred(root, partitions)
 
 
 def _copying(copy: recovery.Copy, error: CorruptionError) -> str:

@@ -35,8 +35,11 @@ _DATABASE_LOCKS = frozenset({"locks/state", "locks/live"})
 class BrokenDisk:
     """How a disk fails."""
 
-    def __init__(self, number: int, after: int, times: int, databases: bool) -> None:
+    def __init__(
+        self, number: int, after: int, times: int, databases: bool, folder: str = ""
+    ) -> None:
         self.number, self.left, self.times, self.databases = number, after, times, databases
+        self.folder = folder
 
     def fails(self, operation: str, changes: bool) -> bool:
         """Whether an operation fails; counts it."""
@@ -75,6 +78,7 @@ class FailingDisks:
         after: int = 0,
         times: int = 1 << 30,
         databases: bool = True,
+        folder: str = "",
     ) -> None:
         """Let the operations in a directory fail.
 
@@ -84,14 +88,15 @@ class FailingDisks:
             after: How many operations work before.
             times: How many fail; all, by default.
             databases: Whether the databases cannot be written either.
+            folder: What the paths of files that fail begin with.
         """
-        self.broken[path] = BrokenDisk(number, after, times, databases)
+        self.broken[path] = BrokenDisk(number, after, times, databases, folder)
 
     def repair(self, path: str) -> None:
         """Let a disk work again."""
         self.broken.pop(path, None)
 
-    def begin(self, root: str, operation: str, changes: bool) -> None:
+    def begin(self, root: str, operation: str, changes: bool, path: str = "") -> None:
         """Raise the error of an operation, if it must fail.
 
         Raises:
@@ -99,7 +104,7 @@ class FailingDisks:
         """
         self.point()
         disk = self.broken.get(root)
-        if disk is not None and disk.fails(operation, changes):
+        if disk is not None and path.startswith(disk.folder) and disk.fails(operation, changes):
             raise OSError(disk.number, os.strerror(disk.number))
 
     def point(self) -> None:
@@ -123,7 +128,8 @@ class DiskFiles(Files):
 
     def _begin(self, operation: str, where: int | str, changes: bool) -> None:
         try:
-            self._disks.begin(self.root, operation, changes)
+            path = where if isinstance(where, str) else self._paths.get(where, "")
+            self._disks.begin(self.root, operation, changes, path)
         except OSError as error:
             kind = DurabilityError if operation.startswith("sync") else None
             raise self._failed(error, operation, where, kind) from error

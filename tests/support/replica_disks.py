@@ -695,7 +695,7 @@ def _settle(log: Any) -> bool:
     time.sleep(0.1)
     result = job.run(log.root, lambda: False)
     controller = log.root.controller
-    return not result.joined and len(controller.online) == len(controller.image.directories)
+    return not result and len(controller.online) == len(controller.image.directories)
 
 
 def _read_topic(log: Any, name: str) -> list[dict[int, tuple[int, int]]]:
