@@ -124,9 +124,10 @@ def examine(log: PartitionLog, controller: Controller, *, mend: bool = False) ->
     Other processes may append, roll, compact and fail meanwhile.  So what looks damaged is read
     again under the partition's lock, if that can be taken; and is mended then, with ``mend``.
     """
-    found = _examine_once(log, controller)
-    if found is not None and not found.differences:
-        return found
+    with suppress(StorageError):  # perhaps of a file that was just deleted
+        found = _examine_once(log, controller)
+        if found is not None and not found.differences:
+            return found
     with ExitStack() as lock:
         # Of a log that was opened to read only, there is no lock.
         with suppress(*(() if mend else (LockTimeoutError, ReadOnlyError))):
@@ -139,17 +140,20 @@ def examine(log: PartitionLog, controller: Controller, *, mend: bool = False) ->
 
 
 def _examine_once(log: PartitionLog, controller: Controller) -> Comparison | None:
-    """Compare the copies; None if one of them cannot be read now."""
+    """Compare the copies; None if a directory has just gone offline."""
     tail = None
     with suppress(CorruptionError):  # what is damaged is found next
         tail = log.tail()
     try:
         return _compare(log, controller, _segments(log), tail, mend=False)
-    except (StorageError, ClosedError) as error:
+    except ClosedError:
         if log.context.closed:
             raise
-        if isinstance(error, StorageError) and (found := controller.find_broken(error)):
-            controller.take_offline({found.id: error})
+    except StorageError as error:
+        directory = controller.find_broken(error)
+        if directory is None:
+            raise
+        controller.take_offline({directory.id: error})
     return None
 
 
