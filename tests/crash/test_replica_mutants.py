@@ -381,7 +381,7 @@ MUTANTS += [
         "a copy that is cut short goes before the others were mended from it",
         by_damage_of_both,
         f"{REPLICATION}.mend:_mend",
-        {"    _compare(log, segments, tail, mend=True": "    # ("},
+        {"_compare(log, controller, segments, tail, mend=True": "# ("},
     ),
     Mutant(
         "a reader stops at damage of the leader",
