@@ -692,13 +692,12 @@ class FanOutTxn:
 
     Args:
         txns: The transactions of LMDB.
+        base: Added to its number: numbers of one database mean nothing in another.
     """
 
-    def __init__(self, txns: Sequence[Txn]) -> None:
-        self.txns = txns
+    def __init__(self, txns: Sequence[Txn], base: int) -> None:
+        self.txns, self._base = txns, base
         self.get, self.cursor, self.stat = txns[0].get, txns[0].cursor, txns[0].stat
-        self.base = 0
-        """Added to its number: numbers of one database mean nothing in another."""
         self.at = 0
         """The transaction in use: the one to blame for an error of LMDB."""
         self.changes: dict[bytes, bytes | None] = {}
@@ -706,7 +705,7 @@ class FanOutTxn:
 
     def id(self) -> int:
         """Return its number."""
-        return self.base + int(self.txns[0].id())
+        return self._base + int(self.txns[0].id())
 
     def put(self, key: bytes, value: bytes) -> bool:
         """Write a row."""
@@ -747,13 +746,15 @@ class StoreError(Exception):
 
 
 def transact_all(
-    stores: Sequence[Store], step: Callable[[FanOutTxn], T]
+    stores: Sequence[Store], step: Callable[[FanOutTxn], T], base: int = 0
 ) -> tuple[T, dict[int, EmbedlogError]]:
     """Run ``step`` in one write transaction of each store, and commit them in order.
 
     By the holder of all their locks.  ``step`` may run more than once, until the first commit.
     No store is ahead of the first one, which is the one to read: if its commit fails, nothing is
     changed.
+
+    ``base`` is that of the `FanOutTxn`.
 
     Returns the result, and the errors of the other stores that did not commit, by index.
 
@@ -776,7 +777,7 @@ def transact_all(
             for at, store in enumerate(stores):
                 store._check_length()
                 txns.append(shared[at].handle.begin(None, None, True))
-            fan_out = FanOutTxn(txns)
+            fan_out = FanOutTxn(txns, base)
             result = step(fan_out)
             return result, _commit_all(stores, fan_out)
         except lmdb.Error as error:

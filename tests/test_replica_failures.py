@@ -181,8 +181,9 @@ def test_no_database_is_ahead_of_the_one_that_is_read(directories, log, monkeypa
         orders.append([store.path for store in stores])
         changed = [bytes(each.state.get(METADATA_VERSION.key())) for each in controller.online]
         before.append(changed)
-        failing = [_FailingTxn(txns[0]), *txns[1:]] if len(orders) == 1 else txns
-        return commit_all(stores, failing)
+        if len(orders) == 1:
+            txns = kv.FanOutTxn([_FailingTxn(txns.txns[0]), *txns.txns[1:]], 0)
+        return commit_all(stores, txns)
 
     before = []
     monkeypatch.setattr(kv, "_commit_all", fail_once)

@@ -319,7 +319,6 @@ class ReplicatedStore:
             row, *others = [each.get(key) for each in txn.txns]
             if any(other != row for other in others):
                 raise _UnevenError
-            txn.base = base
             result = step(txn)
             if txn.changes:
                 self._put_version(txn, row)
@@ -336,7 +335,7 @@ class ReplicatedStore:
                 if failed:
                     return []
                 self._even_epoch = image.epoch
-            result, errors = kv.transact_all(stores, run)
+            result, errors = kv.transact_all(stores, run, base)
         except _UnevenError:
             self._even_epoch = -1
             return []

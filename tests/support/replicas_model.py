@@ -616,11 +616,12 @@ class ReplicasModel(RuleBasedStateMachine):
             self.keep_house(handle, not rolls)
 
     @rule(which=st.integers(0, 3), directory=st.integers(0, 2), handle=st.integers(0, 1))
-    @precondition(lambda self: len(self.roots) == 2 and self.parts)
+    @precondition(lambda self: len(self.roots) == 2 and self.parts and len(self.paths) == 3)
     def come_back_for_one(self, which: int, directory: int, handle: int) -> None:
         """A directory comes back, but the other program cannot open it; then a third one is lost.
 
-        The other program has to refuse its appends, or to write them to all copies in sync.
+        The other program has to refuse its appends, or to write them to all copies in sync.  (Of
+        two directories, each program would go on with one: they diverge.)
         """
         if not self._may_lose(False):
             return
