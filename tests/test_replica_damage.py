@@ -232,6 +232,31 @@ def test_after_a_power_cut_damage_of_one_partition_leaves_no_other_one_uncompare
         assert values(log, "t") == numbered(b"x", 9)
 
 
+@pytest.mark.parametrize("rebooted", [False, True])
+@pytest.mark.parametrize("where", ["t", b"x-4"])
+def test_a_program_that_may_only_read_reads_around_damage_and_names_it(
+    tmp_path, monkeypatch, rebooted, where
+):
+    """H14: it changes nothing, and each copy that is damaged is still compared."""
+    directories = Directories(tmp_path)
+    with directories.open() as log:
+        log.create_topic("t")
+        send(log, "t", numbered(b"x", 9))
+        log.flush()
+        leader = assignment(log, "t").leader
+    file = segment(directories, leader)
+    flip(file, b"value" if where == "t" else where)
+    damaged = file.read_bytes()
+    if rebooted:
+        monkeypatch.setattr(Files, "boot_id", lambda _: "another")
+
+    with directories.open(mode="r") as log:
+        assert values(log, "t") == numbered(b"x", 9)
+        (difference,) = log.verify(replicas=True)
+        assert difference.copy == str(directories.path(leader))
+    assert file.read_bytes() == damaged
+
+
 def test_a_file_of_a_topic_that_is_deleted_at_that_moment_is_not_created(
     directories, log, monkeypatch
 ):

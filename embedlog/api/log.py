@@ -846,7 +846,10 @@ class Log:
             IllegalStateError: It is the last directory that works, or none of the log.
             ReplicaNotAvailableError: It cannot be used, and has the only copy of a partition.
             NotEnoughReplicasError: Too few directories would be left to decide; with ``force``,
-                give up more.
+                give up more.  Or another process cancelled the moves: repeat the call.
+            EligibleLeadersNotAvailableError: With ``force``: the directory was removed, and had
+                all in-sync copies of a partition, which has no leader now, since a directory that
+                is offline has more records than each that could lead; see `elect_leaders`.
         """
         from embedlog.api.replicas import remove_directories
 

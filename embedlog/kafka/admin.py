@@ -701,13 +701,11 @@ class KafkaAdminClient(LogClient):
         if replicas is not None:
             moves = {partition: replicas}
             kind = _error_class(lambda: reassign.begin(root, moves))
-        elif not _error_class(lambda: root.partition(*partition)).errno:
-            assignment = root.controller.assignment(root.partition(*partition).key)
-            if assignment is None or not assignment.is_reassigning:
-                return errors.NoReassignmentInProgressError
-            kind = _error_class(lambda: reassign.cancel(root, [partition]))
         else:
-            kind = errors.UnknownTopicOrPartitionError
+            counts: list[int] = []
+            kind = _error_class(lambda: counts.append(reassign.cancel(root, [partition])))
+            if counts == [0]:  # it may have ended, or been cancelled, a moment ago
+                kind = errors.NoReassignmentInProgressError
         return None if kind is errors.NoError else kind
 
     @raises_kafka_errors

@@ -114,7 +114,9 @@ class PartitionAssignment:
         """
         if self.is_under_min_isr(min_insync_replicas):
             raise NotEnoughReplicasError(
-                f"{len(self.isr)} of {len(self.replicas)} replicas are in sync, and "
+                "The partition has no leader"
+                if self.leader is None
+                else f"{len(self.isr)} of {len(self.replicas)} replicas are in sync, and "
                 f"min.insync.replicas is {min_insync_replicas}",
                 todo="Bring the other directories back, or send with acks=1.",
                 in_sync=len(self.isr),

@@ -37,6 +37,7 @@ from embedlog.replication.controller import Controller
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.files import make_parents
 from embedlog.replication.isr import PartitionAssignment
+from embedlog.replication.metadata import ASSIGNMENTS
 from embedlog.segment import END_MARK, SegmentFile
 
 _MESSAGE_START = END_MARK[:4]
@@ -123,9 +124,10 @@ def examine(log: PartitionLog, controller: Controller, *, mend: bool = False) ->
     Other processes may append, roll, compact and fail meanwhile.  So what looks damaged is read
     again under the partition's lock, if that can be taken; and is mended then, with ``mend``.
     """
-    found = _examine_once(log, controller)
-    if found is not None and not found.differences:
-        return found
+    with suppress(StorageError):  # perhaps of a file that was just deleted
+        found = _examine_once(log, controller)
+        if found is not None and not found.differences:
+            return found
     with ExitStack() as lock:
         # Of a log that was opened to read only, there is no lock.
         with suppress(*(() if mend else (LockTimeoutError, ReadOnlyError))):
@@ -138,17 +140,20 @@ def examine(log: PartitionLog, controller: Controller, *, mend: bool = False) ->
 
 
 def _examine_once(log: PartitionLog, controller: Controller) -> Comparison | None:
-    """Compare the copies; None if one of them cannot be read now."""
+    """Compare the copies; None if a directory has just gone offline."""
     tail = None
     with suppress(CorruptionError):  # what is damaged is found next
         tail = log.tail()
     try:
         return _compare(log, controller, _segments(log), tail, mend=False)
-    except (StorageError, ClosedError) as error:
+    except ClosedError:
         if log.context.closed:
             raise
-        if isinstance(error, StorageError) and (found := controller.find_broken(error)):
-            controller.take_offline({found.id: error})
+    except StorageError as error:
+        directory = controller.find_broken(error)
+        if directory is None:
+            raise
+        controller.take_offline({directory.id: error})
     return None
 
 
@@ -196,7 +201,8 @@ def _size(directory: LogDirectory, path: str) -> int:
 
 def _in_sync(log: PartitionLog, controller: Controller) -> list[LogDirectory]:
     """Return the directories of the in-sync copies, the leader's first."""
-    assignment = controller.assignment(log.key)
+    # Not that of the image: one that may not write leaves out there what it has found damaged.
+    assignment = controller.state.read(lambda txn: ASSIGNMENTS.get(txn, log.key))
     if assignment is None or assignment.leader is None:
         return []
     return controller.opened([assignment.leader, *assignment.in_sync_followers])
@@ -252,7 +258,7 @@ class _Copy:
         self.file: SegmentFile | None = None
         self.header, self.schema = b"", None
         """What it begins with, if that is the schema of the segment."""
-        self._changed = self._created = False
+        self._changed = False
         try:
             self.file = log.open_segment(info, files=directory.files)
             self.header, self.schema = self.file.bytes(0, self.file.start), self.file.schema
@@ -313,9 +319,7 @@ class _Copy:
     def write(self, data: bytes, position: int) -> None:
         """Replace bytes of the file, which may be missing."""
         files = self.directory.files
-        self._created |= self.file is None and not self._changed
-        if self._created and not self._changed:
-            make_parents(files, self.path)
+        make_parents(files, self.path)
         self._changed = True
         with files.opened(self.path, write=True, create=True) as fd:
             files.write(fd, [data], position)
@@ -334,7 +338,7 @@ class _Copy:
             files = self.directory.files
             with files.opened(self.path, write=True) as fd:
                 files.sync(fd)
-            for path in directories if self._created else ():
+            for path in directories if self.file is None else ():
                 files.sync_directory(path)
 
 

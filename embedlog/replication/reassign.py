@@ -353,20 +353,15 @@ def elect_preferred(
 ) -> list[TopicPartition]:
     """Elect the preferred leaders of partitions, by default of all; return which changed."""
     elected = []
-    for log in root.partition_logs(root.topics().values()):
-        assert isinstance(log, ReplicatedPartition)
-        partition = TopicPartition(log.topic, log.partition)
+    for info, number, before in list(assignments(root)):
+        partition = TopicPartition(info.name, number)
         if partitions is not None and partition not in partitions:
             continue
-        assignment = root.controller.assignment(log.key)
-        online = root.controller.image.online
-        if assignment is None or assignment.leader is None:
+        if before.leader is None or before.elect_preferred(root.controller.image.online) is before:
             continue
-        if assignment.elect_preferred(online) == assignment:
-            continue
-        with suppress(*_CHANGED), log.locked():
+        with suppress(*_CHANGED), root.partition(*partition).locked():
             if root.controller.change_assignments(
-                [log.key], lambda _, before, image: before.elect_preferred(image.online)
+                [info.key(number)], lambda _, before, image: before.elect_preferred(image.online)
             ):
                 elected.append(partition)
     return elected

@@ -13,7 +13,6 @@ from bisect import bisect_right
 from collections.abc import Collection
 from contextlib import ExitStack, closing, suppress
 from operator import itemgetter
-from typing import NamedTuple
 
 from embedlog import catalog
 from embedlog.display import plural
@@ -36,15 +35,6 @@ from embedlog.replication.recovery import HasDirectories
 _logger = logging.getLogger("embedlog.replication")
 
 
-class _Choice(NamedTuple):
-    """The copy of a partition that is to lead, and what that was decided on."""
-
-    partition: TopicPartition
-    assignment: PartitionAssignment
-    leader: int
-    records: int
-
-
 def elect_unclean(
     root: HasDirectories, partitions: Collection[TopicPartition]
 ) -> list[TopicPartition]:
@@ -57,36 +47,35 @@ def elect_unclean(
         EligibleLeadersNotAvailableError: A copy in a directory that is offline has more records
             than each that could lead.  No leader was elected.
     """
-    choices = {}
+    names, chosen = {}, {}
     for partition in partitions:
         with suppress(UnknownTopicOrPartitionError):  # it was deleted
             log = root.partition(*partition)
             assert isinstance(log, ReplicatedPartition)
-            choice = _choose(root, log)
-            if choice is not None:
-                choices[log.key] = choice
+            assignment = root.controller.assignment(log.key)
+            if assignment is not None and assignment.leader is None:
+                names[log.key] = partition
+                chosen[log.key] = assignment, _longest(root, log, assignment)
 
     def elect(key: bytes, before: PartitionAssignment, image: MetadataImage) -> PartitionAssignment:
-        _, assignment, leader, _ = choices[key]
-        is_as_counted = before == assignment and leader in image.online
-        return before.elect_unclean(leader) if is_as_counted else before
+        counted, leader = chosen[key]
+        if before != counted or leader is None or leader not in image.online:
+            return before
+        return before.elect_unclean(leader)
 
-    elected = []
-    for key in root.controller.change_assignments(choices, elect):
-        partition, _, leader, records = choices[key]
+    elected = root.controller.change_assignments(chosen, elect)
+    for key in elected:
         _logger.warning(
-            "%s-%d: directory %d was elected, and was not in sync: the log has its %d records",
-            *(*partition, leader, records),
+            "%s-%d: directory %d was elected, and was not in sync: what it lacks is lost",
+            *(*names[key], chosen[key][1]),
         )
-        elected.append(partition)
-    return elected
+    return [names[key] for key in elected]
 
 
-def _choose(root: HasDirectories, log: ReplicatedPartition) -> _Choice | None:
-    """Return the copy that is to lead; None if there is a leader, or if no copy can lead."""
-    assignment = root.controller.assignment(log.key)
-    if assignment is None or assignment.leader is not None:
-        return None
+def _longest(
+    root: HasDirectories, log: ReplicatedPartition, assignment: PartitionAssignment
+) -> int | None:
+    """Return the directory that is online and has the most records; None without one."""
     image = root.controller.image
     found = {each: _count_records(root, log, each) for each in assignment.replicas}
     counts = {each: count for each, count in found.items() if count is not None}
@@ -102,8 +91,7 @@ def _choose(root: HasDirectories, log: ReplicatedPartition) -> _Choice | None:
             **log.where,
             todo="Bring that directory back; or give it up with remove_replica(path, force=True).",
         )
-    partition = TopicPartition(log.topic, log.partition)
-    return _Choice(partition, assignment, leader, counts[leader])
+    return leader
 
 
 def _count_records(root: HasDirectories, log: ReplicatedPartition, directory: int) -> int | None:

@@ -244,13 +244,13 @@ MUTANTS = [
     Mutant(
         "the first copy is elected, not the longest",
         by_an_election_outside_the_isr,
-        f"{REPLICATION}.unclean_election:_choose",
+        f"{REPLICATION}.unclean_election:_longest",
         {"max(each, key=counts.__getitem__) for each in (able, counts)": "min(able) for _ in '12'"},
     ),
     Mutant(
         "a copy that is offline is not counted",
         by_an_election_outside_the_isr,
-        f"{REPLICATION}.unclean_election:_choose",
+        f"{REPLICATION}.unclean_election:_longest",
         {"if counts[longest] > counts[leader]:": "if False:"},
     ),
     Mutant(
@@ -381,7 +381,7 @@ MUTANTS += [
         "a copy that is cut short goes before the others were mended from it",
         by_damage_of_both,
         f"{REPLICATION}.mend:_mend",
-        {"    _compare(log, segments, tail, mend=True": "    # ("},
+        {"_compare(log, controller, segments, tail, mend=True": "# ("},
     ),
     Mutant(
         "a reader stops at damage of the leader",

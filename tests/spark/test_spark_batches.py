@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from support.clock import START
 from support.roots import encoded
-from support.spark_reads import read_all, values_of
+from support.spark_reads import arrow_schema_of, read_all, values_of
 
 import embedlog
 from embedlog import batch
@@ -88,7 +88,6 @@ def test_nulls_stay_nulls_and_no_headers_are_null(rows, send):
 
 def test_the_schema_is_the_one_that_spark_expects(rows, send, options):
     """With other types, order or nullability the first task would fail."""
-    types = pytest.importorskip("pyspark.sql.pandas.types")
     sql = pytest.importorskip("pyspark.sql.types")
     header = sql.StructType([sql.StructField("key", sql.StringType())])
     header.add("value", sql.BinaryType())
@@ -103,7 +102,7 @@ def test_the_schema_is_the_one_that_spark_expects(rows, send, options):
     (partition,) = plan_batch(parse(options()))
     (rows_batch,) = partition_reader.read_input_partition(partition, tuple(schema.names), True)
 
-    assert rows_batch.schema.equals(types.to_arrow_schema(schema, timezone="UTC"))
+    assert rows_batch.schema.equals(arrow_schema_of(schema))
     assert [column_type.simpleString() for column_type in column_types] == list(
         kafka_columns.SPARK_TYPES.values()
     )

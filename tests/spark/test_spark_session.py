@@ -291,12 +291,14 @@ def test_the_daemon_prints_no_traceback_for_a_closed_socket(
     ) as daemon:
         size = int.from_bytes(daemon.stdout.read(4), "big")
         address = daemon.stdout.read(size).decode()
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(address)
-            worker_pid = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big")
-            pidfd = os.pidfd_open(worker_pid)
-        ended, _, _ = select.select([pidfd], [], [], patient(20))
-        os.close(pidfd)
+        ended = not size  # before 4.2 the daemon itself imports the worker
+        if size:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(address)
+                worker_pid = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big")
+                pidfd = os.pidfd_open(worker_pid)
+            ended = select.select([pidfd], [], [], patient(20))[0]
+            os.close(pidfd)
         _, stderr = daemon.communicate()
 
     assert ended

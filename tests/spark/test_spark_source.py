@@ -3,6 +3,7 @@
 import json
 import warnings
 
+import pyspark
 import pytest
 from support import spark_kill_points
 from support.clock import START
@@ -10,6 +11,9 @@ from support.forks import until
 from support.roots import encoded
 
 from embedlog.spark import offsets_behind_latest
+
+IS_LIMITED = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
+"""Whether Spark passes a reader in Python the limits of a micro-batch."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
@@ -245,14 +249,15 @@ def test_a_consumer_and_a_producer_work_inside_tasks(spark, log, send):
 
 
 @pytest.mark.tier("test")
-def test_a_stream_continues_from_its_checkpoint(run, log, send, tmp_path):
+def test_a_stream_continues_from_its_checkpoint(run, log, send, reader, tmp_path):
     """Each record is read once, unless it was lost."""
     send("t", {0: range(101), 1: range(200, 211)})
     assert run(maxOffsetsPerTrigger=50) == [*range(101), *range(200, 211)]
-    assert [batch_id for batch_id, _ in run.batches[:1] + run.batches[-1:]] == [0, 2]
-    assert [progress["numInputRows"] for progress in run.query.recentProgress] == [49, 49, 14]
     offset = json.loads((tmp_path / "checkpoint/offsets/0").read_text().splitlines()[-1])
-    assert offset["t"] == {"0": 45, "1": 4}
+    if reader == "jvm" or IS_LIMITED:
+        assert [batch_id for batch_id, _ in run.batches[:1] + run.batches[-1:]] == [0, 2]
+        assert [progress["numInputRows"] for progress in run.query.recentProgress] == [49, 49, 14]
+        assert offset["t"] == {"0": 45, "1": 4}
     assert offset["@base"]["t"] == {"0": 0, "1": 0}
 
     send("t", {0: [900], 1: [901]})

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 from support import random_columns
 from support.random_columns import canonical
+from support.spark_reads import arrow_schema_of, spark_schema_of
 from support.tiers import choose
 
 import embedlog
@@ -115,7 +115,7 @@ _LONG_NAMES = {"int": "integer", "bigint": "long"}
 
 def read_planned(options: Any, schemas: QuerySchemas, struct: Any) -> pa.Table:
     names = tuple(field["name"] for field in struct["fields"])
-    expected = to_arrow_schema(StructType.fromJson(struct), timezone="UTC")
+    expected = arrow_schema_of(StructType.fromJson(struct))
     batches = []
     for partition in plan_batch(options, schemas=schemas):
         for batch in read_input_partition(partition, names, True, struct["fields"]):
@@ -139,9 +139,7 @@ def write(log: Log, table: pa.Table, topic: str = "copy", **options: str) -> int
 
 def fields_of(schema: pa.Schema) -> list[Any]:
     """Return the fields of Spark for an Arrow schema that Spark passes."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    fields: list[Any] = json.loads(from_arrow_schema(schema).json())["fields"]
+    fields: list[Any] = json.loads(spark_schema_of(schema).json())["fields"]
     return fields
 
 
@@ -185,9 +183,7 @@ def test_spark_and_pyspark_agree_on_every_type(types, as_struct):
     assert [type_name(field["type"]) for field in struct["fields"]] == [
         field.dataType.simpleString() for field in of_spark
     ]
-    for field, expected in zip(
-        struct["fields"], to_arrow_schema(of_spark, timezone="UTC"), strict=True
-    ):
+    for field, expected in zip(struct["fields"], arrow_schema_of(of_spark), strict=True):
         assert arrow_type(field["type"]).equals(expected.type, check_metadata=True)
     typed_columns.check_projection(
         struct["fields"], schema, as_struct=as_struct, headers=True, tombstones=True

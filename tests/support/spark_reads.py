@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from inspect import signature
 from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
 
 from embedlog.spark.kafka_columns import SPARK_TYPES
 from embedlog.spark.partition_reader import LogInputPartition, read_input_partition
@@ -28,3 +33,14 @@ def read_all(
         for batch in read_input_partition(partition, names, fail_on_data_loss)
         for row in batch.to_pylist()
     ]
+
+
+def arrow_schema_of(struct: StructType) -> pa.Schema:
+    """Return the Arrow schema that Spark expects for one of its own."""
+    named = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(struct, **named)
+
+
+def spark_schema_of(schema: pa.Schema) -> StructType:
+    """Return the schema of Spark for an Arrow schema that Spark passes."""
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
