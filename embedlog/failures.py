@@ -11,6 +11,7 @@ from embedlog.errors import (
     ClosedError,
     EmbedlogError,
     FencedError,
+    NotEnoughReplicasError,
     ReplicaNotAvailableError,
     UnknownTopicOrPartitionError,
 )
@@ -56,25 +57,31 @@ class Failures:
         return float(min(first * 2 ** min(self._attempts.get(work, 1) - 1, 30), longest))
 
     @contextmanager
-    def collecting(self) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
-        """Do several works although some fail: raises the first error when all are done.
+    def collecting(
+        self, *, raises: bool = True
+    ) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
+        """Do all parts of some work, although some fail.
 
-        Yields a factory of context managers, one for each of them; it takes the text that names
-        the work.  A topic that was deleted meanwhile, or a partition that is offline, is no error.
+        Yields a factory of context managers, one for each part; it takes the text that names the
+        part.  A topic that was deleted meanwhile, or a partition that is offline, is no error.
+
+        Args:
+            raises: Whether to raise the first error when all are done.
 
         Raises:
-            ClosedError, FencedError: Raised by a work; the others are not done.
+            ClosedError, FencedError, NotEnoughReplicasError: Raised by a part; the others are not
+                done.
         """
         errors: list[EmbedlogError] = []
         yield partial(self._collected, errors)
-        if errors:
+        if errors and raises:
             raise errors[0]
 
     @contextmanager
     def _collected(self, errors: list[EmbedlogError], work: str) -> Iterator[None]:
         try:
             yield
-        except (ClosedError, FencedError):
+        except (ClosedError, FencedError, NotEnoughReplicasError):
             raise
         except (UnknownTopicOrPartitionError, ReplicaNotAvailableError):
             self.end(work)

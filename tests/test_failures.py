@@ -12,6 +12,7 @@ from embedlog.errors import (
     CorruptionError,
     FencedError,
     LockTimeoutError,
+    NotEnoughReplicasError,
     StorageError,
     UnknownTopicOrPartitionError,
 )
@@ -98,7 +99,10 @@ def test_parts_are_done_although_others_fail(failures, caplog):
     assert failures.errors == {}
 
 
-@pytest.mark.parametrize("error", [ClosedError("closed"), FencedError("replaced"), KeyError("bug")])
+@pytest.mark.parametrize(
+    "error",
+    [ClosedError("closed"), FencedError("no"), NotEnoughReplicasError("no"), KeyError("bug")],
+)
 def test_an_error_that_ends_the_round_is_raised_at_once(failures, error):
     """Nobody wants the other parts, or nobody knows what is wrong."""
     with pytest.raises(type(error)), failures.collecting() as part:

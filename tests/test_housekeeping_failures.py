@@ -12,7 +12,7 @@ from support.failing_disks import FailingDisks
 from support.forks import until
 from support.log_lines import LogLines
 from support.patience import patient
-from support.replicas import Directories
+from support.replicas import Directories, assignment
 from support.roots import encoded, open_root
 from support.tiers import sample
 
@@ -24,6 +24,7 @@ from embedlog.keyspace import JOB_RUNS
 from embedlog.maintenance import Maintenance, jobs_of, owner
 from embedlog.maintenance.jobs import MaintenanceJob, owner_in
 from embedlog.replication import jobs as replication_jobs
+from embedlog.replication import recovery
 
 pytestmark = pytest.mark.tier("test")  # its threads wait for each other
 
@@ -176,6 +177,34 @@ def test_a_directory_that_does_not_stay_is_tried_less_and_less_often(
         keep_house(2)
         assert returns() == before + 1
         directories.assert_equal_copies("t")
+
+
+def test_a_copy_that_cannot_be_made_does_not_stop_the_others(directories):
+    """P24: here another process holds the lock of one partition, as one that is stopped."""
+    with (
+        directories.open(lock_timeout=0.1) as log,
+        directories.open() as other,
+        LogLines() as lines,
+    ):
+        for name in ("first", "held", "last"):
+            log.create_topic(name, replication_factor=3)
+            log.root.partition(name, 0).append([encoded(b"a")])
+        directories.lose(log, 3)
+        for name in ("first", "held", "last"):
+            log.root.partition(name, 0).append([encoded(b"b")])
+        directories.put_back(3)
+        recovery.try_bring_back(log.root)
+        job = replication_jobs.ReplicationJob(MaintenanceConfig())
+
+        with other.root.partition("held", 0).locked():
+            for _ in range(3):
+                job.run(log.root, lambda: False)
+            in_sync = {name: len(assignment(log, name).isr) for name in log.topics()}
+        assert in_sync == {"first": 3, "held": 2, "last": 3}
+        assert [text for text in lines.counts if "Copying held-N" in text]
+        assert lines.repeated(2) == {}
+        job.run(log.root, lambda: False)
+        assert len(assignment(log, "held").isr) == 3
 
 
 # The owner's role

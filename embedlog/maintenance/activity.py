@@ -205,6 +205,7 @@ def detect_changes(root: Root, fence: Fence, failures: Failures) -> list[Event]:
         except (ClosedError, FencedError):
             raise
         except EmbedlogError as error:
+            # What the others found is noted, so it must be reported.
             failures.note(work, error)
     return events
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from embedlog.config import MaintenanceConfig
-from embedlog.errors import CorruptionError, EmbedlogError
+from embedlog.errors import CorruptionError
 from embedlog.failures import Failures
 from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
@@ -73,10 +72,9 @@ class ReplicationJob:
         self._bring_back(root)
         if any(each.leader is None for each in controller.image.assignments.values()):
             controller.elect()
-        joined = self._replicate(root, stopped)
         self._lead_all(root)
         self._balance(root)
-        return joined
+        return self._replicate(root, stopped)
 
     def _is_due(self, what: str, seconds: float) -> bool:
         """Whether a part of the job was not done for so long; if so, notes that it is done now."""
@@ -128,7 +126,12 @@ class ReplicationJob:
             damaged.clear()
         left_out = set(damaged)
         copy = partial(
-            recovery.replicate, root, throttle=self.throttle, stopped=stopped, damaged=damaged
+            recovery.replicate,
+            root,
+            failures=self._failures,
+            throttle=self.throttle,
+            stopped=stopped,
+            damaged=damaged,
         )
         joined = copy(self._histories, with_new=False)
         if any(assignment.is_reassigning for assignment in waiting):
@@ -149,7 +152,7 @@ class ReplicationJob:
         if epoch == self._led_epoch:
             return
         # What fails is noted; the next use of the partition tries again.
-        with suppress(EmbedlogError), self._failures.collecting() as part:
+        with self._failures.collecting(raises=False) as part:
             for log in root.partition_logs(root.topics().values()):
                 with part(f"Takeover of {log.topic}-{log.partition}"):
                     if root.context.live.get(log.tail_key) is not None:

@@ -409,6 +409,7 @@ def replicate(
     stopped: Callable[[], bool] = lambda: False,
     with_new: bool = True,
     damaged: MutableMapping[Copy, CorruptionError] | None = None,
+    failures: Failures | None = None,
 ) -> int:
     """Have all replicas that are online and not in sync catch up; return how many did.
 
@@ -420,40 +421,46 @@ def replicate(
         stopped: Whether to end early.
         with_new: Also make the new copies of reassignments.
         damaged: Gets the errors of copies that cannot be made; those that it has are left out.
+        failures: Notes the copies that fail for another reason, such as a lock of a stopped
+            process; they do not stop the others.
 
     Raises:
+        EmbedlogError: Without ``failures``: the first error of these copies.
         CorruptionError: Without ``damaged``: a leader's copy is damaged.  The copies of other
             partitions were made all the same.
     """
     joined, errors = 0, {} if damaged is None else damaged
-    for log in root.partition_logs(root.topics().values()):
-        assert isinstance(log, ReplicatedPartition)
-        try:
-            assignment = log.assignment
-        except ReplicaNotAvailableError:
-            continue
-        for each in assignment.replicas:
-            known = (histories or {}).get(each, {})
-            if each in assignment.isr:
-                known.pop(log.key, None)
-                continue
-            directory = log.controller.directories.get(each)
-            is_left_out = each in assignment.given_up_replicas or (
-                each in assignment.adding_replicas and not with_new
-            )
-            if directory is None or is_left_out or (log.key, each) in errors or stopped():
-                continue
+    noted = failures or Failures(_logger)
+    with noted.collecting(raises=failures is None) as part:
+        for log in root.partition_logs(root.topics().values()):
+            assert isinstance(log, ReplicatedPartition)
             try:
-                if copy_partition(
-                    *(log, directory),
-                    history=known.get(log.key),
-                    throttle=throttle,
-                    stopped=stopped,
-                ):
-                    joined += 1
+                assignment = log.assignment
+            except ReplicaNotAvailableError:
+                continue
+            for each in assignment.replicas:
+                known = (histories or {}).get(each, {})
+                if each in assignment.isr:
                     known.pop(log.key, None)
-            except CorruptionError as error:
-                errors[log.key, each] = error
+                    continue
+                directory = log.controller.directories.get(each)
+                is_left_out = each in assignment.given_up_replicas or (
+                    each in assignment.adding_replicas and not with_new
+                )
+                if directory is None or is_left_out or (log.key, each) in errors or stopped():
+                    continue
+                with part(f"Copying {log.topic}-{log.partition} to directory {each}"):
+                    try:
+                        if copy_partition(
+                            *(log, directory),
+                            history=known.get(log.key),
+                            throttle=throttle,
+                            stopped=stopped,
+                        ):
+                            joined += 1
+                            known.pop(log.key, None)
+                    except CorruptionError as error:
+                        errors[log.key, each] = error
     if damaged is None and errors:
         raise next(iter(errors.values()))
     return joined
