@@ -635,6 +635,32 @@ class ReplicasModel(RuleBasedStateMachine):
             self.bring_back(leader - 1, False)
             self.keep_house(handle, not rolls)
 
+    @rule(
+        which=st.integers(0, 3),
+        handle=st.integers(0, 1),
+        size=st.sampled_from([0, 700]),
+        is_readable=st.booleans(),
+    )
+    @precondition(lambda self: self.roots and self.parts)
+    def lose_the_last_in_sync(self, which: int, handle: int, size: int, is_readable: bool) -> None:
+        """The followers lag, each by more than the one before, when the leader is lost."""
+        part = self.part(which)
+        assignment = self.assignment(part)
+        if assignment is None or assignment.leader is None or not self._may_lose(False):
+            return
+        for follower in reversed(assignment.in_sync_followers):
+            self.unmount(follower - 1, False)
+            self.keep_house(handle, True)
+            self._append(part, handle, self._values(part, 2, size), "all", None)
+            self.bring_back(follower - 1, False)
+            self.keep_house(handle, True)
+        if is_readable:
+            self.break_disk(assignment.leader - 1, errno.EROFS, 0, 1 << 30, True, False)
+        else:
+            self.unmount(assignment.leader - 1, False)
+        self.keep_house(handle, True)
+        self.elect_unclean(which, handle)
+
     def _forget_copies(self, part: Part, directories: Collection[int]) -> None:
         """The files of copies were removed."""
         part.holders -= set(directories)
