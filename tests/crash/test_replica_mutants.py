@@ -174,23 +174,9 @@ def by_a_copy_out_of_sync() -> None:
 
 def by_an_election_outside_the_isr() -> None:
     """Three copies of different lengths; the longest is lost, or offline with all its records."""
-    for is_lost in (True, False):
+    for is_readable in (False, True):
         with a_partition(3) as model:
-            leader, *followers = in_sync(model)
-            for each in reversed(followers):
-                model.unmount(each - 1, False)
-                model.keep_house(0, True)
-                model.append_to_all(0, 0, 0)
-                model.bring_back(each - 1, False)
-                model.keep_house(0, True)
-            if is_lost:
-                model.unmount(leader - 1, False)
-            else:
-                model.break_disk(leader - 1, errno.EROFS, 0, 1 << 30, True, False)
-            model.keep_house(0, True)
-            model.elect_unclean(0, 0)
-            model.check()
-            model.bring_back(leader - 1, False)
+            model.lose_the_last_in_sync(0, 0, 0, is_readable)
 
 
 def by_a_directory_that_one_program_cannot_open() -> None:

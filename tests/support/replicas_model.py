@@ -615,6 +615,7 @@ class ReplicasModel(RuleBasedStateMachine):
             self.bring_back(leader - 1, False)
             self.keep_house(handle, not rolls)
 
+<<<<<<< HEAD
     @rule(which=st.integers(0, 3), directory=st.integers(0, 2), handle=st.integers(0, 1))
     @precondition(lambda self: len(self.roots) == 2 and self.parts and len(self.paths) == 3)
     def come_back_for_one(self, which: int, directory: int, handle: int) -> None:
@@ -642,6 +643,33 @@ class ReplicasModel(RuleBasedStateMachine):
                 self._observe()
                 self._note(part, receipt.base_offset, lines, True)
         self.disks.hidden = set()
+=======
+    @rule(
+        which=st.integers(0, 3),
+        handle=st.integers(0, 1),
+        size=st.sampled_from([0, 700]),
+        is_readable=st.booleans(),
+    )
+    @precondition(lambda self: self.roots and self.parts)
+    def lose_the_last_in_sync(self, which: int, handle: int, size: int, is_readable: bool) -> None:
+        """The followers lag, each by more than the one before, when the leader is lost."""
+        part = self.part(which)
+        assignment = self.assignment(part)
+        if assignment is None or assignment.leader is None or not self._may_lose(False):
+            return
+        for follower in reversed(assignment.in_sync_followers):
+            self.unmount(follower - 1, False)
+            self.keep_house(handle, True)
+            self._append(part, handle, self._values(part, 2, size), "all", None)
+            self.bring_back(follower - 1, False)
+            self.keep_house(handle, True)
+        if is_readable:
+            self.break_disk(assignment.leader - 1, errno.EROFS, 0, 1 << 30, True, False)
+        else:
+            self.unmount(assignment.leader - 1, False)
+        self.keep_house(handle, True)
+        self.elect_unclean(which, handle)
+>>>>>>> c31-admin
 
     def _forget_copies(self, part: Part, directories: Collection[int]) -> None:
         """The files of copies were removed."""
