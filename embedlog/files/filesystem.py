@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import stat
+from itertools import chain
 from typing import Final
 
 from embedlog.errors import DiskFullError, StorageError, UnsupportedFilesystemError
@@ -123,13 +124,18 @@ def without_first(views: list[memoryview], count: int) -> list[memoryview]:
     return []
 
 
+_LISTINGS: Final = 3
+"""How often the locks are listed before one counts as free."""
+
+
 def lock_holder(fd: int) -> int | None:
     """Return the process that holds the file's flock; None if the kernel does not say."""
     status = os.fstat(fd)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     inode = str(status.st_ino)
     holder = None
-    for line in proc_file("locks").splitlines():
+    # The kernel lists them page by page, and skips some if others are freed meanwhile.
+    for line in chain.from_iterable(proc_file("locks").splitlines() for _ in range(_LISTINGS)):
         # "1: FLOCK  ADVISORY  WRITE 123 08:01:456 0 EOF"; one that waits has "->" first.
         fields = line.split()
         if len(fields) < 6 or fields[1] != "FLOCK":
