@@ -182,7 +182,7 @@ def test_no_database_is_ahead_of_the_one_that_is_read(directories, log, monkeypa
         changed = [bytes(each.state.get(METADATA_VERSION.key())) for each in controller.online]
         before.append(changed)
         if len(orders) == 1:
-            txns = kv.FanOutTxn([_FailingTxn(txns.txns[0]), *txns.txns[1:]], 0)
+            txns.txns = [_FailingTxn(txns.txns[0]), *txns.txns[1:]]
         return commit_all(stores, txns)
 
     before = []

@@ -615,7 +615,6 @@ class ReplicasModel(RuleBasedStateMachine):
             self.bring_back(leader - 1, False)
             self.keep_house(handle, not rolls)
 
-<<<<<<< HEAD
     @rule(which=st.integers(0, 3), directory=st.integers(0, 2), handle=st.integers(0, 1))
     @precondition(lambda self: len(self.roots) == 2 and self.parts and len(self.paths) == 3)
     def come_back_for_one(self, which: int, directory: int, handle: int) -> None:
@@ -643,7 +642,7 @@ class ReplicasModel(RuleBasedStateMachine):
                 self._observe()
                 self._note(part, receipt.base_offset, lines, True)
         self.disks.hidden = set()
-=======
+
     @rule(
         which=st.integers(0, 3),
         handle=st.integers(0, 1),
@@ -669,7 +668,6 @@ class ReplicasModel(RuleBasedStateMachine):
             self.unmount(assignment.leader - 1, False)
         self.keep_house(handle, True)
         self.elect_unclean(which, handle)
->>>>>>> c31-admin
 
     def _forget_copies(self, part: Part, directories: Collection[int]) -> None:
         """The files of copies were removed."""
