@@ -189,8 +189,9 @@ def count_commits(disks: FailingDisks) -> None:
     """Count the commits of databases as operations too, in this process."""
     commit_all, transact = kv._commit_all, kv.Store.transact_locked
 
-    def commit_each(stores: Sequence[Any], txns: Sequence[Any]) -> Any:
-        failed = commit_all(stores, [_CountedTxn(txn, disks) for txn in txns])
+    def commit_each(stores: Sequence[Any], fan_out: Any) -> Any:
+        fan_out.txns = [_CountedTxn(txn, disks) for txn in fan_out.txns]
+        failed = commit_all(stores, fan_out)
         disks.point()
         return failed
 
