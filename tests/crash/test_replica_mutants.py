@@ -291,7 +291,7 @@ MUTANTS = [
         "the version of a write is not written",
         by_kills,
         f"{REPLICATION}.store:ReplicatedStore._commit",
-        {"self._put_version(recording, rows[0])": "..."},
+        {"self._put_version(txn, row)": "..."},
     ),
     Mutant(
         "the version of a write does not say what changed",
