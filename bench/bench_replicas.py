@@ -35,10 +35,9 @@ def open_log(disks, copies, **options):
     return log
 
 
-@pytest.mark.parametrize("acks", ["all", 1], ids="acks={}".format)
 @pytest.mark.parametrize("copies", [1, 2, 3], ids="copies={}".format)
 @pytest.mark.parametrize("records", [1, 1000], ids="records={}".format)
-def bench_append_copies(benchmark, note, disks, single, thousand, records, copies, acks):
+def bench_append_copies(benchmark, note, disks, single, thousand, records, copies):
     """One batch per append; one copy is a log in one directory."""
     encoded = [single if records == 1 else thousand]
     with open_log(disks, copies) as log:
@@ -46,7 +45,7 @@ def bench_append_copies(benchmark, note, disks, single, thousand, records, copie
         part.append(encoded)
         note(records=records, bytes=encoded[0].size, copies=copies)
         note(floor=f"bench_write_copies[bytes={encoded[0].size}-copies={copies}]")
-        benchmark(part.append, encoded, acks=acks)
+        benchmark(part.append, encoded)
         assert part.end_offset() > records
 
 
