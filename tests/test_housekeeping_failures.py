@@ -28,6 +28,8 @@ from embedlog.replication import recovery
 
 pytestmark = pytest.mark.tier("test")  # its threads wait for each other
 
+EXHAUSTIVE = pytest.mark.tier("all")
+
 
 @pytest.fixture(autouse=True)
 def at_short_intervals(monkeypatch):
@@ -111,7 +113,7 @@ def paths(log):
     )
 
 
-@pytest.mark.parametrize("databases", [False, True])
+@pytest.mark.parametrize("databases", [pytest.param(False, marks=EXHAUSTIVE), True])
 def test_no_job_ends_because_an_operation_failed(log, disks, databases):
     """P24: whichever it is, from the moment when the process becomes the owner."""
     runs = Runs(log)
@@ -126,7 +128,10 @@ def test_no_job_ends_because_an_operation_failed(log, disks, databases):
                 until(lambda: len(log.root.controller.current().image.online) == 3, 30)
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize(
+    "number",
+    [errno.EIO, *(pytest.param(each, marks=EXHAUSTIVE) for each in (errno.ENOSPC, errno.EROFS))],
+)
 def test_a_disk_that_fails_for_long_is_logged_once(log, disks, number):
     """P24: and all goes on when it works again: without a new program, or a call."""
     runs = Runs(log)
