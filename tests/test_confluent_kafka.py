@@ -135,6 +135,7 @@ print(words)
 
 
 @pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_a_program_prints_the_same_without_confluent_kafka(tmp_path):
     """Its types are used where it is installed, and equal ones where it is not."""
     printed = run_python(PROGRAM, env=environment_of(f"embedlog://{tmp_path}/with"))

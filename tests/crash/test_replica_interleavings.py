@@ -62,6 +62,7 @@ BUGS = {
 }
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug):
     """At one of the lines of a pair of calls."""
