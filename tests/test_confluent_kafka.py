@@ -134,7 +134,6 @@ print(words)
     ]
 
 
-@pytest.mark.tier("test")
 @pytest.mark.tier("all")
 def test_a_program_prints_the_same_without_confluent_kafka(tmp_path):
     """Its types are used where it is installed, and equal ones where it is not."""
