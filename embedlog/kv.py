@@ -731,9 +731,7 @@ class FanOutTxn:
         """Replace all rows of the last store by those of the first."""
         rows = list(self.cursor())
         self.at = len(self.txns) - 1
-        remove(self.txns[-1], b"")
-        for key, value in rows:
-            self.txns[-1].put(key, value)
+        replace_rows(rows, self.txns[-1])
         self.at = 0
 
 
@@ -987,6 +985,13 @@ def remove(txn: Txn, prefix: bytes) -> None:
     """Delete the rows whose keys start with ``prefix``."""
     for key in [key for key, _ in rows(txn, prefix)]:
         txn.delete(key)
+
+
+def replace_rows(rows: Sequence[tuple[bytes, bytes]], txn: Txn) -> None:
+    """Replace all rows of a database."""
+    remove(txn, b"")
+    for key, value in rows:
+        txn.put(key, value)
 
 
 # Forks: no transaction may be open while the process is copied, and the child must

@@ -525,9 +525,10 @@ class PartitionState:
         return True
 
     def close_files_locked(self) -> None:
-        """Close the files, by whoever has the thread lock.
+        """Close the files; the caller must hold the thread lock.
 
-        That frees the partition's lock: then the caller must hold that of the log exclusively.
+        This frees the partition's lock, so if that is held, the caller must hold the lock of the
+        log exclusively.
         """
         self.open_segment_file = None
         fd, self._lock_fd = self._lock_fd, None

@@ -49,7 +49,7 @@ from embedlog.replication.metadata import (
     put_epoch,
     without,
 )
-from embedlog.replication.store import EPOCH_BITS, ReplicatedStore, replace_rows
+from embedlog.replication.store import EPOCH_BITS, ReplicatedStore
 
 _logger = logging.getLogger("embedlog.replication")
 
@@ -537,8 +537,8 @@ class Controller:
             held.enter_context(directory.held())
             lost = _has_lost(directory, directories[0], image.directories[directory.id])
             rows = directories[0].live.read(lambda txn: list(txn.cursor()))
-            directory.live.transact_locked(partial(replace_rows, rows))
-            # In one write with its rows: later nobody can tell that it has lost its files.
+            directory.live.transact_locked(partial(kv.replace_rows, rows))
+            # In one write with its rows, which hide that it has lost its files.
             everyone = sorted([*directories, directory], key=lambda each: each.id)
             self._write_held(everyone, online, replaced=directory)
             directory.opened_epoch = self.epoch + 1

@@ -455,13 +455,6 @@ class ReplicatedStore:
         self._read_from_controller(lambda store, _: store.copy(name))
 
 
-def replace_rows(rows: Sequence[tuple[bytes, bytes]], txn: kv.Txn) -> None:
-    """Replace all rows of a database."""
-    kv.remove(txn, b"")
-    for key, row in rows:
-        txn.put(key, row)
-
-
 class _ReadTxn:
     """A read transaction whose number is one of `ReplicatedStore.version`."""
 
