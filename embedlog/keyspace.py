@@ -554,9 +554,9 @@ METADATA_EPOCHS = Table[Any](
 METADATA_VERSION = Table[Any](
     "2",
     "",
-    "version: u64, epoch: u64, controller_id: u32, changes: bytes",
-    "How many writes this `state` has of all directories, their epoch, the directory that is "
-    "read, and the rows that the last write changed",
+    "version: u64, epoch: u64, controller_id: u32",
+    "How many writes this `state` has of all directories, their epoch, and the directory that is "
+    "read",
 )
 MIRRORED_TOPICS = Table[Any](
     "Z",
@@ -699,8 +699,8 @@ LIVE_EPOCHS = Table[Any](
 LIVE_VERSION = Table[Any](
     "e",
     "",
-    "version: u64, changes: bytes",
-    "How many writes this `live` has of all directories, and the rows that the last one changed",
+    "version: u64",
+    "How many writes this `live` has of all directories",
 )
 
 

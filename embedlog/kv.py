@@ -700,8 +700,8 @@ class FanOutTxn:
         self.get, self.cursor, self.stat = txns[0].get, txns[0].cursor, txns[0].stat
         self.at = 0
         """The transaction in use: the one to blame for an error of LMDB."""
-        self.changes: dict[bytes, bytes | None] = {}
-        """The new value of each changed row; None if it was deleted."""
+        self.changed = False
+        """Whether a row was written or deleted."""
 
     def id(self) -> int:
         """Return its number."""
@@ -709,7 +709,7 @@ class FanOutTxn:
 
     def put(self, key: bytes, value: bytes) -> bool:
         """Write a row."""
-        self.changes[key] = value
+        self.changed = True
         for index, txn in enumerate(self.txns):
             self.at = index
             txn.put(key, value)
@@ -723,8 +723,7 @@ class FanOutTxn:
             self.at = index
             deleted |= bool(txn.delete(key))
         self.at = 0
-        if deleted:
-            self.changes[key] = None
+        self.changed |= deleted
         return deleted
 
     def replace_last(self) -> None:
@@ -735,17 +734,9 @@ class FanOutTxn:
         self.at = 0
 
 
-class StoreError(Exception):
-    """One of several stores failed; ``index`` says which, and the cause is its error."""
-
-    def __init__(self, index: int, error: EmbedlogError) -> None:
-        super().__init__(index, error)
-        self.index, self.error = index, error
-
-
 def transact_all(
     stores: Sequence[Store], step: Callable[[FanOutTxn], T], base: int = 0
-) -> tuple[T, dict[int, EmbedlogError]]:
+) -> tuple[T, dict[int, Exception]]:
     """Run ``step`` in one write transaction of each store, and commit them in order.
 
     By the holder of all their locks.  ``step`` may run more than once, until the first commit.
@@ -757,12 +748,14 @@ def transact_all(
     Returns the result, and the errors of the other stores that did not commit, by index.
 
     Raises:
-        StoreError: A store failed before any had committed, so nothing was changed.
+        StorageError, CorruptionError: A store, which the path names, failed before any had
+            committed, so nothing was changed.
     """
     # In the order in which a fork takes these locks.
     order = sorted(range(len(stores)), key=lambda index: stores[index].order, reverse=True)
     while True:
-        at, fan_out = 0, None
+        at = 0
+        fan_out: FanOutTxn | None = None
         held: list[threading.Lock] = []
         txns: list[Any] = []
         shared: list[_Environment] = []
@@ -780,24 +773,17 @@ def transact_all(
             return result, _commit_all(stores, fan_out)
         except lmdb.Error as error:
             at, failure = at if fan_out is None else fan_out.at, error
-        except (StorageError, CorruptionError) as error:
-            if fan_out is not None:
-                raise
-            raise StoreError(at, error) from error
         finally:
             for txn in txns:
                 txn.abort()  # does nothing after the commit
             for lock in held:
                 lock.release()
-        try:
-            stores[at]._prepare_retry(shared[at], failure, "commit")
-        except EmbedlogError as error:
-            raise StoreError(at, error) from error
+        stores[at]._prepare_retry(shared[at], failure, "commit")
 
 
-def _commit_all(stores: Sequence[Store], fan_out: FanOutTxn) -> dict[int, EmbedlogError]:
+def _commit_all(stores: Sequence[Store], fan_out: FanOutTxn) -> dict[int, Exception]:
     """Commit the transactions; return the errors of those that failed after the first one."""
-    failed: dict[int, EmbedlogError] = {}
+    failed: dict[int, Exception] = {}
     for index, (store, txn) in enumerate(zip(stores, fan_out.txns, strict=True)):
         number = int(txn.id())
         try:
@@ -807,7 +793,7 @@ def _commit_all(stores: Sequence[Store], fan_out: FanOutTxn) -> dict[int, Embedl
                 raise
             failed[index] = store._failure(error, "commit")
             if not index:
-                raise StoreError(index, failed[index]) from error
+                raise failed[index] from error
             continue
         pages = store._pages
         if pages is not None and number == pages[VERSION_WORDS[number & 1]]:

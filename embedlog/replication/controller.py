@@ -78,9 +78,6 @@ class Controller:
         self.directories = dict(directories)
         self._open_directory, self._regain_quorum = open_directory, regain_quorum
         self._lock = threading.RLock()
-        self._excluded: dict[int, int] = {}
-        """Directories that this process is taking offline, and the epoch in which they failed:
-        one that another process has brought back since is not meant."""
         self._given_up = frozenset(given_up)
         self.image = MetadataImage()
         self.epoch = 0
@@ -173,11 +170,6 @@ class Controller:
         Returns the errors of those that cannot be opened.
         """
         failed: dict[int, Exception] = {}
-        self._excluded = {
-            each: epoch
-            for each, epoch in self._excluded.items()
-            if each in image.online and image.directories[each].since <= epoch
-        }
         for each in self.directories.keys() - image.directories.keys() if image.epoch else ():
             self.directories.pop(each).detach()  # it was removed
         for each, info in image.directories.items():
@@ -185,7 +177,7 @@ class Controller:
             if opened is not None and (not info.online or info.since > opened.opened_epoch):
                 del self.directories[each]
                 opened.detach()
-            if info.online and each not in self.directories and each not in self._excluded:
+            if info.online and each not in self.directories:
                 try:
                     directory = self._open_directory(each, info.path)
                     directory.opened_epoch = image.epoch
@@ -193,16 +185,20 @@ class Controller:
                 except EmbedlogError as error:
                     failed[each] = error
         self.unopened = failed
-        unusable = self._excluded.keys() | failed.keys()
-        online = [each for each in image.online if each not in unusable]
+        online = [each for each in image.online if each not in failed]
         if not online:
             raise NotEnoughReplicasError(
                 "No directory of the log can be used", todo="Bring one of them back."
             ) from next(iter(failed.values()), None)
         controller_id = image.controller_id if image.controller_id in online else online[0]
-        self.image = image
+        usable, before = tuple(self.directories[each] for each in online), self.image
+        if usable != self.online or (image.epoch, image.directories) != (
+            before.epoch,
+            before.directories,
+        ):
+            # Another object: open files compare it with the one that they were looked up by.
+            self.image, self.online = replace(image), usable
         self.directory = self.directories[controller_id]
-        self.online = tuple(self.directories[each] for each in online)
         pages = [directory.epoch_page for directory in self.online]
         self._epoch_pages = tuple(page for page in pages if page is not None)
         # Numbers of one database mean nothing in the next one, which has its own epoch soon.
@@ -305,7 +301,7 @@ class Controller:
         """
         with self._lock:
             failed = {each: failed[each] for each in failed if each in self.image.online}
-            left = set(self.image.online) - failed.keys() - self._excluded.keys()
+            left = set(self.image.online) - failed.keys()
             if not failed:
                 return
             error = next(iter(failed.values()))
@@ -313,14 +309,11 @@ class Controller:
                 raise error
             epoch, opened = self.epoch, {each: self.directories.get(each) for each in failed}
             refused = self._refuses(left)
-            if refused is None:
-                self._excluded |= dict.fromkeys(failed, epoch)
-                if not self.writable:
-                    # It cannot change the metadata, but it can read on.
-                    self._log_offline(failed)
-                    self._adopt(_without(self.image, left, failed))
-                    return
-                self._adopt(self.image)
+            if refused is None and not self.writable:
+                # It cannot change the metadata, but it can read on.
+                self._log_offline(failed)
+                self._adopt(_without(self.image, left, failed))
+                return
         if refused is not None:
             # Not `refresh`, which would come back here for the same directories, for ever if the
             # epoch that was noted never comes.
@@ -333,15 +326,7 @@ class Controller:
                 raise refused from error
             return
         reasons = {each: describe(error) for each, error in failed.items()}
-        try:
-            self.state.write(lambda txn: self._offline(txn, reasons, epoch))
-        except BaseException:
-            # The metadata still has them online, so every write must go to them, too.
-            with self._lock:
-                for each in failed:
-                    self._excluded.pop(each, None)
-                self._adopt(self.image)
-            raise
+        self.state.write(lambda txn: self._offline(txn, reasons, epoch), without=failed)
         self._log_offline(failed)
         self.refresh()
 
@@ -369,13 +354,28 @@ class Controller:
             except StorageError as error:
                 self.take_offline({directory.id: error})
 
-    def find_broken(self, error: StorageError) -> LogDirectory | None:
-        """Return the directory that an error of a file operation says is broken, if any is."""
-        path = error.path or ""
-        for directory in self.online:
-            if f"{path}/".startswith(f"{directory.path}/") and directory.is_broken_by(error):
+    def directory_of(self, error: StorageError) -> LogDirectory | None:
+        """Return the open directory in which an operation failed; None if it is no other's."""
+        for directory in list(self.directories.values()):
+            if f"{error.path}/".startswith(f"{directory.files.root}/"):
                 return directory
         return None
+
+    def offline_if_broken(self, error: StorageError) -> bool:
+        """Take the directory offline that an error says is broken; return whether one is.
+
+        True also if another thread has just done so.
+        """
+        directory = self.directory_of(error)
+        if directory is None:
+            return any(
+                f"{error.path}/".startswith(f"{info.path}/")
+                for info in self.image.directories.values()
+            )
+        if not directory.is_broken_by(error):
+            return False
+        self.take_offline({directory.id: error})
+        return True
 
     def _refuses(self, online: Collection[int]) -> NotEnoughReplicasError | None:
         """Return the error of a change of the metadata by these directories alone, if any."""
@@ -525,8 +525,8 @@ class Controller:
 
         # `state` before `live`, as in a checkpoint.
         with (
-            self.state.held(reasons) as directories,
-            self.live.held(reasons),
+            self.state.held(failed or {}) as directories,
+            self.live.held(failed or {}),
             ExitStack() as held,
         ):
             if directory.id in {each.id for each in directories}:
@@ -534,13 +534,14 @@ class Controller:
             image = directories[0].state.read(MetadataImage.load)
             if directory.id not in image.directories or (reasons and image.epoch != epoch_before):
                 return False
-            held.enter_context(directory.held())
+            for name in ("state", "live"):
+                held.enter_context(directory.held(name))
             lost = _has_lost(directory, directories[0], image.directories[directory.id])
             rows = directories[0].live.read(lambda txn: list(txn.cursor()))
             directory.live.transact_locked(partial(kv.replace_rows, rows))
             # In one write with its rows, which hide that it has lost its files.
             everyone = sorted([*directories, directory], key=lambda each: each.id)
-            self._write_held(everyone, online, replaced=directory)
+            self.state.write_held(everyone, online, replaced=directory)
             directory.opened_epoch = self.epoch + 1
             before = self.directories.get(directory.id)
             self.directories[directory.id] = directory
@@ -550,19 +551,6 @@ class Controller:
             before.detach()
         self.refresh()
         return True
-
-    def _write_held(
-        self, directories: Sequence[LogDirectory], step: kv.Step[None], *, replaced: LogDirectory
-    ) -> None:
-        """Change the metadata in directories whose locks are held, in all of them or raise."""
-        errors: dict[int, Exception] = {}
-        is_written = self.state.write_held(directories, step, errors, replaced=replaced)
-        for error in errors.values():
-            raise error
-        if not is_written:
-            raise StorageError(
-                "The databases of the directories differ", path=self.state.path, operation="compare"
-            )
 
     def close(self) -> None:
         """Close all directories."""

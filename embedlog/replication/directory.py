@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 from embedlog import kv
 from embedlog.errors import (
@@ -93,13 +93,14 @@ class LogDirectory:
             self.epoch_page = self._page.words[:8].cast("Q")
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the locks of writes of its databases."""
-        with ExitStack() as held:
-            for store in (self.state, self.live):
-                store.acquire()
-                held.callback(store.release)
+    def held(self, name: str) -> Iterator[None]:
+        """Hold the lock of writes of a database."""
+        store = self.stores[name]
+        store.acquire()
+        try:
             yield
+        finally:
+            store.release()
 
     # The lock of attached processes
 

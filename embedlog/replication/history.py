@@ -92,7 +92,7 @@ def _load(epochs: Any, versions: Any, txn: kv.Txn) -> DirectoryHistory:
     version = versions.get(txn)
     return DirectoryHistory(
         tuple(Epoch(number, *row) for (number,), row in epochs.scan(txn)),
-        0 if version is None else version.version,
+        0 if version is None else getattr(version, "version", version),
     )
 
 

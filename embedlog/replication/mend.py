@@ -86,10 +86,8 @@ def mend_copies(
             _mend(log, controller, segments)
             return
         except StorageError as error:
-            directory = controller.find_broken(error)
-            if directory is None:
+            if not controller.offline_if_broken(error):
                 raise
-            controller.take_offline({directory.id: error})
 
 
 def _mend(
@@ -150,10 +148,8 @@ def _examine_once(log: PartitionLog, controller: Controller) -> Comparison | Non
         if log.context.closed:
             raise
     except StorageError as error:
-        directory = controller.find_broken(error)
-        if directory is None:
+        if not controller.offline_if_broken(error):
             raise
-        controller.take_offline({directory.id: error})
     return None
 
 

@@ -47,9 +47,7 @@ class MetadataVersion(NamedTuple):
     """The number of writes; each changes every directory that is online."""
     epoch: int
     controller_id: int
-    """The directory whose databases are read, and whose locks and wake page count."""
-    changes: bytes
-    """What the last write changed, for a directory that lacks only that one."""
+    """The directory whose databases are read, and whose wake page counts."""
 
 
 def _pack_assignment(assignment: PartitionAssignment) -> dict[str, Any]:
@@ -130,7 +128,7 @@ class MetadataImage:
 
 def put_epoch(txn: kv.Txn, epoch: int, controller_id: int) -> None:
     """Begin an epoch; the write that this is part of adds the rest of the row."""
-    version = METADATA_VERSION.get(txn) or MetadataVersion(0, 0, 0, b"")
+    version = METADATA_VERSION.get(txn) or MetadataVersion(0, 0, 0)
     changed = version._replace(epoch=epoch, controller_id=controller_id)
     METADATA_VERSION.put(txn, value=changed)
     # A directory that is offline is compared from where it left on.
@@ -166,36 +164,6 @@ def without(image: MetadataImage, directories: Collection[int]) -> MetadataImage
     """Return an image without some of its directories."""
     left = {each: info for each, info in image.directories.items() if each not in directories}
     return replace(image, directories=left)
-
-
-def pack_changes(changes: Mapping[bytes, bytes | None]) -> bytes:
-    """Encode the rows that a write changed."""
-    parts: list[bytes] = []
-    for key, value in changes.items():
-        length = _DELETED if value is None else len(value)
-        parts += [len(key).to_bytes(2, "big"), length.to_bytes(4, "big"), key, value or b""]
-    return b"".join(parts)
-
-
-def unpack_changes(data: bytes) -> dict[bytes, bytes | None]:
-    """Decode what `pack_changes` returned."""
-    changes: dict[bytes, bytes | None] = {}
-    at = 0
-    while at < len(data):
-        key_length = int.from_bytes(data[at : at + 2], "big")
-        length = int.from_bytes(data[at + 2 : at + 6], "big")
-        at += 6
-        key = data[at : at + key_length]
-        at += key_length
-        if length == _DELETED:
-            changes[key] = None
-        else:
-            changes[key] = data[at : at + length]
-            at += length
-    return changes
-
-
-_DELETED = 0xFFFFFFFF
 
 
 def paths_of(directories: Iterable[DirectoryInfo]) -> list[str]:

@@ -32,7 +32,6 @@ from embedlog.replication.catch_up import History, ReplicaCopy
 from embedlog.replication.controller import Controller
 from embedlog.replication.copies import lock_copy, remove_copies
 from embedlog.replication.directory import LogDirectory, describe
-from embedlog.replication.files import BrokenDirectoryError
 from embedlog.replication.member_file import (
     DirectoryMember,
     check_apart,
@@ -328,16 +327,10 @@ def _guarded(log: ReplicatedPartition, step: Callable[[], T]) -> T | None:
     epoch = log.controller.epoch
     try:
         return step()
-    except BrokenDirectoryError as broken:
-        log.controller.take_offline({broken.directory.id: broken.error})
-        return None
     except (NotLeaderOrFollowerError, ReplicaNotAvailableError, UnknownTopicOrPartitionError):
         return None  # it changed meanwhile
     except StorageError as error:
-        found = log.controller.find_broken(error)
-        if found is not None:
-            log.controller.take_offline({found.id: error})
-        elif log.controller.current().epoch == epoch:
+        if not log.controller.offline_if_broken(error) and log.controller.current().epoch == epoch:
             raise  # no other process has taken the directory offline meanwhile, either
         return None
 

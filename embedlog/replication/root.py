@@ -610,7 +610,7 @@ def _put_first_directory(path: str, rack: str | None, txn: kv.Txn) -> None:
     DIRECTORIES.put(
         txn, 1, value=DirectoryInfo(path, rack, since=1, is_mount_point=is_mount_point(path))
     )
-    METADATA_VERSION.put(txn, value=MetadataVersion(0, 1, 1, b""))
+    METADATA_VERSION.put(txn, value=MetadataVersion(0, 1, 1))
     put_epoch(txn, 1, 1)
     for topic in catalog.topics(txn):
         for partition in range(topic.partitions):

@@ -219,7 +219,7 @@ MUTANTS = [
         "published before the followers have it",
         by_the_model,
         f"{REPLICATION}.files:ReplicatedFiles.write",
-        {"for directory, copy in reversed(copies[1:]):": "for directory, copy in ():"},
+        {"for directory, copy in reversed(followers):": "for directory, copy in ():"},
     ),
     Mutant(
         "elected from outside the ISR",
@@ -285,19 +285,13 @@ MUTANTS = [
         "what a killed process committed in some databases is not repeated",
         by_kills,
         f"{REPLICATION}.store:ReplicatedStore._make_even",
-        {"partial(self._repeat, row)": "lambda txn: txn.put(self._version_key, row)"},
+        {"kv.replace_rows, rows)": "kv.replace_rows, rows[-1:])"},
     ),
     Mutant(
         "the version of a write is not written",
         by_kills,
         f"{REPLICATION}.store:ReplicatedStore._commit",
-        {"self._put_version(txn, row)": "..."},
-    ),
-    Mutant(
-        "the version of a write does not say what changed",
-        by_kills,
-        f"{REPLICATION}.store:ReplicatedStore._put_version",
-        {"pack_changes(txn.changes)": 'b""'},
+        {"self._count_write(txn)": "..."},
     ),
     Mutant(
         "directories are compared by how much they have, and not by their epochs",
@@ -320,8 +314,8 @@ MUTANTS = [
     Mutant(
         "the file of a copy that was cut short gets a hole",
         by_a_copy_that_was_cut_short,
-        f"{REPLICATION}.files:ReplicatedFiles._catch_up",
-        {"elif size < position:": "elif False:"},
+        f"{REPLICATION}.files:_complete",
+        {"copy_range(leader, follower, size, position)": "..."},
     ),
     Mutant(
         "a new leader is believed to have everything",
@@ -344,8 +338,8 @@ MUTANTS = [
     Mutant(
         "a copy is blamed for a leader that breaks",
         by_a_copy_out_of_sync,
-        f"{REPLICATION}.controller:Controller.find_broken",
-        {'if f"{path}/"': 'if not f"{path}/"'},
+        f"{REPLICATION}.controller:Controller.directory_of",
+        {'if f"{error.path}/"': 'if not f"{error.path}/"'},
     ),
 ]
 
