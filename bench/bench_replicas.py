@@ -107,7 +107,8 @@ def bench_failover(benchmark, note, disks, single):
         nonlocal log, part
         Breaking.broken = None
         log = embedlog.open(disks, maintenance=False, files=Breaking)
-        recovery.replicate(log.root, recovery.try_bring_back(log.root))
+        recovery.try_bring_back(log.root)
+        recovery.replicate(log.root)
         part = log.partition("t", 0)
         part.append([single])
         leader = log.root.controller.assignment(part.key).leader
@@ -182,7 +183,8 @@ def bench_catch_up(benchmark, note, disks, thousand):
             path.unlink()
 
     def catch_up():
-        recovery.replicate(log.root, recovery.try_bring_back(log.root))
+        recovery.try_bring_back(log.root)
+        recovery.replicate(log.root)
 
     note(records=1000 * CATCH_UP_BATCHES, bytes=CATCH_UP_BATCHES * thousand.size)
     benchmark.pedantic(catch_up, setup=lose, rounds=5)

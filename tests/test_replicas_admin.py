@@ -472,7 +472,7 @@ def test_a_directory_that_was_just_removed_does_not_come_back(tmp_path):
         log.root.controller.take_offline({3: OSError("unplugged")})
         removal.remove_directories(log.root, [3], force=True)
 
-        assert recovery.bring_back(log.root, 3) == {}
+        assert not recovery.bring_back(log.root, 3)
 
         assert len(log.root.controller.image.online) == 2
 

@@ -1,8 +1,9 @@
 """Making the copy of a partition in one directory equal to the leader's.
 
-A directory that comes back may have less than the leader, or, if it led without the others, a
-history of its own.  The leader epochs of both logs say where the histories part
-(`epochs.truncation_offset`); below that, and below what had been flushed, a file is trusted.
+A directory that comes back may have less than the leader, or, if another one was elected that
+was not in sync, other records.  What it had flushed is noted when it comes online
+(`PartitionAssignment.flushed`).  If the log still has the same leader epoch at the last of these
+records, they are the log's, as in Kafka (KIP-101), and its sealed segments are trusted.
 What else it has is compared with the leader's bytes, and cut where they differ.  Then the rest
 is copied, batch by batch, if the leader's checksums are right.
 
@@ -18,16 +19,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from operator import attrgetter
-from typing import NamedTuple
 
 from embedlog import catalog
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import CorruptionError, StorageError
 from embedlog.files.throttle import Throttle
-from embedlog.partition import lookup, recovery
+from embedlog.partition import leader_epochs, lookup, recovery
 from embedlog.partition.tail import Tail
 from embedlog.replication.directory import LogDirectory
-from embedlog.replication.epochs import EpochCache, truncation_point
 from embedlog.replication.files import copy_range, make_parents
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.partition import LeaderAndEpoch, ReplicatedPartition
@@ -40,21 +39,12 @@ class _StoppedError(Exception):
     """The copying was told to stop while it waited."""
 
 
-class History(NamedTuple):
-    """What a directory knew of a partition before it came back."""
-
-    epochs: EpochCache
-    recovery_offset: int
-    """What is below was flushed."""
-
-
 class ReplicaCopy:
     """The copy of one partition in one directory, while it catches up.
 
     Args:
         log: The partition.
         directory: The one that catches up; online, and not in sync.
-        trusted_offset: Below it the segments of an in-sync copy are the leader's.
         throttle: Limits the copying.
         stopped: Whether to give up.
         progress: Called with the number of bytes after each chunk that was copied.
@@ -65,13 +55,12 @@ class ReplicaCopy:
         log: ReplicatedPartition,
         directory: LogDirectory,
         *,
-        trusted_offset: int = 0,
         throttle: Throttle | None = None,
         stopped: Callable[[], bool] = lambda: False,
         progress: Callable[[int], object] = bool,
     ) -> None:
         self.log, self.directory = log, directory
-        self._trusted_offset, self._throttle = trusted_offset, throttle or Throttle()
+        self._trusted_offset, self._throttle = 0, throttle or Throttle()
         self._stopped, self._progress = stopped, progress
         self._leader: LeaderAndEpoch | None = None
         """Of whom the copy is."""
@@ -83,12 +72,8 @@ class ReplicaCopy:
         """The segments in which damage was found at the leader, by their ids."""
         self.copied_bytes = self.compared_bytes = self.removed_files = 0
 
-    def catch_up(self, history: History | None = None) -> bool:
+    def catch_up(self) -> bool:
         """Copy all that is missing; return False if it was told to stop.
-
-        Args:
-            history: What the directory knew of the partition, if its files may have something
-                of it.
 
         Raises:
             NotLeaderOrFollowerError: Another leader was elected, and a new object compares what
@@ -96,8 +81,7 @@ class ReplicaCopy:
             CorruptionError: The leader's copy is damaged; nothing of that was copied.
         """
         self._leader = self.log.leader_and_epoch()
-        if history is not None:
-            self._trusted_offset = _trusted_offset(self.log, history)
+        self._trusted_offset = self._flushed_offset()
         for _ in range(_MOST_PASSES):
             before = self.copied_bytes + self.compared_bytes
             try:
@@ -107,6 +91,15 @@ class ReplicaCopy:
             if self.copied_bytes + self.compared_bytes - before < CHUNK_BYTES:
                 break
         return True
+
+    def _flushed_offset(self) -> int:
+        """Return up to where the copy is the leader's, and was flushed, before it went offline."""
+        for flushed in self.log.assignment.flushed:
+            if flushed.directory == self.directory.id:
+                epochs = self.log.context.state.read(lambda txn: catalog.epochs(txn, self.log.key))
+                if leader_epochs.epoch_at(epochs, flushed.offset - 1) == flushed.leader_epoch:
+                    return flushed.offset
+        return 0
 
     def join(self) -> None:
         """Copy the rest under the partition's lock, and have the copy join the ISR.
@@ -287,11 +280,3 @@ def _common_length(first: bytes, second: bytes) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _trusted_offset(log: ReplicatedPartition, history: History) -> int:
-    """Return up to where a history is that of the log, and was flushed."""
-    epochs = log.context.state.read(lambda txn: catalog.epochs(txn, log.key))
-    # Both ends are at least where the flushed part of the directory's log ends.
-    end = history.recovery_offset
-    return min(truncation_point(history.epochs, end, epochs, end), end)

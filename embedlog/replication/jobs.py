@@ -15,7 +15,6 @@ from embedlog.failures import Failures
 from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery
-from embedlog.replication.catch_up import History
 from embedlog.replication.controller import Controller
 from embedlog.replication.election import imbalanced_leaders
 
@@ -52,8 +51,6 @@ class ReplicationJob:
         self._retry_seconds = 0.0
         """How often directories are tried that are offline, if those that return do not stay."""
         self._returned_at = -inf
-        self._histories: dict[int, dict[bytes, History]] = {}
-        """By directory: what the copies had that have to catch up."""
         self._damaged: dict[recovery.Copy, CorruptionError] = {}
         """The copies that cannot be made, since the leader's is damaged."""
         self._failures = Failures(_logger)
@@ -102,7 +99,6 @@ class ReplicationJob:
         seconds = max(self._retry_seconds, RETRY_SECONDS)
         if len(image.online) < len(image.directories) and self._is_due("retry", seconds):
             returned = recovery.try_bring_back(root, self._failures)
-            self._histories.update(returned)
             if returned:
                 longest, now = _LONGEST_RETRIES * RETRY_SECONDS, monotonic()
                 has_stayed = now - self._returned_at >= 2 * longest
@@ -119,7 +115,6 @@ class ReplicationJob:
             or assignment.is_reassigning
         ]
         if not waiting:
-            self._histories.clear()
             return 0
         damaged, before = self._damaged, dict(self._damaged)
         if self._is_due("damage", DAMAGE_SECONDS):
@@ -133,7 +128,7 @@ class ReplicationJob:
             stopped=stopped,
             damaged=damaged,
         )
-        joined = copy(self._histories, with_new=False)
+        joined = copy(with_new=False)
         if any(assignment.is_reassigning for assignment in waiting):
             with reassign.lock(root) as free:
                 if free:

@@ -30,13 +30,13 @@ from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.member_file import is_member
 from embedlog.replication.metadata import MetadataImage
 from embedlog.replication.partition import ReplicatedPartition
-from embedlog.replication.recovery import HasDirectories
+from embedlog.replication.recovery import BaseReplicatedRoot
 
 _logger = logging.getLogger("embedlog.replication")
 
 
 def elect_unclean(
-    root: HasDirectories, partitions: Collection[TopicPartition]
+    root: BaseReplicatedRoot, partitions: Collection[TopicPartition]
 ) -> list[TopicPartition]:
     """Elect leaders for those of some partitions that have none; return which got one.
 
@@ -73,7 +73,7 @@ def elect_unclean(
 
 
 def _longest(
-    root: HasDirectories, log: ReplicatedPartition, assignment: PartitionAssignment
+    root: BaseReplicatedRoot, log: ReplicatedPartition, assignment: PartitionAssignment
 ) -> int | None:
     """Return the directory that is online and has the most records; None without one."""
     image = root.controller.image
@@ -94,7 +94,9 @@ def _longest(
     return leader
 
 
-def _count_records(root: HasDirectories, log: ReplicatedPartition, directory: int) -> int | None:
+def _count_records(
+    root: BaseReplicatedRoot, log: ReplicatedPartition, directory: int
+) -> int | None:
     """Return how many records of a partition a directory has; None if it cannot be read."""
     info = root.controller.image.directories.get(directory)
     with suppress(StorageError, NotALogError), ExitStack() as closing_files:

@@ -318,8 +318,8 @@ def _part(log: Log) -> None:
 
 
 def _bring_back(log: Log) -> None:
-    histories = recovery.try_bring_back(log.first.root)
-    recovery.replicate(log.first.root, histories)
+    recovery.try_bring_back(log.first.root)
+    recovery.replicate(log.first.root)
 
 
 def _begin_move(log: Log) -> None:
@@ -507,8 +507,8 @@ def _lose_and_return(log: Log) -> None:
 
 def _return(log: Log) -> None:
     log.put_back()
-    histories = recovery.try_bring_back(log.second.root)
-    recovery.replicate(log.second.root, histories)
+    recovery.try_bring_back(log.second.root)
+    recovery.replicate(log.second.root)
 
 
 def _move(log: Log) -> None:

@@ -91,9 +91,9 @@ def notice(log: embedlog.Log) -> None:
 
 def bring_back(log: embedlog.Log) -> list[int]:
     """Bring back all directories that work, and have them catch up; return which came back."""
-    trusted = recovery.try_bring_back(log.root)
-    recovery.replicate(log.root, trusted)
-    return sorted(trusted)
+    returned = recovery.try_bring_back(log.root)
+    recovery.replicate(log.root)
+    return sorted(returned)
 
 
 def assignment(log: embedlog.Log, topic: str, partition: int = 0) -> PartitionAssignment:
