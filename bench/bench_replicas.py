@@ -14,7 +14,7 @@ import pytest
 import embedlog
 from embedlog.errors import StorageError
 from embedlog.files import Files
-from embedlog.replication import recovery
+from embedlog.replication import catch_up, recovery
 
 FAILOVERS = int(os.environ.get("EMBEDLOG_BENCH_FAILOVERS", "20"))
 CATCH_UP_BATCHES = 1000
@@ -108,7 +108,7 @@ def bench_failover(benchmark, note, disks, single):
         Breaking.broken = None
         log = embedlog.open(disks, maintenance=False, files=Breaking)
         recovery.try_bring_back(log.root)
-        recovery.replicate(log.root)
+        catch_up.replicate(log.root)
         part = log.partition("t", 0)
         part.append([single])
         leader = log.root.controller.assignment(part.key).leader
@@ -184,7 +184,7 @@ def bench_catch_up(benchmark, note, disks, thousand):
 
     def catch_up():
         recovery.try_bring_back(log.root)
-        recovery.replicate(log.root)
+        catch_up.replicate(log.root)
 
     note(records=1000 * CATCH_UP_BATCHES, bytes=CATCH_UP_BATCHES * thousand.size)
     benchmark.pedantic(catch_up, setup=lose, rounds=5)

@@ -13,7 +13,7 @@ import embedlog
 from embedlog import errors
 from embedlog.kafka import confluent
 from embedlog.record import TopicPartition
-from embedlog.replication import reassign, recovery, unclean_election
+from embedlog.replication import catch_up, reassign, recovery, unclean_election
 
 
 @pytest.fixture
@@ -569,7 +569,7 @@ def test_copies_move_to_another_directory(directories, log):
     before = values(log, "t")
 
     assert reassign.begin(log.root, moves) == 2
-    recovery.replicate(log.root)
+    catch_up.replicate(log.root)
     assert reassign.finish(log.root) == 2
 
     assert [list(assignment(log, "t", n).replicas) for n in range(2)] == list(moves.values())

@@ -378,6 +378,13 @@ class Controller:
                 return directory
         return None
 
+    def give_up_broken(self, error: StorageError) -> bool:
+        """Take the directory offline that an error says is broken; return whether one is."""
+        directory = self.find_broken(error)
+        if directory is not None:
+            self.take_offline({directory.id: error})
+        return directory is not None
+
     def _refuses(self, online: Collection[int]) -> NotEnoughReplicasError | None:
         """Return the error of a change of the metadata by these directories alone, if any."""
         try:

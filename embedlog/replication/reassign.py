@@ -25,12 +25,13 @@ from embedlog.errors import (
 )
 from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
+from embedlog.replication.catch_up import copy_partition
 from embedlog.replication.copies import remove_copies
 from embedlog.replication.isr import PartitionAssignment, check_replicas
 from embedlog.replication.metadata import MetadataImage
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.replication.reassignment import lead_evenly, reassign, resize
-from embedlog.replication.recovery import BaseReplicatedRoot, copy_partition
+from embedlog.replication.recovery import BaseReplicatedRoot
 
 Moves = Mapping[TopicPartition, Sequence[int]]
 """The new replicas of partitions, the preferred leader first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -14,22 +14,16 @@ from embedlog.errors import (
     EmbedlogError,
     IllegalStateError,
     NotALogError,
-    NotLeaderOrFollowerError,
-    ReplicaNotAvailableError,
     ReplicasDivergedError,
     StorageError,
-    UnknownTopicOrPartitionError,
 )
 from embedlog.failures import Failures
 from embedlog.files import Files
 from embedlog.files.paths import FORMAT_FILE, is_directory, is_mount_point, real_path
-from embedlog.files.throttle import Throttle
 from embedlog.partition import pending_deletes
-from embedlog.replication.catch_up import ReplicaCopy
 from embedlog.replication.controller import Controller
-from embedlog.replication.copies import lock_copy, remove_copies
+from embedlog.replication.copies import remove_copies
 from embedlog.replication.directory import LogDirectory, describe
-from embedlog.replication.files import BrokenDirectoryError
 from embedlog.replication.member_file import (
     DirectoryMember,
     check_apart,
@@ -43,16 +37,12 @@ from embedlog.replication.metadata import (
     MetadataImage,
     paths_of,
 )
-from embedlog.replication.partition import ReplicatedPartition
 from embedlog.root import startup
 from embedlog.root.root import Root, check_format
 
 T = TypeVar("T")
 JUST_ADDED = "it was just added"
 """Why a directory is offline that was never online."""
-
-Copy = tuple[bytes, int]
-"""The copy of a partition: its key, and the directory."""
 
 _MIN_FREE_BYTES = 1 << 20
 """What a directory must have free to come back."""
@@ -246,68 +236,6 @@ def _sweep(root: BaseReplicatedRoot, directory: LogDirectory) -> None:
                 remove_copies(root.controller, key, topic.directory, [directory.id])
 
 
-def copy_partition(
-    log: ReplicatedPartition,
-    directory: LogDirectory,
-    *,
-    throttle: Throttle | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-    progress: Callable[[int], object] = bool,
-) -> bool:
-    """Make one copy equal to the leader's, and have it join the ISR.
-
-    Returns False if it was stopped, if another process makes this copy, or if another leader was
-    elected.  If the directory, or that of the leader, turns out to be broken, it goes offline.
-
-    Raises:
-        CorruptionError: The leader's copy is damaged.
-    """
-
-    def make() -> bool:
-        with lock_copy(directory, log.key) as free:
-            # Another process may have finished it before the lock was taken; what is in sync
-            # already must not be cut without the partition's lock.
-            assignment = log.assignment
-            if (
-                not free
-                or directory.id in assignment.isr
-                or directory.id not in assignment.replicas
-            ):
-                return False
-            copy = ReplicaCopy(
-                *(log, directory), throttle=throttle, stopped=stopped, progress=progress
-            )
-            if not copy.catch_up():
-                return False
-            copy.join()
-            return True
-
-    joined = _guarded(log, make) or False
-    # A process that moved the copy away meanwhile could not remove it: this one held the lock.
-    with suppress(EmbedlogError):
-        remove_copies(log.controller, log.key, log.directory, [directory.id])
-    return joined
-
-
-def _guarded(log: ReplicatedPartition, step: Callable[[], T]) -> T | None:
-    """Run a step; if a directory turns out to be broken, take it offline and return None."""
-    epoch = log.controller.epoch
-    try:
-        return step()
-    except BrokenDirectoryError as broken:
-        log.controller.take_offline({broken.directory.id: broken.error})
-        return None
-    except (NotLeaderOrFollowerError, ReplicaNotAvailableError, UnknownTopicOrPartitionError):
-        return None  # it changed meanwhile
-    except StorageError as error:
-        found = log.controller.find_broken(error)
-        if found is not None:
-            log.controller.take_offline({found.id: error})
-        elif log.controller.current().epoch == epoch:
-            raise  # no other process has taken the directory offline meanwhile, either
-        return None
-
-
 def try_bring_back(root: BaseReplicatedRoot, failures: Failures | None = None) -> list[int]:
     """Bring back the directories that work again; return their ids.
 
@@ -364,61 +292,3 @@ def regain_quorum(root: BaseReplicatedRoot, failed: Mapping[int, Exception]) -> 
         else:
             return True
     return False
-
-
-def replicate(
-    root: BaseReplicatedRoot,
-    *,
-    throttle: Throttle | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-    with_new: bool = True,
-    damaged: MutableMapping[Copy, CorruptionError] | None = None,
-    failures: Failures | None = None,
-) -> int:
-    """Have all replicas that are online and not in sync catch up; return how many did.
-
-    Args:
-        root: The log.
-        throttle: Limits the copying.
-        stopped: Whether to end early.
-        with_new: Also make the new copies of reassignments.
-        damaged: Gets the errors of copies that cannot be made; those that it has are left out.
-        failures: Notes the copies that fail for another reason, such as a lock of a stopped
-            process; they do not stop the others.
-
-    Raises:
-        EmbedlogError: Without ``failures``: the first error of these copies.
-        CorruptionError: Without ``damaged``: a leader's copy is damaged.  The copies of other
-            partitions were made all the same.
-    """
-    joined, errors = 0, {} if damaged is None else damaged
-    noted = failures or Failures(_logger)
-    with noted.collecting(raises=failures is None) as part:
-        for log in root.partition_logs(root.topics().values()):
-            assert isinstance(log, ReplicatedPartition)
-            try:
-                assignment = log.assignment
-            except ReplicaNotAvailableError:
-                continue
-            for each in assignment.replicas:
-                if each in assignment.isr:
-                    continue
-                directory = log.controller.directories.get(each)
-                is_left_out = each in assignment.given_up_replicas or (
-                    each in assignment.adding_replicas and not with_new
-                )
-                if directory is None or is_left_out or (log.key, each) in errors or stopped():
-                    continue
-                with part(f"Copying {log.topic}-{log.partition} to directory {each}"):
-                    try:
-                        if copy_partition(
-                            *(log, directory),
-                            throttle=throttle,
-                            stopped=stopped,
-                        ):
-                            joined += 1
-                    except CorruptionError as error:
-                        errors[log.key, each] = error
-    if damaged is None and errors:
-        raise next(iter(errors.values()))
-    return joined

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -10,12 +11,15 @@ from embedlog.errors import (
     ReplicaNotAvailableError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.failures import Failures
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign
+from embedlog.replication.catch_up import replicate
 from embedlog.replication.mend import Comparison, ReplicaDifference, examine
 from embedlog.replication.partition import ReplicatedPartition
-from embedlog.replication.recovery import BaseReplicatedRoot, replicate
+from embedlog.replication.recovery import BaseReplicatedRoot
 
+_logger = logging.getLogger("embedlog.replication")
 Progress = Callable[[int, int], object]
 """Called with the number of partitions that are done, and of all."""
 
@@ -45,7 +49,8 @@ def repair_copies(
         if not found.is_lost:
             mended.add(partition)
     if not dry_run:
-        replicate(root, damaged={})  # copies that lacked whole files, and left the ISR
+        # Copies that lacked whole files, and left the ISR; what fails is noted.
+        replicate(root, failures=Failures(_logger))
     return messages, mended
 
 

@@ -16,7 +16,7 @@ from support.replicas import notice
 from support.tiers import choose
 
 import embedlog
-from embedlog.replication import recovery
+from embedlog.replication import catch_up, recovery
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_an_empty_mount_point_is_no_new_disk(scratch: Path) -> None:
             assert list(mounted.iterdir()) == []
             mount()
             assert recovery.try_bring_back(log.root) == [2]
-            recovery.replicate(log.root)
+            catch_up.replicate(log.root)
             assert log.verify() == log.verify(replicas=True) == []
     finally:
         unmount()
