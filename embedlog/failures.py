@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from time import monotonic
 
 from embedlog.errors import (
     ClosedError,
@@ -35,11 +36,12 @@ class Failures:
         self.errors: dict[str, Exception] = {}
         """The error of the last attempt, of all work that failed then."""
         self._attempts: dict[str, int] = {}
+        self._failed_at: dict[str, float] = {}
 
     def note(self, work: str, error: Exception) -> bool:
         """Note that an attempt failed; return whether it failed in another way than the last."""
         before, self.errors[work] = self.errors.get(work), error
-        self._attempts[work] = self._attempts.get(work, 0) + 1
+        self._attempts[work], self._failed_at[work] = self._attempts.get(work, 0) + 1, monotonic()
         is_new = before is None or _state(before) != _state(error)
         level = logging.WARNING if is_new else logging.DEBUG
         trace = None if isinstance(error, EmbedlogError) else error
@@ -49,12 +51,18 @@ class Failures:
     def end(self, work: str) -> None:
         """Note that an attempt succeeded."""
         if self.errors.pop(work, None) is not None:
-            attempts = self._attempts.pop(work, 0)
+            attempts, _ = self._attempts.pop(work, 0), self._failed_at.pop(work)
             self._logger.info("%s: no error any more, after %d attempts", work, attempts)
 
     def pause_seconds(self, work: str, first: float, longest: float) -> float:
         """Return how long to wait before the next attempt: twice as long each time."""
         return float(min(first * 2 ** min(self._attempts.get(work, 1) - 1, 30), longest))
+
+    def is_due(self, work: str, first: float, longest: float) -> bool:
+        """Whether work did not fail the last time, or has paused for `pause_seconds` since."""
+        failed_at = self._failed_at.get(work)
+        pause = self.pause_seconds(work, first, longest)
+        return failed_at is None or monotonic() - failed_at >= pause
 
     @contextmanager
     def collecting(

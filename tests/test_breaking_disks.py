@@ -19,7 +19,7 @@ from embedlog.errors import (
 )
 from embedlog.files.paths import FORMAT_FILE
 from embedlog.record import TopicPartition
-from embedlog.replication import recovery
+from embedlog.replication import catch_up, recovery
 from embedlog.replication import root as replicated_root
 from embedlog.replication.store import ReplicatedStore
 
@@ -222,7 +222,7 @@ def test_a_leader_that_breaks_while_a_copy_catches_up_goes_offline_itself(log, d
     recovery.try_bring_back(log.root)
     disks.break_disk(path(log, leader), errno.EIO)
 
-    recovery.replicate(log.root)
+    catch_up.replicate(log.root)
 
     assert leader not in log.root.controller.image.online
     assert follower in log.root.controller.image.online

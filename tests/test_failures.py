@@ -73,6 +73,9 @@ def test_pauses_grow_up_to_the_longest(failures):
         pauses.append(failures.pause_seconds("work", 0.5, 3))
     assert pauses[:5] == [0.5, 1, 2, 3, 3]
     assert set(pauses[5:]) == {3}
+    assert failures.is_due("other work", 0.5, 3)
+    assert failures.is_due("work", 0, 0)
+    assert not failures.is_due("work", 3600, 3600)
 
 
 def test_parts_are_done_although_others_fail(failures, caplog):

@@ -23,8 +23,8 @@ from embedlog.files import Files
 from embedlog.keyspace import JOB_RUNS
 from embedlog.maintenance import Maintenance, jobs_of, owner
 from embedlog.maintenance.jobs import MaintenanceJob, owner_in
+from embedlog.replication import catch_up, recovery
 from embedlog.replication import jobs as replication_jobs
-from embedlog.replication import recovery
 
 pytestmark = pytest.mark.tier("test")  # its threads wait for each other
 
@@ -184,8 +184,9 @@ def test_a_directory_that_does_not_stay_is_tried_less_and_less_often(
         directories.assert_equal_copies("t")
 
 
-def test_a_copy_that_cannot_be_made_does_not_stop_the_others(directories):
+def test_a_copy_that_cannot_be_made_does_not_stop_the_others(directories, monkeypatch):
     """P24: here another process holds the lock of one partition, as one that is stopped."""
+    monkeypatch.setattr(catch_up, "PAUSES", (0, 0))
     with (
         directories.open(lock_timeout=0.1) as log,
         directories.open() as other,

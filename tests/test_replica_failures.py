@@ -16,7 +16,7 @@ from embedlog.files.reserve import Reserve
 from embedlog.partition import leader_epochs, uncommitted_files
 from embedlog.partition.replace import Replacement
 from embedlog.record import TopicPartition
-from embedlog.replication import reassign, recovery, root
+from embedlog.replication import catch_up, reassign, recovery, root
 from embedlog.replication.catch_up import ReplicaCopy
 from embedlog.replication.metadata import METADATA_VERSION
 from embedlog.replication.verify_copies import verify_copies
@@ -353,7 +353,7 @@ def test_a_copy_that_catches_up_while_another_leader_is_elected_has_all_of_both(
             directories.lose(log, leader)
             send(log, "t", [b"of 2"] * 8)
 
-    recovery.copy_partition(
+    catch_up.copy_partition(
         log.root.partition("t", 0), log.root.controller.directories[behind], progress=fail_over
     )
 
@@ -616,7 +616,7 @@ def test_a_copy_that_is_moved_away_as_it_joins_is_removed(directories, log, monk
         reassign.run(log.root, {TopicPartition("t", 0): [1, 2]})
 
     monkeypatch.setattr(ReplicaCopy, "join", move_away)
-    recovery.replicate(log.root)
+    catch_up.replicate(log.root)
 
     assert assignment(log, "t").replicas == (1, 2)
     assert no_files(directories, 3, "t")
@@ -694,7 +694,7 @@ def test_a_follower_whose_disk_is_slow_leaves_the_isr_and_joins_when_it_has_ever
     with pytest.raises(errors.NotEnoughReplicasError):
         send(log, "t", [b"refused"], delivery_timeout_ms=300, request_timeout_ms=100)
 
-    assert recovery.replicate(log.root) == 1
+    assert catch_up.replicate(log.root) == 1
     assert assignment(log, "t").isr == (leader, follower)
     directories.assert_equal_copies("t", 2)
 

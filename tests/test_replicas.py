@@ -13,7 +13,7 @@ import embedlog
 from embedlog import errors
 from embedlog.kafka import confluent
 from embedlog.record import TopicPartition
-from embedlog.replication import reassign, recovery, unclean_election
+from embedlog.replication import catch_up, reassign, recovery, unclean_election
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_log_that_was_begun_in_the_place_of_a_directory_is_not_overwritten(
         assert stranger.topics() == ["precious"]
         assert values(stranger, "precious") == ([b"1", b"2"] if is_open else [b"1"])
     with directories.open() as again:
-        assert recovery.try_bring_back(again.root) == {}
+        assert recovery.try_bring_back(again.root) == []
 
     shutil.rmtree(directories.path(2))
     directories.put_back(2)
@@ -96,7 +96,7 @@ def test_a_directory_of_another_log_in_the_place_of_one_is_offline(directories, 
     with embedlog.open(directories.path(1), maintenance=False) as found:
         assert [each.id for each in found.replicas() if each.online] == [1, 2]
         assert values(found, "t") == [b"x"]
-        assert recovery.try_bring_back(found.root) == {}
+        assert recovery.try_bring_back(found.root) == []
         found.remove_replica(directories.path(3), force=True)
         assert [each.id for each in found.replicas()] == [1, 2]
     assert (directories.path(3) / "topics").exists()
@@ -569,7 +569,7 @@ def test_copies_move_to_another_directory(directories, log):
     before = values(log, "t")
 
     assert reassign.begin(log.root, moves) == 2
-    recovery.replicate(log.root)
+    catch_up.replicate(log.root)
     assert reassign.finish(log.root) == 2
 
     assert [list(assignment(log, "t", n).replicas) for n in range(2)] == list(moves.values())

@@ -28,7 +28,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files.paths import FORMAT_FILE
-from embedlog.replication import jobs, reassign, recovery, removal
+from embedlog.replication import catch_up, jobs, reassign, recovery, removal
 from embedlog.replication.controller import Controller
 from embedlog.replication.metadata import MetadataImage
 
@@ -409,7 +409,7 @@ def test_a_move_that_is_cancelled_while_it_copies_leaves_nothing(tmp_path):
                 if again:
                     reassign.begin(log.root, all_at(3, partitions=1))
 
-            return recovery.copy_partition(partition, directory, progress=cancel)
+            return catch_up.copy_partition(partition, directory, progress=cancel)
 
         def has_files() -> bool:
             return any((Path(paths[2]) / partition.directory).rglob("*.arrows"))
@@ -432,7 +432,7 @@ def test_a_move_that_is_cancelled_loses_nothing_although_a_new_copy_leads(tmp_pa
         log.reassign(all_at(1, 2, partitions=1))
         fill(log, count=10)
         reassign.begin(log.root, all_at(3, 2, partitions=1))
-        recovery.replicate(log.root)
+        catch_up.replicate(log.root)
         assert reassign.elect_preferred(log.root)
         fill(log, count=10, first=10, acks=1)
 
@@ -472,7 +472,7 @@ def test_a_directory_that_was_just_removed_does_not_come_back(tmp_path):
         log.root.controller.take_offline({3: OSError("unplugged")})
         removal.remove_directories(log.root, [3], force=True)
 
-        assert recovery.bring_back(log.root, 3) == {}
+        assert not recovery.bring_back(log.root, 3)
 
         assert len(log.root.controller.image.online) == 2
 
@@ -485,7 +485,7 @@ def test_files_of_a_cancelled_move_are_removed_when_the_disk_comes_back(tmp_path
         log.reassign(all_at(1, partitions=1))
         fill(log)
         reassign.begin(log.root, all_at(1, 3, partitions=1))
-        recovery.replicate(log.root)
+        catch_up.replicate(log.root)
         unplug(paths[2])
         log.root.controller.take_offline({3: OSError("unplugged")})
         assert log.cancel_reassignment() == 1

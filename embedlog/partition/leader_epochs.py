@@ -8,7 +8,9 @@ the next one to use the partition moves the tail (`finish`).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 
 from embedlog import catalog, keyspace, kv
 from embedlog.catalog import PartitionInfo
@@ -27,6 +29,16 @@ def with_epoch(epochs: Sequence[tuple[int, int]], epoch: int, offset: int) -> li
         return list(epochs)
     kept = [entry for entry in epochs if entry[0] < epoch and entry[1] < offset]
     return [*kept, (epoch, offset)]
+
+
+def epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int | None:
+    """Return the leader epoch of an offset; None below the first one that a log still has.
+
+    >>> epoch_at([(0, 10), (2, 13)], 12)
+    0
+    """
+    count = bisect_right(epochs, offset, key=itemgetter(1))
+    return epochs[count - 1][0] if count else None
 
 
 def put(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:

@@ -7,7 +7,6 @@ files, no databases, no clock, and chance only from a generator that the caller 
 - `placement`: the directories of a new topic's partitions.
 - `reassignment`: the fewest moves that make an assignment even again.
 - `election`: the leader of a partition, and the preferred leaders.
-- `epochs`: leader epochs, and where the histories of two copies part.
 - `isr`: the in-sync replicas of a partition, and the state that changes with them.
 
 And one that reads logs:

@@ -36,9 +36,10 @@ from embedlog.errors import (
 )
 from embedlog.files.paths import is_mount_point
 from embedlog.keyspace import MIRRORED_TOPICS, PARTITION_KEY
+from embedlog.partition import leader_epochs
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
 from embedlog.replication.history import diverged, extra_writes, histories
-from embedlog.replication.isr import NO_DIRECTORY, PartitionAssignment
+from embedlog.replication.isr import NO_DIRECTORY, FlushedCopy, PartitionAssignment
 from embedlog.replication.metadata import (
     ASSIGNMENTS,
     DIRECTORIES,
@@ -507,9 +508,8 @@ class Controller:
             image = MetadataImage.load(txn)
             gone = {each: reason for each, reason in reasons.items() if each in image.online}
             check_quorum(image, set(image.online) - gone.keys() | {directory.id})
-            if lost:
-                _drop_copies(directory.id, txn)
-                image = replace(image, assignments=dict(_assignments(txn)))
+            _note_returned(directory.id, {} if lost else flushed, lost, txn)
+            image = replace(image, assignments=dict(_assignments(txn)))
             if gone:
                 self._put_offline(txn, image, gone)
             epoch, after = image.epoch + 1, MetadataImage.load(txn)
@@ -537,6 +537,7 @@ class Controller:
             for name in ("state", "live"):
                 held.enter_context(directory.held(name))
             lost = _has_lost(directory, directories[0], image.directories[directory.id])
+            flushed = directory.state.read(partial(_flushed, directory.id))
             rows = directories[0].live.read(lambda txn: list(txn.cursor()))
             directory.live.transact_locked(partial(kv.replace_rows, rows))
             # In one write with its rows, which hide that it has lost its files.
@@ -573,11 +574,35 @@ def _has_lost(directory: LogDirectory, other: LogDirectory, info: DirectoryInfo)
     return not mine.epochs or not mine.has_all(histories(other)[0], until)
 
 
-def _drop_copies(lost: int, txn: kv.Txn) -> None:
-    """Write that a directory has lost its copies."""
-    for key, assignment in list(_assignments(txn)):
-        if lost in assignment.isr:
-            ASSIGNMENTS.put(txn, key, value=_without_copy(assignment, lost))
+def _flushed(directory: int, txn: kv.Txn) -> dict[bytes, FlushedCopy]:
+    """Return what a directory has flushed of the copies that were in sync, by its own rows.
+
+    Of the others it may know more than its files have: when it comes online, it gets the rows
+    of other directories at once, and the records later.
+    """
+    found = {}
+    for key, assignment in _assignments(txn):
+        for each in assignment.flushed:
+            if each.directory == directory:
+                found[key] = each
+        info = catalog.PARTITIONS.get(txn, key)
+        if directory in assignment.isr and info is not None:
+            offset = info.recovery_offset
+            epoch = leader_epochs.epoch_at(catalog.epochs(txn, key), offset - 1)
+            found[key] = FlushedCopy(directory, offset, epoch)
+    return found
+
+
+def _note_returned(
+    directory: int, flushed: Mapping[bytes, FlushedCopy], is_lost: bool, txn: kv.Txn
+) -> None:
+    """Write what the copies of a directory had flushed, or that it has lost them."""
+    for key, before in list(_assignments(txn)):
+        after = before.returned(directory, flushed.get(key))
+        if is_lost and directory in before.isr:
+            after = _without_copy(after, directory)
+        if after != before:
+            ASSIGNMENTS.put(txn, key, value=after)
 
 
 def _without_copy(assignment: PartitionAssignment, lost: int) -> PartitionAssignment:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog.errors import EmbedlogError
 from embedlog.files import Files
 from embedlog.partition.partition_log import ONLY_DIRECTORY, PartitionLog
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign
-from embedlog.replication.recovery import HasDirectories
+
+if TYPE_CHECKING:
+    from embedlog.replication.root import ReplicatedRoot
 
 
 class DirectoryDescription(NamedTuple):
@@ -38,7 +40,7 @@ class DirectoryDescription(NamedTuple):
     """How much the copies lack of those of the leaders; None if it is offline."""
 
 
-def describe_directories(root: HasDirectories) -> list[DirectoryDescription]:
+def describe_directories(root: ReplicatedRoot) -> list[DirectoryDescription]:
     """Return the directories of a log, in the order of their ids."""
     image, opened = root.controller.current().image, root.controller.directories
     leaders, replicas, in_sync, sizes, lags = (Counter[int | None]() for _ in range(5))
@@ -74,7 +76,7 @@ def describe_directories(root: HasDirectories) -> list[DirectoryDescription]:
     ]
 
 
-def leaderless(root: HasDirectories) -> list[TopicPartition]:
+def leaderless(root: ReplicatedRoot) -> list[TopicPartition]:
     """Return the partitions that have no leader."""
     return [
         TopicPartition(info.name, number)

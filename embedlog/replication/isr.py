@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from embedlog.errors import (
     IllegalStateError,
@@ -20,6 +20,16 @@ from embedlog.errors import (
 
 NO_DIRECTORY = 0
 """In an ISR: the copy that was in sync is lost."""
+
+
+class FlushedCopy(NamedTuple):
+    """What a directory had of a partition when it was last in sync."""
+
+    directory: int
+    offset: int
+    """What is below was flushed."""
+    leader_epoch: int | None
+    """Of the last of these records: where the log has another one there, it is another log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,8 @@ class PartitionAssignment:
     """Whether the leader was not in sync when it was elected, so that its log may be another
     one above some offset (Kafka's LeaderRecoveryState, KIP-704).  Without a leader: whether
     those that may lead were not in sync."""
+    flushed: tuple[FlushedCopy, ...] = ()
+    """What directories had flushed that have come back, and have not caught up yet."""
 
     @classmethod
     def create(
@@ -160,7 +172,14 @@ class PartitionAssignment:
                 todo="Elect a leader, or reassign the partition, first.",
             )
         isr = tuple(each for each in self.replicas if each in self.isr or each in replicas)
-        return self if set(isr) == set(self.isr) else self._next(isr=isr)
+        # They may lose something later.
+        flushed = tuple(each for each in self.flushed if each.directory not in isr)
+        return self if set(isr) == set(self.isr) else self._next(isr=isr, flushed=flushed)
+
+    def returned(self, directory: int, flushed: FlushedCopy | None) -> PartitionAssignment:
+        """Return the state after a directory came back, with what its copy had flushed."""
+        others = tuple(each for each in self.flushed if each.directory != directory)
+        return replace(self, flushed=others if flushed is None else (*others, flushed))
 
     # Elections
 

@@ -10,12 +10,11 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from embedlog.config import MaintenanceConfig
-from embedlog.errors import CorruptionError
 from embedlog.failures import Failures
 from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery
-from embedlog.replication.catch_up import History
+from embedlog.replication.catch_up import replicate
 from embedlog.replication.controller import Controller
 from embedlog.replication.election import imbalanced_leaders
 
@@ -32,8 +31,6 @@ RETRY_SECONDS = 1.0
 """How often a directory that is offline is tried again."""
 _LONGEST_RETRIES = 32
 """How many times as long it waits at most, if those that come back go offline again."""
-DAMAGE_SECONDS = 60.0
-"""How long copies are left out whose leader is damaged; it may have been repaired then."""
 
 
 class ReplicationJob:
@@ -52,10 +49,6 @@ class ReplicationJob:
         self._retry_seconds = 0.0
         """How often directories are tried that are offline, if those that return do not stay."""
         self._returned_at = -inf
-        self._histories: dict[int, dict[bytes, History]] = {}
-        """By directory: what the copies had that have to catch up."""
-        self._damaged: dict[recovery.Copy, CorruptionError] = {}
-        """The copies that cannot be made, since the leader's is damaged."""
         self._failures = Failures(_logger)
         self._led_epoch = -1
         self._waited = 0
@@ -102,7 +95,6 @@ class ReplicationJob:
         seconds = max(self._retry_seconds, RETRY_SECONDS)
         if len(image.online) < len(image.directories) and self._is_due("retry", seconds):
             returned = recovery.try_bring_back(root, self._failures)
-            self._histories.update(returned)
             if returned:
                 longest, now = _LONGEST_RETRIES * RETRY_SECONDS, monotonic()
                 has_stayed = now - self._returned_at >= 2 * longest
@@ -119,31 +111,20 @@ class ReplicationJob:
             or assignment.is_reassigning
         ]
         if not waiting:
-            self._histories.clear()
             return 0
-        damaged, before = self._damaged, dict(self._damaged)
-        if self._is_due("damage", DAMAGE_SECONDS):
-            damaged.clear()
-        left_out = set(damaged)
         copy = partial(
-            recovery.replicate,
+            replicate,
             root,
             failures=self._failures,
             throttle=self.throttle,
             stopped=stopped,
-            damaged=damaged,
         )
-        joined = copy(self._histories, with_new=False)
+        joined = copy(with_new=False)
         if any(assignment.is_reassigning for assignment in waiting):
             with reassign.lock(root) as free:
                 if free:
                     joined += copy()
                     reassign.finish(root)
-        for key in before.keys() - damaged.keys():
-            self._failures.end(_copying(key, before[key]))
-        for key in damaged.keys() - left_out:
-            self._last["damage"] = monotonic()
-            self._failures.note(_copying(key, damaged[key]), damaged[key])
         return joined
 
     def _lead_all(self, root: ReplicatedRoot) -> None:
@@ -180,7 +161,3 @@ class ReplicationJob:
                 if info.key(partition) in keys
             }
             reassign.elect_preferred(root, partitions)
-
-
-def _copying(copy: recovery.Copy, error: CorruptionError) -> str:
-    return f"Replication of {error.topic}-{error.partition} to directory {copy[1]}"

@@ -22,7 +22,7 @@ from embedlog.keyspace import METADATA_EPOCHS
 from embedlog.keyspace import METADATA_VERSION as _METADATA_VERSION
 from embedlog.replication import history
 from embedlog.replication.history import Epoch
-from embedlog.replication.isr import PartitionAssignment
+from embedlog.replication.isr import FlushedCopy, PartitionAssignment
 
 
 class DirectoryInfo(NamedTuple):
@@ -60,6 +60,7 @@ def _pack_assignment(assignment: PartitionAssignment) -> dict[str, Any]:
         "adding": assignment.adding_replicas,
         "removing": assignment.removing_replicas,
         "recovering": assignment.leader_recovering,
+        "flushed": assignment.flushed,
     }
 
 
@@ -73,6 +74,7 @@ def _unpack_assignment(fields: Mapping[str, Any]) -> PartitionAssignment:
         tuple(fields["adding"]),
         tuple(fields["removing"]),
         fields["recovering"],
+        tuple(FlushedCopy(*each) for each in fields["flushed"]),
     )
 
 

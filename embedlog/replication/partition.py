@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from embedlog import catalog, kv
@@ -32,6 +30,7 @@ from embedlog.replication import mend
 from embedlog.replication.controller import Controller, offline_error
 from embedlog.replication.files import ReplicatedFiles
 from embedlog.replication.isr import PartitionAssignment
+from embedlog.replication.segment_copies import end_of_copy
 from embedlog.segment import SegmentFile
 
 T = TypeVar("T")
@@ -449,7 +448,7 @@ class ReplicatedPartition(PartitionLog):
         self.cached_tail = self.open_segment_file = None
         self.snapshot_version = -1
         self.refresh()
-        end = self._log_end_offset(tail) if assignment.leader_recovering else None
+        end = end_of_copy(self, tail).offset if assignment.leader_recovering else None
         if end is None:
             # `state` first: a batch must not have an epoch that recovery does not know.
             leader_epochs.begin(self, tail, assignment.leader_epoch, tail.log_end_offset)
@@ -465,32 +464,6 @@ class ReplicatedPartition(PartitionLog):
             self.remove_unnamed(self.context.files)
         self.context.wake.advance()
 
-    def _log_end_offset(self, tail: Tail) -> int | None:
-        """Return where the log of a leader that was not in sync ends; None if it has all of it.
-
-        It may lack whole segments, and may have led before: what it has of an epoch that the log
-        does not have there is of another history.
-
-        Args:
-            tail: The end of the log as of the leader before.
-        """
-        epochs = self.context.state.read(lambda txn: catalog.epochs(txn, self.key))
-        for info in self.segments.values():
-            stop = info.end_position if info.sealed else tail.log_end_position
-            if not info.sealed and info.id != tail.segment_id:
-                continue  # a roll that is finished next
-            try:
-                file = self.open_segment(info)
-                size = file.size()
-            except StorageError as error:
-                if not error.missing:
-                    raise
-                return int(info.base_offset)
-            end = _end_of_batches(file, info.base_offset, min(size, stop), epochs)
-            if end.position < stop:
-                return end.offset
-        return None
-
     def _raise_epoch(self, epoch: int) -> None:
         """Note in `state` that an epoch was used, so that the next one is above it."""
 
@@ -500,34 +473,3 @@ class ReplicatedPartition(PartitionLog):
                 catalog.PARTITIONS.put(txn, self.key, value=info._replace(leader_epoch=epoch))
 
         self.context.state.write(step)
-
-
-class _End(NamedTuple):
-    """Where the batches of a file end."""
-
-    offset: int
-    position: int
-
-
-def _end_of_batches(
-    file: SegmentFile, base_offset: int, stop: int, epochs: Sequence[tuple[int, int]]
-) -> _End:
-    """Return the end of the whole batches that a file, which may be another log's, has of a log.
-
-    Args:
-        file: The file.
-        base_offset: Of the segment.
-        stop: Where the file ends, or the log in it.
-        epochs: The leader epochs of the log, with their first offsets.
-    """
-    end = _End(base_offset, 0)
-    # A file that ends, or differs, in the middle of a batch or before the first one.
-    with suppress(CorruptionError):
-        end = _End(base_offset, file.start)
-        for batch in file.heads(file.start, stop):
-            at = bisect_right(epochs, batch.base_offset, key=itemgetter(1))
-            is_same = not at or epochs[at - 1][0] == batch.leader_epoch
-            if batch.position + batch.size > stop or not is_same:
-                break
-            end = _End(batch.next_offset, batch.position + batch.size)
-    return end

@@ -25,12 +25,13 @@ from embedlog.errors import (
 )
 from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
+from embedlog.replication.catch_up import copy_partition
 from embedlog.replication.copies import remove_copies
 from embedlog.replication.isr import PartitionAssignment, check_replicas
 from embedlog.replication.metadata import MetadataImage
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.replication.reassignment import lead_evenly, reassign, resize
-from embedlog.replication.recovery import HasDirectories, copy_partition
+from embedlog.replication.recovery import BaseReplicatedRoot
 
 Moves = Mapping[TopicPartition, Sequence[int]]
 """The new replicas of partitions, the preferred leader first."""
@@ -42,7 +43,7 @@ _CHANGED = (NotLeaderOrFollowerError, ReplicaNotAvailableError, UnknownTopicOrPa
 """What says that a partition has another leader, or none, or was deleted meanwhile."""
 
 
-def assignments(root: HasDirectories) -> Iterator[tuple[TopicInfo, int, PartitionAssignment]]:
+def assignments(root: BaseReplicatedRoot) -> Iterator[tuple[TopicInfo, int, PartitionAssignment]]:
     """Yield all partitions with their assignments."""
     for info in root.topics().values():
         for partition in range(info.partitions):
@@ -52,7 +53,7 @@ def assignments(root: HasDirectories) -> Iterator[tuple[TopicInfo, int, Partitio
 
 
 def plan(
-    root: HasDirectories,
+    root: BaseReplicatedRoot,
     without: Collection[int] = (),
     replication_factors: Mapping[str, int] | None = None,
 ) -> dict[TopicPartition, tuple[int, ...]]:
@@ -113,7 +114,7 @@ def _within(
     return {each: found for each, found in replicas.items() if found and {*found} <= {*directories}}
 
 
-def begin(root: HasDirectories, moves: Moves) -> int:
+def begin(root: BaseReplicatedRoot, moves: Moves) -> int:
     """Begin to move copies; `run`, or the housekeeping, ends it.  Returns how many change.
 
     Raises:
@@ -131,7 +132,7 @@ def begin(root: HasDirectories, moves: Moves) -> int:
     return len(root.controller.change_assignments(replicas, begin_one))
 
 
-def check(root: HasDirectories, moves: Moves) -> dict[bytes, tuple[int, ...]]:
+def check(root: BaseReplicatedRoot, moves: Moves) -> dict[bytes, tuple[int, ...]]:
     """Return the new replicas by the keys of the partitions.
 
     Raises:
@@ -157,7 +158,7 @@ def _check_directories(image: MetadataImage, replicas: Sequence[int], **where: A
         )
 
 
-def cancel(root: HasDirectories, partitions: Collection[TopicPartition]) -> int:
+def cancel(root: BaseReplicatedRoot, partitions: Collection[TopicPartition]) -> int:
     """Keep the old copies of partitions that move, and give up the new ones; return how many.
 
     Raises:
@@ -200,7 +201,7 @@ class Outcome(NamedTuple):
 
 
 def run(
-    root: HasDirectories,
+    root: BaseReplicatedRoot,
     moves: Moves,
     *,
     throttle: Throttle | None = None,
@@ -253,7 +254,7 @@ def run(
 
 
 @contextmanager
-def lock(root: HasDirectories, timeout: float | None = None) -> Iterator[bool]:
+def lock(root: BaseReplicatedRoot, timeout: float | None = None) -> Iterator[bool]:
     """Hold the lock of the process that makes new copies.
 
     Yields whether it was free; with a timeout, waits for that.
@@ -275,7 +276,7 @@ def lock(root: HasDirectories, timeout: float | None = None) -> Iterator[bool]:
         yield True
 
 
-def _bytes_to_copy(root: HasDirectories, partition: TopicPartition) -> int:
+def _bytes_to_copy(root: BaseReplicatedRoot, partition: TopicPartition) -> int:
     with suppress(ReplicaNotAvailableError, UnknownTopicOrPartitionError):
         log = root.partition(*partition)
         assignment = root.controller.assignment(log.key)
@@ -286,7 +287,7 @@ def _bytes_to_copy(root: HasDirectories, partition: TopicPartition) -> int:
 
 
 def _move(
-    root: HasDirectories,
+    root: BaseReplicatedRoot,
     partition: TopicPartition,
     target: tuple[int, ...],
     throttle: Throttle | None,
@@ -322,7 +323,7 @@ def _move(
             pause.wait(_RETRY_SECONDS)  # a copy that another process had begun to make
 
 
-def finish(root: HasDirectories, partitions: Collection[TopicPartition] | None = None) -> int:
+def finish(root: BaseReplicatedRoot, partitions: Collection[TopicPartition] | None = None) -> int:
     """End the reassignments whose new copies are in sync; delete the old copies.
 
     Returns how many ended.
@@ -349,7 +350,7 @@ def finish(root: HasDirectories, partitions: Collection[TopicPartition] | None =
 
 
 def elect_preferred(
-    root: HasDirectories, partitions: Collection[TopicPartition] | None = None
+    root: BaseReplicatedRoot, partitions: Collection[TopicPartition] | None = None
 ) -> list[TopicPartition]:
     """Elect the preferred leaders of partitions, by default of all; return which changed."""
     elected = []

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from embedlog import catalog, kv
-from embedlog.catalog import TopicInfo
 from embedlog.errors import (
     CorruptionError,
     DiskFullError,
     EmbedlogError,
     IllegalStateError,
     NotALogError,
-    NotLeaderOrFollowerError,
-    ReplicaNotAvailableError,
     ReplicasDivergedError,
     StorageError,
-    UnknownTopicOrPartitionError,
 )
 from embedlog.failures import Failures
 from embedlog.files import Files
 from embedlog.files.paths import FORMAT_FILE, is_directory, is_mount_point, real_path
-from embedlog.files.throttle import Throttle
-from embedlog.partition import PartitionLog, pending_deletes
-from embedlog.partition.state import Context
-from embedlog.replication.catch_up import History, ReplicaCopy
+from embedlog.partition import pending_deletes
 from embedlog.replication.controller import Controller
-from embedlog.replication.copies import lock_copy, remove_copies
+from embedlog.replication.copies import remove_copies
 from embedlog.replication.directory import LogDirectory, describe
 from embedlog.replication.member_file import (
     DirectoryMember,
@@ -40,22 +32,17 @@ from embedlog.replication.member_file import (
     write_member,
 )
 from embedlog.replication.metadata import (
-    ASSIGNMENTS,
     DIRECTORIES,
     DirectoryInfo,
     MetadataImage,
     paths_of,
 )
-from embedlog.replication.partition import ReplicatedPartition
 from embedlog.root import startup
-from embedlog.root.root import check_format
+from embedlog.root.root import Root, check_format
 
 T = TypeVar("T")
 JUST_ADDED = "it was just added"
 """Why a directory is offline that was never online."""
-
-Copy = tuple[bytes, int]
-"""The copy of a partition: its key, and the directory."""
 
 _MIN_FREE_BYTES = 1 << 20
 """What a directory must have free to come back."""
@@ -63,36 +50,25 @@ _MIN_FREE_BYTES = 1 << 20
 _logger = logging.getLogger("embedlog.replication")
 
 
-class HasDirectories(Protocol):
-    """What is needed of a `ReplicatedRoot`."""
+class BaseReplicatedRoot(Root):
+    """A log over several directories, as far as its `ReplicatedRoot` does not open or close it."""
 
     controller: Controller
-    cluster_id: str
-    files: Callable[..., Files]
-    lock_timeout: float
-    unsafe_filesystem: bool
-
-    @property
-    def context(self) -> Context:
-        """As `Root.context`."""
-
-    def topics(self) -> Mapping[str, TopicInfo]:
-        """As `Root.topics`."""
-
-    def topic(self, name: str) -> TopicInfo:
-        """As `Root.topic`."""
-
-    def partition(self, topic: str, number: int) -> PartitionLog:
-        """As `Root.partition`."""
-
-    def partition_logs(self, topics: Iterable[TopicInfo]) -> Iterator[PartitionLog]:
-        """As `Root.partition_logs`."""
+    cluster_id = ""
+    to_add: Sequence[str] = ()
+    """Directories that a process which was killed had begun to add."""
 
     def write_members(self) -> None:
-        """As `ReplicatedRoot.write_members`."""
+        """Have each directory that is online know where all of them are."""
+        paths = {each: info.path for each, info in self.controller.image.directories.items()}
+        to_add = tuple(path for path in self.to_add if path not in paths.values())
+        for directory in self.controller.online:
+            with suppress(StorageError):
+                member = DirectoryMember(self.cluster_id, directory.id, paths, to_add)
+                write_member(directory.files, member)
 
 
-def add_directory(root: HasDirectories, path: str, rack: str | None = None) -> int:
+def add_directory(root: BaseReplicatedRoot, path: str, rack: str | None = None) -> int:
     """Add a new or empty directory to a log; return its id.
 
     It has no copies yet: new topics get some there, and `reassign` moves others to it.
@@ -148,14 +124,13 @@ def add_directory(root: HasDirectories, path: str, rack: str | None = None) -> i
 
 
 def bring_back(
-    root: HasDirectories, directory_id: int, failed: Mapping[int, Exception] | None = None
-) -> dict[bytes, History]:
+    root: BaseReplicatedRoot, directory_id: int, failed: Mapping[int, Exception] | None = None
+) -> bool:
     """Bring a directory online that is not: it gets all metadata, and every write from now on.
 
     With ``failed`` it takes the place of directories that do not work.
 
-    Returns what it knew of its copies, by the key of the partition; `ReplicaCopy` compares that
-    with the leader's log.
+    Returns False if another process or thread has done so, or has removed it.
 
     Raises:
         StorageError, CorruptionError: It cannot be used yet.
@@ -164,7 +139,7 @@ def bring_back(
     controller = root.controller
     info = controller.current().image.directories.get(directory_id)
     if info is None:
-        return {}  # it was just removed
+        return False  # it was just removed
     path = info.path
     if info.is_mount_point and not is_mount_point(path):
         # Otherwise everything would be copied to the disk that has the mount point.
@@ -173,12 +148,11 @@ def bring_back(
     directory = LogDirectory(directory_id, path, files)
     try:
         _prepare(root, directory)
-        histories = directory.state.read(partial(_histories, directory_id))
         was_offline = controller.bring_online(directory, failed)
         if not was_offline:
             directory.close()
             controller.refresh()
-            return {}
+            return False
     except BaseException:
         if controller.directories.get(directory_id) is not directory:
             directory.close()
@@ -188,10 +162,10 @@ def bring_back(
     _sweep(root, directory)
     level = logging.INFO if info.reason == JUST_ADDED else logging.WARNING
     _logger.log(level, "Directory %s is online", path)
-    return histories
+    return True
 
 
-def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
+def _prepare(root: BaseReplicatedRoot, directory: LogDirectory) -> None:
     """Check a directory that no process uses, or make an empty one a directory of the log."""
     files = directory.files
     check_format(files, replicated=True)
@@ -232,7 +206,7 @@ def _prepare(root: HasDirectories, directory: LogDirectory) -> None:
     directory.open_stores(root.lock_timeout)
 
 
-def _is_new(root: HasDirectories, directory: LogDirectory) -> bool:
+def _is_new(root: BaseReplicatedRoot, directory: LogDirectory) -> bool:
     """Return whether nothing is in a directory, rather than what the log had there.
 
     Raises:
@@ -250,23 +224,7 @@ def _is_new(root: HasDirectories, directory: LogDirectory) -> bool:
     return True
 
 
-def _histories(directory_id: int, txn: kv.Txn) -> dict[bytes, History]:
-    """Return what a directory knows of the partitions of which its copy was in sync.
-
-    Of the others it may know more than its files have: when it comes online, it gets the rows
-    of other directories at once, and the records later.
-    """
-    histories = {}
-    for topic in catalog.topics(txn):
-        for partition in range(topic.partitions):
-            key = topic.key(partition)
-            info, assignment = catalog.PARTITIONS.get(txn, key), ASSIGNMENTS.get(txn, key)
-            if info and assignment and directory_id in assignment.isr:
-                histories[key] = History(catalog.epochs(txn, key), info.recovery_offset)
-    return histories
-
-
-def _sweep(root: HasDirectories, directory: LogDirectory) -> None:
+def _sweep(root: BaseReplicatedRoot, directory: LogDirectory) -> None:
     """Remove the files of what was deleted, replaced or moved while the directory was offline."""
     with suppress(StorageError):
         pending = pending_deletes.paths(directory.live)
@@ -278,87 +236,29 @@ def _sweep(root: HasDirectories, directory: LogDirectory) -> None:
                 remove_copies(root.controller, key, topic.directory, [directory.id])
 
 
-def copy_partition(
-    log: ReplicatedPartition,
-    directory: LogDirectory,
-    *,
-    history: History | None = None,
-    throttle: Throttle | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-    progress: Callable[[int], object] = bool,
-) -> bool:
-    """Make one copy equal to the leader's, and have it join the ISR.
-
-    Returns False if it was stopped, if another process makes this copy, or if another leader was
-    elected.  If the directory, or that of the leader, turns out to be broken, it goes offline.
-
-    Raises:
-        CorruptionError: The leader's copy is damaged.
-    """
-
-    def make() -> bool:
-        with lock_copy(directory, log.key) as free:
-            # Another process may have finished it before the lock was taken; what is in sync
-            # already must not be cut without the partition's lock.
-            assignment = log.assignment
-            if (
-                not free
-                or directory.id in assignment.isr
-                or directory.id not in assignment.replicas
-            ):
-                return False
-            copy = ReplicaCopy(
-                *(log, directory), throttle=throttle, stopped=stopped, progress=progress
-            )
-            if not copy.catch_up(history):
-                return False
-            copy.join()
-            return True
-
-    joined = _guarded(log, make) or False
-    # A process that moved the copy away meanwhile could not remove it: this one held the lock.
-    with suppress(EmbedlogError):
-        remove_copies(log.controller, log.key, log.directory, [directory.id])
-    return joined
-
-
-def _guarded(log: ReplicatedPartition, step: Callable[[], T]) -> T | None:
-    """Run a step; if a directory turns out to be broken, take it offline and return None."""
-    epoch = log.controller.epoch
-    try:
-        return step()
-    except (NotLeaderOrFollowerError, ReplicaNotAvailableError, UnknownTopicOrPartitionError):
-        return None  # it changed meanwhile
-    except StorageError as error:
-        if not log.controller.offline_if_broken(error) and log.controller.current().epoch == epoch:
-            raise  # no other process has taken the directory offline meanwhile, either
-        return None
-
-
-def try_bring_back(
-    root: HasDirectories, failures: Failures | None = None
-) -> dict[int, dict[bytes, History]]:
-    """Bring back the directories that work again; return what `bring_back` returns, by id.
+def try_bring_back(root: BaseReplicatedRoot, failures: Failures | None = None) -> list[int]:
+    """Bring back the directories that work again; return their ids.
 
     ``failures`` notes those that are there, and cannot be used.
     """
-    results, failures = {}, failures or Failures(_logger)
+    returned, failures = [], failures or Failures(_logger)
     for each, info in root.controller.current().image.directories.items():
         work = f"Return of directory {info.path}"
         if info.online or not is_directory(info.path):
             continue
         try:
-            results[each] = bring_back(root, each)
+            if bring_back(root, each):
+                returned.append(each)
             failures.end(work)
         except (EmbedlogError, OSError) as error:
             failures.note(work, error)
             if isinstance(error, (NotALogError, ReplicasDivergedError)):
                 with suppress(EmbedlogError):
                     _note_reason(root, each, describe(error))
-    return results
+    return returned
 
 
-def _note_reason(root: HasDirectories, directory_id: int, reason: str) -> None:
+def _note_reason(root: BaseReplicatedRoot, directory_id: int, reason: str) -> None:
     """Note why a directory stays offline until a person decides."""
 
     def step(txn: kv.Txn, image: MetadataImage) -> bool:
@@ -373,7 +273,7 @@ def _note_reason(root: HasDirectories, directory_id: int, reason: str) -> None:
         root.controller.change(step)
 
 
-def regain_quorum(root: HasDirectories, failed: Mapping[int, Exception]) -> bool:
+def regain_quorum(root: BaseReplicatedRoot, failed: Mapping[int, Exception]) -> bool:
     """Bring a directory back while too few others work; return whether one came back.
 
     Also one that still counts as online, if another disk is at its path now.
@@ -392,68 +292,3 @@ def regain_quorum(root: HasDirectories, failed: Mapping[int, Exception]) -> bool
         else:
             return True
     return False
-
-
-def replicate(
-    root: HasDirectories,
-    histories: Mapping[int, MutableMapping[bytes, History]] | None = None,
-    *,
-    throttle: Throttle | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-    with_new: bool = True,
-    damaged: MutableMapping[Copy, CorruptionError] | None = None,
-    failures: Failures | None = None,
-) -> int:
-    """Have all replicas that are online and not in sync catch up; return how many did.
-
-    Args:
-        root: The log.
-        histories: By directory, what `bring_back` returned.  What is said of copies that are in
-            sync is removed: they may lose something later.
-        throttle: Limits the copying.
-        stopped: Whether to end early.
-        with_new: Also make the new copies of reassignments.
-        damaged: Gets the errors of copies that cannot be made; those that it has are left out.
-        failures: Notes the copies that fail for another reason, such as a lock of a stopped
-            process; they do not stop the others.
-
-    Raises:
-        EmbedlogError: Without ``failures``: the first error of these copies.
-        CorruptionError: Without ``damaged``: a leader's copy is damaged.  The copies of other
-            partitions were made all the same.
-    """
-    joined, errors = 0, {} if damaged is None else damaged
-    noted = failures or Failures(_logger)
-    with noted.collecting(raises=failures is None) as part:
-        for log in root.partition_logs(root.topics().values()):
-            assert isinstance(log, ReplicatedPartition)
-            try:
-                assignment = log.assignment
-            except ReplicaNotAvailableError:
-                continue
-            for each in assignment.replicas:
-                known = (histories or {}).get(each, {})
-                if each in assignment.isr:
-                    known.pop(log.key, None)
-                    continue
-                directory = log.controller.directories.get(each)
-                is_left_out = each in assignment.given_up_replicas or (
-                    each in assignment.adding_replicas and not with_new
-                )
-                if directory is None or is_left_out or (log.key, each) in errors or stopped():
-                    continue
-                with part(f"Copying {log.topic}-{log.partition} to directory {each}"):
-                    try:
-                        if copy_partition(
-                            *(log, directory),
-                            history=known.get(log.key),
-                            throttle=throttle,
-                            stopped=stopped,
-                        ):
-                            joined += 1
-                            known.pop(log.key, None)
-                    except CorruptionError as error:
-                        errors[log.key, each] = error
-    if damaged is None and errors:
-        raise next(iter(errors.values()))
-    return joined

@@ -27,7 +27,7 @@ from embedlog.record import TopicPartition
 from embedlog.replication import reassign
 from embedlog.replication.directory import EPOCH_FILE, PROBE_FILE, LogDirectory
 from embedlog.replication.metadata import MetadataImage, check_quorum, without
-from embedlog.replication.recovery import HasDirectories
+from embedlog.replication.recovery import BaseReplicatedRoot
 from embedlog.replication.unclean_election import elect_unclean
 from embedlog.root import startup
 
@@ -36,7 +36,7 @@ _FOLDERS = ("state", "live", "state.copy", "locks")
 
 
 def remove_directories(
-    root: HasDirectories,
+    root: BaseReplicatedRoot,
     directories: Collection[int],
     *,
     force: bool = False,
@@ -109,7 +109,7 @@ def remove_directories(
     take_over(root)
 
 
-def take_over(root: HasDirectories) -> None:
+def take_over(root: BaseReplicatedRoot) -> None:
     """Make the log of each partition that of its leader: programs that only read cannot do it.
 
     Where it is not possible now, the next program that writes does it.
@@ -133,7 +133,7 @@ def check_left(image: MetadataImage, directories: Collection[int]) -> None:
         )
 
 
-def only_copies(root: HasDirectories, broken: Collection[int]) -> list[TopicPartition]:
+def only_copies(root: BaseReplicatedRoot, broken: Collection[int]) -> list[TopicPartition]:
     """Return the partitions whose in-sync replicas are all in some directories."""
     return [
         TopicPartition(info.name, number)
@@ -142,7 +142,7 @@ def only_copies(root: HasDirectories, broken: Collection[int]) -> list[TopicPart
     ]
 
 
-def _paths(root: HasDirectories, directories: Collection[int]) -> str:
+def _paths(root: BaseReplicatedRoot, directories: Collection[int]) -> str:
     infos = root.controller.image.directories
     return ", ".join(infos[each].path for each in directories)
 

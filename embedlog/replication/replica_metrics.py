@@ -9,13 +9,13 @@ from embedlog.keyspace import REPORTED_REPLICAS
 from embedlog.metrics import CONTROLLER, LOG_DIRECTORY, LOG_MANAGER, REPLICA_MANAGER, Sample
 from embedlog.replication import reassign
 from embedlog.replication.election import preferred_leaders
-from embedlog.replication.recovery import HasDirectories
+from embedlog.replication.recovery import BaseReplicatedRoot
 
 DIRECTORIES_KEY = 0
 """Of the row of directories and counts, which has the number of no topic."""
 
 
-def replica_samples(root: HasDirectories) -> Iterator[Sample]:
+def replica_samples(root: BaseReplicatedRoot) -> Iterator[Sample]:
     """Yield the metrics of a log in several directories."""
     image = root.controller.current().image
     counts, leaders, copies = Counter[str](), Counter[int | None](), Counter[int]()

@@ -79,7 +79,7 @@ class _FirstRoot(Root):
         check_format(files, replicated=True, must_exist=self.must_exist)
 
 
-class ReplicatedRoot(Root):
+class ReplicatedRoot(recovery.BaseReplicatedRoot):
     """One handle on a log over several directories.
 
     Args:
@@ -102,8 +102,6 @@ class ReplicatedRoot(Root):
     ) -> None:
         self.paths, self._racks = tuple(paths), dict(racks or {})
         self._given_up = frozenset(given_up)
-        self.controller: Controller
-        self.cluster_id = ""
         self._regaining, self._regain_at = threading.Lock(), 0.0
         super().__init__(self.paths[0], **options)
 
@@ -206,7 +204,7 @@ class ReplicatedRoot(Root):
                 opened[path] = files
                 undo.callback(files.close_all)
             _, paths = find_members([*self.paths, *opened], opened, cluster)
-            self._to_add = paths_to_add(cluster, opened.values())
+            self.to_add = paths_to_add(cluster, opened.values())
             directories = self._check_each(paths, opened, writable, undo)
             if not directories:
                 raise NotALogError("None of the directories can be opened", path=self.path)
@@ -235,8 +233,6 @@ class ReplicatedRoot(Root):
 
     _unopened: dict[str, StorageError]
     """Directories that exist, and could not be opened when the log was."""
-    _to_add: Sequence[str] = ()
-    """Directories that a process which was killed had begun to add."""
     _is_first = False
     """Whether no other process had the log open."""
     _is_new_live = False
@@ -484,15 +480,6 @@ class ReplicatedRoot(Root):
             self.controller.change(step)
         self.write_members()
 
-    def write_members(self) -> None:
-        """Have each directory that is online know where all of them are."""
-        paths = {each: info.path for each, info in self.controller.image.directories.items()}
-        to_add = tuple(path for path in self._to_add if path not in paths.values())
-        for directory in self.controller.online:
-            with suppress(StorageError):
-                member = DirectoryMember(self.cluster_id, directory.id, paths, to_add)
-                write_member(directory.files, member)
-
     def _join(self, files: Files) -> Context:
         assert isinstance(files, ReplicatedFiles)
         controller = self.controller
@@ -500,7 +487,7 @@ class ReplicatedRoot(Root):
         context = self._context_of(files, controller.state, live, ReplicatedWake(controller))
         known = {info.path for info in self.controller.image.directories.values()}
         if files.writable:
-            for path in dict.fromkeys([*self.paths, *self._to_add]):
+            for path in dict.fromkeys([*self.paths, *self.to_add]):
                 if path not in known:
                     recovery.add_directory(self, path, self._racks.get(path))
             self._set_racks()

@@ -9,34 +9,30 @@ come back first, or be given up.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Collection
-from contextlib import ExitStack, closing, suppress
-from operator import itemgetter
+from contextlib import ExitStack, suppress
 
-from embedlog import catalog
 from embedlog.display import plural
 from embedlog.errors import (
-    CorruptionError,
     EligibleLeadersNotAvailableError,
     NotALogError,
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.files import Files
 from embedlog.partition.tail import TAILS
 from embedlog.record import TopicPartition
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.member_file import is_member
 from embedlog.replication.metadata import MetadataImage
 from embedlog.replication.partition import ReplicatedPartition
-from embedlog.replication.recovery import HasDirectories
+from embedlog.replication.recovery import BaseReplicatedRoot
+from embedlog.replication.segment_copies import end_of_copy
 
 _logger = logging.getLogger("embedlog.replication")
 
 
 def elect_unclean(
-    root: HasDirectories, partitions: Collection[TopicPartition]
+    root: BaseReplicatedRoot, partitions: Collection[TopicPartition]
 ) -> list[TopicPartition]:
     """Elect leaders for those of some partitions that have none; return which got one.
 
@@ -73,7 +69,7 @@ def elect_unclean(
 
 
 def _longest(
-    root: HasDirectories, log: ReplicatedPartition, assignment: PartitionAssignment
+    root: BaseReplicatedRoot, log: ReplicatedPartition, assignment: PartitionAssignment
 ) -> int | None:
     """Return the directory that is online and has the most records; None without one."""
     image = root.controller.image
@@ -94,7 +90,9 @@ def _longest(
     return leader
 
 
-def _count_records(root: HasDirectories, log: ReplicatedPartition, directory: int) -> int | None:
+def _count_records(
+    root: BaseReplicatedRoot, log: ReplicatedPartition, directory: int
+) -> int | None:
     """Return how many records of a partition a directory has; None if it cannot be read."""
     info = root.controller.image.directories.get(directory)
     with suppress(StorageError, NotALogError), ExitStack() as closing_files:
@@ -102,33 +100,5 @@ def _count_records(root: HasDirectories, log: ReplicatedPartition, directory: in
             files = root.files(info.path, writable=False, unsafe_filesystem=root.unsafe_filesystem)
             closing_files.callback(files.close_all)
             if is_member(files, root.cluster_id, directory):
-                return _count_in(log, files)
+                return end_of_copy(log, TAILS.get(log.context.live, log.key), files).records
     return None
-
-
-def _count_in(log: ReplicatedPartition, files: Files) -> int:
-    """Return how many records of a partition are in some files, from the first one on."""
-    segments, epochs = log.context.state.read(
-        lambda txn: (catalog.segments(txn, log.key), catalog.epochs(txn, log.key))
-    )
-    tail, count = TAILS.get(log.context.live, log.key), 0
-    for info in segments:
-        stop = info.end_position if info.sealed else None
-        if tail is not None and info.id == tail.segment_id:
-            stop = tail.log_end_position
-        try:
-            with closing(log.open_segment(info, files=files)) as file:
-                position, size = file.start, file.size()
-                for batch in file.heads(position, size if stop is None else min(size, stop)):
-                    at = bisect_right(epochs, batch.base_offset, key=itemgetter(1))
-                    if batch.position + batch.size > size or (
-                        at and epochs[at - 1][0] != batch.leader_epoch
-                    ):
-                        return count
-                    count += batch.count
-                    position = batch.position + batch.size
-        except (StorageError, CorruptionError):
-            return count
-        if position != stop:
-            return count
-    return count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -10,25 +11,28 @@ from embedlog.errors import (
     ReplicaNotAvailableError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.failures import Failures
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign
+from embedlog.replication.catch_up import replicate
 from embedlog.replication.mend import Comparison, ReplicaDifference, examine
 from embedlog.replication.partition import ReplicatedPartition
-from embedlog.replication.recovery import HasDirectories, replicate
+from embedlog.replication.recovery import BaseReplicatedRoot
 
+_logger = logging.getLogger("embedlog.replication")
 Progress = Callable[[int, int], object]
 """Called with the number of partitions that are done, and of all."""
 
 
 def verify_copies(
-    root: HasDirectories, progress: Progress | None = None
+    root: BaseReplicatedRoot, progress: Progress | None = None
 ) -> list[ReplicaDifference]:
     """Return where the in-sync copies of each partition are damaged or differ; changes nothing."""
     return [each for _, found in _examine_all(root, progress) for each in found.differences]
 
 
 def repair_copies(
-    root: HasDirectories, *, dry_run: bool = False
+    root: BaseReplicatedRoot, *, dry_run: bool = False
 ) -> tuple[list[str], set[TopicPartition]]:
     """Write again what copies have damaged or lack, from the copies that have it.
 
@@ -45,12 +49,13 @@ def repair_copies(
         if not found.is_lost:
             mended.add(partition)
     if not dry_run:
-        replicate(root, damaged={})  # copies that lacked whole files, and left the ISR
+        # Copies that lacked whole files, and left the ISR; what fails is noted.
+        replicate(root, failures=Failures(_logger))
     return messages, mended
 
 
 def _examine_all(
-    root: HasDirectories, progress: Progress | None = None, *, mend: bool = False
+    root: BaseReplicatedRoot, progress: Progress | None = None, *, mend: bool = False
 ) -> Iterator[tuple[TopicPartition, Comparison]]:
     """Yield what is found in the copies of each partition in which something is wrong."""
     partitions = list(reassign.assignments(root))

@@ -16,7 +16,7 @@ from support.replicas import notice
 from support.tiers import choose
 
 import embedlog
-from embedlog.replication import recovery
+from embedlog.replication import catch_up, recovery
 
 
 @pytest.fixture
@@ -84,11 +84,11 @@ def test_an_empty_mount_point_is_no_new_disk(scratch: Path) -> None:
             log.producer().send("t", b"x").result()
             unmount()
             notice(log)
-            assert recovery.try_bring_back(log.root) == {}
+            assert recovery.try_bring_back(log.root) == []
             assert list(mounted.iterdir()) == []
             mount()
-            assert list(recovery.try_bring_back(log.root)) == [2]
-            recovery.replicate(log.root)
+            assert recovery.try_bring_back(log.root) == [2]
+            catch_up.replicate(log.root)
             assert log.verify() == log.verify(replicas=True) == []
     finally:
         unmount()

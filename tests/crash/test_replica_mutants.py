@@ -20,7 +20,7 @@ from support.tiers import runs
 
 from embedlog import Log
 from embedlog.record import TopicPartition
-from embedlog.replication import reassign, recovery, unclean_election
+from embedlog.replication import catch_up, reassign, unclean_election
 
 REPLICATION = "embedlog.replication"
 Check = Callable[[], object]
@@ -128,7 +128,7 @@ def by_an_unclean_election_while_a_copy_is_made() -> None:
                 elect_unclean(directories, log)
 
         copy_of = log.root.controller.directories[3]
-        recovery.copy_partition(log.root.partition("t", 0), copy_of, progress=elect)
+        catch_up.copy_partition(log.root.partition("t", 0), copy_of, progress=elect)
         assert elected
         check_returned(directories, log)
 

@@ -35,7 +35,7 @@ from embedlog.errors import (
 from embedlog.partition import pending_deletes
 from embedlog.partition.replace import rewrite_lock
 from embedlog.record import OffsetAndMetadata, TopicPartition
-from embedlog.replication import jobs, reassign, recovery, removal
+from embedlog.replication import catch_up, jobs, reassign, recovery, removal
 from embedlog.replication import root as replicated_root
 from embedlog.replication.verify_copies import repair_copies, verify_copies
 from embedlog.retention.retain import delete_records
@@ -293,7 +293,7 @@ def _be_behind(log: Log) -> None:
 def _copy(log: Log) -> None:
     directory = log.first.root.controller.directories.get(3)
     if directory is not None:
-        recovery.copy_partition(log.log(log.first), directory)
+        catch_up.copy_partition(log.log(log.first), directory)
 
 
 def _lag(log: Log) -> None:
@@ -318,8 +318,8 @@ def _part(log: Log) -> None:
 
 
 def _bring_back(log: Log) -> None:
-    histories = recovery.try_bring_back(log.first.root)
-    recovery.replicate(log.first.root, histories)
+    recovery.try_bring_back(log.first.root)
+    catch_up.replicate(log.first.root)
 
 
 def _begin_move(log: Log) -> None:
@@ -329,7 +329,7 @@ def _begin_move(log: Log) -> None:
 
 def _begin_and_copy(log: Log) -> None:
     reassign.begin(log.first.root, {log.partition: [3, 2]})
-    recovery.replicate(log.first.root)
+    catch_up.replicate(log.first.root)
     _lag(log)
 
 
@@ -507,8 +507,8 @@ def _lose_and_return(log: Log) -> None:
 
 def _return(log: Log) -> None:
     log.put_back()
-    histories = recovery.try_bring_back(log.second.root)
-    recovery.replicate(log.second.root, histories)
+    recovery.try_bring_back(log.second.root)
+    catch_up.replicate(log.second.root)
 
 
 def _move(log: Log) -> None:
@@ -516,7 +516,7 @@ def _move(log: Log) -> None:
     others = [each for each in (1, 2, 3) if each not in replicas]
     target = [*others, *replicas[1:]]
     reassign.begin(log.second.root, {log.partition: target})
-    recovery.replicate(log.second.root)
+    catch_up.replicate(log.second.root)
     reassign.finish(log.second.root)
     log.append(log.second, acks=1)
 
@@ -525,7 +525,7 @@ def _move_there_and_back(log: Log) -> None:
     before = log.assignment(log.second).target_replicas
     _move(log)
     reassign.begin(log.second.root, {log.partition: before})
-    recovery.replicate(log.second.root)
+    catch_up.replicate(log.second.root)
     reassign.finish(log.second.root)
     log.append(log.second)
 
@@ -555,7 +555,7 @@ def _leave_and_join(log: Log) -> None:
 
     log.second.root.controller.change_assignment(log.key(log.second), shrink)
     log.append(log.second)
-    recovery.replicate(log.second.root)
+    catch_up.replicate(log.second.root)
 
 
 SECOND: dict[str, Callable[[Log], Any]] = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import embedlog
 from embedlog.record import RecordMetadata, TopicPartition
-from embedlog.replication import recovery
+from embedlog.replication import catch_up, recovery
 from embedlog.replication.isr import PartitionAssignment
 
 
@@ -91,9 +91,9 @@ def notice(log: embedlog.Log) -> None:
 
 def bring_back(log: embedlog.Log) -> list[int]:
     """Bring back all directories that work, and have them catch up; return which came back."""
-    trusted = recovery.try_bring_back(log.root)
-    recovery.replicate(log.root, trusted)
-    return sorted(trusted)
+    returned = recovery.try_bring_back(log.root)
+    catch_up.replicate(log.root)
+    return sorted(returned)
 
 
 def assignment(log: embedlog.Log, topic: str, partition: int = 0) -> PartitionAssignment:
