@@ -391,11 +391,6 @@ class Store:
         if pages is None or max(pages[18], pages[530]) > self.version():
             self.write(_number)
 
-    @property
-    def order(self) -> _Key:
-        """Where it stands among the databases of this process."""
-        return (self._shared or self._attach()).key
-
     # Writing
 
     def write(self, step: Step[T], timeout: float | None = None) -> T:
@@ -751,18 +746,19 @@ def transact_all(
         StorageError, CorruptionError: A store, which the path names, failed before any had
             committed, so nothing was changed.
     """
-    # In the order in which a fork takes these locks.
-    order = sorted(range(len(stores)), key=lambda index: stores[index].order, reverse=True)
     while True:
         at = 0
         fan_out: FanOutTxn | None = None
         held: list[threading.Lock] = []
         txns: list[Any] = []
         shared: list[_Environment] = []
+        keys: list[tuple[_Key, int]] = []
         try:
-            for at, store in enumerate(stores):  # noqa: B007 - an error is that of a store
+            for at, store in enumerate(stores):
                 shared.append(store._shared or store._attach())
-            for at in order:
+                keys.append((shared[at].key, at))
+            # In the order in which a fork takes these locks.
+            for _, at in sorted(keys, reverse=True):
                 shared[at].writing.acquire()
                 held.append(shared[at].writing)
             for at, store in enumerate(stores):

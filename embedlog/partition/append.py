@@ -15,7 +15,7 @@ from typing import Any
 from embedlog import index, kv
 from embedlog.batch import EXPLICIT_OFFSETS, EncodedBatch
 from embedlog.batch.add_headers import with_timestamp
-from embedlog.errors import DiskFullError
+from embedlog.errors import CorruptionError, DiskFullError, NotLeaderOrFollowerError
 from embedlog.files.files import LINK_CHECK_SECONDS
 from embedlog.index import IndexEntry
 from embedlog.partition import flush, producer_state, roll, validation
@@ -100,7 +100,13 @@ def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
     if size > tail.log_end_position:
         log.cut(file, tail.log_end_position)
     elif size < tail.log_end_position:
-        raise log.bytes_missing(file, size, tail.log_end_position)
+        raise CorruptionError(
+            f"The file ends at byte {size}, {tail.log_end_position} were written",
+            **log.where,
+            path=file.path,
+            position=size,
+            todo="Run `embedlog repair`, which first reports what it would drop.",
+        )
     return file, tail
 
 
@@ -301,7 +307,13 @@ class PendingAppend:
                 if current.failed:
                     raise log.flush_failed()
                 if current[:4] != before[:4]:
-                    raise log.end_moved()
+                    # Only where another directory is read now, which lacks a write of before.
+                    raise NotLeaderOrFollowerError(
+                        f"The log ends at offset {current.log_end_offset}, and ended at "
+                        f"{before.log_end_offset} when the append began",
+                        **log.where,
+                        todo="Repeat the call.",
+                    )
                 self.tail = self.tail.with_flush(current)
         packed = self.tail.pack()
         txn.put(log.tail_key, packed)

@@ -25,7 +25,6 @@ from embedlog.catalog import Catalog, PartitionInfo, SegmentInfo, TopicInfo
 from embedlog.config import INT_MAX, LONG_MAX, TopicConfig
 from embedlog.errors import (
     ClosedError,
-    CorruptionError,
     DurabilityError,
     EmbedlogError,
     LockTimeoutError,
@@ -610,20 +609,6 @@ class PartitionState:
         A leader that was just elected takes over first.  A log with one copy has no other one.
         """
         return True
-
-    def bytes_missing(self, file: SegmentFile, size: int, expected: int) -> Exception:
-        """Return the error of a file that is shorter than what was written to it."""
-        return CorruptionError(
-            f"The file ends at byte {size}, {expected} were written",
-            **self.where,
-            path=file.path,
-            position=size,
-            todo="Run `embedlog repair`, which first reports what it would drop.",
-        )
-
-    def end_moved(self) -> Exception:
-        """Return the error of an append whose partition ends elsewhere than it was told."""
-        return AssertionError("only the holder of the lock moves the end")
 
     def flush_failed(self, errno: int | None = None) -> DurabilityError:
         """Return the error of a partition that a failed flush made read-only."""

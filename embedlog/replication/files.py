@@ -202,10 +202,6 @@ class ReplicatedFiles(Files):
             raise offline_error(controller.image, assignment, where)
         return found
 
-    def read_elsewhere(self, key: bytes) -> bool:
-        """Read a partition from its next in-sync copy, without telling others; False if none."""
-        return self._controller.read_elsewhere(key)
-
     def failed(self, error: StorageError) -> None:
         """Take the directory offline that an error says is broken; raise the error if none is.
 
@@ -289,7 +285,8 @@ class ReplicatedFiles(Files):
         Raises:
             NotEnoughReplicasError: This process cannot open one, nor take it offline.
         """
-        self._open_all()
+        if self._controller.unopened:
+            self._open_all()
         return self.copies(fd)
 
     def _open_all(self) -> None:
@@ -478,7 +475,9 @@ class ReplicatedFiles(Files):
                     raise
                 self.failed(error)
                 continue
-            if self._handles[fd].image is self._controller.current().image:
+            if self._controller.moved():
+                self._controller.refresh()
+            if self._handles[fd].image is self._controller.image:
                 return waited
             # The directories changed before the lock was taken.
             self.unlock(fd)

@@ -35,6 +35,8 @@ from embedlog.segment import SegmentFile
 
 T = TypeVar("T")
 
+_logger = logging.getLogger("embedlog.replication")
+
 
 class LeaderAndEpoch(NamedTuple):
     """The leader of a partition, and the epoch of its log."""
@@ -43,15 +45,29 @@ class LeaderAndEpoch(NamedTuple):
     epoch: int
 
 
-_logger = logging.getLogger("embedlog.replication")
+class Leadership(NamedTuple):
+    """Which leader has taken over, by the metadata of which epoch."""
+
+    metadata_epoch: int
+    leader_epoch: int
+
+
+class _Append(threading.local):
+    """The append of a thread."""
+
+    needs_min_isr = True
+    leader_epoch: int | None = None
+    """Of the leader at which the records were published, once they are."""
 
 
 class ReplicatedPartition(PartitionLog):
     """The log of a partition in several directories.
 
     Every operation writes to the in-sync replicas, by `ReplicatedFiles`.  What is left to do
-    here: an append with ``acks="all"`` needs `min.insync.replicas`, and the first to use the
-    partition after an election begins the new leader's epoch.
+    here: an append with ``acks="all"`` needs `min.insync.replicas`, and the first to take the
+    partition's lock after an election begins the new leader's epoch.  Its holder goes on if
+    another leader is elected meanwhile: one that was in sync has the same bytes, and what was
+    written for another one is not published.
     """
 
     def __init__(
@@ -59,17 +75,13 @@ class ReplicatedPartition(PartitionLog):
     ) -> None:
         super().__init__(context, topic, partition)
         self.controller = controller
-        self._led_epoch = -1
-        """The epoch of the metadata in which the leader was last seen to have taken over."""
-        self._leader_epoch = -1
-        """The epoch of that leader; set before `_led_epoch`, which says that it is up to date."""
-        self._taking_over = -1
-        """The epoch of the metadata in which a leader is taking over; by the holder of the lock."""
-        self._checked_epoch = -1
-        """The epoch of the metadata in which enough replicas were last seen to be in sync."""
+        self._leadership = Leadership(-1, -1)
+        self._checked = -1, -1
+        """The epoch of the metadata, and the version of the settings, by which enough replicas
+        were last seen to be in sync."""
         self._owner: int | None = None
         """The thread that holds the partition's lock."""
-        self._acks = threading.local()
+        self._append = _Append()
 
     @property
     def placement(self) -> ReplicaPlacement:
@@ -124,28 +136,44 @@ class ReplicatedPartition(PartitionLog):
         """
         append = partial(super().append, encoded, durability=durability, timeout=timeout)
         if acks in ("all", -1):
-            return self._repeat(partial(self._append_to_all, append, durability))
-        self._acks.any_isr = True
+            return self._append_to_all(append, durability)
+        self._append.needs_min_isr = False
         try:
             return self._repeat(append)
         finally:
-            self._acks.any_isr = False
+            self._append.needs_min_isr = True
+
+    def append_at(
+        self, placed: Sequence[tuple[int, EncodedBatch]], **options: Any
+    ) -> list[Appended]:
+        """As `PartitionLog.append_at`, to all in-sync replicas."""
+        append = partial(super().append_at, placed, **options)
+        return self._append_to_all(append, options.get("durability"))
+
+    def roll(self) -> bool:
+        """As `PartitionLog.roll`."""
+        return self._repeat(super().roll)
 
     def _append_to_all(
         self, append: Callable[[], list[Appended]], durability: str | None
     ) -> list[Appended]:
-        self._acks.published_epoch = None
-        self.check_replicas()
-        receipts = append()
-        if (durability or self.context.durability) == "fsync":
-            self._check_flushed_replicas(self._acks.published_epoch)
-        return receipts
+        is_flushed = (durability or self.context.durability) == "fsync"
+
+        def append_once() -> list[Appended]:
+            self.check_replicas()
+            self._append.leader_epoch = None
+            receipts = append()
+            if is_flushed:
+                self._check_flushed_replicas()
+            return receipts
+
+        return self._repeat(append_once)
 
     def _repeat(self, operation: Callable[[], T]) -> T:
         """Repeat an operation whose leader broke, or is damaged, with the next one, or mended."""
         mended = False
         while True:
-            epoch = self.controller.current().epoch
+            epoch = self.controller.epoch
             try:
                 return operation()
             except (CorruptionError, NotLeaderOrFollowerError):
@@ -162,18 +190,17 @@ class ReplicatedPartition(PartitionLog):
             NotEnoughReplicasError: They are not; nothing was written.
             ReplicaNotAvailableError: The partition has no leader.
         """
-        self.refresh()
+        # Newer settings, and a new epoch, are found under the lock.
         epoch = self.controller.epoch  # before: the assignment may be of a later one
-        self._check_min_isr(self.assignment)
-        self._checked_epoch = epoch
+        if self._checked != (epoch, self.snapshot_version):
+            self.refresh()
+            version = self.snapshot_version
+            self._check_min_isr(self.assignment)
+            self._checked = epoch, version
 
-    def _check_flushed_replicas(self, leader_epoch: int | None) -> None:
-        """Raise if copies failed in the flush, and too few are left, or none.
-
-        Args:
-            leader_epoch: Of the leader at which the records were published, if they were.
-        """
-        assignment = self.assignment
+    def _check_flushed_replicas(self) -> None:
+        """Raise if copies failed in the flush, and too few are left, or none."""
+        assignment, leader_epoch = self.assignment, self._append.leader_epoch
         if leader_epoch not in (None, assignment.leader_epoch) and assignment.leader_recovering:
             raise self.reassigned()
         try:
@@ -193,45 +220,69 @@ class ReplicatedPartition(PartitionLog):
                 error.what, todo=error.todo, **error.facts, **self.where
             ) from None
 
+    def commit_locked(
+        self,
+        file: SegmentFile,
+        buffers: list[Any],
+        position: int,
+        log_end_offset: int,
+        publish: kv.Step[T],
+    ) -> T:
+        """As `PartitionState.commit_locked`; afterwards a follower that was slow leaves the ISR."""
+        publish = partial(self._publish_if_kept, publish)
+        result = super().commit_locked(file, buffers, position, log_end_offset, publish)
+        files, max_lag_ms = self.context.files, self.config.replica_lag_time_max_ms
+        assert isinstance(files, ReplicatedFiles)
+        assert file.fd is not None
+        if slow := files.slow_followers(file.fd, max_lag_ms / 1000):
+            self._shrink_isr(slow)
+        return result
+
+    def _publish_if_kept(self, publish: kv.Step[T], txn: kv.Txn) -> T:
+        """Publish what was written, unless copies failed meanwhile, and too few have it.
+
+        Raises:
+            NotEnoughReplicasError: Fewer are left than the topic requires.
+            NotLeaderOrFollowerError: Another leader was elected, which does not have it.
+        """
+        # The store has just checked that the image is the newest; this must not write.
+        epoch, (metadata_epoch, leader_epoch) = self.controller.epoch, self._leadership
+        if metadata_epoch != epoch or self._checked != (epoch, self.snapshot_version):
+            assignment = self.controller.image.assignments.get(self.key)
+            if assignment is not None:
+                if self._append.needs_min_isr:
+                    self._check_min_isr(assignment)
+                if assignment.leader_epoch != leader_epoch and assignment.leader_recovering:
+                    raise self.reassigned()
+        self._append.leader_epoch = leader_epoch
+        return publish(txn)
+
+    def _shrink_isr(self, slow: Sequence[int]) -> None:
+        """Have followers leave the ISR, so that one slow disk does not hold up all writers."""
+        for each in slow:
+            _logger.warning(
+                "%s-%d: directory %d leaves the ISR: a write took longer than "
+                "replica.lag.time.max.ms=%d",
+                *(self.topic, self.partition, each, self.config.replica_lag_time_max_ms),
+            )
+
+        def shrink(before: PartitionAssignment) -> PartitionAssignment:
+            return before.shrink([each for each in slow if each in before.in_sync_followers])
+
+        self.controller.change_assignment(self.key, shrink)
+
+    # Copies
+
     def mend(self, segments: Collection[SegmentInfo] | None = None) -> bool:
         """As `PartitionState.mend`; a log that may not write goes on at another copy."""
         if not self.assignment.in_sync_followers:
             return False
-        files = self.context.files
-        assert isinstance(files, ReplicatedFiles)
-        if not files.writable:
+        if not self.context.files.writable:
             self.open_segment_file = None
-            return files.read_elsewhere(self.key)
-        is_owner = self._owner == threading.get_ident()
-        with nullcontext() if is_owner else self.locked():
+            return self.controller.read_elsewhere(self.key)
+        with nullcontext() if self._is_owner() else self.locked():
             mend.mend_copies(self, self.controller, segments)
         return True
-
-    def roll(self) -> bool:
-        """As `PartitionLog.roll`."""
-        return self._repeat(super().roll)
-
-    def append_at(
-        self,
-        placed: Sequence[tuple[int, EncodedBatch]],
-        *,
-        durability: str | None = None,
-        timeout: float | None = None,
-        identical: bool = False,
-        mirror: str = "",
-        expected_end: int | None = None,
-    ) -> list[Appended]:
-        """As `PartitionLog.append_at`, to all in-sync replicas."""
-        append = partial(
-            super().append_at,
-            placed,
-            durability=durability,
-            timeout=timeout,
-            identical=identical,
-            mirror=mirror,
-            expected_end=expected_end,
-        )
-        return self._repeat(partial(self._append_to_all, append, durability))
 
     def leader_and_epoch(self) -> LeaderAndEpoch:
         """Return the leader, once it has taken over, and the epoch of its log.
@@ -291,94 +342,27 @@ class ReplicatedPartition(PartitionLog):
                 removed += 1
         return removed
 
-    def commit_locked(
-        self,
-        file: SegmentFile,
-        buffers: list[Any],
-        position: int,
-        log_end_offset: int,
-        publish: kv.Step[T],
-    ) -> T:
-        """As `PartitionState.commit_locked`; afterwards a follower that was slow leaves the ISR."""
-        publish = partial(self._publish_if_kept, publish)
-        result = super().commit_locked(file, buffers, position, log_end_offset, publish)
-        files, max_lag_ms = self.context.files, self.config.replica_lag_time_max_ms
-        assert isinstance(files, ReplicatedFiles)
-        assert file.fd is not None
-        if slow := files.slow_followers(file.fd, max_lag_ms / 1000):
-            self._shrink_isr(slow)
-        return result
-
-    def _shrink_isr(self, slow: Sequence[int]) -> None:
-        """Have followers leave the ISR, so that one slow disk does not hold up all writers."""
-        for each in slow:
-            _logger.warning(
-                "%s-%d: directory %d leaves the ISR: a write took longer than "
-                "replica.lag.time.max.ms=%d",
-                *(self.topic, self.partition, each, self.config.replica_lag_time_max_ms),
-            )
-
-        def shrink(before: PartitionAssignment) -> PartitionAssignment:
-            return before.shrink([each for each in slow if each in before.in_sync_followers])
-
-        self.controller.change_assignment(self.key, shrink)
-
-    def _publish_if_kept(self, publish: kv.Step[T], txn: kv.Txn) -> T:
-        """Publish what was written, unless copies failed meanwhile, and too few have it.
-
-        Raises:
-            NotEnoughReplicasError: Fewer are left than the topic requires.
-            NotLeaderOrFollowerError: Another leader was elected, which does not have it.
-        """
-        # The store has just checked that the image is the newest; this must not write.
-        epoch = self.controller.epoch
-        if self._checked_epoch != epoch or self._led_epoch != epoch:
-            assignment = self.controller.image.assignments.get(self.key)
-            if assignment is not None:
-                if not getattr(self._acks, "any_isr", False):
-                    self._check_min_isr(assignment)
-                if assignment.leader_epoch != self._leader_epoch and assignment.leader_recovering:
-                    raise self.reassigned()
-        self._acks.published_epoch = self._leader_epoch
-        return publish(txn)
-
-    def has_same_leader(self, tail: Tail) -> bool:
-        """As `PartitionState.has_same_leader`."""
-        if not self.context.files.writable:
-            return True  # it cannot cut the copy of a new leader, and reads what that has
-        current = self.read_tail()
-        return current is not None and current.leader_epoch == tail.leader_epoch
-
-    def bytes_missing(self, file: SegmentFile, size: int, expected: int) -> Exception:
-        """As `PartitionState.bytes_missing`: one that leads since a moment ago may lack them."""
-        if self._led_epoch != self.controller.current().epoch:
-            return self.reassigned()
-        return super().bytes_missing(file, size, expected)
-
-    def end_moved(self) -> Exception:
-        """As `PartitionState.end_moved`: the controller failed that had a write of before alone."""
-        return NotLeaderOrFollowerError(
-            "Another directory is read now, and lacks a write that was not acknowledged",
-            todo="Repeat the call.",
-            **self.where,
-        )
-
     # Leadership
 
     def acquire(self, timeout: float | None = None, *, escalated: bool = False) -> None:
         """As `PartitionState.acquire`; a new leader has taken over when this returns."""
         super().acquire(timeout, escalated=escalated)
         self._owner = threading.get_ident()
-        try:
-            self._lead()
-        except BaseException:
-            self.release()
-            raise
+        if self._leadership.metadata_epoch != self.controller.epoch:
+            try:
+                self._lead()
+            except BaseException:
+                self.release()
+                raise
 
     def release(self) -> None:
         """As `PartitionState.release`."""
         self._owner = None
         super().release()
+
+    def _is_owner(self) -> bool:
+        """Whether this thread holds the partition's lock."""
+        return self._owner == threading.get_ident()
 
     @contextmanager
     def locked(self, timeout: float | None = None) -> Iterator[None]:
@@ -388,7 +372,7 @@ class ReplicatedPartition(PartitionLog):
             NotLeaderOrFollowerError: The leader broke meanwhile, and the next one lacks a file.
         """
         with super().locked(timeout):
-            epoch = self._led_epoch
+            epoch = self.controller.epoch
             try:
                 yield
             except StorageError as error:
@@ -400,51 +384,41 @@ class ReplicatedPartition(PartitionLog):
         """As `PartitionState.read_tail`, of the present leader."""
         tail = super().read_tail()
         epoch = self.controller.current().epoch
-        if self._led_epoch != epoch and tail is not None:
-            if not self.context.files.writable:
-                _ = self.assignment
-            elif tail.leader_epoch >= self.assignment.leader_epoch:
-                # The epoch of before: there may be another leader by now.
-                self._leader_epoch = self.assignment.leader_epoch
-                self._led_epoch = epoch
-            elif self._owner == threading.get_ident():
-                if self._taking_over != epoch:
-                    self._lead()
-                    return super().read_tail()
-            else:
-                with self.locked():
-                    return super().read_tail()
+        if self._leadership.metadata_epoch == epoch or tail is None or self._is_owner():
+            return tail
+        assignment = self.assignment
+        if not self.context.files.writable:
+            return tail
+        if tail.leader_epoch < assignment.leader_epoch:
+            with self.locked():
+                return super().read_tail()
+        self._leadership = Leadership(epoch, assignment.leader_epoch)
         return tail
+
+    def has_same_leader(self, tail: Tail) -> bool:
+        """As `PartitionState.has_same_leader`."""
+        if not self.context.files.writable:
+            return True  # it cannot truncate the copy of a new leader, and reads what that has
+        current = self.read_tail()
+        return current is not None and current.leader_epoch == tail.leader_epoch
 
     def _lead(self) -> None:
         """Make the leader's log that of the partition, if it was elected since; under the lock."""
-        epoch = self.controller.current().epoch
-        if epoch in (self._led_epoch, self._taking_over):
-            return
-        assignment = self.assignment
-        self._leader_epoch = assignment.leader_epoch
-        tail = TAILS.get(self.context.live, self.key)
-        if tail is not None and tail.leader_epoch < assignment.leader_epoch:
-            # `read_tail` does not come here again; other threads wait until it is done.
-            self._taking_over = epoch
-            try:
-                self._take_over(tail, assignment)
-            except NotLeaderOrFollowerError:
-                self._led_epoch = -1
-                if self.controller.current().epoch == epoch:
-                    raise
-                self._lead()  # that leader broke, too
-                return
-            except BaseException:
-                # Half of it may be done: the next to use the partition begins again.
-                self._led_epoch = -1
-                raise
-            finally:
-                self._taking_over = -1
-        # Without a tail recovery finds what the leader has.
-        self._led_epoch = epoch
+        while (epoch := self.controller.current().epoch) != self._leadership.metadata_epoch:
+            assignment = self.assignment
+            # Without a tail recovery finds what the leader has.
+            tail = TAILS.get(self.context.live, self.key)
+            if tail is not None and tail.leader_epoch < assignment.leader_epoch:
+                try:
+                    self._take_over(tail, assignment)
+                except NotLeaderOrFollowerError:
+                    if self.controller.current().epoch == epoch:
+                        raise
+                    continue  # that leader broke, too
+            self._leadership = Leadership(epoch, assignment.leader_epoch)
 
     def _take_over(self, tail: Tail, assignment: PartitionAssignment) -> None:
+        """Begin the epoch of a leader; killed or refused in the middle, the next one repeats it."""
         self.cached_tail = self.open_segment_file = None
         self.snapshot_version = -1
         self.refresh()

@@ -226,7 +226,9 @@ class ReplicatedStore:
         Raises:
             NotEnoughReplicasError: One of them, besides ``without``, cannot be opened.
         """
-        controller = self._controller.current()
+        controller = self._controller
+        if controller.moved():
+            controller.refresh()
         if controller.unopened and not controller.unopened.keys() <= without.keys():
             controller.refresh()
         online = controller.online
@@ -314,7 +316,7 @@ class ReplicatedStore:
                     raise _UnevenError
             result = step(txn)
             if txn.changed:
-                self._count_write(txn)
+                self._count_write(txn, row)
                 if self._written_epoch > image.epoch:
                     # Before the commit: if this process is killed after it, the others must
                     # still notice that there is a new epoch.
@@ -332,10 +334,12 @@ class ReplicatedStore:
             except _UnevenError:
                 self._even_epoch = -1
                 continue
+            if not errors:
+                return result, {}
             return result, {directories[index].id: error for index, error in errors.items()}
 
-    def _count_write(self, txn: kv.FanOutTxn) -> None:
-        """Count a write in the version row."""
+    def _count_write(self, txn: kv.FanOutTxn, row: bytes | None) -> None:
+        """Count a write in the version row, which was ``row`` before."""
         if self._name == "state":
             # The step may have begun an epoch in the row.
             version = METADATA_VERSION.get(txn)
@@ -343,7 +347,8 @@ class ReplicatedStore:
             METADATA_VERSION.put(txn, value=version._replace(version=version.version + 1))
             self._written_epoch = version.epoch
             return
-        number, image = (LIVE_VERSION.get(txn) or 0) + 1, self._controller.image
+        number = 1 if row is None else LIVE_VERSION.load(self._version_key, row) + 1
+        image = self._controller.image
         if self._begun_epoch != image.epoch:
             # The first write in an epoch.
             if LIVE_EPOCHS.exists(txn, image.epoch):

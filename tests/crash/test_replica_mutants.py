@@ -291,7 +291,7 @@ MUTANTS = [
         "the version of a write is not written",
         by_kills,
         f"{REPLICATION}.store:ReplicatedStore._commit",
-        {"self._count_write(txn)": "..."},
+        {"self._count_write(txn, row)": "..."},
     ),
     Mutant(
         "directories are compared by how much they have, and not by their epochs",
@@ -348,7 +348,7 @@ MUTANTS += [
     Mutant(
         "a repair trusts the leader",
         by_damage("a bit in a column", "sealed", "closed", "repair"),
-        f"{REPLICATION}.mend:_Copy.good",
+        f"{REPLICATION}.segment_copies:SegmentCopy.whole",
         {"batch.check_crcs()": "..."},
     ),
     Mutant(
