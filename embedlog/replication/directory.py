@@ -19,6 +19,7 @@ from embedlog.files import Files, WakePage
 from embedlog.files.paths import FORMAT_FILE, exists, is_directory
 from embedlog.files.shared_page import PAGE_BYTES, SharedPage
 from embedlog.files.wake_page import WAKE_FILE
+from embedlog.root import startup
 
 EPOCH_FILE = "epoch"
 _ENTRIES = (FORMAT_FILE, "locks", "topics")
@@ -102,12 +103,37 @@ class LogDirectory:
         finally:
             store.release()
 
-    # The lock of attached processes
+    # The locks of attached processes
 
-    def share_attached(self, timeout: float) -> None:
+    @contextmanager
+    def locked_root(self, timeout: float) -> Iterator[None]:
+        """Hold the lock of the process that attaches to the directory, or makes it a new one."""
+        with self.files.opened("locks/root", write=True, create=True) as lock:
+            self.files.lock(lock, timeout)
+            yield
+
+    def attach(self, timeout: float) -> tuple[list[str], bool] | None:
+        """Attach to the directory; the first process checks its databases.
+
+        Under `locked_root`.  Returns what the check returned, or None if there are other processes.
+        """
+        self.attached = self.files.open("locks/attached", write=True, create=True)
+        found = None
+        if self.files.try_lock(self.attached):
+            kv.close_unused()
+            found = startup.check_databases(self.files)
+        self.share(timeout)
+        return found
+
+    def share(self, timeout: float) -> None:
         """Hold the lock of attached processes, with the others, as long as it is open."""
-        assert self.attached is not None
-        self.files.lock(self.attached, timeout, shared=True)
+        files = self.files
+        if self.attached is None:
+            if not (files.writable or files.exists("locks/attached")):
+                return
+            write = files.writable
+            self.attached = files.open("locks/attached", write=write, create=write)
+        files.lock(self.attached, timeout, shared=True)
 
     def detach(self) -> None:
         """Close the databases and free the lock; files that are being read stay open."""

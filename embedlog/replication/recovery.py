@@ -181,28 +181,19 @@ def _prepare(root: BaseReplicatedRoot, directory: LogDirectory) -> None:
             operation="open",
             todo="Free some space; the directory is tried again by itself.",
         )
-    lock = files.open("locks/root", write=True, create=True)
-    files.lock(lock, root.lock_timeout)
-    try:
+    with directory.locked_root(root.lock_timeout):
         if _is_new(root, directory):  # Check again: under the lock nobody else makes a log there.
             infos = root.controller.image.directories
             paths = {each: info.path for each, info in infos.items()}
             write_member(files, DirectoryMember(root.cluster_id, directory.id, paths))
-        directory.attached = files.open("locks/attached", write=True, create=True)
-        if files.try_lock(directory.attached):
-            kv.close_unused()
-            try:
-                startup.check_databases(files)
-            except CorruptionError as error:
-                # Everything in it is in the others, too.
-                _logger.warning("%s: its databases are replaced: %s", directory.path, error)
-                for name in ("state", "live"):
-                    kv.discard(files, name)
-                startup.check_databases(files)
-        directory.share_attached(root.lock_timeout)
-    finally:
-        files.unlock(lock)
-        files.close(lock)
+        try:
+            directory.attach(root.lock_timeout)
+        except CorruptionError as error:
+            # Everything in it is in the others, too.
+            _logger.warning("%s: its databases are replaced: %s", directory.path, error)
+            for name in ("state", "live"):
+                kv.discard(files, name)
+            directory.attach(root.lock_timeout)
     directory.open_stores(root.lock_timeout)
 
 

@@ -205,7 +205,7 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
                 undo.callback(files.close_all)
             _, paths = find_members([*self.paths, *opened], opened, cluster)
             self.to_add = paths_to_add(cluster, opened.values())
-            directories = self._check_each(paths, opened, writable, undo)
+            directories = self._check_each(paths, opened, undo)
             if not directories:
                 raise NotALogError("None of the directories can be opened", path=self.path)
             self._unprepared = paths.keys() - directories.keys()
@@ -303,37 +303,32 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
             files.close_all()
 
     def _check_each(
-        self, paths: dict[int, str], opened: dict[str, Files], writable: bool, undo: ExitStack
+        self, paths: dict[int, str], opened: dict[str, Files], undo: ExitStack
     ) -> dict[int, LogDirectory]:
         """Check the directories, as the first process to attach does, and open their databases."""
         directories: dict[int, LogDirectory] = {}
-        for directory_id, path in sorted(paths.items()):
-            files = opened.get(path)
-            if files is None:
-                continue
-            try:
-                check_format(files, replicated=True)
-                if not is_member(files, self.cluster_id, directory_id):
-                    raise NotALogError(
-                        f"This is not directory {directory_id} of the log", path=path
-                    )
-                directories[directory_id] = LogDirectory(directory_id, path, files)
-            except (*DATABASE_ERRORS, NotALogError) as error:
-                _logger.warning("Directory %s cannot be used: %s", path, error)
-                files.close_all()
-        if writable:
-            self._lock_each(directories)
-        else:
-            self._share_each(directories)
-        for directory in list(directories.values()):
-            undo.callback(directory.close)
-            try:
-                directory.open_stores(
-                    self.lock_timeout, live=writable or startup.live_is_valid(directory.files)
-                )
-            except DATABASE_ERRORS as error:
-                _give_up(directories, directory, error)
-                directory.close()
+        reports = []
+        with ExitStack() as locks:
+            for directory_id, path in sorted(paths.items()):
+                if path not in opened:
+                    continue
+                directory = LogDirectory(directory_id, path, opened[path])
+                undo.callback(directory.close)
+                try:
+                    report = self._attach_to(directory, locks)
+                except (*DATABASE_ERRORS, NotALogError) as error:
+                    _give_up(directory, error)
+                else:
+                    directories[directory_id] = directory
+                    reports.append(report)
+            # So many processes may attach at once, and one of them is the first one.
+            self._is_first = bool(reports) and reports[0] is not None
+            for directory, report in zip(directories.values(), reports, strict=True):
+                self.startup_report += [
+                    f"{directory.path}: {line}" for line in (report or ([],))[0]
+                ]
+            if self._is_first and any(report and report[1] for report in reports):
+                self._sweep([directory.files for directory in directories.values()])
         images = {
             each: directory.state.read(MetadataImage.load)
             for each, directory in directories.items()
@@ -366,51 +361,33 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
                 error = diverged(base, other)
                 if self.mode == "rw" and each not in self._given_up:
                     raise error
-                _give_up(directories, other, error)
+                del directories[each]
+                _give_up(other, error)
 
-    def _share_each(self, directories: dict[int, LogDirectory]) -> None:
-        """Hold the locks of attached processes, so that none prepares a directory meanwhile."""
-        for directory in directories.values():
-            with suppress(StorageError):
-                if directory.files.exists("locks/attached"):
-                    directory.attached = directory.files.open("locks/attached")
-                    directory.share_attached(self.lock_timeout)
+    def _attach_to(
+        self, directory: LogDirectory, locks: ExitStack
+    ) -> tuple[list[str], bool] | None:
+        """Attach to a directory, and open its databases; return what their check returned, if any.
 
-    def _lock_each(self, directories: dict[int, LogDirectory]) -> None:
-        """Attach to the directories; the first process prepares them."""
-        held: list[tuple[LogDirectory, int]] = []
-        try:
-            first, is_unclean = True, False
-            for directory in list(directories.values()):
-                files = directory.files
-                try:
-                    for name in ("locks", "topics"):
-                        files.make_directory(name)
-                    lock = files.open("locks/root", write=True, create=True)
-                    files.lock(lock, self.lock_timeout)
-                    held.append((directory, lock))
-                    directory.attached = files.open("locks/attached", write=True, create=True)
-                    first &= files.try_lock(directory.attached)
-                    self._is_first = first
-                except StorageError as error:
-                    _give_up(directories, directory, error)
-            for directory in list(directories.values()):
-                try:
-                    if first:
-                        kv.close_unused()
-                        report, unclean = startup.check_databases(directory.files)
-                        self.startup_report += [f"{directory.path}: {line}" for line in report]
-                        is_unclean |= unclean
-                    directory.share_attached(self.lock_timeout)
-                except DATABASE_ERRORS as error:
-                    _give_up(directories, directory, error)
-            if is_unclean:
-                self._sweep([directory.files for directory in directories.values()])
-        finally:
-            for directory, lock in held:
-                if directory.id in directories:  # the files of the others are closed
-                    directory.files.unlock(lock)
-                    directory.files.close(lock)
+        Its lock is held by ``locks``.
+        """
+        files = directory.files
+        check_format(files, replicated=True)
+        if not is_member(files, self.cluster_id, directory.id):
+            raise NotALogError(
+                f"This is not directory {directory.id} of the log", path=directory.path
+            )
+        report = None
+        if files.writable:
+            for name in ("locks", "topics"):
+                files.make_directory(name)
+            locks.enter_context(directory.locked_root(self.lock_timeout))
+            report = directory.attach(self.lock_timeout)
+        else:
+            directory.share(self.lock_timeout)
+        live = files.writable or startup.live_is_valid(files)
+        directory.open_stores(self.lock_timeout, live=live)
+        return report
 
     def _sweep(self, roots: Sequence[Files]) -> None:
         """Remove what killed processes left; a directory that fails is found to be broken later."""
@@ -452,9 +429,7 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
                     operation="open",
                 )
             directory = LogDirectory(directory_id, path, files)
-            if files.writable:
-                directory.attached = files.open("locks/attached", write=True, create=True)
-                directory.share_attached(self.lock_timeout)
+            directory.share(self.lock_timeout)
             directory.open_stores(self.lock_timeout)
         except BaseException:
             files.close_all()
@@ -537,15 +512,12 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
             context.state.check_linked()
             self._warn_of_move()
             return
-        held: list[tuple[LogDirectory, int]] = []
-        try:
-            last = True
+        with ExitStack() as locks:
             for directory in online:
-                lock = directory.files.open("locks/root", write=True, create=True)
-                directory.files.lock(lock, self.lock_timeout)
-                held.append((directory, lock))
-                last &= directory.is_last()
-            if last:
+                locks.enter_context(directory.locked_root(self.lock_timeout))
+            # Each is asked: that frees its lock.
+            are_last = [directory.is_last() for directory in online]
+            if all(are_last):
                 with suppress(DiskFullError):
                     startup.remove_uncommitted_files(context.files, context.state)
                     for directory in online:
@@ -553,9 +525,6 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
                     context.state.close()
                     for directory in online:
                         startup.mark_clean(directory.files)
-        finally:
-            for directory, lock in held:
-                directory.files.close(lock)
 
 
 _LIVE_VERSION_KEY = LIVE_VERSION.key()
@@ -579,12 +548,9 @@ def _check_replicas(
         )
 
 
-def _give_up(
-    directories: dict[int, LogDirectory], directory: LogDirectory, error: Exception
-) -> None:
+def _give_up(directory: LogDirectory, error: Exception) -> None:
     """Go on without a directory; frees its locks, so that it can be brought back."""
     _logger.warning("Directory %s cannot be used: %s", directory.path, error)
-    del directories[directory.id]
     directory.close()
 
 

@@ -16,14 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from embedlog import kv
 from embedlog.errors import ClosedError, EmbedlogError, NotEnoughReplicasError, StorageError
 from embedlog.keyspace import LIVE_EPOCHS, LIVE_VERSION
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
 from embedlog.replication.history import Epoch, put_epoch
-from embedlog.replication.metadata import METADATA_VERSION, MetadataImage
+from embedlog.replication.metadata import METADATA_VERSION
+
+if TYPE_CHECKING:
+    from embedlog.replication.controller import Controller
 
 T = TypeVar("T")
 
@@ -41,33 +44,6 @@ class _UnevenError(Exception):
     """The databases do not have the same writes."""
 
 
-class OpenDirectories(Protocol):
-    """What is needed of a `Controller`."""
-
-    directories: dict[int, LogDirectory]
-    online: tuple[LogDirectory, ...]
-    directory: LogDirectory
-    unopened: Mapping[int, Exception]
-    image: MetadataImage
-    epoch: int
-    read_from: tuple[LogDirectory, int]
-
-    def current(self) -> Self:
-        """As `Controller.current`."""
-
-    def moved(self) -> bool:
-        """As `Controller.moved`."""
-
-    def is_stale(self) -> bool:
-        """As `Controller.is_stale`."""
-
-    def refresh(self) -> None:
-        """As `Controller.refresh`."""
-
-    def take_offline(self, failed: Mapping[int, Exception]) -> None:
-        """As `Controller.take_offline`."""
-
-
 class ReplicatedStore:
     """`state` or `live` in all directories; has the methods of `kv.Store` that an open log needs.
 
@@ -78,7 +54,7 @@ class ReplicatedStore:
         name: ``"state"`` or ``"live"``.
     """
 
-    def __init__(self, controller: OpenDirectories, name: str) -> None:
+    def __init__(self, controller: Controller, name: str) -> None:
         self._controller, self._name = controller, name
         self._version_key = _VERSIONS[name].key()
         self._even_epoch = -1
