@@ -317,11 +317,7 @@ class ReplicatedPartition(PartitionLog):
                 "replica.lag.time.max.ms=%d",
                 *(self.topic, self.partition, each, self.config.replica_lag_time_max_ms),
             )
-
-        def shrink(before: PartitionAssignment) -> PartitionAssignment:
-            return before.shrink([each for each in slow if each in before.in_sync_followers])
-
-        self.controller.change_assignment(self.key, shrink)
+        self.controller.change_assignment(self.key, lambda before: before.shrink(slow))
 
     def _publish_if_kept(self, publish: kv.Step[T], txn: kv.Txn) -> T:
         """Publish what was written, unless copies failed meanwhile, and too few have it.
