@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedlog.replication.election import (
-    imbalanced_leaders,
-    preferred_leaders,
-)
 from embedlog.replication.isr import PartitionAssignment
+from embedlog.replication.jobs import imbalanced_leaders
 
 
 def partition(replicas, isr, leader):
@@ -62,16 +59,17 @@ def test_a_leader_is_alive_and_in_sync(replicas, isr, alive, leader):
 @pytest.mark.parametrize(
     ("state", "elected"),
     [
-        (partition([2, 1, 3], [2, 1, 3], 1), {"p": 2}),
-        (partition([2, 1, 3], [2, 1, 3], None), {"p": 2}),
-        (partition([2, 1, 3], [2, 1, 3], 2), {}),
-        (partition([2, 1, 3], [1, 3], 3), {}),  # BAZ in testElectLeader: 2 is not in sync.
-        (partition([4, 1], [1, 4], 1), {}),  # 4 is offline.
+        (partition([2, 1, 3], [2, 1, 3], 1), 2),
+        (partition([2, 1, 3], [2, 1, 3], None), 2),
+        (partition([2, 1, 3], [2, 1, 3], 2), None),
+        (partition([2, 1, 3], [1, 3], 3), None),  # BAZ in testElectLeader: 2 is not in sync.
+        (partition([4, 1], [1, 4], 1), None),  # 4 is offline.
     ],
 )
 def test_a_preferred_leader_is_elected_if_it_is_in_sync_and_alive(state, elected):
     """PartitionChangeBuilderTest.testElectLeader, with a preferred election."""
-    assert preferred_leaders({"p": state}, {1, 2, 3}) == elected
+    after = state.elect_preferred({1, 2, 3})
+    assert after is state if elected is None else after.leader == elected
 
 
 def test_leaders_are_elected_again_where_too_many_are_elsewhere():
@@ -82,8 +80,8 @@ def test_leaders_are_elected_again_where_too_many_are_elsewhere():
         "c": partition([3, 1], [1], 1),
     }
 
-    expected = {"a0": 1, "a1": 1, "a2": 1}
-    assert imbalanced_leaders(partitions, {1, 2, 3}) == expected
-    assert imbalanced_leaders(partitions, {1, 2, 3}, percentage=30) == {}
-    assert imbalanced_leaders(partitions, {1, 2, 3}, percentage=0) == expected | {"b0": 2}
-    assert imbalanced_leaders(partitions, {2, 3}) == {}
+    expected = {"a0", "a1", "a2"}
+    assert imbalanced_leaders(partitions, {1, 2, 3}, 10) == expected
+    assert imbalanced_leaders(partitions, {1, 2, 3}, 30) == set()
+    assert imbalanced_leaders(partitions, {1, 2, 3}, 0) == expected | {"b0"}
+    assert imbalanced_leaders(partitions, {2, 3}, 10) == set()

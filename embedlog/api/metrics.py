@@ -42,7 +42,7 @@ def log_samples(root: Root) -> Iterator[Sample]:
     yield from _maintenance_samples(root)
     if root.replicated:
         from embedlog.api.replicas import several
-        from embedlog.replication.replica_metrics import replica_samples
+        from embedlog.replication.describe import replica_samples
 
         yield from replica_samples(several(root))
     if any_mirror(root):

@@ -177,12 +177,15 @@ def several(root: Root) -> ReplicatedRoot:
 def directories_of(root: Root) -> tuple[list[DirectoryDescription], list[TopicPartition]]:
     """Return the directories, and the partitions without a leader."""
     from embedlog.replication import describe
+    from embedlog.replication.reassign import partitions_where
 
     if not root.replicated:
         logs = list(root.partition_logs(root.topics().values()))
         return [describe.only_directory(root.path, logs)], []
     log = several(root)
-    return describe.describe_directories(log), describe.leaderless(log)
+    return describe.describe_directories(log), partitions_where(
+        log, lambda assignment: assignment.leader is None
+    )
 
 
 def remove_directories(
@@ -194,7 +197,9 @@ def remove_directories(
     progress: Callable[[int, int], object] | None,
 ) -> None:
     """Remove directories; see `Log.remove_replica`."""
-    from embedlog.replication.removal import check_left, only_copies, take_over
+    from embedlog.replication.reassign import partitions_where
+    from embedlog.replication.recovery import take_over
+    from embedlog.replication.removal import check_left
     from embedlog.replication.root import ReplicatedRoot
     from embedlog.replication.unclean_election import elect_unclean
 
@@ -205,7 +210,7 @@ def remove_directories(
     check_left(log.controller.image, ids)
     if log.mode == "r":
         # It cannot be opened to write while it needs the directories that are given up here.
-        only = only_copies(log, ids)
+        only = partitions_where(log, lambda each: set(each.isr) <= {*ids})
         log.close()
         writable = ReplicatedRoot(log.paths, given_up=ids, **{**log.options(), "mode": "rw"})
         try:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from embedlog import catalog, kv
 from embedlog.catalog import ACTIVITY
 from embedlog.keyspace import REPORTED_REPLICAS
+from embedlog.replication.describe import DIRECTORIES_KEY
 from embedlog.replication.metadata import ASSIGNMENTS, DirectoryInfo
-from embedlog.replication.replica_metrics import DIRECTORIES_KEY
 from embedlog.replication.root import ReplicatedRoot
 from embedlog.root.root import Root
 

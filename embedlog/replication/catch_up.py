@@ -35,7 +35,6 @@ from embedlog.partition import leader_epochs
 from embedlog.partition.tail import Tail
 from embedlog.replication.copies import lock_copy, remove_copies
 from embedlog.replication.directory import LogDirectory
-from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.partition import LeaderAndEpoch, ReplicatedPartition
 from embedlog.replication.recovery import BaseReplicatedRoot
 from embedlog.replication.segment_copies import Piece, SegmentCopy, pieces
@@ -125,12 +124,10 @@ class ReplicaCopy:
             if log.remove_unnamed(self.directory.files):
                 self.directory.files.sync_directory(log.directories[-1])
 
-            def expand(assignment: PartitionAssignment) -> PartitionAssignment:
-                # With another leader, or none, the next attempt begins again.
-                may_join = assignment.leader == leader and this in assignment.replicas
-                return assignment.expand([this]) if may_join else assignment
-
-            log.controller.change_assignment(log.key, expand)
+            # With another leader, or none, the next attempt begins again.
+            log.controller.change_assignment(
+                log.key, lambda now: now.expand(this) if now.leader == leader else now
+            )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -169,9 +166,8 @@ class ReplicaCopy:
             start = max(start, batches_end)
         target = SegmentCopy(self.log, info, self.directory)
         target.changed = target.file is not None  # what is equal may not have been flushed
-        if target.size < start:
-            start = 0
         try:
+            start = _equal_end(info, leader, target, start, batches_end)
             for piece in pieces(self.log, info, [leader], batches_end, start):
                 self._check_stopped()
                 if piece.data is None and info.id not in self._mended and self.log.mend([info]):
@@ -207,6 +203,22 @@ class ReplicaCopy:
             with self._guard():
                 target.write(piece)
             self._progress(len(piece.data))
+
+
+def _equal_end(
+    info: SegmentInfo, leader: SegmentCopy, target: SegmentCopy, start: int, stop: int
+) -> int:
+    """Return up to which batch a copy is known to be equal to the leader's, by comparing bytes.
+
+    That is much faster than to read batches.  A copy that lacks the last ones ends with a batch.
+    """
+    same = start if start <= target.size else 0
+    while same < min(stop, target.size):
+        end = min(same + CHUNK_BYTES, stop, target.size)
+        if target.read(same, end) != leader.read(same, end):
+            break
+        same = end
+    return same if same == stop or leader.whole(same, stop, info.base_offset) else 0
 
 
 def copy_partition(

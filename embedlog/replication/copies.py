@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 
 from embedlog import catalog
 from embedlog.errors import StorageError
-from embedlog.files import Files
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.replication.controller import Controller
 from embedlog.replication.directory import LogDirectory
@@ -20,7 +19,7 @@ from embedlog.root import startup
 
 
 def remove_copies(
-    controller: Controller, key: bytes, topic: str, directories: Iterable[int]
+    controller: Controller, key: bytes, topic: str, directories: Iterable[int] | None = None
 ) -> None:
     """Remove the files of a partition from directories that have no copy of it, or not any more.
 
@@ -30,10 +29,10 @@ def remove_copies(
         controller: Knows the assignment.
         key: The key of the partition.
         topic: The directory of its topic.
-        directories: The directories.
+        directories: The directories; by default all.
     """
     path = f"{topic}/{PARTITION_KEY.unpack(key)[1]}"
-    for each in directories:
+    for each in list(controller.directories) if directories is None else directories:
         directory = controller.directories.get(each)
         if (
             directory is not None
@@ -43,7 +42,7 @@ def remove_copies(
             with suppress(StorageError), lock_copy(directory, key) as free:
                 # Checked again under the lock: it may have been assigned again meanwhile.
                 if free and _is_unassigned(controller, key, each):
-                    _remove_copy(directory.files, path)
+                    startup.remove_folder(directory.files, path)
                     if controller.assignment(key) is None:
                         directory.files.remove_directory(topic)
 
@@ -56,13 +55,6 @@ def _is_unassigned(controller: Controller, key: bytes, directory: int) -> bool:
     topic_id = PARTITION_KEY.unpack(key)[0]
     topics = controller.state.read(lambda txn: list(catalog.topics(txn)))
     return all(topic.id != topic_id for topic in topics)
-
-
-def _remove_copy(files: Files, path: str) -> None:
-    with startup.ignore_missing():
-        for name in files.list(path):
-            files.unlink(f"{path}/{name}", missing_ok=True)
-        files.remove_directory(path)
 
 
 @contextmanager

@@ -1,20 +1,19 @@
-"""What the directories of a log, and the copies in them, are like at one moment."""
+"""What the directories of a log, and the copies in them, are like at one moment, and as metrics."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from embedlog.errors import EmbedlogError
 from embedlog.files import Files
+from embedlog.keyspace import REPORTED_REPLICAS
+from embedlog.metrics import CONTROLLER, LOG_DIRECTORY, LOG_MANAGER, REPLICA_MANAGER, Sample
 from embedlog.partition.partition_log import ONLY_DIRECTORY, PartitionLog
-from embedlog.record import TopicPartition
 from embedlog.replication import reassign
-
-if TYPE_CHECKING:
-    from embedlog.replication.root import ReplicatedRoot
+from embedlog.replication.recovery import BaseReplicatedRoot
 
 
 class DirectoryDescription(NamedTuple):
@@ -40,7 +39,7 @@ class DirectoryDescription(NamedTuple):
     """How much the copies lack of those of the leaders; None if it is offline."""
 
 
-def describe_directories(root: ReplicatedRoot) -> list[DirectoryDescription]:
+def describe_directories(root: BaseReplicatedRoot) -> list[DirectoryDescription]:
     """Return the directories of a log, in the order of their ids."""
     image, opened = root.controller.current().image, root.controller.directories
     leaders, replicas, in_sync, sizes, lags = (Counter[int | None]() for _ in range(5))
@@ -76,15 +75,6 @@ def describe_directories(root: ReplicatedRoot) -> list[DirectoryDescription]:
     ]
 
 
-def leaderless(root: ReplicatedRoot) -> list[TopicPartition]:
-    """Return the partitions that have no leader."""
-    return [
-        TopicPartition(info.name, number)
-        for info, number, assignment in reassign.assignments(root)
-        if assignment.leader is None
-    ]
-
-
 def only_directory(path: str, logs: Sequence[PartitionLog]) -> DirectoryDescription:
     """Return the directory of a log that has only one."""
     return DirectoryDescription(
@@ -110,3 +100,56 @@ def segment_sizes(files: Files, path: str) -> dict[str, int]:
             with suppress(EmbedlogError), files.opened(f"{path}/{name}") as fd:  # or deleted
                 sizes[name] = files.size(fd)
     return sizes
+
+
+DIRECTORIES_KEY = 0
+"""Of the row of directories and counts, which has the number of no topic."""
+_COUNTS = (
+    *("UnderReplicatedPartitions", "UnderMinIsrPartitionCount"),
+    *("AtMinIsrPartitionCount", "OfflineReplicaCount", "ReassigningPartitions"),
+)
+
+
+def replica_samples(root: BaseReplicatedRoot) -> Iterator[Sample]:
+    """Yield the metrics of a log in several directories."""
+    image = root.controller.current().image
+    leaders, copies, counts = Counter[int | None](), Counter[int](), dict.fromkeys(_COUNTS, 0)
+    partitions = imbalanced = 0
+    for info, _, assignment in reassign.assignments(root):
+        partitions += 1
+        imbalanced += assignment.elect_preferred(image.directories) is not assignment
+        in_sync, required = len(assignment.isr), info.config.min_insync_replicas
+        required = min(required, len(assignment.replicas))
+        leaders[assignment.leader] += 1
+        copies.update(assignment.replicas)
+        existing = len(assignment.replicas) - len(assignment.adding_replicas)
+        counts["UnderReplicatedPartitions"] += in_sync < existing
+        counts["UnderMinIsrPartitionCount"] += assignment.is_under_min_isr(required)
+        counts["AtMinIsrPartitionCount"] += assignment.leader is not None and in_sync == required
+        counts["OfflineReplicaCount"] += len(set(assignment.replicas) - set(image.online))
+        counts["ReassigningPartitions"] += assignment.is_reassigning
+    changes = (REPORTED_REPLICAS.get(root.context.live, DIRECTORIES_KEY) or {}).get("changes", {})
+    offline = len(image.directories) - len(image.online)
+    for name, value in {
+        "PartitionCount": copies.total(),
+        "LeaderCount": partitions - leaders[None],
+        **counts,
+        "isr-shrinks-total": changes.get("shrinks", 0),
+        "isr-expands-total": changes.get("expands", 0),
+    }.items():
+        yield Sample(REPLICA_MANAGER, name, value, {})
+    for name, value in {
+        "ActiveBrokerCount": len(image.online),
+        "FencedBrokerCount": offline,
+        "OfflinePartitionsCount": leaders[None],
+        "PreferredReplicaImbalanceCount": imbalanced,
+        "leader-elections-total": changes.get("elections", 0),
+        "unclean-leader-elections-total": changes.get("unclean", 0),
+    }.items():
+        yield Sample(CONTROLLER, name, value, {})
+    yield Sample(LOG_MANAGER, "OfflineLogDirectoryCount", offline, {})
+    for each, directory in image.directories.items():
+        labels = {"logDirectory": directory.path}
+        yield Sample(LOG_DIRECTORY, "LogDirectoryOffline", int(not directory.online), labels)
+        yield Sample(LOG_DIRECTORY, "LeaderCount", leaders[each], labels)
+        yield Sample(LOG_DIRECTORY, "PartitionCount", copies[each], labels)

@@ -75,16 +75,6 @@ class PartitionAssignment:
         return cls(tuple(replicas), isr, isr[0])
 
     @property
-    def preferred_leader(self) -> int:
-        """The replica that leads if nothing prevents it."""
-        return self.replicas[0]
-
-    @property
-    def followers(self) -> tuple[int, ...]:
-        """All replicas but the leader."""
-        return tuple(each for each in self.replicas if each != self.leader)
-
-    @property
     def in_sync_followers(self) -> tuple[int, ...]:
         """Those to which an append must be written before it is published."""
         return tuple(each for each in self.isr if each != self.leader)
@@ -108,11 +98,6 @@ class PartitionAssignment:
     def given_up_replicas(self) -> tuple[int, ...]:
         """What a reassignment had begun to add that another one has replaced since."""
         return tuple(each for each in self.adding_replicas if each in self.removing_replicas)
-
-    @property
-    def is_under_replicated(self) -> bool:
-        """Whether fewer are in sync than the partition has replicas, without those being added."""
-        return len(self.isr) < len(self.replicas) - len(self.adding_replicas)
 
     # In-sync replicas
 
@@ -140,41 +125,23 @@ class PartitionAssignment:
         return self.leader is None or len(self.isr) < min(min_insync_replicas, len(self.replicas))
 
     def shrink(self, replicas: Collection[int]) -> PartitionAssignment:
-        """Return the state without these in-sync replicas.
+        """Return the state without these in-sync replicas; the leader, if there is one, stays.
 
-        The leader epoch stays, as in Kafka since 3.6 (KAFKA-15021).
-
-        Raises:
-            IllegalStateError: The leader is one of them, or no other would be left.
+        The leader epoch stays, too, as in Kafka since 3.6 (KAFKA-15021).
         """
-        isr = _without(self.isr, replicas)
-        if isr == self.isr:
+        isr = tuple(each for each in self.isr if each == self.leader or each not in replicas)
+        return self if isr in (self.isr, ()) else self._next(isr=isr)
+
+    def expand(self, replica: int) -> PartitionAssignment:
+        """Return the state with one more in-sync replica, which has all of the leader's log.
+
+        It is this one without a leader, or if the directory has no replica any more.
+        """
+        if self.leader is None or replica in self.isr or replica not in self.replicas:
             return self
-        if self.leader in replicas or not isr:
-            raise IllegalStateError(
-                "The leader, and the last in-sync replica, cannot leave the ISR",
-                todo="Elect another leader first.",
-            )
-        return self._next(isr=isr)
-
-    def expand(self, replicas: Collection[int]) -> PartitionAssignment:
-        """Return the state with more in-sync replicas, which have all of the leader's log.
-
-        Raises:
-            IllegalStateError: There is no leader, or one of them is no replica.
-        """
-        unknown = set(replicas) - set(self.replicas)
-        if self.leader is None or unknown:
-            raise IllegalStateError(
-                f"Directories {sorted(unknown)} have no replica"
-                if unknown
-                else "A replica cannot be in sync without a leader",
-                todo="Elect a leader, or reassign the partition, first.",
-            )
-        isr = tuple(each for each in self.replicas if each in self.isr or each in replicas)
-        # They may lose something later.
-        flushed = tuple(each for each in self.flushed if each.directory not in isr)
-        return self if set(isr) == set(self.isr) else self._next(isr=isr, flushed=flushed)
+        isr = tuple(each for each in self.replicas if each in self.isr or each == replica)
+        # It may lose something later.
+        return self.returned(replica, None)._next(isr=isr)
 
     def returned(self, directory: int, flushed: FlushedCopy | None) -> PartitionAssignment:
         """Return the state after a directory came back, with what its copy had flushed."""
@@ -209,7 +176,7 @@ class PartitionAssignment:
 
     def elect_preferred(self, alive: Collection[int]) -> PartitionAssignment:
         """Return the state with the preferred leader; this one if it is not in sync or alive."""
-        preferred = self.preferred_leader
+        preferred = self.replicas[0]
         if preferred == self.leader or preferred not in self.isr or preferred not in alive:
             return self
         return self._elected(preferred, tuple(each for each in self.isr if each in alive))
@@ -239,10 +206,13 @@ class PartitionAssignment:
         check_replicas(target)
         removing = tuple(sorted(set(self.replicas) - set(target)))
         adding = tuple(sorted({*self.adding_replicas, *target} - set(self.original_replicas)))
-        begun = self._next(
-            replicas=(*target, *removing), adding_replicas=adding, removing_replicas=removing
+        begun = replace(
+            self,
+            replicas=(*target, *removing),
+            adding_replicas=adding,
+            removing_replicas=removing,
         )
-        return self if begun.same_but_epochs(self) else begun
+        return self if begun == self else begun._next()
 
     def finish_reassignment(self, alive: Collection[int]) -> PartitionAssignment:
         """Return the state with the new replicas only, if all of them are in sync.
@@ -253,7 +223,7 @@ class PartitionAssignment:
         target = self.target_replicas
         if not self.is_reassigning or not target or not set(target) <= set(self.isr):
             return self
-        return self._replaced(target, self.removing_replicas, alive)
+        return self._replaced(target, alive, fences=bool(self.removing_replicas))
 
     def cancel_reassignment(self, alive: Collection[int]) -> PartitionAssignment:
         """Return the state with the old replicas only.
@@ -268,10 +238,10 @@ class PartitionAssignment:
                 "Only replicas that the reassignment added are in sync",
                 todo="Let it finish, and move the partition back.",
             )
-        return self._replaced(self.original_replicas, self.adding_replicas, alive)
+        return self._replaced(self.original_replicas, alive, fences=bool(self.adding_replicas))
 
     def without(
-        self, directories: Collection[int], alive: Collection[int], spare: int | None = None
+        self, directories: Collection[int], alive: Collection[int], spare: int
     ) -> PartitionAssignment:
         """Return the state after directories were given up, with what only they had.
 
@@ -282,66 +252,54 @@ class PartitionAssignment:
             directories: The directories that are given up.
             alive: The others that work.
             spare: A directory for a partition that would have no replica any more.
-
-        Raises:
-            IllegalStateError: There is no replica left, and no ``spare``.
         """
         if not set(directories) & {*self.replicas, *self.isr}:
             return self
-        replicas = _without(self.replicas, directories) or ((spare,) if spare is not None else ())
-        if not replicas:
-            raise IllegalStateError("No replica would be left", todo="Move the replicas first.")
-        isr = tuple(each for each in self.isr if each in replicas)
-        begun_again = () if set(replicas) & set(self.replicas) else replicas
-        state = replace(
-            self,
-            replicas=replicas,
-            isr=isr or begun_again or (NO_DIRECTORY,),
-            leader=self.leader if self.leader in isr else None,
+        replicas = _without(self.replicas, directories) or (spare,)
+        return self._replaced(
+            replicas,
+            alive,
+            or_alone=NO_DIRECTORY if set(replicas) & set(self.replicas) else spare,
             adding_replicas=_without(self.adding_replicas, directories),
             removing_replicas=_without(self.removing_replicas, directories),
         )
-        return self._after_election(state, alive)
 
     def _replaced(
         self,
         replicas: tuple[int, ...],
-        leaving: Collection[int],
         alive: Collection[int],
+        *,
+        fences: bool = False,
+        or_alone: int | None = None,
+        adding_replicas: tuple[int, ...] = (),
+        removing_replicas: tuple[int, ...] = (),
     ) -> PartitionAssignment:
-        """Return the state with these replicas alone, after an election among them.
+        """Return the state with other replicas, after an election among them.
 
         Args:
-            replicas: The replicas that stay.
-            leaving: Those that leave; they are fenced.
-            alive: The directories that work.
-        """
-        isr = tuple(each for each in replicas if each in self.isr)
-        state = replace(self, replicas=replicas, isr=isr, adding_replicas=(), removing_replicas=())
-        return self._after_election(state, alive, fences=bool(leaving))
-
-    def _after_election(
-        self, state: PartitionAssignment, alive: Collection[int], *, fences: bool = False
-    ) -> PartitionAssignment:
-        """Return a state that replaces this one, after an election.
-
-        Args:
-            state: The replicas, and those that may lead, of which some may not be in sync.
+            replicas: The replicas.
             alive: The directories that work.
             fences: Whether the leader epoch is raised although the leader stays.
+            or_alone: What the ISR is if none of the replicas was in sync.
+            adding_replicas: Those that a reassignment still adds.
+            removing_replicas: Those that it still removes.
         """
+        isr = tuple(each for each in replicas if each in self.isr)
+        if not isr and or_alone is not None:
+            isr = (or_alone,)
+        state = replace(
+            self,
+            replicas=replicas,
+            isr=isr,
+            adding_replicas=adding_replicas,
+            removing_replicas=removing_replicas,
+        )
         elected = state.elect(alive)
         return replace(
             elected,
             leader_epoch=self.leader_epoch + (fences or elected.leader != self.leader),
             partition_epoch=self.partition_epoch + 1,
             leader_recovering=elected.leader_recovering or not set(elected.isr) & set(self.isr),
-        )
-
-    def same_but_epochs(self, other: PartitionAssignment) -> bool:
-        """Whether two states differ in nothing but their epochs."""
-        return self == replace(
-            other, leader_epoch=self.leader_epoch, partition_epoch=self.partition_epoch
         )
 
     def _next(self, **changes: Any) -> PartitionAssignment:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Mapping
+from contextlib import nullcontext
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from embedlog.config import MaintenanceConfig
 from embedlog.failures import Failures
@@ -16,12 +17,13 @@ from embedlog.record import TopicPartition
 from embedlog.replication import reassign, recovery
 from embedlog.replication.catch_up import replicate
 from embedlog.replication.controller import Controller
-from embedlog.replication.election import imbalanced_leaders
+from embedlog.replication.isr import PartitionAssignment
 
 if TYPE_CHECKING:
     from embedlog.replication.root import ReplicatedRoot
     from embedlog.root.root import Root
 
+P = TypeVar("P", bound=Hashable)
 _logger = logging.getLogger("embedlog.replication")
 
 PROBE_SECONDS = 5.0
@@ -112,19 +114,17 @@ class ReplicationJob:
         ]
         if not waiting:
             return 0
-        copy = partial(
-            replicate,
-            root,
-            failures=self._failures,
-            throttle=self.throttle,
-            stopped=stopped,
-        )
-        joined = copy(with_new=False)
-        if any(assignment.is_reassigning for assignment in waiting):
-            with reassign.lock(root) as free:
-                if free:
-                    joined += copy()
-                    reassign.finish(root)
+        is_reassigning = any(assignment.is_reassigning for assignment in waiting)
+        with reassign.lock(root) if is_reassigning else nullcontext(False) as with_new:
+            joined = replicate(
+                root,
+                with_new=with_new,
+                failures=self._failures,
+                throttle=self.throttle,
+                stopped=stopped,
+            )
+            if with_new:
+                reassign.finish(root)
         return joined
 
     def _lead_all(self, root: ReplicatedRoot) -> None:
@@ -149,9 +149,7 @@ class ReplicationJob:
             return
         image = root.controller.current().image
         keys = imbalanced_leaders(
-            image.assignments,
-            set(image.online),
-            percentage=config.leader_imbalance_per_broker_percentage,
+            image.assignments, image.online, config.leader_imbalance_per_broker_percentage
         )
         if keys:
             partitions = {
@@ -161,3 +159,24 @@ class ReplicationJob:
                 if info.key(partition) in keys
             }
             reassign.elect_preferred(root, partitions)
+
+
+def imbalanced_leaders(
+    partitions: Mapping[P, PartitionAssignment], alive: Collection[int], percentage: int
+) -> set[P]:
+    """Return the partitions that must get their preferred leaders, for the balance of leaders.
+
+    They are those that prefer a directory of which more than ``percentage`` of the partitions
+    that prefer it are led by others, as Kafka does with `auto.leader.rebalance.enable` and
+    `leader.imbalance.per.broker.percentage`.
+    """
+    preferred = Counter(state.replicas[0] for state in partitions.values())
+    elsewhere = Counter(
+        state.replicas[0] for state in partitions.values() if state.leader != state.replicas[0]
+    )
+    return {
+        partition
+        for partition, state in partitions.items()
+        if elsewhere[state.replicas[0]] * 100 > preferred[state.replicas[0]] * percentage
+        and state.elect_preferred(alive) is not state
+    }

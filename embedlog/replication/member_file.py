@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from embedlog.errors import EmbedlogError, NotALogError, StorageError
 from embedlog.files import Files
@@ -48,14 +48,7 @@ def read_listed(files: Files) -> list[str]:
     Raises:
         NotALogError: They are no texts.
     """
-    if not files.exists(FORMAT_FILE):
-        return []
-    try:
-        listed = tomllib.loads(files.read_file(FORMAT_FILE).decode()).get("replicas")
-    except ValueError as error:
-        raise NotALogError(
-            f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE)
-        ) from error
+    listed = _replicas_of(files)
     if not isinstance(listed, list):
         return []
     if not all(isinstance(path, str) and path.strip() for path in listed):
@@ -73,19 +66,29 @@ def read_member(files: Files) -> DirectoryMember | None:
     Raises:
         NotALogError: The file cannot be read.
     """
-    if not files.exists(FORMAT_FILE):
+    section = _replicas_of(files)
+    if section is None or isinstance(section, list):
         return None
     try:
-        section = tomllib.loads(files.read_file(FORMAT_FILE).decode()).get("replicas")
-        if section is None or isinstance(section, list):
-            return None
         paths = {int(number): str(path) for number, path in section["paths"].items()}
         to_add = tuple(map(str, section.get("add", ())))
         return DirectoryMember(str(section["cluster"]), int(section["directory"]), paths, to_add)
-    except (ValueError, KeyError, AttributeError) as error:
-        raise NotALogError(
-            f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE)
-        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(files, error) from error
+
+
+def _replicas_of(files: Files) -> Any:
+    """Return what the file of a directory has of its replicas; None without a file."""
+    if not files.exists(FORMAT_FILE):
+        return None
+    try:
+        return tomllib.loads(files.read_file(FORMAT_FILE).decode()).get("replicas")
+    except ValueError as error:
+        raise _unreadable(files, error) from error
+
+
+def _unreadable(files: Files, error: Exception) -> NotALogError:
+    return NotALogError(f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE))
 
 
 def is_member(files: Files, cluster_id: str, directory_id: int) -> bool:

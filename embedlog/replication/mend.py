@@ -15,9 +15,9 @@ in between, it is as damaged as before, or less, and the next to read it begins 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from embedlog import catalog
 from embedlog.catalog import PartitionInfo, SegmentInfo
@@ -36,6 +36,7 @@ from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.metadata import ASSIGNMENTS
 from embedlog.replication.segment_copies import Piece, SegmentCopy, pieces
 
+T = TypeVar("T")
 _logger = logging.getLogger("embedlog.replication")
 
 
@@ -76,10 +77,17 @@ def mend_copies(
         segments: The segments to read; without them those that a recovery reads, which are
             above the recovery point or not as long as they must be.
     """
+    _repeat(log, controller, lambda: _mend(log, controller, segments))
+
+
+def _repeat(log: PartitionLog, controller: Controller, step: Callable[[], T]) -> T:
+    """Do something with the copies; again if a directory turns out to be broken, without it."""
     while True:
         try:
-            _mend(log, controller, segments)
-            return
+            return step()
+        except ClosedError:
+            if log.context.closed:
+                raise  # otherwise a directory just went offline
         except StorageError as error:
             if not controller.offline_if_broken(error):
                 raise
@@ -117,35 +125,26 @@ def examine(log: PartitionLog, controller: Controller, *, mend: bool = False) ->
     Other processes may append, roll, compact and fail meanwhile.  So what looks damaged is read
     again under the partition's lock, if that can be taken; and is mended then, with ``mend``.
     """
+
+    def compare() -> Comparison:
+        tail = None
+        with suppress(CorruptionError):  # what is damaged is found next
+            tail = log.tail()
+        return _compare(log, controller, _segments(log), tail, mend=False)
+
     with suppress(StorageError):  # perhaps of a file that was just deleted
-        found = _examine_once(log, controller)
-        if found is not None and not found.differences:
+        found = _repeat(log, controller, compare)
+        if not found.differences:
             return found
     with ExitStack() as lock:
         # Of a log that was opened to read only, there is no lock.
         with suppress(*(() if mend else (LockTimeoutError, ReadOnlyError))):
             log.acquire()
             lock.callback(log.release)
-        found = _examine_once(log, controller) or Comparison([])
+        found = _repeat(log, controller, compare)
         if mend and found.differences:
             mend_copies(log, controller, _segments(log))
         return found
-
-
-def _examine_once(log: PartitionLog, controller: Controller) -> Comparison | None:
-    """Compare the copies; None if a directory has just gone offline."""
-    tail = None
-    with suppress(CorruptionError):  # what is damaged is found next
-        tail = log.tail()
-    try:
-        return _compare(log, controller, _segments(log), tail, mend=False)
-    except ClosedError:
-        if log.context.closed:
-            raise
-    except StorageError as error:
-        if not controller.offline_if_broken(error):
-            raise
-    return None
 
 
 def _segments(log: PartitionLog) -> list[SegmentInfo]:

@@ -266,10 +266,7 @@ class ReplicatedPartition(PartitionLog):
                 *(self.topic, self.partition, each, self.config.replica_lag_time_max_ms),
             )
 
-        def shrink(before: PartitionAssignment) -> PartitionAssignment:
-            return before.shrink([each for each in slow if each in before.in_sync_followers])
-
-        self.controller.change_assignment(self.key, shrink)
+        self.controller.change_assignment(self.key, lambda before: before.shrink(slow))
 
     # Copies
 

@@ -52,6 +52,17 @@ def assignments(root: BaseReplicatedRoot) -> Iterator[tuple[TopicInfo, int, Part
                 yield info, partition, assignment
 
 
+def partitions_where(
+    root: BaseReplicatedRoot, holds: Callable[[PartitionAssignment], bool]
+) -> list[TopicPartition]:
+    """Return the partitions of which something holds."""
+    return [
+        TopicPartition(info.name, number)
+        for info, number, assignment in assignments(root)
+        if holds(assignment)
+    ]
+
+
 def plan(
     root: BaseReplicatedRoot,
     without: Collection[int] = (),
@@ -165,29 +176,23 @@ def cancel(root: BaseReplicatedRoot, partitions: Collection[TopicPartition]) -> 
         IllegalStateError: Only new copies are in sync.
         UnknownTopicOrPartitionError: There is no such partition.  Nothing was changed.
     """
-    logs = {log.key: log for log in (root.partition(*each) for each in partitions)}
-    new_copies: set[int] = set()
-
-    def cancel_one(
-        _key: bytes, moving: PartitionAssignment, image: MetadataImage
-    ) -> PartitionAssignment:
-        new_copies.update(moving.adding_replicas)
-        return moving.cancel_reassignment(image.online)
-
-    image, count = root.controller.current().image, 0
-    for key in logs:
-        moving = root.controller.assignment(key)
+    controller, logs = root.controller, [root.partition(*each) for each in partitions]
+    for log in logs:
+        moving = controller.assignment(log.key)
         if moving is not None:
-            cancel_one(key, moving, image)  # or raises, before any is changed
-    for key, log in logs.items():
-        new_copies.clear()
-        assert isinstance(log, ReplicatedPartition)
+            moving.cancel_reassignment(controller.image.online)  # or raises, before any is changed
+    count = 0
+    for log in logs:
         with ExitStack() as held:
             # Those that are in sync are written to by the holder of the lock.
             with suppress(ReplicaNotAvailableError):
                 held.enter_context(log.locked())
-            count += len(root.controller.change_assignments([key], cancel_one))
-        remove_copies(root.controller, key, log.directory, new_copies)
+            count += len(
+                controller.change_assignments(
+                    [log.key], lambda _, moving, image: moving.cancel_reassignment(image.online)
+                )
+            )
+        remove_copies(controller, log.key, log.directory)
     return count
 
 
@@ -328,41 +333,36 @@ def finish(root: BaseReplicatedRoot, partitions: Collection[TopicPartition] | No
 
     Returns how many ended.
     """
-    controller, finished = root.controller, 0
-    for info, number, before in list(assignments(root)):
-        partition = TopicPartition(info.name, number)
-        if not before.is_reassigning or (partitions is not None and partition not in partitions):
-            continue
-        if before.leader is None or not set(before.target_replicas) <= set(before.isr):
-            continue
-        key = info.key(number)
-        with suppress(*_CHANGED), root.partition(*partition).locked():
-            changed = controller.change_assignments(
-                [key], lambda _, before, image: before.finish_reassignment(image.online)
-            )
-            after = controller.assignment(key)
-            if not changed or after is None or after.is_reassigning:
-                continue
-            finished += 1
-            old_copies = set(before.replicas) - set(after.replicas)
-            remove_copies(controller, key, info.directory, old_copies)
-    return finished
+    changed = list(_change_each(root, partitions, PartitionAssignment.finish_reassignment))
+    return len(changed)
 
 
 def elect_preferred(
     root: BaseReplicatedRoot, partitions: Collection[TopicPartition] | None = None
 ) -> list[TopicPartition]:
     """Elect the preferred leaders of partitions, by default of all; return which changed."""
-    elected = []
+    return list(_change_each(root, partitions, PartitionAssignment.elect_preferred))
+
+
+def _change_each(
+    root: BaseReplicatedRoot,
+    partitions: Collection[TopicPartition] | None,
+    change: Callable[[PartitionAssignment, Collection[int]], PartitionAssignment],
+) -> Iterator[TopicPartition]:
+    """Change the assignments of partitions that have a leader, each under the partition's lock.
+
+    Removes the copies that they do not have any more.  Yields those that changed.
+    """
+    controller = root.controller
     for info, number, before in list(assignments(root)):
         partition = TopicPartition(info.name, number)
         if partitions is not None and partition not in partitions:
             continue
-        if before.leader is None or before.elect_preferred(root.controller.image.online) is before:
+        if before.leader is None or change(before, controller.image.online) is before:
             continue
         with suppress(*_CHANGED), root.partition(*partition).locked():
-            if root.controller.change_assignments(
-                [info.key(number)], lambda _, before, image: before.elect_preferred(image.online)
+            if controller.change_assignments(
+                [info.key(number)], lambda _, now, image: change(now, image.online)
             ):
-                elected.append(partition)
-    return elected
+                remove_copies(controller, info.key(number), info.directory)
+                yield partition

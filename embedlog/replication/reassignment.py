@@ -192,42 +192,30 @@ class _Flow:
         """As `Network.move_along`; as often as it helps, such as from a full directory to a new."""
         edges = list(pairwise(self._nodes[node] for node in (*cycle, cycle[0])))
         improved = False
-        while self._cost_of(edges) < 0 and self._apply(edges):
+        while self._apply(edges):
             improved = True
         return improved
 
     def _possible(self, partition: int) -> Iterator[tuple[tuple[int, int], int]]:
         """Yield the source and target of each move of a partition, with its cost."""
-        used = self._used[partition]
-        targets = [each for each in self._allowed[partition] if each not in used]
-        for source in used if targets else ():
-            cost, racks = self._leave(partition, source)
-            for target in targets:
-                yield (source, target), cost + self._enter(partition, target, racks)
+        for source in self._used[partition]:
+            for target in self._allowed[partition]:
+                cost = self._cost(partition, source, target)
+                if cost is not None:
+                    yield (source, target), cost
 
     def _cost(self, partition: int, source: int, target: int) -> int | None:
         """Return the cost of a move, less than 0 if it is for the better; None if impossible."""
-        used = self._used[partition]
+        used, original, racks = self._used[partition], self._original[partition], self._directories
         if source not in used or target in used:
             return None
-        cost, racks = self._leave(partition, source)
-        return cost + self._enter(partition, target, racks)
-
-    def _leave(self, partition: int, source: int) -> tuple[int, list[str | None]]:
-        """Return the cost of giving up a replica, and the racks of the others."""
-        racks = self._directories
-        others = [racks[n] for n in self._used[partition] if n != source and n in racks]
-        cost = 0 if source in self._original[partition] else -1
+        others = [racks[n] for n in used if n != source and n in racks]
+        cost = (target not in original) - (source not in original)
         if source not in racks:
             cost -= self._gone
         elif racks[source] not in others:
             cost += self._rack
-        return cost, others
-
-    def _enter(self, partition: int, target: int, racks: list[str | None]) -> int:
-        """Return the cost of a new replica beside others in these racks."""
-        cost = 0 if target in self._original[partition] else 1
-        return cost if self._directories[target] in racks else cost - self._rack
+        return cost if racks[target] in others else cost - self._rack
 
     def _cheapest(self, source: int, target: int) -> tuple[int, int] | None:
         """Return the cost of the cheapest move between two directories, and its partition."""
@@ -251,29 +239,23 @@ class _Flow:
         cheapest = self._cheapest(source, target)
         return None if cheapest is None else cheapest[0]
 
-    def _cost_of(self, cycle: Iterable[tuple[int, int]]) -> int:
-        """Return the cost of a cycle of edges now; 0 if it is not possible any more."""
-        costs = [self._edge(*edge) for edge in cycle]
-        return 0 if None in costs else sum(filter(None, costs))
-
     def _apply(self, cycle: Sequence[tuple[int, int]]) -> bool:
         """Make the moves of a cycle; if that is not for the better, undo them and return False.
 
         Two moves of one partition may cost more together than each one alone.
         """
-        total = sum(self._edge(*edge) or 0 for edge in cycle if _SINK in edge)
+        costs = [self._edge(*edge) for edge in cycle if _SINK in edge]
         moves: list[tuple[int, int, int]] = []
         for source, target in cycle:
             if _SINK in (source, target):
                 continue
             cheapest = self._cheapest(source, target)
+            costs.append(cheapest and cheapest[0])
             if cheapest is None:
-                total = 0
                 break
-            total += cheapest[0]
             moves.append((cheapest[1], source, target))
             self._move(*moves[-1])
-        if total < 0:
+        if None not in costs and sum(filter(None, costs)) < 0:
             return True
         for partition, source, target in reversed(moves):
             self._move(partition, target, source)

@@ -68,6 +68,17 @@ class BaseReplicatedRoot(Root):
                 write_member(directory.files, member)
 
 
+def take_over(root: BaseReplicatedRoot) -> None:
+    """Make the log of each partition that of its leader, and recover it after a reboot.
+
+    Programs that only read cannot do it.  Where it is not possible now, the next use does it.
+    """
+    with Failures(_logger).collecting(raises=False) as part:
+        for log in root.partition_logs(root.topics().values()):
+            with part(f"Takeover of {log.topic}-{log.partition}"):
+                log.tail()
+
+
 def add_directory(root: BaseReplicatedRoot, path: str, rack: str | None = None) -> int:
     """Add a new or empty directory to a log; return its id.
 

@@ -9,7 +9,6 @@ is garbage.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from contextlib import suppress
 
@@ -23,16 +22,12 @@ from embedlog.errors import (
 from embedlog.files.paths import FORMAT_FILE
 from embedlog.files.reserve import RESERVE_FILE
 from embedlog.files.throttle import Throttle
-from embedlog.record import TopicPartition
-from embedlog.replication import reassign
+from embedlog.replication import reassign, recovery
 from embedlog.replication.directory import EPOCH_FILE, PROBE_FILE, LogDirectory
 from embedlog.replication.metadata import MetadataImage, check_quorum, without
 from embedlog.replication.recovery import BaseReplicatedRoot
 from embedlog.replication.unclean_election import elect_unclean
 from embedlog.root import startup
-
-_logger = logging.getLogger("embedlog.replication")
-_FOLDERS = ("state", "live", "state.copy", "locks")
 
 
 def remove_directories(
@@ -65,7 +60,7 @@ def remove_directories(
     check_left(image, gone)
     usable = {each.id for each in controller.opened(sorted(gone)) if each.works()}
     broken = gone - usable
-    only = only_copies(root, broken)
+    only = reassign.partitions_where(root, lambda each: set(each.isr) <= broken)
     if only and not force:
         raise ReplicaNotAvailableError(
             f"Without {_paths(root, broken)}, {plural(len(only), 'partition')} would have no copy: "
@@ -87,9 +82,11 @@ def remove_directories(
     while True:
         outcome = reassign.run(root, moves, throttle=throttle, progress=progress)
         left = [
-            f"{info.name}-{number}"
-            for info, number, assignment in reassign.assignments(root)
-            if (info.name, number) in moves and gone & set(assignment.replicas)
+            f"{topic}-{number}"
+            for topic, number in reassign.partitions_where(
+                root, lambda each: not gone.isdisjoint(each.replicas)
+            )
+            if (topic, number) in moves
         ]
         if left:
             why = "another process cancelled the moves" if outcome.superseded else "one is offline"
@@ -106,19 +103,7 @@ def remove_directories(
         if directory is not None and directory.id not in broken:
             with suppress(EmbedlogError):
                 _clear(directory)
-    take_over(root)
-
-
-def take_over(root: BaseReplicatedRoot) -> None:
-    """Make the log of each partition that of its leader: programs that only read cannot do it.
-
-    Where it is not possible now, the next program that writes does it.
-    """
-    for log in root.partition_logs(root.topics().values()):
-        try:
-            log.tail()
-        except EmbedlogError as error:
-            _logger.warning("%s-%d: %s", log.topic, log.partition, error)
+    recovery.take_over(root)
 
 
 def check_left(image: MetadataImage, directories: Collection[int]) -> None:
@@ -133,15 +118,6 @@ def check_left(image: MetadataImage, directories: Collection[int]) -> None:
         )
 
 
-def only_copies(root: BaseReplicatedRoot, broken: Collection[int]) -> list[TopicPartition]:
-    """Return the partitions whose in-sync replicas are all in some directories."""
-    return [
-        TopicPartition(info.name, number)
-        for info, number, assignment in reassign.assignments(root)
-        if set(assignment.isr) <= set(broken)
-    ]
-
-
 def _paths(root: BaseReplicatedRoot, directories: Collection[int]) -> str:
     infos = root.controller.image.directories
     return ", ".join(infos[each].path for each in directories)
@@ -152,10 +128,7 @@ def _clear(directory: LogDirectory) -> None:
     files = directory.files
     for topic in files.list("topics"):
         startup.remove_tree(files, f"topics/{topic}")
-    for folder in ("topics", *_FOLDERS):
-        if files.exists(folder):
-            for name in files.list(folder):
-                files.unlink(f"{folder}/{name}", missing_ok=True)
-            files.remove_directory(folder)
+    for folder in ("topics", "state", "live", "state.copy", "locks"):
+        startup.remove_folder(files, folder)
     for name in (PROBE_FILE, "wake", RESERVE_FILE, EPOCH_FILE, startup.CLEAN_FILE, FORMAT_FILE):
         files.unlink(name, missing_ok=True)

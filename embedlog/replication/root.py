@@ -19,14 +19,12 @@ from typing import Any
 from embedlog import catalog, kv
 from embedlog.catalog import NewPartitions, TopicInfo
 from embedlog.errors import (
-    CorruptionError,
     DiskFullError,
     EmbedlogError,
     InvalidReplicationAssignmentError,
     LockTimeoutError,
     NotALogError,
     NotEnoughReplicasError,
-    ReplicaNotAvailableError,
     StorageError,
 )
 from embedlog.files import Files
@@ -177,7 +175,8 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
             context = super()._attach()
             if not attached and self._is_new_live:
                 self._is_new_live = False
-                self._compare_replicas()
+                # Makes the copies equal again, past what had been flushed.
+                recovery.take_over(self)
             return context
 
     def _open_files(self, writable: bool) -> Files:
@@ -486,16 +485,6 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
             for each in image.directories.values()
         ):
             self.controller.change(step)
-
-    def _compare_replicas(self) -> None:
-        """After a power cut: make the copies equal again, past what had been flushed."""
-        for log in self.partition_logs(self.topics().values()):
-            try:
-                log.tail()
-            except ReplicaNotAvailableError:
-                continue
-            except CorruptionError as error:
-                _logger.warning("%s-%d: %s", log.topic, log.partition, error)
 
     # Detaching
 

@@ -19,12 +19,12 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.partition import PartitionLog
 from embedlog.partition.tail import TAILS
 from embedlog.record import TopicPartition
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.member_file import is_member
 from embedlog.replication.metadata import MetadataImage
-from embedlog.replication.partition import ReplicatedPartition
 from embedlog.replication.recovery import BaseReplicatedRoot
 from embedlog.replication.segment_copies import end_of_copy
 
@@ -43,33 +43,33 @@ def elect_unclean(
         EligibleLeadersNotAvailableError: A copy in a directory that is offline has more records
             than each that could lead.  No leader was elected.
     """
-    names, chosen = {}, {}
+    controller, chosen = root.controller, {}
     for partition in partitions:
         with suppress(UnknownTopicOrPartitionError):  # it was deleted
             log = root.partition(*partition)
-            assert isinstance(log, ReplicatedPartition)
-            assignment = root.controller.assignment(log.key)
+            assignment = controller.assignment(log.key)
             if assignment is not None and assignment.leader is None:
-                names[log.key] = partition
-                chosen[log.key] = assignment, _longest(root, log, assignment)
+                chosen[log.key] = partition, assignment, _longest(root, log, assignment)
 
     def elect(key: bytes, before: PartitionAssignment, image: MetadataImage) -> PartitionAssignment:
-        counted, leader = chosen[key]
+        _, counted, leader = chosen[key]
         if before != counted or leader is None or leader not in image.online:
             return before
         return before.elect_unclean(leader)
 
-    elected = root.controller.change_assignments(chosen, elect)
-    for key in elected:
+    elected = []
+    for key in controller.change_assignments(chosen, elect):
+        partition, _, leader = chosen[key]
+        elected.append(partition)
         _logger.warning(
             "%s-%d: directory %d was elected, and was not in sync: what it lacks is lost",
-            *(*names[key], chosen[key][1]),
+            *(*partition, leader),
         )
-    return [names[key] for key in elected]
+    return elected
 
 
 def _longest(
-    root: BaseReplicatedRoot, log: ReplicatedPartition, assignment: PartitionAssignment
+    root: BaseReplicatedRoot, log: PartitionLog, assignment: PartitionAssignment
 ) -> int | None:
     """Return the directory that is online and has the most records; None without one."""
     image = root.controller.image
@@ -90,9 +90,7 @@ def _longest(
     return leader
 
 
-def _count_records(
-    root: BaseReplicatedRoot, log: ReplicatedPartition, directory: int
-) -> int | None:
+def _count_records(root: BaseReplicatedRoot, log: PartitionLog, directory: int) -> int | None:
     """Return how many records of a partition a directory has; None if it cannot be read."""
     info = root.controller.image.directories.get(directory)
     with suppress(StorageError, NotALogError), ExitStack() as closing_files:

@@ -554,13 +554,18 @@ def _named(txn: kv.Txn) -> tuple[set[str], set[str], set[str]]:
 
 def remove_tree(files: Files, directory: str) -> None:
     """Remove a topic's directory and everything in it."""
-    # Another process may remove it too, so files may be missing.
     with ignore_missing():
         for partition in files.list(directory):
-            with ignore_missing():
-                for name in files.list(f"{directory}/{partition}"):
-                    files.unlink(f"{directory}/{partition}/{name}", missing_ok=True)
-                files.remove_directory(f"{directory}/{partition}")
+            remove_folder(files, f"{directory}/{partition}")
+        files.remove_directory(directory)
+
+
+def remove_folder(files: Files, directory: str) -> None:
+    """Remove a directory, which may be missing, and the files in it."""
+    # Another process may remove it too, so files may be missing.
+    with ignore_missing():
+        for name in files.list(directory):
+            files.unlink(f"{directory}/{name}", missing_ok=True)
         files.remove_directory(directory)
 
 
