@@ -543,7 +543,7 @@ ASSIGNMENTS = Table[Any](
     "partition: partition key",
     "fields: JSON",
     "The replicas of a partition: `replicas`, `isr`, `leader`, `leader_epoch`, `partition_epoch`, "
-    "`adding`, `removing`, `recovering` and `flushed`",
+    "`adding_replicas`, `removing_replicas`, `leader_recovering` and `flushed`",
 )
 METADATA_EPOCHS = Table[Any](
     "4",

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -256,15 +256,8 @@ class Controller:
         changed: list[bytes] = []
 
         def step(txn: kv.Txn, image: MetadataImage) -> bool:
-            changed.clear()
-            for key in keys:
-                before = ASSIGNMENTS.get(txn, key)
-                if before is None:
-                    continue
-                after = raised_epoch(txn, key, before, change(key, before, image))
-                if after != before:
-                    ASSIGNMENTS.put(txn, key, value=after)
-                    changed.append(key)
+            after = _put_assignments(txn, image, lambda key, old: change(key, old, image), keys)
+            changed[:] = [key for key in keys if after.get(key) != image.assignments.get(key)]
             return bool(changed)
 
         self.change(step)
@@ -408,9 +401,8 @@ class Controller:
         online = [each for each in image.online if each not in gone]
         given_up = self._given_up - set(online)
         if given_up:
-            _remove_directories(txn, image, given_up, online)
-            image = replace(image, assignments=dict(_assignments(txn)))
-        self._elect_all(txn, image, online)
+            image = _remove_directories(txn, image, given_up, online)
+        _put_assignments(txn, image, lambda _, before: before.elect(online))
         controller_id = image.controller_id if image.controller_id in online else online[0]
         put_epoch(txn, epoch, controller_id)
 
@@ -458,23 +450,16 @@ class Controller:
         self.change(step)
         return force or not has_replicas
 
-    def _elect_all(self, txn: kv.Txn, image: MetadataImage, online: Collection[int]) -> None:
-        """Elect leaders where they are missing, and drop what is offline from the ISRs."""
-        for key, before in image.assignments.items():
-            after = raised_epoch(txn, key, before, before.elect(online))
-            if after != before:
-                ASSIGNMENTS.put(txn, key, value=after)
-
     def elect(self) -> bool:
         """Elect leaders for partitions without one, if a replica may lead now."""
 
         def step(txn: kv.Txn, image: MetadataImage) -> bool:
-            if all(each.leader in image.online for each in image.assignments.values()):
-                return False
-            before = dict(image.assignments)
-            self._elect_all(txn, image, image.online)
-            return MetadataImage.load(txn).assignments != before
+            after = _put_assignments(txn, image, lambda _, before: before.elect(image.online))
+            return after != image.assignments
 
+        image = self.current().image
+        if all(each.leader in image.online for each in image.assignments.values()):
+            return False
         return self.change(step)
 
     def bring_online(
@@ -504,12 +489,17 @@ class Controller:
         reasons = {each: describe(error) for each, error in (failed or {}).items()}
         epoch_before = self.epoch
 
+        def returned(key: bytes, before: PartitionAssignment) -> PartitionAssignment:
+            if lost:
+                return before.without_copy(directory.id)
+            return before.returned(directory.id, flushed.get(key))
+
         def online(txn: kv.Txn) -> None:
             image = MetadataImage.load(txn)
             gone = {each: reason for each, reason in reasons.items() if each in image.online}
             check_quorum(image, set(image.online) - gone.keys() | {directory.id})
-            _note_returned(directory.id, {} if lost else flushed, lost, txn)
-            image = replace(image, assignments=dict(_assignments(txn)))
+            assignments = _put_assignments(txn, image, returned)
+            image = replace(image, assignments=assignments)
             if gone:
                 self._put_offline(txn, image, gone)
             epoch, after = image.epoch + 1, MetadataImage.load(txn)
@@ -581,7 +571,7 @@ def _flushed(directory: int, txn: kv.Txn) -> dict[bytes, FlushedCopy]:
     of other directories at once, and the records later.
     """
     found = {}
-    for key, assignment in _assignments(txn):
+    for (key,), assignment in ASSIGNMENTS.scan(txn):
         for each in assignment.flushed:
             if each.directory == directory:
                 found[key] = each
@@ -591,27 +581,6 @@ def _flushed(directory: int, txn: kv.Txn) -> dict[bytes, FlushedCopy]:
             epoch = leader_epochs.epoch_at(catalog.epochs(txn, key), offset - 1)
             found[key] = FlushedCopy(directory, offset, epoch)
     return found
-
-
-def _note_returned(
-    directory: int, flushed: Mapping[bytes, FlushedCopy], is_lost: bool, txn: kv.Txn
-) -> None:
-    """Write what the copies of a directory had flushed, or that it has lost them."""
-    for key, before in list(_assignments(txn)):
-        after = before.returned(directory, flushed.get(key))
-        if is_lost and directory in before.isr:
-            after = _without_copy(after, directory)
-        if after != before:
-            ASSIGNMENTS.put(txn, key, value=after)
-
-
-def _without_copy(assignment: PartitionAssignment, lost: int) -> PartitionAssignment:
-    """Return an assignment of which a directory has lost its copy."""
-    isr = tuple(each for each in assignment.isr if each != lost)
-    # Without a copy that is in sync, only an unclean election can find a leader.
-    return replace(
-        assignment, isr=isr or (NO_DIRECTORY,), partition_epoch=assignment.partition_epoch + 1
-    )
 
 
 def _without(
@@ -626,22 +595,33 @@ def _without(
     return replace(image, directories=directories, assignments=assignments)
 
 
-def _assignments(txn: kv.Txn) -> Iterator[tuple[bytes, PartitionAssignment]]:
-    """Yield the assignments, by the key of the partition."""
-    for (key,), assignment in ASSIGNMENTS.scan(txn):
-        yield key, assignment
+def _put_assignments(
+    txn: kv.Txn,
+    image: MetadataImage,
+    change: Callable[[bytes, PartitionAssignment], PartitionAssignment],
+    keys: Collection[bytes] | None = None,
+) -> Mapping[bytes, PartitionAssignment]:
+    """Change the assignments of some partitions, by default of all; return those of all."""
+    assignments = dict(image.assignments)
+    for key in image.assignments if keys is None else image.assignments.keys() & keys:
+        before = assignments[key]
+        after = raised_epoch(txn, key, before, change(key, before))
+        if after != before:
+            ASSIGNMENTS.put(txn, key, value=after)
+            assignments[key] = after
+    return assignments
 
 
 def _remove_directories(
     txn: kv.Txn, image: MetadataImage, directories: Collection[int], online: Sequence[int]
-) -> None:
+) -> MetadataImage:
     """Remove directories, and the replicas that they have, from the metadata."""
     for each in directories:
         DIRECTORIES.delete(txn, each)
-    for key, before in image.assignments.items():
-        after = raised_epoch(txn, key, before, before.without(directories, online, online[0]))
-        if after != before:
-            ASSIGNMENTS.put(txn, key, value=after)
+    assignments = _put_assignments(
+        txn, image, lambda _, before: before.without(directories, online, online[0])
+    )
+    return replace(image, assignments=assignments)
 
 
 def raised_epoch(

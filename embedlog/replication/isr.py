@@ -148,6 +148,16 @@ class PartitionAssignment:
         others = tuple(each for each in self.flushed if each.directory != directory)
         return replace(self, flushed=others if flushed is None else (*others, flushed))
 
+    def without_copy(self, directory: int) -> PartitionAssignment:
+        """Return the state after a directory came back without the copy that it had.
+
+        If no other one is in sync, only an unclean election can find a leader.
+        """
+        state = self.returned(directory, None)
+        if directory not in self.isr:
+            return state
+        return state._next(isr=_without(self.isr, [directory]) or (NO_DIRECTORY,))
+
     # Elections
 
     def elect(self, alive: Collection[int]) -> PartitionAssignment:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -50,38 +50,22 @@ class MetadataVersion(NamedTuple):
     """The directory whose databases are read, and whose wake page counts."""
 
 
-def _pack_assignment(assignment: PartitionAssignment) -> dict[str, Any]:
-    return {
-        "replicas": assignment.replicas,
-        "isr": assignment.isr,
-        "leader": assignment.leader,
-        "leader_epoch": assignment.leader_epoch,
-        "partition_epoch": assignment.partition_epoch,
-        "adding": assignment.adding_replicas,
-        "removing": assignment.removing_replicas,
-        "recovering": assignment.leader_recovering,
-        "flushed": assignment.flushed,
-    }
-
-
-def _unpack_assignment(fields: Mapping[str, Any]) -> PartitionAssignment:
-    return PartitionAssignment(
-        tuple(fields["replicas"]),
-        tuple(fields["isr"]),
-        fields["leader"],
-        fields["leader_epoch"],
-        fields["partition_epoch"],
-        tuple(fields["adding"]),
-        tuple(fields["removing"]),
-        fields["recovering"],
-        tuple(FlushedCopy(*each) for each in fields["flushed"]),
-    )
-
-
 _pack_json, _unpack_json = _ASSIGNMENTS.pack, _ASSIGNMENTS.unpack
+_FIELDS = tuple(each.name for each in fields(PartitionAssignment))
+
+
+def _unpack_assignment(data: bytes) -> PartitionAssignment:
+    values: dict[str, Any] = {
+        key: tuple(each) if isinstance(each, list) else each
+        for key, each in _unpack_json(data).items()
+    }
+    values["flushed"] = tuple(FlushedCopy(*each) for each in values["flushed"])
+    return PartitionAssignment(**values)
+
+
 ASSIGNMENTS = _ASSIGNMENTS.coded(
-    lambda assignment: _pack_json(_pack_assignment(assignment)),
-    lambda data: _unpack_assignment(_unpack_json(data)),
+    lambda assignment: _pack_json({name: getattr(assignment, name) for name in _FIELDS}),
+    _unpack_assignment,
 )
 DIRECTORIES = _DIRECTORIES.coded(
     lambda info: _pack_json(info._asdict()), lambda data: DirectoryInfo(**_unpack_json(data))

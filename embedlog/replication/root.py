@@ -223,7 +223,7 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
                     # Which a copy of a directory from before does not have.
                     self.controller.change(lambda _txn, _image: True)
                 self._is_new_live = not self.controller.live.get(_LIVE_VERSION_KEY)
-                self._update_members(paths)
+                self._update_directories(paths)
             undo.pop_all()
             for directory_id, directory in directories.items():
                 if self.controller.directories.get(directory_id) is not directory:
@@ -435,22 +435,24 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
             raise
         return directory
 
-    def _update_members(self, paths: dict[int, str]) -> None:
-        """Note where the directories are now."""
-        image = self.controller.image
-        moved = {
-            each: path
-            for each, path in paths.items()
-            if each in image.directories and image.directories[each].path != path
-        }
-        if moved:
+    def _update_directories(self, paths: Mapping[int, str]) -> None:
+        """Note where the directories are now, and the racks that were passed."""
 
-            def step(txn: kv.Txn, image: MetadataImage) -> bool:
-                for each in moved.keys() & image.directories.keys():
-                    info = image.directories[each]._replace(path=moved[each])
-                    DIRECTORIES.put(txn, each, value=info)
-                return True
+        def changes(image: MetadataImage) -> dict[int, DirectoryInfo]:
+            found = {}
+            for each, info in image.directories.items():
+                path = paths.get(each, info.path)
+                changed = info._replace(path=path, rack=self._racks.get(path, info.rack))
+                if changed != info:
+                    found[each] = changed
+            return found
 
+        def step(txn: kv.Txn, image: MetadataImage) -> bool:
+            for each, info in changes(image).items():
+                DIRECTORIES.put(txn, each, value=info)
+            return bool(changes(image))
+
+        if changes(self.controller.image):
             self.controller.change(step)
         self.write_members()
 
@@ -464,27 +466,7 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
             for path in dict.fromkeys([*self.paths, *self.to_add]):
                 if path not in known:
                     recovery.add_directory(self, path, self._racks.get(path))
-            self._set_racks()
         return context
-
-    def _set_racks(self) -> None:
-        """Give the directories the racks that were passed."""
-
-        def step(txn: kv.Txn, image: MetadataImage) -> bool:
-            changed = False
-            for each, info in image.directories.items():
-                rack = self._racks.get(info.path, info.rack)
-                if rack != info.rack:
-                    DIRECTORIES.put(txn, each, value=info._replace(rack=rack))
-                    changed = True
-            return changed
-
-        image = self.controller.image
-        if any(
-            self._racks.get(each.path, each.rack) != each.rack
-            for each in image.directories.values()
-        ):
-            self.controller.change(step)
 
     # Detaching
 
