@@ -182,12 +182,12 @@ def bench_catch_up(benchmark, note, disks, thousand):
         for path in disks[follower - 1].glob("topics/*/*/*.arrows"):
             path.unlink()
 
-    def catch_up():
+    def copy():
         recovery.try_bring_back(log.root)
         catch_up.replicate(log.root)
 
     note(records=1000 * CATCH_UP_BATCHES, bytes=CATCH_UP_BATCHES * thousand.size)
-    benchmark.pedantic(catch_up, setup=lose, rounds=5)
+    benchmark.pedantic(copy, setup=lose, rounds=5)
     assert len(log.root.controller.assignment(part.key).isr) == 3
     assert log.verify() == []
     log.close()
