@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import lmdb
 import lmdb.verify
@@ -32,6 +32,7 @@ from embedlog.errors import (
     DiskFullError,
     EmbedlogError,
     LockTimeoutError,
+    ReadOnlyError,
     StorageError,
     raised_in_body,
 )
@@ -79,7 +80,7 @@ DAMAGED = (
 
 _environments: dict[_Key, _Environment] = {}
 _table_lock = threading.RLock()
-_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_stores: weakref.WeakSet[LmdbStore] = weakref.WeakSet()
 
 
 @contextmanager
@@ -129,7 +130,7 @@ class _Environment:
 
     def __init__(self, key: _Key, path: str, durable: bool, writable: bool) -> None:
         self.key, self.path, self.durable, self.writable = key, path, durable, writable
-        self.users: weakref.WeakSet[Store] = weakref.WeakSet()
+        self.users: weakref.WeakSet[LmdbStore] = weakref.WeakSet()
         self.usable = True
         """Whether `handle` is open; False if it was closed and could not be opened again."""
         # Every transaction holds one of these, so that the map is resized, and the
@@ -245,7 +246,45 @@ def _reserve_lock_file(files: Files, path: str) -> None:
                 files.allocate(lock, _LOCK_PAGE_BYTES)
 
 
-class Store:
+class Store(Protocol):
+    """What an open log needs of `state` and `live`: `LmdbStore` says what each method does."""
+
+    @property
+    def path(self) -> str:
+        """The directory of the environment that is read."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """As `LmdbStore.get`."""
+
+    def get_at(self, key: bytes) -> tuple[bytes | None, int]:
+        """As `LmdbStore.get_at`."""
+
+    def read(self, step: Step[T]) -> T:
+        """As `LmdbStore.read`."""
+
+    def version(self) -> int:
+        """As `LmdbStore.version`."""
+
+    def is_current(self, version: int) -> bool:
+        """As `LmdbStore.is_current`."""
+
+    def catch_up(self) -> None:
+        """As `LmdbStore.catch_up`."""
+
+    def check_linked(self) -> None:
+        """As `LmdbStore.check_linked`."""
+
+    def write(self, step: Step[T], timeout: float | None = None) -> T:
+        """As `LmdbStore.write`."""
+
+    def is_whole(self) -> bool:
+        """As `LmdbStore.is_whole`."""
+
+    def close(self) -> None:
+        """As `LmdbStore.close`."""
+
+
+class LmdbStore:
     """One handle on `state` or `live`: cheap, valid in one process, closed with its log.
 
     Args:
@@ -730,7 +769,7 @@ class FanOutTxn:
 
 
 def transact_all(
-    stores: Sequence[Store], step: Callable[[FanOutTxn], T], base: int = 0
+    stores: Sequence[LmdbStore], step: Callable[[FanOutTxn], T], base: int = 0
 ) -> tuple[T, dict[int, Exception]]:
     """Run ``step`` in one write transaction of each store, and commit them in order.
 
@@ -777,7 +816,7 @@ def transact_all(
         stores[at]._prepare_retry(shared[at], failure, "commit")
 
 
-def _commit_all(stores: Sequence[Store], fan_out: FanOutTxn) -> dict[int, Exception]:
+def _commit_all(stores: Sequence[LmdbStore], fan_out: FanOutTxn) -> dict[int, Exception]:
     """Commit the transactions; return the errors of those that failed after the first one."""
     failed: dict[int, Exception] = {}
     for index, (store, txn) in enumerate(zip(stores, fan_out.txns, strict=True)):
@@ -823,6 +862,29 @@ class EmptyStore:
     def read(self, step: Step[T]) -> T:
         """Run ``step`` without rows."""
         return step(self)
+
+    path = ""
+
+    def version(self) -> int:
+        """Return that of a database without commits."""
+        return 0
+
+    def is_current(self, version: int) -> bool:
+        """Return True: nothing is committed."""
+        return True
+
+    def catch_up(self) -> None:
+        """Do nothing."""
+
+    check_linked = catch_up
+
+    def write(self, step: Step[T], timeout: float | None = None) -> T:
+        """Raise: only a log that may not write has such a store."""
+        raise ReadOnlyError("The log was opened with mode='r'", path=self.path)
+
+    def is_whole(self) -> bool:
+        """Return False: it says nothing of the file."""
+        return False
 
     def cursor(self) -> EmptyStore:
         """As a transaction: return a cursor without rows."""

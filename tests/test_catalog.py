@@ -27,7 +27,7 @@ def state(tmp_path):
     files = Files(tmp_path)
     files.make_directory("locks")
     kv.create(files, "state", durable=True, rows={})
-    state = kv.Store(files, "state", durable=True, timeout=5)
+    state = kv.LmdbStore(files, "state", durable=True, timeout=5)
     yield state
     state.close()
 

@@ -807,7 +807,7 @@ def test_a_swap_stands_if_the_call_is_interrupted_after_the_commit(root, log, mo
     """P1: Ctrl-C right after the commit must not delete the new file."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     flush.flush_up_to(log, 2)
-    write = kv.Store.write
+    write = kv.LmdbStore.write
 
     def write_and_raise(store, step):
         result = write(store, step)
@@ -815,7 +815,7 @@ def test_a_swap_stands_if_the_call_is_interrupted_after_the_commit(root, log, mo
             raise error("lost")
         return result
 
-    monkeypatch.setattr(kv.Store, "write", write_and_raise)
+    monkeypatch.setattr(kv.LmdbStore, "write", write_and_raise)
     with pytest.raises(error):
         compact(log)
     monkeypatch.undo()

@@ -26,7 +26,7 @@ def store(tmp_path):
     store.close()
 
 
-def put(store: kv.Store, key: bytes, value: bytes) -> None:
+def put(store: kv.LmdbStore, key: bytes, value: bytes) -> None:
     store.write(lambda txn: txn.put(key, value))
 
 
@@ -115,7 +115,7 @@ def test_a_path_through_a_link_is_the_same_environment(store, tmp_path):
     """Environments are compared by their real paths."""
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
-    other = kv.Store(Files(link), "live", durable=False, timeout=5)
+    other = kv.LmdbStore(Files(link), "live", durable=False, timeout=5)
 
     assert other._shared is store._shared
     other.close()
@@ -135,7 +135,7 @@ def test_the_last_store_to_close_closes_the_environment(tmp_path):
 def test_a_handle_that_writes_may_join_one_that_reads(tmp_path):
     """A read-only and then a writable store in one process: both work and see the same rows."""
     make_store(tmp_path).close()
-    reader = kv.Store(Files(tmp_path, writable=False), "live", durable=False, timeout=5)
+    reader = kv.LmdbStore(Files(tmp_path, writable=False), "live", durable=False, timeout=5)
     assert reader.get(b"first") == b"row"
     writer = make_store(tmp_path)
     put(writer, b"key", b"value")
@@ -466,8 +466,8 @@ def test_a_database_truncated_while_it_is_open_is_damage_and_not_a_sigbus(tmp_pa
         store.write(fill_200)
         os.truncate(data := f"{store.path}/data.mdb", 3 * 4096)
         uses = [
-            *(detect, lambda store: store.get(b"00001"), kv.Store.version, kv.Store.catch_up),
-            *(lambda store: put(store, b"key", b"value"), kv.Store.readers),
+            *(detect, lambda store: store.get(b"00001"), kv.LmdbStore.version, kv.LmdbStore.catch_up),
+            *(lambda store: put(store, b"key", b"value"), kv.LmdbStore.readers),
         ]
         for use in uses:
             with pytest.raises(CorruptionError, match="cut from") as caught:
@@ -541,7 +541,7 @@ def test_creation_is_all_or_nothing(tmp_path, name):
         if not rebooted.exists(name):
             kv.create(rebooted, name, durable=True, rows={b"key": b"v"})
         rebooted.make_directory("locks")
-        store = kv.Store(rebooted, name, durable=True, timeout=1)
+        store = kv.LmdbStore(rebooted, name, durable=True, timeout=1)
         assert store.get(b"key") == b"v"
         store.close()
 
@@ -568,7 +568,7 @@ def test_a_copy_holds_what_was_committed(store, tmp_path, monkeypatch, small):
     put(store, b"key", b"value")
     (tmp_path / "copy").mkdir()
     store.copy("copy")
-    copied = kv.Store(store._files, "copy", durable=True, timeout=1)
+    copied = kv.LmdbStore(store._files, "copy", durable=True, timeout=1)
 
     assert copied.get(b"key") == b"value"
     copied.close()
@@ -578,7 +578,7 @@ def test_a_missing_environment_is_an_error_that_names_the_path(tmp_path):
     """A read-only store creates nothing."""
     Files.create_root(tmp_path / "r")
     with pytest.raises(StorageError) as caught:
-        kv.Store(Files(tmp_path / "r", writable=False), "state", durable=True, timeout=1)
+        kv.LmdbStore(Files(tmp_path / "r", writable=False), "state", durable=True, timeout=1)
 
     assert str(tmp_path / "r" / "state") in str(caught.value)
 

@@ -210,7 +210,7 @@ def _in_use(files: Files) -> bool | None:
 def _database(files: Files, name: str) -> Report:
     durable = name == "state"
     try:
-        with closing(kv.Store(files, name, durable=durable, timeout=_LOCK_SECONDS)) as store:
+        with closing(kv.LmdbStore(files, name, durable=durable, timeout=_LOCK_SECONDS)) as store:
             used, slots = store.readers()
             return {
                 "rows": store.read(lambda txn: int(txn.stat()["entries"])),
@@ -222,7 +222,7 @@ def _database(files: Files, name: str) -> Report:
         return {"error": str(error)}
 
 
-def _old_readers(store: kv.Store) -> list[int]:
+def _old_readers(store: kv.LmdbStore) -> list[int]:
     """Return the processes with a long read; waits only if there may be one."""
     before = store.lagging()
     if not before:

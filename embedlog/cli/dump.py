@@ -128,7 +128,7 @@ def _schemas_of_topic(root: str, topic_id: int) -> list[TopicSchema]:
         return []
     files = Files(root, writable=False)
     try:
-        with closing(kv.Store(files, "state", durable=True, timeout=10)) as state:
+        with closing(kv.LmdbStore(files, "state", durable=True, timeout=10)) as state:
             return state.read(lambda txn: schema_versions(txn, topic_id))
     finally:
         files.close_all()

@@ -126,7 +126,7 @@ def topic_names(args: argparse.Namespace) -> list[str]:
     with ExitStack() as closing:
         files = Files(root, writable=False)
         closing.callback(files.close_all)
-        state = kv.Store(files, "state", durable=True, timeout=10)
+        state = kv.LmdbStore(files, "state", durable=True, timeout=10)
         closing.callback(state.close)
         return state.read(lambda txn: [name for (name,) in keyspace.TOPICS.keys(txn)])
 

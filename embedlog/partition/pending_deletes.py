@@ -41,7 +41,7 @@ def put(txn: kv.Txn, log: PartitionState, info: SegmentInfo, due_ms: int) -> Non
     PENDING_DELETES.put(txn, log.key, *info.key, value=row)
 
 
-def paths(live: kv.Store | kv.EmptyStore) -> set[str]:
+def paths(live: kv.Store) -> set[str]:
     """Return the paths of the files to unlink, which are no strays.
 
     If a process died in the middle, the manifest still names some of them.

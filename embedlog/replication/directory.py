@@ -51,7 +51,7 @@ class LogDirectory:
         self.opened_epoch = 0
         """The epoch in which it was opened: one that went offline and came back since must be
         opened again."""
-        self.stores: dict[str, kv.Store] = {}
+        self.stores: dict[str, kv.LmdbStore] = {}
         """`state` and `live`, once they are open."""
         self.attached: int | None = None
         """The descriptor of the lock that each process holds while it has the log open."""
@@ -64,12 +64,12 @@ class LogDirectory:
         return f"<LogDirectory {self.id} {self.path}>"
 
     @property
-    def state(self) -> kv.Store:
+    def state(self) -> kv.LmdbStore:
         """Its `state`."""
         return self.stores["state"]
 
     @property
-    def live(self) -> kv.Store:
+    def live(self) -> kv.LmdbStore:
         """Its `live`."""
         return self.stores["live"]
 
@@ -79,9 +79,9 @@ class LogDirectory:
         Raises:
             StorageError, CorruptionError: The directory cannot be used.
         """
-        self.stores["state"] = kv.Store(self.files, "state", durable=True, timeout=timeout)
+        self.stores["state"] = kv.LmdbStore(self.files, "state", durable=True, timeout=timeout)
         if live:
-            self.stores["live"] = kv.Store(self.files, "live", durable=False, timeout=timeout)
+            self.stores["live"] = kv.LmdbStore(self.files, "live", durable=False, timeout=timeout)
         writable = self.files.writable
         if writable and not self.files.exists(WAKE_FILE):
             # One that was never the controller's may be the only one that is left to read.

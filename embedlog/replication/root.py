@@ -292,7 +292,7 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
             startup.remove_clean_mark(files)
             rack = self._racks.get(path)
             with closing(
-                kv.Store(files, "state", durable=True, timeout=self.lock_timeout)
+                kv.LmdbStore(files, "state", durable=True, timeout=self.lock_timeout)
             ) as state:
                 state.write(partial(_put_first_directory, path, rack))
             # Last: without it this is a log in one directory, whose other rows do no harm.
@@ -459,7 +459,9 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
     def _join(self, files: Files) -> Context:
         assert isinstance(files, ReplicatedFiles)
         controller = self.controller
-        live: Any = controller.live if "live" in controller.directory.stores else kv.EmptyStore()
+        live: kv.Store = (
+            controller.live if "live" in controller.directory.stores else kv.EmptyStore()
+        )
         context = self._context_of(files, controller.state, live, ReplicatedWake(controller))
         known = {info.path for info in self.controller.image.directories.values()}
         if files.writable:

@@ -45,7 +45,7 @@ class _UnevenError(Exception):
 
 
 class ReplicatedStore:
-    """`state` or `live` in all directories; has the methods of `kv.Store` that an open log needs.
+    """`state` or `live` in all directories; has the methods of `kv.Store`.
 
     Its versions grow from one controller to the next: they begin with the epoch.
 
@@ -72,33 +72,33 @@ class ReplicatedStore:
     # Reading
 
     def get(self, key: bytes) -> bytes | None:
-        """As `kv.Store.get`."""
+        """As `kv.LmdbStore.get`."""
         return self.get_at(key)[0]
 
     def get_at(self, key: bytes) -> tuple[bytes | None, int]:
-        """As `kv.Store.get_at`."""
+        """As `kv.LmdbStore.get_at`."""
         row: bytes | None
         (row, number), base = self._read(lambda store, base: (store.get_at(key), base))
         return row, base | number
 
     def read(self, step: kv.Step[T]) -> T:
-        """As `kv.Store.read`."""
+        """As `kv.LmdbStore.read`."""
         result: T = self._read(
             lambda store, base: store.read(lambda txn: step(_ReadTxn(txn, base)))
         )
         return result
 
     def version(self) -> int:
-        """As `kv.Store.version`."""
+        """As `kv.LmdbStore.version`."""
         version: int = self._read(lambda store, base: base | store.version())
         return version
 
     def catch_up(self) -> None:
-        """As `kv.Store.catch_up`."""
+        """As `kv.LmdbStore.catch_up`."""
         self._read(lambda store, _: store.catch_up())
 
     def check_linked(self) -> None:
-        """As `kv.Store.check_linked`."""
+        """As `kv.LmdbStore.check_linked`."""
         self._read(lambda store, _: store.check_linked())
 
     def _read(self, question: Any) -> Any:
@@ -110,7 +110,7 @@ class ReplicatedStore:
                 self._blame([directory], error)
 
     def is_current(self, version: int) -> bool:
-        """As `kv.Store.is_current`."""
+        """As `kv.LmdbStore.is_current`."""
         controller = self._controller
         directory, base = controller.read_from
         if controller.moved() or version & ~_NUMBER != base:
@@ -137,7 +137,7 @@ class ReplicatedStore:
             DiskFullError, StorageError: The last directory refused; nothing was changed.
         """
         while True:
-            directories, held = self._online(without), list[kv.Store]()
+            directories, held = self._online(without), list[kv.LmdbStore]()
             result, failed = _PENDING, dict[int, Exception]()
             problem: EmbedlogError | None = None
             try:
@@ -367,7 +367,7 @@ class ReplicatedStore:
                     store.close()
 
     def is_whole(self) -> bool:
-        """As `kv.Store.is_whole`, of the directories that are online."""
+        """As `kv.LmdbStore.is_whole`, of the directories that are online."""
         return all(each.stores[self._name].is_whole() for each in self._controller.online)
 
 

@@ -456,17 +456,17 @@ class Root:
     def _open_context(self, files: Files) -> Context:
         timeout = self.lock_timeout
         with ExitStack() as stack:
-            state = kv.Store(files, "state", durable=True, timeout=timeout)
+            state = kv.LmdbStore(files, "state", durable=True, timeout=timeout)
             stack.callback(state.close)
-            live: Any = kv.EmptyStore()
+            live: kv.Store = kv.EmptyStore()
             if files.writable or startup.live_is_valid(files):
-                live = kv.Store(files, "live", durable=False, timeout=timeout)
+                live = kv.LmdbStore(files, "live", durable=False, timeout=timeout)
                 stack.callback(live.close)
             context = self._context_of(files, state, live, WakePage(files))
             stack.pop_all()
             return context
 
-    def _context_of(self, files: Files, state: Any, live: Any, wake: WakePage) -> Context:
+    def _context_of(self, files: Files, state: kv.Store, live: kv.Store, wake: WakePage) -> Context:
         return Context(
             files=files,
             state=state,
@@ -538,6 +538,7 @@ class Root:
             # If the disk is too full for the mark, the next open checks everything.
             with suppress(DiskFullError):
                 startup.remove_uncommitted_files(files, context.state)
+                assert isinstance(context.state, kv.LmdbStore)
                 startup.copy_state(files, context.state)
                 context.state.close()
                 startup.mark_clean(files)

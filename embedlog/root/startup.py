@@ -87,7 +87,7 @@ def remove_clean_mark(files: Files) -> dict[str, int] | None:
     return mark
 
 
-def copy_state(files: Files, state: kv.Store) -> None:
+def copy_state(files: Files, state: kv.LmdbStore) -> None:
     """Copy `state`, unless it has not changed since the last copy.
 
     Raises:
@@ -208,7 +208,7 @@ def _adopt_newer(files: Files) -> list[str]:
         for partition in files.list(f"topics/{topic}")
         for _, number, _ in _segment_files(files, f"topics/{topic}/{partition}")
     ]
-    with closing(kv.Store(files, "state", durable=True, timeout=10)) as store:
+    with closing(kv.LmdbStore(files, "state", durable=True, timeout=10)) as store:
         if max(numbers, default=0) <= store.read(lambda txn: catalog.last_number(txn, "segment")):
             return []
         return ["state is older than the log", *_adopt(files, store)]
@@ -237,7 +237,7 @@ def _restore_state(files: Files, reason: str) -> list[str]:
     files.write_file("state.new/data.mdb", data)
     # Before the rename: if this process were killed in between, the next one would remove
     # what the copy does not name as garbage.
-    with closing(kv.Store(files, "state.new", durable=True, timeout=10)) as store:
+    with closing(kv.LmdbStore(files, "state.new", durable=True, timeout=10)) as store:
         adopted = _adopt(files, store)
     files.unlink("state.new/lock.mdb")
     files.rename("state.new", "state")
@@ -441,7 +441,7 @@ def _live_is_whole(files: Files, clean: dict[str, int] | None) -> bool:
 
 def _sweep(files: Files) -> list[str]:
     """Remove the files of killed processes that the manifest does not name."""
-    with closing(kv.Store(files, "state", durable=True, timeout=10)) as store:
+    with closing(kv.LmdbStore(files, "state", durable=True, timeout=10)) as store:
         # No process is attached that could commit these files, so they are garbage.
         if store.read(keyspace.UNCOMMITTED_FILES.any):
             store.write(keyspace.UNCOMMITTED_FILES.delete_all)
@@ -459,7 +459,7 @@ def sweep_all(roots: Sequence[Files]) -> list[str]:
     """
     names: list[tuple[set[str], set[str], set[str]]] = []
     for files in roots:
-        with closing(kv.Store(files, "state", durable=True, timeout=10)) as store:
+        with closing(kv.LmdbStore(files, "state", durable=True, timeout=10)) as store:
             names.append(store.read(_named))
     topics, named, deleted = (set[str]().union(*each) for each in zip(*names, strict=True))
     done = []

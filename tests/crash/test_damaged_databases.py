@@ -237,7 +237,7 @@ def stores(tmp_path):
     """Open stores of one database, which are closed after the test."""
     opened = []
 
-    def open_store(**options: Any) -> kv.Store:
+    def open_store(**options: Any) -> kv.LmdbStore:
         opened.append(make_store(tmp_path, timeout=patient(10), **options))
         return opened[-1]
 

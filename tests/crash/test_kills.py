@@ -76,7 +76,7 @@ def test_a_commit_is_seen_although_its_process_died_before_it_said_so(
 ) -> None:
     """P1: LMDB shows such a commit only at the next write; a file may have been cut before it."""
     dice, root, lives = random.Random(1), templates.fresh("killed"), choose(test=20, all=300)
-    store = kv.Store(Files(root), "live", durable=False, timeout=patient(5))
+    store = kv.LmdbStore(Files(root), "live", durable=False, timeout=patient(5))
     try:
         for life in range(lives):
             child = forks.Child(lambda life=life: commit_until_killed(root, life))
@@ -92,7 +92,7 @@ def test_a_commit_is_seen_although_its_process_died_before_it_said_so(
 
 
 def commit_until_killed(root: Path, life: int) -> None:
-    store = kv.Store(Files(root), "live", durable=False, timeout=patient(5))
+    store = kv.LmdbStore(Files(root), "live", durable=False, timeout=patient(5))
     for number in itertools.count():
         row = b"%d/%d" % (life, number)
         store.write(lambda txn, row=row: txn.put(b"k", row))

@@ -199,7 +199,7 @@ def test_appending_goes_on_after_any_call_that_failed(directory: Path) -> None:
 # A commit of LMDB
 
 
-def put(store: kv.Store, key: bytes) -> None:
+def put(store: kv.LmdbStore, key: bytes) -> None:
     store.write(lambda txn: txn.put(key, b"value"))
 
 
@@ -378,7 +378,9 @@ def test_a_handle_that_writes_may_try_again_to_join_one_that_reads(directory):
     make_store(root).close()
 
     def work(calls: SystemCalls) -> None:
-        reading = kv.Store(Files(root, writable=False), "live", durable=False, timeout=patient(5))
+        reading = kv.LmdbStore(
+            Files(root, writable=False), "live", durable=False, timeout=patient(5)
+        )
         calls.fail(1, errno.EIO, kinds={"open"})
         with pytest.raises(StorageError) as caught:
             make_store(root)

@@ -355,9 +355,9 @@ def check_lost_answer(number: int, directory: Path) -> None:
     """P1: Ctrl-C right after a commit of the compaction; the commit stands."""
     path = _fresh(directory)
     root, log = build(path)
-    write, calls = kv.Store.write, 0
+    write, calls = kv.LmdbStore.write, 0
 
-    def interrupted(store: kv.Store, step: Any) -> Any:
+    def interrupted(store: kv.LmdbStore, step: Any) -> Any:
         nonlocal calls
         result = write(store, step)
         # Under the partition's lock: a swap.
@@ -367,13 +367,13 @@ def check_lost_answer(number: int, directory: Path) -> None:
                 raise KeyboardInterrupt
         return result
 
-    kv.Store.write = interrupted  # type: ignore[method-assign]
+    kv.LmdbStore.write = interrupted  # type: ignore[method-assign]
     try:
         run_program(log)
     except KeyboardInterrupt:
         pass
     finally:
-        kv.Store.write = write  # type: ignore[method-assign]
+        kv.LmdbStore.write = write  # type: ignore[method-assign]
     go_on(root, judge(root, (0, EACH * BUILT)), True)
     abandon(root)
 

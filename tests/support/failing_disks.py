@@ -187,7 +187,7 @@ class _CountedTxn:
 
 def count_commits(disks: FailingDisks) -> None:
     """Count the commits of databases as operations too, in this process."""
-    commit_all, transact = kv._commit_all, kv.Store.transact_locked
+    commit_all, transact = kv._commit_all, kv.LmdbStore.transact_locked
 
     def commit_each(stores: Sequence[Any], fan_out: Any) -> Any:
         fan_out.txns = [_CountedTxn(txn, disks) for txn in fan_out.txns]
@@ -195,11 +195,11 @@ def count_commits(disks: FailingDisks) -> None:
         disks.point()
         return failed
 
-    def transact_locked(self: kv.Store, step: Any) -> Any:
+    def transact_locked(self: kv.LmdbStore, step: Any) -> Any:
         disks.point()
         result = transact(self, step)
         disks.point()
         return result
 
     kv._commit_all = commit_each
-    kv.Store.transact_locked = transact_locked  # type: ignore[method-assign]
+    kv.LmdbStore.transact_locked = transact_locked  # type: ignore[method-assign]

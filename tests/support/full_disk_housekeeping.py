@@ -113,7 +113,7 @@ def _transact(self: Any, step: Any) -> Any:
     return _real(self, step)
 
 
-_real = kv.Store.transact_locked
+_real = kv.LmdbStore.transact_locked
 
 
 def check_full_disk_case(case: FullDiskCase, *, directory: Path, disk: Disk | None) -> int:
@@ -128,7 +128,7 @@ def check_full_disk_case(case: FullDiskCase, *, directory: Path, disk: Disk | No
 
 
 def _keep(root: Path, case: FullDiskCase, disk: Disk | None) -> int:
-    with mock.patch.object(kv.Store, "transact_locked", _transact):
+    with mock.patch.object(kv.LmdbStore, "transact_locked", _transact):
         return _Life(root, case, disk).run()
 
 

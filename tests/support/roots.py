@@ -39,7 +39,7 @@ def open_root(path: str | os.PathLike[str], **overrides: Any) -> Root:
 
 def make_store(
     path: str | os.PathLike[str], name: str = "live", rows: Any = None, **options: Any
-) -> kv.Store:
+) -> kv.LmdbStore:
     """Open a store; create its environment, with a first row, if there is none."""
     Files.create_root(path)
     files = Files(path)
@@ -47,7 +47,7 @@ def make_store(
     if not files.exists(name):
         first = {b"first": b"row"} if rows is None else rows
         kv.create(files, name, durable=name == "state", rows=first)
-    return kv.Store(files, name, **{"durable": name == "state", "timeout": 5.0, **options})
+    return kv.LmdbStore(files, name, **{"durable": name == "state", "timeout": 5.0, **options})
 
 
 def make_log(root: Root, config: dict[str, object] | None = None, topic: str = "t") -> PartitionLog:
