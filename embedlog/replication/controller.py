@@ -370,20 +370,17 @@ class Controller:
             except StorageError as error:
                 self.take_offline({directory.id: error})
 
-    def find_broken(self, error: StorageError) -> LogDirectory | None:
-        """Return the directory that an error of a file operation says is broken, if any is."""
+    def give_up_broken(self, error: StorageError) -> bool:
+        """Take the directory offline that an error of a file operation says is broken.
+
+        Returns whether one is.
+        """
         path = error.path or ""
         for directory in self.online:
             if f"{path}/".startswith(f"{directory.path}/") and directory.is_broken_by(error):
-                return directory
-        return None
-
-    def give_up_broken(self, error: StorageError) -> bool:
-        """Take the directory offline that an error says is broken; return whether one is."""
-        directory = self.find_broken(error)
-        if directory is not None:
-            self.take_offline({directory.id: error})
-        return directory is not None
+                self.take_offline({directory.id: error})
+                return True
+        return False
 
     def _refuses(self, online: Collection[int]) -> NotEnoughReplicasError | None:
         """Return the error of a change of the metadata by these directories alone, if any."""
