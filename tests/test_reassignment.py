@@ -1,20 +1,13 @@
-"""Plans that make an assignment even again, compared with all possible plans.
-
-The figures of examples with Kafka's names are those of Kafka 4.0's `ReassignPartitionsUnitTest`.
-"""
+"""Plans that make an assignment even again, compared with all possible plans."""
 
 from collections import Counter
 from itertools import combinations, product
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedlog.errors import InvalidReplicationFactorError
 from embedlog.replication.placement import assign_replicas
 from embedlog.replication.reassignment import lead_evenly, reassign, resize
-
-KAFKA = {"foo-0": (0, 1, 2), "foo-1": (1, 2, 3), "bar-0": (2, 3, 0)}
 
 
 def no_racks(*directories):
@@ -53,18 +46,6 @@ def leader_quality(before, new):
     return sum(load * load for load in loads.values()), changed
 
 
-def test_a_plan_stays_on_the_directories_that_are_left():
-    """testGenerateAssignmentWithFewerBrokers: 0, 1 and 3 of four."""
-    assert reassign(KAFKA, no_racks(0, 1, 3)).keys() == KAFKA.keys()
-    assert counts(after(KAFKA, no_racks(0, 1, 3)), no_racks(0, 1, 3)) == [3, 3, 3]
-
-
-def test_too_few_directories_are_refused():
-    """testGenerateAssignmentFailsWithoutEnoughReplicas."""
-    with pytest.raises(InvalidReplicationFactorError, match="has 3 replicas, but there are 2"):
-        reassign(KAFKA, no_racks(0, 1))
-
-
 def test_an_even_assignment_has_no_plan():
     """As many on each directory as possible, in its racks, with its leaders."""
     directories = {0: "a", 1: "b", 2: "a", 3: "b"}
@@ -80,25 +61,6 @@ def test_a_directory_that_is_added_gets_its_share_and_nothing_else_moves():
     assert count_moves(current, new) == 3
     assert counts(new, no_racks(0, 1, 2, 3)) == [3, 3, 3, 3]
     assert sorted(counts(new, no_racks(0, 1, 2, 3), slice(1))) == [1, 1, 2, 2]
-
-
-def test_a_directory_that_is_removed_loses_its_replicas_and_nothing_else_moves():
-    """And those that lead there are led by others."""
-    current = assign_replicas(8, 2, no_racks(0, 1, 2, 3))
-    new = after(current, no_racks(1, 2, 3))
-
-    assert count_moves(current, new) == 4
-    assert sorted(counts(new, no_racks(1, 2, 3))) == [5, 5, 6]
-    assert sorted(counts(new, no_racks(1, 2, 3), slice(1))) == [2, 3, 3]
-
-
-def test_a_replica_makes_room_for_one_that_cannot_go_elsewhere():
-    """Partition p has a replica on 1, the only directory with room: q moves there instead."""
-    current = {"p": (0, 1), "q": (2, 3), "r": (2, 3)}
-    new = after(current, no_racks(1, 2, 3))
-
-    assert count_moves(current, new) == 2
-    assert counts(new, no_racks(1, 2, 3)) == [2, 2, 2]
 
 
 def test_partitions_get_into_all_racks_once_directories_have_labels():
@@ -132,11 +94,13 @@ def test_preferred_leaders_become_even_without_copies():
 
 @given(st.data())
 def test_no_plan_is_better(data):
-    """For all small assignments, racks, and directories that are added or removed."""
+    """For all small assignments, racks, and directories that are added."""
     racks = st.sampled_from([None, "a", "b"])
     directories = data.draw(st.dictionaries(st.integers(0, 6), racks, min_size=1, max_size=4))
     most = min(3, len(directories))
-    replicas = st.lists(st.integers(0, 6), min_size=1, max_size=most, unique=True).map(tuple)
+    replicas = st.lists(
+        st.sampled_from([*directories]), min_size=1, max_size=most, unique=True
+    ).map(tuple)
     current = dict(enumerate(data.draw(st.lists(replicas, min_size=1, max_size=4))))
 
     new = after(current, directories)
@@ -158,7 +122,7 @@ def test_a_plan_for_many_partitions_is_even_and_final(data):
     """Without racks within 1, and no more moves than the directories have too many."""
     before = data.draw(st.sets(st.integers(0, 9), min_size=1, max_size=7))
     factor = data.draw(st.integers(1, min(3, len(before))))
-    left = data.draw(st.sets(st.integers(0, 9), min_size=factor, max_size=8))
+    left = before | data.draw(st.sets(st.integers(0, 9), max_size=4))
     current = assign_replicas(data.draw(st.integers(1, 60)), factor, no_racks(*before))
 
     new = after(current, no_racks(*left))
@@ -168,9 +132,8 @@ def test_a_plan_for_many_partitions_is_even_and_final(data):
     assert max(leaders) - min(leaders) <= 1
     assert reassign(new, no_racks(*left)) == {}
     old = Counter(each for replicas in current.values() for each in replicas)
-    must_leave = sum(n for each, n in old.items() if each not in left)
     most = -(-len(current) * factor // len(left))
-    at_least = must_leave + sum(max(0, old[each] - most) for each in left)
+    at_least = sum(max(0, old[each] - most) for each in left)
     assert at_least <= count_moves(current, new) <= 2 * at_least + len(left)
 
 

@@ -28,7 +28,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files.paths import FORMAT_FILE
-from embedlog.replication import catch_up, jobs, reassign, recovery, removal
+from embedlog.replication import catch_up, jobs, reassign, recovery
 from embedlog.replication.controller import Controller
 from embedlog.replication.metadata import MetadataImage
 
@@ -454,7 +454,7 @@ def test_nothing_is_moved_to_a_directory_that_is_removed_at_that_moment(tmp_path
         def remove_then(root, moves):
             keys = check(root, moves)
             monkeypatch.undo()
-            removal.remove_directories(log.root, [3])
+            reassign.remove_directories(log.root, [3])
             return keys
 
         monkeypatch.setattr(reassign, "check", remove_then)
@@ -470,7 +470,7 @@ def test_a_directory_that_was_just_removed_does_not_come_back(tmp_path):
     paths = disks(tmp_path)
     with open_log(paths) as log:
         log.root.controller.take_offline({3: OSError("unplugged")})
-        removal.remove_directories(log.root, [3], force=True)
+        reassign.remove_directories(log.root, [3], force=True)
 
         assert not recovery.bring_back(log.root, 3)
 
@@ -833,9 +833,9 @@ def test_a_removal_that_was_interrupted_is_done_or_can_be_repeated(tmp_path, mon
         elif step == "after":
             patched.setattr(Controller, "remove", remove_and_interrupt)
         elif step == "members":
-            patched.setattr(removal, "_clear", interrupt)
+            patched.setattr(reassign, "_clear", interrupt)
         else:
-            patched.setattr(removal.startup, "remove_tree", interrupt)
+            patched.setattr(reassign.startup, "remove_tree", interrupt)
         with pytest.raises(KeyboardInterrupt):
             log.remove_replica(paths[0])
         patched.undo()

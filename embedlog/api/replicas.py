@@ -197,9 +197,8 @@ def remove_directories(
     progress: Callable[[int, int], object] | None,
 ) -> None:
     """Remove directories; see `Log.remove_replica`."""
-    from embedlog.replication.reassign import partitions_where
+    from embedlog.replication.reassign import check_left, partitions_where
     from embedlog.replication.recovery import take_over
-    from embedlog.replication.removal import check_left
     from embedlog.replication.root import ReplicatedRoot
     from embedlog.replication.unclean_election import elect_unclean
 
@@ -233,7 +232,7 @@ def _remove(
     throttle: float | None,
     progress: Callable[[int, int], object] | None,
 ) -> None:
-    from embedlog.replication.removal import remove_directories
+    from embedlog.replication.reassign import remove_directories
 
     remove_directories(root, ids, force=force, throttle=_throttle(throttle), progress=progress)
 

@@ -1,4 +1,4 @@
-"""Replication: where the copies of partitions are, which one leads, and where they part.
+"""Replication: where the copies of partitions are, which one leads, and what makes them equal.
 
 A replica is identified by the id of its directory, as Kafka identifies it by the id of its
 broker; the rack of a directory is a label, or None.  These are pure functions over values: no
@@ -6,10 +6,11 @@ files, no databases, no clock, and chance only from a generator that the caller 
 
 - `placement`: the directories of a new topic's partitions.
 - `reassignment`: the fewest moves that make an assignment even again.
-- `election`: the leader of a partition, and the preferred leaders.
-- `isr`: the in-sync replicas of a partition, and the state that changes with them.
+- `isr`: the replicas of a partition, its leader, and the changes of both.
 
-And one that reads logs:
+And these work on the copies.
 
-- `compare`: the first offset at which copies of a partition differ.
+- `segment_copies`: what the copies of a segment have, and which is right.
+- `mend`: damaged in-sync copies are written again from good ones.
+- `catch_up`: a copy that is not in sync becomes equal to the leader's, and joins the ISR.
 """

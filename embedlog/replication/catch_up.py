@@ -161,7 +161,8 @@ class ReplicaCopy:
         leader = SegmentCopy(self.log, info, directory)
         if leader.file is None:
             return 0  # compacted or deleted meanwhile; the next pass sees that
-        start, batches_end = self._done.get(info.id, 0), min(info.end_position or stop, stop)
+        start = self._done.get(info.id, 0)
+        batches_end = min(info.end_position, stop) if info.sealed else stop
         if info.sealed and (info.next_offset or 0) <= self._trusted_offset:
             start = max(start, batches_end)
         target = SegmentCopy(self.log, info, self.directory)

@@ -132,12 +132,7 @@ class ReplicationJob:
         epoch = root.controller.current().epoch
         if epoch == self._led_epoch:
             return
-        # What fails is noted; the next use of the partition tries again.
-        with self._failures.collecting(raises=False) as part:
-            for log in root.partition_logs(root.topics().values()):
-                with part(f"Takeover of {log.topic}-{log.partition}"):
-                    if root.context.live.get(log.tail_key) is not None:
-                        log.tail()
+        recovery.take_over(root, self._failures, only_used=True)
         self._led_epoch = epoch
 
     def _balance(self, root: ReplicatedRoot) -> None:

@@ -1,4 +1,4 @@
-"""Moving the copies of partitions to other directories.
+"""Moving the copies of partitions to other directories, and removing directories.
 
 A reassignment is in the metadata from its beginning to its end, so any process can finish it.
 `run` copies in the process of the caller, at the caller's pace; meanwhile it holds a lock, by
@@ -8,35 +8,46 @@ and the housekeeping goes on.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 from embedlog.catalog import TopicInfo
+from embedlog.display import plural
 from embedlog.errors import (
-    CorruptionError,
+    EmbedlogError,
+    IllegalStateError,
     InvalidReplicationAssignmentError,
     InvalidReplicationFactorError,
     LockTimeoutError,
+    NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     ReplicaNotAvailableError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.failures import Failures
+from embedlog.files.paths import FORMAT_FILE
+from embedlog.files.reserve import RESERVE_FILE
 from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
 from embedlog.replication.catch_up import copy_partition
 from embedlog.replication.copies import remove_copies
+from embedlog.replication.directory import EPOCH_FILE, PROBE_FILE, LogDirectory
 from embedlog.replication.isr import PartitionAssignment, check_replicas
-from embedlog.replication.metadata import MetadataImage
+from embedlog.replication.metadata import MetadataImage, check_quorum, without
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.replication.reassignment import lead_evenly, reassign, resize
-from embedlog.replication.recovery import BaseReplicatedRoot
+from embedlog.replication.recovery import BaseReplicatedRoot, take_over
+from embedlog.replication.unclean_election import elect_unclean
+from embedlog.root import startup
 
 Moves = Mapping[TopicPartition, Sequence[int]]
 """The new replicas of partitions, the preferred leader first."""
 Progress = Callable[[int, int], object]
 
+_logger = logging.getLogger("embedlog.replication")
 _LOCK = "locks/reassignment"
 _RETRY_SECONDS = 0.1
 _CHANGED = (NotLeaderOrFollowerError, ReplicaNotAvailableError, UnknownTopicOrPartitionError)
@@ -65,18 +76,18 @@ def partitions_where(
 
 def plan(
     root: BaseReplicatedRoot,
-    without: Collection[int] = (),
+    leaving: Collection[int] = (),
     replication_factors: Mapping[str, int] | None = None,
 ) -> dict[TopicPartition, tuple[int, ...]]:
     """Return the fewest moves that make the copies even over the directories.
 
-    With ``without`` nothing else moves: a partition gets new copies where the fewest are, and keeps
+    With ``leaving`` nothing else moves: a partition gets new copies where the fewest are, and keeps
     the others.  With ``replication_factors`` the partitions that get more or fewer copies are made
     even among themselves, and no others move.
 
     Args:
         root: The log.
-        without: Directories that must not have copies any more.  If too few others are online
+        leaving: Directories that must not have copies any more.  If too few others are online
             for a partition, it gets fewer copies; one that had all its copies there, and can
             get none, keeps them.
         replication_factors: How many copies the partitions of topics are to have; without one, as
@@ -87,7 +98,7 @@ def plan(
         UnknownTopicOrPartitionError: There is no such topic.
     """
     image, factors = root.controller.current().image, replication_factors or {}
-    racks = {each: rack for each, rack in image.racks.items() if each not in without}
+    racks = {each: rack for each, rack in image.racks.items() if each not in leaving}
     for topic, factor in factors.items():
         root.topic(topic)
         if not 1 <= factor <= len(racks):
@@ -100,18 +111,18 @@ def plan(
         TopicPartition(info.name, number): assignment.target_replicas
         for info, number, assignment in assignments(root)
     }
-    if not (factors or without):
+    if not (factors or leaving):
         # A directory that is offline, and may come back, keeps its copies.
         return reassign(_within(current, racks), racks)
     kept, counts = {}, {}
     for partition, replicas in current.items():
-        left = kept[partition] = tuple(each for each in replicas if each not in without)
+        left = kept[partition] = tuple(each for each in replicas if each not in leaving)
         offline = sum(each not in racks for each in left)
         wanted = len(replicas) if offline else factors.get(partition.topic, len(replicas))
         counts[partition] = min(wanted, len(racks) + offline)
     resized = resize(kept, counts, racks)
     changed = [each for each in resized if resized[each] not in ((), current[each])]
-    if without:
+    if leaving:
         resized |= lead_evenly(_within(resized, racks), racks, changed)
     else:
         resized |= reassign(_within({each: resized[each] for each in changed}, racks), racks)
@@ -223,7 +234,8 @@ def run(
     Raises:
         InvalidReplicationAssignmentError, UnknownTopicOrPartitionError: As `begin`.
         LockTimeoutError: Another process runs a reassignment.
-        CorruptionError: A leader's copy is damaged.  All other partitions were moved.
+        EmbedlogError: The first error of a partition, such as `CorruptionError` if its leader's
+            copy is damaged.  All other partitions were moved.
     """
     with lock(root, root.lock_timeout):
         begin(root, moves)
@@ -242,19 +254,15 @@ def run(
             if progress is not None:
                 progress(copied, max(total, copied))
 
-        outcome, damaged = Outcome([], []), list[CorruptionError]()
-        for partition, target in targets.items():
-            try:
-                left = _move(root, partition, target, throttle, count)
-            except CorruptionError as error:
-                damaged.append(error)
-                continue
-            if left is None or left.target_replicas != target:
-                outcome.superseded.append(partition)
-            elif left.is_reassigning:
-                outcome.pending.append(partition)
-        if damaged:
-            raise damaged[0]
+        outcome = Outcome([], [])
+        with Failures(_logger).collecting() as part:
+            for partition, target in targets.items():
+                with part(f"Move of {partition.topic}-{partition.partition}"):
+                    left = _move(root, partition, target, throttle, count)
+                    if left is None or left.target_replicas != target:
+                        outcome.superseded.append(partition)
+                    elif left.is_reassigning:
+                        outcome.pending.append(partition)
         return outcome
 
 
@@ -366,3 +374,110 @@ def _change_each(
             ):
                 remove_copies(controller, info.key(number), info.directory)
                 yield partition
+
+
+# Removing directories
+
+
+def remove_directories(
+    root: BaseReplicatedRoot,
+    directories: Collection[int],
+    *,
+    force: bool = False,
+    throttle: Throttle | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Remove directories; their copies are made in the others first.
+
+    Args:
+        root: The log.
+        directories: Their ids.
+        force: Also remove those that cannot be used and have the only copy of a partition, and
+            those without which too few would be left to decide: what only they have is lost.
+        throttle: Limits the copying.
+        progress: Called with the bytes that are copied, and all bytes.
+
+    Raises:
+        IllegalStateError: No other directory is online.
+        NotEnoughReplicasError: Too few others are online, also with ``force``.
+        ReplicaNotAvailableError: They have the only copy of a partition.
+        EligibleLeadersNotAvailableError: They were given up, and had all in-sync copies of a
+            partition, which waits for an election: see `elect_unclean`.
+    """
+    controller, gone = root.controller, set(directories)
+    image = controller.current().image
+    check_left(image, gone)
+    usable = {each.id for each in controller.opened(sorted(gone)) if each.works()}
+    broken = gone - usable
+    only = partitions_where(root, lambda each: set(each.isr) <= broken)
+    if only and not force:
+        raise ReplicaNotAvailableError(
+            f"Without {_paths(root, broken)}, {plural(len(only), 'partition')} would have no copy: "
+            + ", ".join(f"{name}-{number}" for name, number in only[:5])
+            + (", …" if len(only) > 5 else ""),
+            replicas=tuple(image.directories[each].path for each in broken),
+            todo="Bring the directory back; or lose these records with "
+            "remove_replica(path, force=True).",
+        )
+    moves = plan(root, gone)
+    opened = {each: controller.directories.get(each) for each in gone}
+    if force and broken:
+        controller.give_up(broken)
+        gone -= broken
+        root.write_members()
+        elect_unclean(root, only)
+    else:
+        check_quorum(without(image, gone), set(image.online) - gone)
+    while True:
+        outcome = run(root, moves, throttle=throttle, progress=progress)
+        left = [
+            f"{topic}-{number}"
+            for topic, number in partitions_where(
+                root, lambda each: not gone.isdisjoint(each.replicas)
+            )
+            if (topic, number) in moves
+        ]
+        if left:
+            why = "another process cancelled the moves" if outcome.superseded else "one is offline"
+            raise NotEnoughReplicasError(
+                f"{plural(len(left), 'partition')} still have copies in the directories, such as "
+                f"{left[0]}: {why}",
+                todo="Repeat the call.",
+            )
+        if not gone or controller.remove(gone):
+            break
+        moves = plan(root, gone)  # a topic was created meanwhile
+    root.write_members()
+    for directory in opened.values():
+        if directory is not None and directory.id not in broken:
+            with suppress(EmbedlogError):
+                _clear(directory)
+    take_over(root)
+
+
+def check_left(image: MetadataImage, directories: Collection[int]) -> None:
+    """Raise if no directory that is online would be left.
+
+    Raises:
+        IllegalStateError: That is so.
+    """
+    if set(image.online) <= set(directories):
+        raise IllegalStateError(
+            "No directory that is online would be left", todo="Bring another one online first."
+        )
+
+
+def _paths(root: BaseReplicatedRoot, directories: Collection[int]) -> str:
+    infos = root.controller.image.directories
+    return ", ".join(infos[each].path for each in directories)
+
+
+def _clear(directory: LogDirectory) -> None:
+    """Delete what a directory has of a log that it does not belong to any more."""
+    files = directory.files
+    for topic in files.list("topics"):
+        startup.remove_tree(files, f"topics/{topic}")
+    for folder in ("topics", "state", "live", "state.copy", "locks"):
+        startup.remove_folder(files, folder)
+    for name in (PROBE_FILE, "wake", RESERVE_FILE, EPOCH_FILE, startup.CLEAN_FILE, FORMAT_FILE):
+        files.unlink(name, missing_ok=True)

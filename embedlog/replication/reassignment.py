@@ -3,10 +3,9 @@
 Kafka's `kafka-reassign-partitions --generate` places all partitions anew, whatever that moves.
 Here the plan keeps what it can.  Of all assignments to the directories it has, in this order,
 
-1. no replica on a directory that is to be removed,
-2. each partition in as many racks as possible,
-3. the replicas as even as possible, which without racks is within 1,
-4. the fewest replicas that must be copied,
+1. each partition in as many racks as possible,
+2. the replicas as even as possible, which without racks is within 1,
+3. the fewest replicas that must be copied,
 
 and then the preferred leaders, which cost no copy, as even as the replicas allow, with the
 fewest changes.
@@ -27,7 +26,6 @@ from itertools import pairwise
 from typing import TypeVar
 
 from embedlog.assignor.min_cost_flow import cancel_cycles
-from embedlog.errors import InvalidReplicationFactorError
 from embedlog.replication.placement import Racks
 
 P = TypeVar("P", bound=Hashable)
@@ -43,22 +41,12 @@ def reassign(current: Mapping[P, Sequence[int]], directories: Racks) -> dict[P, 
     does, or those of a whole log.  A replica that is replaced keeps its rank for the new one.
 
     Args:
-        current: The replicas of each partition.
-        directories: The rack of each directory that may have replicas; others are to be
-            emptied, and new ones to be filled.
-
-    Raises:
-        InvalidReplicationFactorError: A partition has more replicas than there are directories.
+        current: The replicas of each partition, all in these directories.
+        directories: The rack of each directory; those that are new are to be filled.
 
     >>> reassign({"t-0": (1, 2), "t-1": (2, 1), "t-2": (1, 2)}, {1: None, 2: None, 3: None})
     {'t-0': (2, 3), 't-1': (3, 1)}
     """
-    most = max(map(len, current.values()), default=0)
-    if most > len(directories):
-        raise InvalidReplicationFactorError(
-            f"A partition has {most} replicas, but there are {len(directories)} directories",
-            todo="Keep more directories, or lower the replication factor first.",
-        )
     before = [tuple(replicas) for replicas in current.values()]
     moved = _Flow(before, [directories] * len(before), directories).optimize()
     ranked = map(_keep_ranks, before, moved)
@@ -151,14 +139,13 @@ class _Flow:
         self._directories = directories
         self._used = [list(each) for each in before]
         self._loads = Counter(each for used in before for each in used)
-        self._nodes = [_SINK, *sorted(self._loads.keys() | directories.keys())]
+        self._nodes = [_SINK, *sorted(directories)]
         self._edges: list[list[tuple[int, int]]] = []
         """The edges from each node, with their costs, as of when a search began."""
         total = self._loads.total()
         # Each of these outweighs all that the one before can add up to.
         self._uneven = total + 1
         self._rack = self._uneven * (total * total + 1)
-        self._gone = self._rack * (total + 1)
         self._moves: dict[tuple[int, int], list[tuple[int, int]]] = {}
         """By source and target, a heap of (cost, partition); outdated ones are left in it."""
         for partition in range(len(before)):
@@ -209,11 +196,9 @@ class _Flow:
         used, original, racks = self._used[partition], self._original[partition], self._directories
         if source not in used or target in used:
             return None
-        others = [racks[n] for n in used if n != source and n in racks]
+        others = [racks[each] for each in used if each != source]
         cost = (target not in original) - (source not in original)
-        if source not in racks:
-            cost -= self._gone
-        elif racks[source] not in others:
+        if racks[source] not in others:
             cost += self._rack
         return cost if racks[target] in others else cost - self._rack
 
@@ -230,12 +215,10 @@ class _Flow:
     def _edge(self, source: int, target: int) -> int | None:
         """Return the cost of the cheapest move, or of a load; None if there is none."""
         if source == _SINK:
-            if target not in self._directories:
-                return 0 if self._loads[target] else None
-            return (1 - 2 * self._loads[target]) * self._uneven if self._loads[target] else None
+            load = self._loads[target]
+            return (1 - 2 * load) * self._uneven if load else None
         if target == _SINK:
-            load = self._loads[source]
-            return (1 + 2 * load) * self._uneven if source in self._directories else None
+            return (1 + 2 * self._loads[source]) * self._uneven
         cheapest = self._cheapest(source, target)
         return None if cheapest is None else cheapest[0]
 

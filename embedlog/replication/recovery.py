@@ -68,15 +68,23 @@ class BaseReplicatedRoot(Root):
                 write_member(directory.files, member)
 
 
-def take_over(root: BaseReplicatedRoot) -> None:
+def take_over(
+    root: BaseReplicatedRoot, failures: Failures | None = None, *, only_used: bool = False
+) -> None:
     """Make the log of each partition that of its leader, and recover it after a reboot.
 
     Programs that only read cannot do it.  Where it is not possible now, the next use does it.
+
+    Args:
+        root: The log.
+        failures: Notes what fails.
+        only_used: Leave out the partitions that were not used since the boot.
     """
-    with Failures(_logger).collecting(raises=False) as part:
+    with (failures or Failures(_logger)).collecting(raises=False) as part:
         for log in root.partition_logs(root.topics().values()):
             with part(f"Takeover of {log.topic}-{log.partition}"):
-                log.tail()
+                if not only_used or root.context.live.get(log.tail_key) is not None:
+                    log.tail()
 
 
 def add_directory(root: BaseReplicatedRoot, path: str, rack: str | None = None) -> int:
@@ -160,14 +168,12 @@ def bring_back(
     try:
         _prepare(root, directory)
         was_offline = controller.bring_online(directory, failed)
-        if not was_offline:
-            directory.close()
-            controller.refresh()
-            return False
-    except BaseException:
+    finally:
         if controller.directories.get(directory_id) is not directory:
             directory.close()
-        raise
+    if not was_offline:
+        controller.refresh()
+        return False
     controller.elect()  # partitions of which it has the only copy
     root.write_members()
     _sweep(root, directory)
@@ -270,9 +276,7 @@ def _note_reason(root: BaseReplicatedRoot, directory_id: int, reason: str) -> No
         DIRECTORIES.put(txn, directory_id, value=info._replace(reason=reason))
         return True
 
-    info = root.controller.current().image.directories.get(directory_id)
-    if info is not None and info.reason != reason:
-        root.controller.change(step)
+    root.controller.change(step)
 
 
 def regain_quorum(root: BaseReplicatedRoot, failed: Mapping[int, Exception]) -> bool:

@@ -127,14 +127,16 @@ class SegmentCopy:
             self.directory.files.truncate(fd, size)
 
     def close(self) -> None:
-        """Close the file, and flush what was written."""
+        """Flush what was written, and close the file."""
+        files = self.directory.files
         if self.file is not None:
-            self.file.close()
-        if self.changed:
-            files = self.directory.files
+            with closing(self.file):
+                if self.changed:
+                    self.file.sync()
+        elif self.changed:
             with files.opened(self.path, write=True) as fd:
                 files.sync(fd)
-            for path in self._log.directories if self.file is None else ():
+            for path in self._log.directories:
                 files.sync_directory(path)
 
 

@@ -111,6 +111,7 @@ def by_an_unclean_election() -> None:
     """What the new leader lacks is cut, and the one before has nothing else when it returns."""
     with a_log(2) as (directories, log):
         append_to_leader(log)
+        log.flush()
         elect_unclean(directories, log)
         log.root.partition("t", 0).roll()
         check_returned(directories, log)
@@ -248,14 +249,14 @@ MUTANTS = [
     Mutant(
         "a copy that returns is cut to the length of the leader's",
         by_an_unclean_election,
-        f"{REPLICATION}.catch_up:ReplicaCopy._equal_bytes",
-        {"    while position < stop:": "    while (position := stop) < stop:"},
+        f"{REPLICATION}.catch_up:_equal_end",
+        {"while same < min(stop, target.size):": "while (same := min(stop, target.size)) < 0:"},
     ),
     Mutant(
         "all segments of a directory that returns are trusted",
         by_an_unclean_election,
-        f"{REPLICATION}.catch_up:_trusted_offset",
-        {"return min(": "return 1 << 62 or min("},
+        f"{REPLICATION}.catch_up:ReplicaCopy._flushed_offset",
+        {"return 0": "return 1 << 62"},
     ),
     Mutant(
         "a process with an old image writes on",

@@ -35,7 +35,7 @@ from embedlog.errors import (
 from embedlog.partition import pending_deletes
 from embedlog.partition.replace import rewrite_lock
 from embedlog.record import OffsetAndMetadata, TopicPartition
-from embedlog.replication import catch_up, jobs, reassign, recovery, removal
+from embedlog.replication import catch_up, jobs, reassign, recovery
 from embedlog.replication import root as replicated_root
 from embedlog.replication.verify_copies import repair_copies, verify_copies
 from embedlog.retention.retain import delete_records
@@ -471,7 +471,7 @@ FIRST: dict[str, Call] = {
     "verify copies": Call(_verify),
     "add a directory": Call(_add, _lag, is_fresh=True),
     "remove a directory": Call(
-        lambda log: removal.remove_directories(log.first.root, [1]),
+        lambda log: reassign.remove_directories(log.first.root, [1]),
         _lag,
         may_raise=(IllegalStateError,),
         is_fresh=True,
