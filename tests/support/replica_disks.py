@@ -487,10 +487,12 @@ def observe(setting: Setting, life: int) -> None:
     log, looks = setting.open(), 0
     controller = log.root.controller
     while not setting.stopped:
-        image = controller.current().image
-        in_sync = len(image.online) == len(image.directories) and all(
-            set(each.isr) == set(each.replicas) for each in image.assignments.values()
-        )
+        in_sync = False
+        with suppress(*REFUSALS):
+            image = controller.current().image
+            in_sync = len(image.online) == len(image.directories) and all(
+                set(each.isr) == set(each.replicas) for each in image.assignments.values()
+            )
         looks += 1
         when = time.monotonic_ns() if in_sync else _STATUS.unpack_from(setting.status)[1]
         _STATUS.pack_into(setting.status, 0, looks, when)
