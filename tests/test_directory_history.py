@@ -183,6 +183,29 @@ def test_two_directories_that_say_that_they_are_the_same_are_both_named(pair):
         assert [each.online for each in log.replicas()] == [True, True]
 
 
+def test_an_old_copy_that_names_a_directory_that_was_removed_since_does_not_hide_the_new_one(
+    tmp_path,
+):
+    """At the same path; each directory is opened once, by what it says itself."""
+    directories = Directories(tmp_path, 3)
+    with directories.open() as log:
+        log.create_topic("t", replicas=[(1, 2)])
+        send(log, "t", [b"x"])
+    shutil.copytree(directories.path(1), directories.aside(1))
+    with directories.open() as log:
+        log.remove_replica(directories.path(3))
+        shutil.rmtree(directories.path(3))
+        assert log.add_replica(directories.path(3)) == 4
+    shutil.rmtree(directories.path(1))
+    directories.put_back(1)
+
+    with directories.open() as log:
+        assert [each.id for each in log.replicas() if each.online] == [2, 4]
+        bring_back(log)
+        assert [each.id for each in log.replicas() if each.online] == [1, 2, 4]
+        assert values(log, "t") == [b"x"]
+
+
 def test_directories_may_change_places(tmp_path):
     """As when two disks are mounted at each other's paths."""
     directories = Directories(tmp_path)

@@ -417,6 +417,25 @@ def test_an_undamaged_environment_has_no_findings(tmp_path):
     assert kv.findings(str(tmp_path / "state")) == []
 
 
+def test_a_large_value_that_a_small_one_replaces_in_one_transaction_is_no_damage(tmp_path):
+    """LMDB then leaves it all of its pages; real damage beside it is still found."""
+    store = make_store(tmp_path, "state")
+    store.write(fill_200)
+
+    def shrink(txn: kv.Txn) -> None:
+        for key in (b"a", b"b"):
+            txn.put(key, bytes(9000))
+            txn.put(key, b"small")
+
+    store.write(shrink)
+    assert store.get(b"a") == b"small"
+    store.close()
+
+    assert kv.findings(str(tmp_path / "state")) == []
+    cut_in_half(tmp_path / "state" / "data.mdb")
+    assert kv.findings(str(tmp_path / "state"))
+
+
 def no_file(data: Path) -> None:
     data.unlink()
 

@@ -182,7 +182,8 @@ def find_members(
     found = _places(members)
     for member in members.values():
         for number, path in member.paths.items():
-            found.setdefault(number, path)
+            if path not in found.values():  # or it knows a path from before it was given away
+                found.setdefault(number, path)
     return cluster, found
 
 

@@ -1,9 +1,14 @@
-"""Disks that fail: each an ext4 on a loop device of its own, which a test breaks and repairs."""
+"""Disks that fail: each an ext4 on a loop device of its own, which a test breaks and repairs.
+
+At a power cut each of them stops at once and keeps what ext4 had written by then: what was flushed,
+and of the rest what `write_some_back` chose.  The next boot mounts a copy of that image.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import random
 import shutil
 import struct
 import subprocess
@@ -20,6 +25,8 @@ _LOOP_SET_STATUS64, _LOOP_GET_STATUS64 = 0x4C04, 0x4C05
 _LOOP_INFO_BYTES, _SIZE_LIMIT_AT = 232, 32
 _EXT4_IOC_SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = 2
+_MOUNT_OPTIONS = ("defaults", "nodelalloc", "data=writeback")
+"""Of the disks in turns: what is not flushed gets to the disk in another order with each."""
 
 FAULTS = (
     *("fails", "dies", "read-only", "unmounted", "full", "renamed", "deleted", "replaced"),
@@ -100,6 +107,34 @@ class LoopDisk:
                 (self.path / "elsewhere").rename(self.log)
             case "deleted":
                 self.log.mkdir()
+
+    # Power cuts
+
+    def write_some_back(self, dice: random.Random) -> None:
+        """Have the kernel write some of what is not flushed, as it may at any time."""
+        if dice.random() < 0.2:
+            subprocess.run(["sync", "--file-system", self.path], check=False, capture_output=True)
+            return
+        share = dice.choice((0.0, 0.3, 0.9))
+        for path in self.log.rglob("*.arrows"):
+            with suppress(OSError):  # it was deleted meanwhile
+                fd = os.open(path, os.O_RDONLY)
+                try:
+                    start = dice.randrange(os.fstat(fd).st_size + 1)
+                    if dice.random() < share:
+                        os.posix_fadvise(fd, start, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(fd)
+
+    def cut_power(self) -> None:
+        """Let nothing reach the disk from now on; `boot` makes it work again."""
+        with suppress(OSError):  # it is unmounted, or was dead before
+            self._shut_down()
+
+    def boot(self) -> None:
+        """Mount what was on the disk at the power cut, unless it was unmounted before."""
+        if os.path.ismount(self.path):
+            self._exchange(self._copy(self._image))
 
     def _limit(self, size: int) -> None:
         """Have all that is past the first bytes of the device fail with EIO; 0 is no limit."""
@@ -182,7 +217,8 @@ class LoopDisk:
         self._held = os.open(self._device, os.O_RDWR)
         # Takes effect when nothing uses it any more, also if this process is killed.
         _run("losetup", "--detach", self._device)
-        _run("mount", self._device, self.path)
+        options = _MOUNT_OPTIONS[self._number % len(_MOUNT_OPTIONS)]
+        _run("mount", "-o", options, self._device, self.path)
         self._image = image
 
     def _let_go(self) -> None:
