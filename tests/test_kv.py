@@ -485,7 +485,12 @@ def test_a_database_truncated_while_it_is_open_is_damage_and_not_a_sigbus(tmp_pa
         store.write(fill_200)
         os.truncate(data := f"{store.path}/data.mdb", 3 * 4096)
         uses = [
-            *(detect, lambda store: store.get(b"00001"), kv.LmdbStore.version, kv.LmdbStore.catch_up),
+            *(
+                detect,
+                lambda store: store.get(b"00001"),
+                kv.LmdbStore.version,
+                kv.LmdbStore.catch_up,
+            ),
             *(lambda store: put(store, b"key", b"value"), kv.LmdbStore.readers),
         ]
         for use in uses:
