@@ -147,6 +147,17 @@ def test_a_new_subscription_replaces_the_old_one_at_the_next_poll(root, join):
     assert [record.offset for record in records[c]] == [0, 1, 2, 3]
 
 
+def test_subscribing_again_to_the_same_topics_causes_no_rebalance(root, join):
+    """M4: the generation stays; another subscription begins a new one."""
+    make_topic(root)
+    make_topic(root, "u")
+    member = join("t", "u")
+    for topics, generation in ((["u", "t"], 1), (["t"], 2)):
+        member.subscribe(topics)
+        member.poll(0)
+        assert member.group_metadata().generation_id == generation
+
+
 def test_subscribing_to_nothing_unsubscribes(root, join):
     """E16: the member leaves at once, and the program may assign partitions afterwards."""
     make_topic(root)
