@@ -72,30 +72,11 @@ def holder(tmp_path):
 # Bytes
 
 
-def test_what_is_written_is_read(files, fd):
-    """All kinds of buffers are written in order, at the given position."""
-    written = files.write(fd, [b"one", bytearray(b"two"), memoryview(b"three")], 5)
-
-    assert written == 11
-    assert files.read(fd, 100, 5) == b"onetwothree"
-    assert files.size(fd) == 16
-
-
 @pytest.mark.parametrize("count", [0, 1, 1024, 1025, 5000])
 def test_a_write_takes_any_number_of_buffers(files, fd, count):
     """The kernel takes 1,024 buffers per call, which the caller need not know."""
     assert files.write(fd, [b"ab"] * count, 0) == 2 * count
     assert files.read(fd, 2 * count + 1, 0) == b"ab" * count
-
-
-def test_a_read_ends_at_the_end_of_the_file(files, fd):
-    """A read past the end is short or empty, and a huge one allocates nothing."""
-    files.write(fd, [b"abc"], 0)
-
-    assert files.read(fd, 2, 0) == b"ab"
-    assert files.read(fd, 10, 1) == b"bc"
-    assert files.read(fd, 1 << 50, 0) == b"abc"
-    assert files.read(fd, 1 << 50, 7) == b""
 
 
 def test_read_into_fills_a_buffer_up_to_the_end_of_the_file(files, fd, monkeypatch):
@@ -129,16 +110,6 @@ def test_a_map_longer_than_the_file_is_refused(files, fd):
     with pytest.raises(StorageError) as caught:
         files.map(fd, 4096)
     assert caught.value.errno == errno.EINVAL
-
-
-def test_truncate_sync_and_drop_cache_keep_the_rest(files, fd):
-    """The remaining bytes survive the truncation and the loss of the cache."""
-    files.write(fd, [b"abcdef"], 0)
-    files.truncate(fd, 4)
-    files.sync(fd)
-    files.drop_cache(fd)
-
-    assert files.read_file("file") == b"abcd"
 
 
 def test_a_file_is_replaced_as_a_whole(files, tmp_path):
@@ -227,26 +198,6 @@ def test_links_and_pipes_are_refused(files, tmp_path):
         files.open("second", write=True)
     with pytest.raises(StorageError):
         files.list("directory")
-
-
-def test_files_and_directories_are_created_renamed_and_deleted(files, fd):
-    """Lists, renames over a file, unlinks, and checks of existence."""
-    files.make_directory("inner")
-    files.make_directory("inner")
-    files.write_file("other", b"other")
-    files.rename("file", "inner/moved")
-    files.rename("other", "inner/moved")
-
-    assert files.list("") == ["inner"]
-    assert files.list("inner") == ["moved"]
-    assert files.read_file("inner/moved") == b"other"
-    assert files.exists("inner/moved")
-    assert not files.exists("inner/moved/deeper")
-    files.unlink("inner/moved")
-    files.unlink("inner/moved", missing_ok=True)
-    files.sync_directory("inner")
-    files.remove_directory("inner")
-    assert not files.exists("inner")
 
 
 @pytest.mark.parametrize(
@@ -338,17 +289,6 @@ def test_a_root_that_is_only_read_is_not_changed(tmp_path):
         with pytest.raises(ReadOnlyError):
             change()
     assert files.read_file("file") == b"abc"
-
-
-def test_the_facts_of_the_file_system_are_known(files, tmp_path):
-    """Identity, boot, free space and file system, for recovery and for errors."""
-    status = tmp_path.stat()
-
-    assert files.identity() == (status.st_dev, status.st_ino)
-    assert len(files.boot_id()) == 36
-    assert files.free_bytes() > 0
-    assert files.filesystem()
-    assert files.path("a/b") == f"{files.root}/a/b"
 
 
 def test_closed_files_raise_closed_error(files, fd):

@@ -6,7 +6,6 @@ from support.manual_compaction import keep
 from support.roots import (
     abandon,
     bases,
-    encoded,
     fill,
     healthy,
     make_log,
@@ -16,7 +15,7 @@ from support.roots import (
     segment_files,
 )
 
-from embedlog import catalog, keyspace
+from embedlog import keyspace
 from embedlog.api.topic import Topic
 from embedlog.consumer import Consumer
 from embedlog.errors import FencedError, StorageError
@@ -46,23 +45,6 @@ def read(reader, max_bytes=1):
         offset for batch in reader.read(max_bytes) for offset in batch.offsets().to_pylist()
     ]
     return [offset for offset in read_offsets if offset >= first]
-
-
-def uncommitted_files(log):
-    return log.context.state.read(lambda txn: catalog.uncommitted_files(txn, log.key))
-
-
-def test_remaining_records_keep_their_offsets_and_are_read_from_any_position(log):
-    """D10: a removed offset remains a valid position; the next higher one is read."""
-    before = {row[0]: row for row in rows(log)}
-
-    keep(log, KEPT, parts=2)
-
-    assert bases(log) == [0, 33]
-    assert rows(log) == [before[offset] for offset in REMAINING]
-    for offset in range(37):
-        assert offsets(log, offset) == [remaining for remaining in REMAINING if remaining >= offset]
-    assert (log.start_offset(), log.end_offset()) == (0, 36)
 
 
 def test_times_are_looked_up_in_compacted_segments(log):
@@ -123,16 +105,6 @@ def test_a_reader_that_is_overtaken_skips_nothing(log):
         offsets_read += read(reader)
 
     assert offsets_read == list(range(36))
-
-
-def test_compacted_segments_are_merged_again_and_appended_to(log):
-    """They are sealed segments like any other."""
-    keep(log, KEPT, slice(1))
-    fill(log, 12, first=12, size=3)
-    keep(log, {*KEPT, 40, 41})
-
-    assert offsets(log)[:7] == [1, 2, 7, 19, 20, 40, 41]
-    assert len(bases(log)) == 2
 
 
 def test_a_recovery_does_not_take_gaps_for_lost_records(root, log, tmp_path):
@@ -197,23 +169,6 @@ def test_a_damaged_compacted_segment_is_repaired(root, log):
     assert offsets(log) == [7, 19, 20, 33, 34, 35]
 
 
-def test_producers_are_known_after_their_batches_are_gone(root):
-    """G16: the receipt of a repeated batch has its original offsets, also after a reboot."""
-    log = make_log(root, {**CONFIG, "segment.bytes": 800})
-    for number in range(4):
-        log.append([encoded(b"a", b"b", producer=(7, 0, 2 * number))])
-    log.roll()
-    keep(log, {0})
-    abandon(root)
-    reopened = open_root(root.path, files=REBOOTED)
-
-    (receipt,) = reopened.partition("t", 0).append([encoded(b"a", b"b", producer=(7, 0, 6))])
-
-    assert receipt.duplicate
-    assert receipt.base_offset == 6
-    reopened.close()
-
-
 @pytest.mark.parametrize("later_batches", [0, 8])
 def test_a_state_that_is_older_than_a_compaction_adopts_it(tmp_path, later_batches):
     """P13: the copy of `state` lists deleted files; their replacements are adopted."""
@@ -245,21 +200,6 @@ def test_a_state_that_is_older_than_a_compaction_adopts_it(tmp_path, later_batch
 # What is refused
 
 
-def test_segments_that_changed_meanwhile_are_not_replaced(root, log):
-    """D22: a truncation wins over a compaction, whose new files are removed."""
-    flush.flush_up_to(log, 33)
-    segments = [segment for segment in log.segments.values() if segment.sealed]
-    replacement = replace.Replacement(log, 0, log.active_segment)
-    log.truncate_to(20)
-
-    with pytest.raises(FencedError, match="changed"):
-        replacement.swap(segments)
-    replacement.abandon()
-
-    assert uncommitted_files(log) == []
-    assert offsets(log) == list(range(18))
-
-
 def test_segments_that_are_not_flushed_are_not_replaced(root, log):
     """Past the recovery point, recovery would treat gaps as lost records."""
     segments = [segment for segment in log.segments.values() if segment.sealed]
@@ -267,46 +207,6 @@ def test_segments_that_are_not_flushed_are_not_replaced(root, log):
     with pytest.raises(FencedError, match="not on the disk"):
         replacement.swap(segments)
     replacement.abandon()
-
-
-def test_the_fence_is_checked_under_the_lock(root, log):
-    """R3: a destructive step checks its epoch right before the commit."""
-
-    def fence():
-        assert log.thread_lock.locked()
-        raise FencedError("another process maintains the log")
-
-    with pytest.raises(FencedError, match="maintains"):
-        keep(log, set(), fence=fence)
-
-    assert offsets(log) == list(range(36))
-    assert len(segment_files(root.path)) == 3
-
-
-def test_one_process_at_a_time_rewrites_a_partition(root, log):
-    """The next process removes the files of one that was killed."""
-    with replace.rewrite_lock(log) as first:
-        replace.Replacement(log, 0, log.active_segment)
-        with replace.rewrite_lock(log) as second:
-            assert (first, second) == (True, False)
-    assert len(uncommitted_files(log)) == 1
-    assert healthy(root), "an uncommitted file is no garbage"
-
-    with replace.rewrite_lock(log):
-        assert uncommitted_files(log) == []
-    assert len(segment_files(root.path)) == 3
-
-
-def test_files_of_a_killed_process_are_removed_when_the_root_is_opened(root, log):
-    """D24: opening a root removes uncommitted files."""
-    replace.Replacement(log, 0, log.active_segment)
-    abandon(root)
-
-    reopened = open_root(root.path)
-
-    assert len(segment_files(root.path)) == 3
-    assert uncommitted_files(reopened.partition("t", 0)) == []
-    reopened.close()
 
 
 def test_a_failed_flush_of_a_new_file_changes_nothing(tmp_path):

@@ -41,15 +41,6 @@ def test_a_segment_takes_as_many_batches_as_fit(root, fit, spare):
     assert values(log) == [b"v%d" % number for number in range(10)]
 
 
-def test_batches_of_one_append_may_fall_into_several_segments(root):
-    """A roll may come between two batches, never inside one (A11)."""
-    log = make_log(root, {"segment.bytes": 2 * SIZE})
-    receipts = log.append([encoded(b"v%d" % number) for number in range(5)])
-
-    assert bases(log) == [0, 2, 4]
-    assert [receipt.base_offset for receipt in receipts] == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_segment_spans_no_more_offsets_than_it_may(root, size):
     """segment.max.offset.span (A11) also limits single records, which `append_fast` appends."""
@@ -155,16 +146,6 @@ def test_rolling_an_empty_segment_does_nothing(log):
     assert bases(log) == [0, 1]
 
 
-def test_a_change_of_settings_counts_from_the_next_append(root):
-    """The partition is not reopened (C10)."""
-    log = make_log(root, {"segment.bytes": 10 * SIZE})
-    fill(log, 3)
-    root.alter_topic("t", {"segment.bytes": SIZE})
-    fill(log, 2, first=3)
-
-    assert bases(log) == [0, 3, 4]
-
-
 def test_a_sealed_segment_is_described_by_the_manifest(root):
     """The row has its end, size and largest timestamp; the file ends with the end mark (A15)."""
     log = make_log(root, {"segment.bytes": 3 * SIZE, "index.interval.bytes": 0})
@@ -207,20 +188,6 @@ def test_a_roll_with_fsync_moves_the_recovery_point(tmp_path):
     assert info.recovery_offset == 3
     assert log.tail().durable_offset == 4
     root.close()
-
-
-def test_another_handle_finds_what_was_rolled(root, log, tmp_path):
-    """Readers and writers of other handles continue in the new segment (A19)."""
-    other = open_root(tmp_path / "root")
-    other_log = other.partition("t", 0)
-    reader = other_log.reader(0)
-    for number in range(4):
-        (log if number % 2 else other_log).append([encoded(b"v%d" % number)])
-        log.roll()
-        assert len(reader.read()) == 1
-
-    assert values(other_log) == [b"v0", b"v1", b"v2", b"v3"]
-    other.close()
 
 
 @pytest.mark.parametrize("file_exists", [False, True])

@@ -42,27 +42,6 @@ def root(root):
 
 # Commits
 
-POSITIONS = {
-    "an offset": OffsetAndMetadata(3),
-    "the first one": OffsetAndMetadata(0),
-    "the largest": OffsetAndMetadata((1 << 63) - 1, "", (1 << 31) - 1),
-    "with a note": OffsetAndMetadata(3, "née \0 \N{SNOWMAN}"),
-    "with the longest note": OffsetAndMetadata(3, "x" * 4096),
-    "with epoch 0": OffsetAndMetadata(3, "", 0),
-}
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_a_position_comes_back_as_it_was(root, position):
-    """Offset, metadata and leader epoch come back (E4)."""
-    group = make_group(root)
-    group.commit({T0: POSITIONS[position]})
-
-    committed = group.committed([T0, TopicPartition("t", 1)])
-    assert committed[T0].position == POSITIONS[position]
-    assert committed[T0].committed_ms == root.clock()
-    assert committed[TopicPartition("t", 1)] is None
-
 
 def test_kafkas_values_for_no_metadata_and_no_epoch_are_accepted(root):
     """kafka-python uses -1 for no epoch, Java uses null."""
@@ -91,15 +70,6 @@ def test_a_bad_position_is_refused_with_all_others_of_the_commit(root, case):
         group.commit({TopicPartition("t", 1): OffsetAndMetadata(1), T0: position})
 
     assert set(group.committed([T0, TopicPartition("t", 1)]).values()) == {None}
-
-
-def test_an_empty_commit_and_an_offset_past_the_end_are_accepted(root):
-    """The offset is not compared with the end of the log, as in Kafka (E21)."""
-    group = make_group(root)
-    group.commit({})
-    group.commit(at(1000))
-
-    assert position_of(root) == 1000
 
 
 NAMES = {
@@ -209,16 +179,6 @@ def test_a_fork_beside_checkpoints_ends(root):
             in_child(lambda: None)
 
 
-def test_deleted_offsets_are_deleted_from_the_checkpoint_too(root):
-    """Otherwise they would be back after a reboot."""
-    group = make_group(root)
-    group.commit(at(5))
-    save(root)
-    group.delete_offsets([T0])
-
-    assert saved(root) == []
-
-
 # Reboots
 
 
@@ -250,18 +210,6 @@ def test_after_a_kill_every_commit_is_there(tmp_path):
     abandon(root)
 
     root = open_root(tmp_path)
-    assert position_of(root) == 6
-    root.close()
-
-
-def test_a_closed_log_has_saved_everything(tmp_path):
-    """A reboot after a clean close loses no position."""
-    root = open_root(tmp_path)
-    fill(make_log(root), 9)
-    make_group(root).commit(at(6))
-    root.close()
-
-    root = open_root(tmp_path, files=REBOOTED)
     assert position_of(root) == 6
     root.close()
 
