@@ -411,9 +411,6 @@ def test_a_record_that_waits_for_its_flush_is_published_when_an_epoch_begins(roo
     other.close()
 
 
-# Damage
-
-
 # Typed topics
 
 

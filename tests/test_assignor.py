@@ -594,31 +594,6 @@ def test_every_partition_has_one_subscriber_and_order_does_not_matter(
 
 @third
 @given(partitions=partition_counts, members=groups(alike=True))
-def test_sticky_differs_by_one_at_most_where_subscriptions_are_equal(partitions, members):
-    """KIP-54: balanced, whatever the members claim."""
-    size = sizes(assign(partitions, members)).values()
-
-    assert max(size, default=0) - min(size, default=0) <= 1
-
-
-@third
-@given(partitions=partition_counts, members=groups(alike=False))
-def test_sticky_leaves_no_move_that_would_make_it_more_even(partitions, members):
-    """KIP-54: no member can take a partition from another one that has two more."""
-    assert better_moves(assign(partitions, members), members) == []
-
-
-@third
-@given(partitions=partition_counts, members=groups())
-def test_sticky_is_stable(partitions, members):
-    """It returns its own assignment unchanged."""
-    assignment = assign(partitions, members)
-
-    assert assign(partitions, with_assignment(members, assignment)) == assignment
-
-
-@third
-@given(partitions=partition_counts, members=groups(alike=True))
 def test_sticky_keeps_as_much_as_any_even_assignment_could(partitions, members):
     """The fewest possible moves: all keep their share, and as many as possible keep one more."""
     assignment = assign(partitions, members)
@@ -645,42 +620,6 @@ def valid_owners(members, partitions):
         if len(claiming) == 1:
             owners[tp] = claiming[0]
     return owners
-
-
-@third
-@given(partitions=partition_counts, members=groups(alike=True))
-def test_a_member_that_leaves_takes_nothing_from_the_others(partitions, members):
-    """The others keep all their partitions."""
-    assignment = assign(partitions, members)
-
-    for left in members:
-        rest = [member for member in with_assignment(members, assignment) if member.id != left.id]
-        after = assign(partitions, rest)
-        assert all(set(assignment[member.id]) <= set(after[member.id]) for member in rest)
-
-
-@third
-@given(partitions=partition_counts, members=groups(alike=True))
-def test_a_member_that_joins_takes_its_share_and_nothing_else_moves(partitions, members):
-    """The others lose only what the new member gets."""
-    before = assign(partitions, members)
-    topics = members[0].topics if members else frozenset(TOPICS)
-
-    after = assign(partitions, [*with_assignment(members, before), Member("new", topics)])
-
-    assert all(set(after[member.id]) <= set(before[member.id]) for member in members)
-
-
-@third
-@given(partitions=partition_counts, members=groups(alike=True), more=st.integers(1, 9))
-def test_a_topic_that_grows_takes_nothing_from_any_member(partitions, members, more):
-    """M16: new partitions are added to the assignment."""
-    before = assign(partitions, members)
-    grown = {topic: n + more for topic, n in partitions.items()}
-
-    after = assign(grown, with_assignment(members, before))
-
-    assert all(set(before[member.id]) <= set(after[member.id]) for member in members)
 
 
 @third

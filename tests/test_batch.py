@@ -234,19 +234,6 @@ def test_one_record_encodes_to_the_bytes_of_a_list_of_one(record):
     assert written(encoded) == written(batch.encode_lists([value], [key], [time]))
 
 
-@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 34, 4096, 4097])
-@pytest.mark.parametrize("even", [True, False])
-def test_every_size_takes_its_path_to_the_same_content(count, even):
-    """Small and big batches, of even and uneven lengths, differ in speed only."""
-    values = [b"x" * (5 if even else i % 300) for i in range(count)]
-    keys = [None if i % 3 == 0 else b"%d" % i for i in range(count)]
-
-    decoded = parsed(written(batch.encode_lists(values, keys, NOW)))
-
-    assert decoded.lists() == ([NOW] * count, keys, values, None)
-    decoded.verify()
-
-
 def test_a_slice_of_a_record_batch_is_encoded_alone():
     """Rows of the buffers outside of the slice are neither stored nor counted."""
     whole = batch.from_lists([b"%d" % i for i in range(100)], None, list(range(100)))
@@ -325,19 +312,6 @@ def test_the_time_column_may_be_another_one_in_another_unit():
 # The stamp
 
 
-def test_the_stamp_sets_offsets_producer_and_epoch():
-    """G16: the batch has its producer, epoch and sequence."""
-    encoded = batch.encode_lists([b"v"], None, NOW)
-
-    plain = parsed(written(encoded, 5))
-    encoded.set_producer(1 << 40, 6, 7)
-    sent = parsed(written(encoded, 9))
-
-    assert (plain.producer_id, plain.producer_epoch, plain.base_sequence) == (None, None, None)
-    assert (sent.producer_id, sent.producer_epoch, sent.base_sequence) == (1 << 40, 6, 7)
-    assert (plain.base_offset, sent.base_offset, sent.leader_epoch) == (5, 9, 3)
-
-
 @given(st.lists(random_columns.types(), max_size=3), st.sampled_from(COMPRESSIONS))
 def test_a_batch_of_any_columns_may_be_kept_empty(types, compression):
     """D11: also one whose body then has no bytes at all, as with columns of numbers alone."""
@@ -392,13 +366,6 @@ def test_a_batch_that_is_cut_off_anywhere_is_truncated(small):
                     pa.py_buffer(data), 0, limit, path="f", position=8, schema=batch.schema()
                 )
             assert (caught.value.reason, caught.value.position) == ("truncated", 8)
-
-
-@pytest.mark.parametrize("data", [bytes(600), b"\xff" * 600, random.Random(1).randbytes(600)])
-def test_bytes_without_a_batch_are_refused(data):
-    """P12: a zeroed page, an erased page, and noise."""
-    with pytest.raises(CorruptBatchError, match="no batch begins here"):
-        parsed(data)
 
 
 def test_an_error_says_where_and_why(small):

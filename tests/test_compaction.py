@@ -8,9 +8,8 @@ from math import inf
 import pyarrow as pa
 import pytest
 from support.clock import START
-from support.faulty_files import REBOOTED, FaultyFiles
+from support.faulty_files import FaultyFiles
 from support.roots import (
-    abandon,
     bases,
     encoded,
     healthy,
@@ -117,22 +116,6 @@ def test_the_active_segment_is_never_cleaned(log):
     assert pairs_of(log) == [(b"a", b"2"), (b"a", b"3"), (b"a", b"4")]
 
 
-def test_a_checkpoint_says_where_the_dirty_part_begins(log):
-    """D1, D14: a success moves it to the start of the active segment."""
-    segment(log, (b"a", b"1"), (b"a", b"2"))
-    assert inspect(log, START).first_dirty == 0
-
-    compact(log)
-
-    cleanable = inspect(log, START)
-    assert (cleanable.first_dirty, cleanable.first_uncleanable, cleanable.cleanable_bytes) == (
-        2,
-        2,
-        0,
-    )
-    assert cleanable.clean_bytes > 0
-
-
 def test_segments_deleted_during_a_compaction_are_skipped(root):
     """D22: if retention deletes a segment that a pass has not read, the pass starts over."""
     log = make_log(root, {**COMPACT, "cleanup.policy": "compact,delete"})
@@ -164,15 +147,6 @@ def test_a_checkpoint_below_the_start_moves_up_to_it(log):
     set_cleaned_offset(log, 1)
     move_log_start(log, 2)
     assert (inspect(log, START).start, inspect(log, START).first_dirty) == (2, 2)
-
-
-def test_the_active_segment_is_not_in_the_dirty_part(log):
-    """D1: a checkpoint in the active segment leaves nothing to do."""
-    segment(log, (b"a", b"1"), (b"a", b"2"))
-    put(log, (b"a", b"3"), (b"a", b"4"))
-    set_cleaned_offset(log, 3)
-    cleanable = inspect(log, START)
-    assert (cleanable.first_dirty, cleanable.cleanable_bytes) == (2, 0)
 
 
 def test_records_younger_than_the_lag_are_not_compacted(root, clock):
@@ -358,27 +332,6 @@ def test_a_full_offset_map_ends_the_pass(log, slots, first, expected, first_dirt
     assert inspect(log, START).first_dirty == first_dirty
 
 
-def test_an_offset_map_of_one_slot_needs_several_passes(log, monkeypatch):
-    """D7: [1,0,1,0], then [0,1,0], then [1,0]; progress is guaranteed if one key fits."""
-    segment(log, *[(b"%d" % (number % 2), b"v%d" % number) for number in range(5)])
-    set_cleaned_offset(log, 2)
-    states = []
-    swap_segments = replace.Replacement.swap
-
-    def swap(self, *arguments, **options):
-        swap_segments(self, *arguments, **options)
-        states.append(keys_and_offsets(log))
-
-    monkeypatch.setattr(replace.Replacement, "swap", swap)
-    compact(log, settings=MaintenanceConfig(log_cleaner_dedupe_buffer_size=1))
-
-    assert states == [
-        [(1, 1), (0, 2), (1, 3), (0, 4)],
-        [(0, 2), (1, 3), (0, 4)],
-        [(1, 3), (0, 4)],
-    ]
-
-
 def only_one_pass(monkeypatch):
     """Raise `StopIteration` before the second pass."""
     passes = iter([1])
@@ -403,19 +356,6 @@ def test_records_without_a_key_are_removed_when_a_topic_becomes_compacted(root):
 
     assert pairs_of(log) == [(b"a", b"2")]
     assert result.keyless == 2
-
-
-@pytest.mark.parametrize("gap", [1, 5, 1000])
-def test_gaps_in_the_offsets_are_compacted_over(log, gap):
-    """D14: after a gap of a mirror the dirty range begins at the active segment."""
-    segment(log, (b"a", b"1"), (b"a", b"2"))
-    log.append_at([(2 + gap, encoded(b"3", keys=[b"b"]))])
-    log.roll()
-
-    compact(log)
-
-    assert offsets(log) == [1, 2 + gap]
-    assert inspect(log, START).first_dirty == log.active_segment.base_offset == 3 + gap
 
 
 def test_small_segments_become_one(root):
@@ -582,22 +522,6 @@ def test_batches_of_expired_producers_are_merged(root, clock, log):
     assert [decoded.producer_id for decoded in batches_of(log)] == [None]
 
 
-def test_a_repeated_batch_is_recognised_after_compaction_and_a_reboot(root, log):
-    """G16: the producer state outlives the batches that it describes."""
-    put(log, (b"a", b"1"), producer=(7, 0, 0))
-    put(log, (b"a", b"2"), producer=(7, 0, 1))
-    put(log, (b"a", b"3"))
-    log.roll()
-    compact(log)
-    abandon(root)
-    root_after_reboot = open_root(root.path, files=REBOOTED)
-
-    for first, offset in ((0, 0), (1, 1)):
-        (receipt,) = put(root_after_reboot.partition("t", 0), (b"a", b"?"), producer=(7, 0, first))
-        assert (receipt.base_offset, receipt.duplicate) == (offset, True)
-    root_after_reboot.close()
-
-
 # Tombstones
 
 
@@ -618,38 +542,6 @@ def test_a_tombstone_is_removed_in_two_passes(log, clock):
     assert log.end_offset() == 3
 
 
-def test_the_timestamp_of_a_tombstone_is_irrelevant(log, clock):
-    """D17: an old tombstone survives its first pass (Kafka's testCleanTombstone)."""
-    segment(log, (b"a", b"1"), (b"a", None), at=0)
-    clock.advance(DAY)
-    compact(log)
-    assert pairs_of(log) == [(b"a", None)]
-
-
-def test_without_delete_retention_a_tombstone_is_removed_in_the_second_pass(root):
-    """D18: never in the first."""
-    log = make_log(root, {**COMPACT, "delete.retention.ms": 0})
-    segment(log, (b"a", b"1"), (b"a", None))
-    compact(log)
-    assert pairs_of(log) == [(b"a", None)]
-    compact(log)
-    assert pairs_of(log) == []
-
-
-def test_a_delete_horizon_is_set_once(log, clock):
-    """D17: later passes do not move it, although they rewrite the batch."""
-    segment(log, (b"a", None))
-    compact(log)
-    clock.advance(600)
-    segment(log, (b"b", b"1"), (b"c", None))
-    compact(log)
-    assert {decoded.delete_horizon for decoded in batches_of(log)} == {START + 1000, START + 1600}
-    clock.advance(400)
-    segment(log, (b"d", b"1"))
-    compact(log)
-    assert pairs_of(log) == [(b"b", b"1"), (b"c", None), (b"d", b"1")]
-
-
 def test_a_tombstone_may_stay_forever(root, clock):
     """D17: the largest delete.retention.ms does not overflow."""
     log = make_log(root, {**COMPACT, "delete.retention.ms": LONG_MAX})
@@ -658,15 +550,6 @@ def test_a_tombstone_may_stay_forever(root, clock):
     clock.advance(1000 * DAY)
     compact(log)
     assert pairs_of(log) == [(b"a", None)]
-
-
-def test_a_new_value_brings_the_key_back(log, clock):
-    """D20: only the offset matters."""
-    segment(log, (b"a", b"1"), (b"a", None), (b"a", b"2"))
-    compact(log)
-    clock.advance(DAY)
-    compact(log)
-    assert pairs_of(log) == [(b"a", b"2")]
 
 
 def test_tombstones_past_the_end_of_a_pass_get_no_delete_horizon(log, clock, monkeypatch):

@@ -15,8 +15,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from support import forks
-from support.children import in_child, in_threads
+from support.children import in_child
 from support.patience import patient
 
 from embedlog.errors import (
@@ -369,66 +368,6 @@ def page(files):
     page.close()
 
 
-def test_a_waiter_wakes_when_the_counter_moves(files, page):
-    """Also through another mapping that is read-only."""
-    reader = WakePage(Files(files.root, writable=False))
-    # A read-only page cannot register as a waiter, so it polls.
-    reader.join()
-    page.join()
-    for waiter in (reader, page):
-        value = waiter.value()
-        threading.Timer(0.05, page.advance).start()
-
-        started = time.monotonic()
-        waiter.wait(value, patient(10))
-
-        assert time.monotonic() - started < patient(5)
-        assert waiter.value() != value
-
-
-def test_a_wait_for_an_old_value_returns_at_once(page):
-    """A publication between the read and the wait is not missed."""
-    page.join()
-    value = page.value()
-    page.advance()
-
-    started = time.monotonic()
-    page.wait(value, patient(10))
-    assert time.monotonic() - started < patient(1)
-
-
-def test_a_wait_ends_with_its_timeout(page):
-    started = time.monotonic()
-    page.wait(page.value(), 0.05)
-    page.wait(page.value(), 0)
-    page.wait(page.value(), -1)
-    assert 0.04 < time.monotonic() - started < patient(1)
-
-
-def test_no_advance_is_lost_when_many_run_at_once(files, page):
-    """The kernel adds, so threads and processes do not overwrite each other."""
-
-    def advance():
-        for _ in range(2000):
-            page.advance()
-
-    page.join()
-    value = page.value()
-    child = forks.Child(advance)
-    with in_threads(advance, advance):
-        pass
-    child.end().result()
-
-    assert page.value() == value + 6000
-
-
-def test_the_counter_wraps_around(page):
-    page.join()
-    page._counter[0] = 0xFFFFFFFF
-    page.advance()
-    assert page.value() == 0
-
-
 def test_without_a_futex_a_waiter_polls(files, monkeypatch):
     """On other processors it is slower, but correct."""
     monkeypatch.setattr("os.uname", lambda: SimpleNamespace(machine="abacus"))
@@ -445,17 +384,6 @@ def test_without_a_futex_a_waiter_polls(files, monkeypatch):
     page.close()
 
 
-def test_a_closed_page_raises_closed_error(files):
-    page = WakePage(files)
-    page.close()
-    page.close()
-    for call in (page.value, page.advance, lambda: page.wait(0, 1)):
-        with pytest.raises(ClosedError):
-            call()
-    page.join()
-    page.leave()
-
-
 def test_the_kernel_is_not_called_without_waiters(files, page, monkeypatch):
     """On x86, where a lock orders the read of their number after the commit; else always."""
     calls = []
@@ -469,25 +397,3 @@ def test_the_kernel_is_not_called_without_waiters(files, page, monkeypatch):
     page._may_skip = False
     page.advance()
     assert len(calls) == 1
-
-
-def test_waiters_are_counted_from_join_to_leave(files, page):
-    """Extra leaves are ignored; the child of a fork does not change the count of the parent."""
-    other = WakePage(files)
-    waiters = page._waiters
-    page.join()
-    page.join()
-    other.join()
-    other.join()
-    assert waiters[0] == 4
-    page.leave()
-    assert waiters[0] == 3
-
-    in_child(lambda: (page.leave(), other.close()))
-    assert waiters[0] == 3
-
-    for _ in range(3):
-        page.leave()
-    assert waiters[0] == 2
-    other.close()
-    assert waiters[0] == 0

@@ -90,16 +90,6 @@ def test_two_stores_on_one_path_share_an_environment(store, tmp_path):
     assert store.get(b"still") == b"open"
 
 
-def test_a_path_through_a_link_is_the_same_environment(store, tmp_path):
-    """Environments are compared by their real paths."""
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path)
-    other = kv.Store(Files(link), "live", durable=False, timeout=5)
-
-    assert other._shared is store._shared
-    other.close()
-
-
 def test_a_handle_that_writes_may_join_one_that_reads(tmp_path):
     """A read-only and then a writable store in one process: both work and see the same rows."""
     make_store(tmp_path).close()
@@ -275,15 +265,6 @@ def test_a_stopped_writer_is_named_after_the_timeout(tmp_path):
     store.close()
 
 
-def test_a_killed_writer_gives_the_lock_back_at_once(store):
-    """The kernel frees the lock, and the uncommitted transaction is lost."""
-    with PausedChild(hold_the_write_lock(store)) as child:
-        child.kill()
-        put(store, b"key", b"value")
-
-    assert store.get(b"key") == b"value"
-
-
 def test_a_thread_that_waits_too_long_gets_an_error(tmp_path):
     """Threads wait for each other with the same timeout as processes."""
     store = make_store(tmp_path, timeout=0.1)
@@ -304,20 +285,6 @@ def test_a_thread_that_waits_too_long_gets_an_error(tmp_path):
 
 
 # Forks
-
-
-def test_a_forked_child_uses_the_store_and_the_parent_is_not_disturbed(store):
-    """The child opens its own environment, and the parent goes on using its own."""
-    put(store, b"before", b"1")
-
-    def child():
-        put(store, b"child", b"2")
-        return store.get(b"before")
-
-    assert in_child(child) == b"1"
-    assert store.get(b"child") == b"2"
-    put(store, b"after", b"3")
-    assert in_child(lambda: store.get(b"after")) == b"3"
 
 
 def test_a_fork_waits_until_no_transaction_is_open(store):

@@ -322,14 +322,6 @@ def test_a_locked_partition_delays_no_other_flush(partitions_to_flush, tmp_path)
     abandon(other)
 
 
-def test_durability_fsync_is_durable_when_append_returns(log):
-    """Earlier appends that were not flushed become durable, too (group commit)."""
-    fill(log, 2)
-    fill(log, 1, first=2, durability="fsync")
-
-    assert log.tail().durable_offset == log.end_offset() == 3
-
-
 # Truncating
 
 
@@ -352,6 +344,3 @@ def test_a_truncation_to_the_start_empties_the_log(log):
 
     assert (log.start_offset(), log.end_offset(), values(log)) == (0, 0, [])
     assert log.append([encoded(b"x")]) == [Appended(0, 1)]
-
-
-# Looking up a time

@@ -43,14 +43,6 @@ def root(root):
 # Commits
 
 
-def test_kafkas_values_for_no_metadata_and_no_epoch_are_accepted(root):
-    """kafka-python uses -1 for no epoch, Java uses null."""
-    group = make_group(root)
-    group.commit({T0: OffsetAndMetadata(3, None, -1)})
-
-    assert group.committed([T0])[T0].position == OffsetAndMetadata(3)
-
-
 BAD = {
     "a negative offset": (OffsetAndMetadata(-1), ValueError),
     "an offset too large for a log": (OffsetAndMetadata(1 << 63), ValueError),
@@ -155,18 +147,6 @@ def test_what_is_committed_while_a_checkpoint_saves_is_saved_by_the_next(root):
     assert saved(root) == [6]
 
 
-def test_checkpoints_of_many_threads_never_go_back(root):
-    """At the end the last commit is saved."""
-    group, saved_offsets = make_group(root), []
-    with meanwhile(lambda: save(root), count=3):
-        for offset in range(150):
-            group.commit(at(offset))
-            saved_offsets += saved(root)
-    save(root)
-    assert saved_offsets == sorted(saved_offsets)
-    assert saved(root) == [149]
-
-
 def test_a_fork_beside_checkpoints_ends(root):
     """Both lock the databases in the same order, whichever was opened first (P18)."""
     group = make_group(root)
@@ -199,18 +179,6 @@ def test_after_a_power_cut_positions_are_as_of_the_last_checkpoint(tmp_path):
     make_group(root).commit(at(8))
     assert position_of(root) == 8
     assert saved(root) == [5]
-    root.close()
-
-
-def test_after_a_kill_every_commit_is_there(tmp_path):
-    """An unsynced row survives the death of any process (P1)."""
-    root = open_root(tmp_path)
-    make_topics(root, t=1)
-    make_group(root).commit(at(6))
-    abandon(root)
-
-    root = open_root(tmp_path)
-    assert position_of(root) == 6
     root.close()
 
 

@@ -91,24 +91,6 @@ def batch_at(offset):
     return b"".join(bytes(part) for part in encoded(b"garbage", b"g").stamp(offset, 0))
 
 
-@pytest.mark.parametrize("garbage", GARBAGE)
-@pytest.mark.parametrize("flush_at", [None, 3, 6])
-def test_whatever_follows_the_last_good_batch_is_cut(tmp_path, garbage, flush_at):
-    """A27: whole batches stay; the next append gets the right offset and survives a reboot too."""
-    (path,) = crashed_log(tmp_path, flush_at=flush_at)
-    append_bytes(path, GARBAGE[garbage](batch_at(12)))
-    root, log = reopen(tmp_path)
-
-    assert offsets(log) == list(range(12))
-    assert log.append([encoded(b"next")]) == [Appended(12, 13)]
-    assert healthy(root)
-    abandon(root)
-    root, log = reopen(tmp_path, REBOOTED_AGAIN)
-    assert values(log, 11) == [b"v11", b"next"]
-    assert healthy(root)
-    root.close()
-
-
 SILENT = {
     "nothing",
     "the end mark",  # of a roll that was interrupted
@@ -192,15 +174,6 @@ def test_damage_below_the_recovery_point_is_an_error_and_cuts_nothing(tmp_path, 
     assert (caught.value.topic, caught.value.partition) == ("t", 0)
     assert caught.value.path == str(path.relative_to(tmp_path))
     assert path.read_bytes() == damaged
-
-
-def test_a_flushed_tail_that_was_cut_is_an_error_and_not_a_shorter_log(tmp_path):
-    """R7: the file has fewer bytes than were flushed, by a disk that lied or by hand."""
-    (path,) = crashed_log(tmp_path, flush_at=6)
-    os.truncate(path, path.stat().st_size - 10)
-
-    with pytest.raises(CorruptionError, match="below the recovery point"):
-        reopen(tmp_path)[1].end_offset()
 
 
 # Files
@@ -582,9 +555,6 @@ def test_a_damaged_state_without_a_copy_is_an_error(tmp_path):
         open_root(tmp_path)
 
     assert len(segment_files(tmp_path)) == 1
-
-
-# Kills
 
 
 # Verify and repair

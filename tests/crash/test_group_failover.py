@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
-
 import pytest
 from support import forks
 from support.faulty_files import scratch_directory
 from support.forks import tell
 from support.group_failover import (
     Kill,
-    Stopped,
     check_member_kill,
-    check_stopped,
     check_stopped_with_lock,
     count_operations,
     make_topic,
-    takeovers,
 )
-from support.patience import patient
 from support.tiers import choose
-
-
-@pytest.mark.parametrize(
-    "kills", [choose(test=5, all=8), pytest.param(50, marks=pytest.mark.tier("nightly"))]
-)
-def test_the_partitions_of_a_killed_member_go_on_at_once(kills):
-    """P15, M10: from the kill to a survivor's first record; what the timers say does not matter."""
-    with scratch_directory() as directory:
-        times = takeovers(directory / "root", kills)
-    median, worst = statistics.median(times), times[-1]
-    tell(f"{kills} kills: median {median * 1000:.1f} ms, worst {worst * 1000:.1f} ms")
-    assert median <= patient(0.1)
-    assert worst <= patient(0.4)
-
-
-@pytest.mark.parametrize("count", [6, pytest.param(40, marks=pytest.mark.tier("nightly"))])
-def test_a_stopped_member_is_fenced(count):
-    """P14, M21, M22: its session over, others go on; its commit is refused, its partitions lost."""
-    with scratch_directory() as directory:
-        seconds = check_stopped(directory / "root", Stopped(count))
-    tell(f"{count} stopped; all had successors after {seconds:.2f} s")
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
-from support import forks, retention_faults
 from support.faulty_files import FALLIBLE
 from support.faulty_roots import Case
-from support.forks import tell
-from support.patience import patient
 from support.retention_faults import FAULTS
-from support.roots import encoded, healthy, make_log, open_root
 from support.tiers import choose, sample
 
 from embedlog import catalog
@@ -45,29 +40,6 @@ def test_after_a_power_cut_the_log_is_the_old_one_or_the_new_one(directory):
     """R5, P4: at every cut; what was done before is durable, and unlinks that came back go."""
     limit = choose(test=30, all=600)
     assert FAULTS.check_power_cuts(FAULTS.record(directory), limit, directory) >= limit / 3
-
-
-def test_readers_in_other_processes_run_through_it(tmp_path):
-    """P20: no error but OffsetOutOfRange, where data was really deleted; nothing is skipped."""
-    path, stop = tmp_path / "root", tmp_path / "stop"
-    root = open_root(path)
-    size = encoded(b"0", b"1", b"2").size
-    # So little is retained that readers are overtaken.
-    make_log(root, {"segment.bytes": 3 * size, "retention.bytes": 6 * size, "retention.ms": -1})
-    root.alter_topic("t", {"file.delete.delay.ms": 0})
-    root.close()
-    readers = [forks.Child(lambda: retention_faults.read_through(path, stop)) for _ in range(2)]
-    writer = forks.Child(lambda: retention_faults.churn(path, stop))
-    time.sleep(min(patient(choose(test=0.2, all=1.7)), 30))
-    stop.touch()
-    *counts, deleted = [child.end().result() for child in (*readers, writer)]
-    read, overtaken = (sum(column) for column in zip(*counts, strict=True))
-    tell(f"{read} records read, {overtaken} times overtaken, {deleted} deleted")
-    assert read > choose(test=200, all=1_000)
-    assert deleted > choose(test=200, all=1_000)
-    root = open_root(path)
-    assert healthy(root)
-    root.close()
 
 
 # Planted bugs: what the checks above are worth

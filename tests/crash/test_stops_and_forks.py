@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -20,7 +19,6 @@ from support.program_faults import Templates
 from support.tiers import choose, sample
 
 import embedlog
-from embedlog.errors import UnsupportedFilesystemError
 from embedlog.files import Files
 
 
@@ -138,63 +136,3 @@ def test_a_program_that_is_started_inherits_no_lock(tmp_path: Path) -> None:
 
 def append_one(log: embedlog.Log, send: int) -> None:
     log.partition("t", 0).append([encode("t", 0, send, 1, 20)])
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_every_way_to_start_a_process_works(tmp_path: Path, method: str) -> None:
-    """P18: a log goes to a child by inheritance or by pickle; its parent goes on."""
-    with embedlog.open(tmp_path / "root") as log:
-        log.create_topic("t")
-        context = multiprocessing.get_context(method)
-        children = [context.Process(target=append_one, args=(log, send)) for send in (1, 2)]
-        for child in children:
-            child.start()
-            append_one(log, 10 + child.pid)  # type: ignore[operator]
-        for child in children:
-            child.join()
-            assert child.exitcode == 0
-        assert len(journal_check.sends_of(journal_check.rows(log, "t", 0))) == 4
-        assert log.verify() == []
-
-
-MAGICS = {
-    "nfs": 0x6969,
-    "smb": 0x517B,
-    "cifs": 0xFF534D42,
-    "smb2": 0xFE534D42,
-    "9p": 0x01021997,
-    "fuse": 0x65735546,
-    "ceph": 0x00C36400,
-    "afs": 0x5346414F,
-    "lustre": 0x0BD00BD0,
-}
-
-
-@pytest.mark.parametrize("name", MAGICS)
-def test_a_remote_file_system_is_refused_unless_told_otherwise(tmp_path: Path, name: str) -> None:
-    """P23: another host does not see the locks and maps of this one, not even those of readers."""
-
-    class Remote(Files):
-        def _magic(self) -> int:
-            return MAGICS[name]
-
-    (tmp_path / "root").mkdir()
-    for mode in ("rw", "r"):
-        with pytest.raises(UnsupportedFilesystemError, match=name.rstrip("2")):
-            embedlog.open(tmp_path / "root", files=Remote, mode=mode)
-    assert list((tmp_path / "root").iterdir()) == []
-    with embedlog.open(tmp_path / "root", files=Remote, unsafe_filesystem=True) as log:
-        log.create_topic("t")
-        append_one(log, 1)
-        assert log.verify() == []
-    with embedlog.open(tmp_path / "root", files=Remote, mode="r", unsafe_filesystem=True) as log:
-        assert log.partition("t", 0).end_offset() == 1
-
-
-def test_a_root_that_anyone_may_change_is_refused(tmp_path: Path) -> None:
-    """P23: as unsafe as a remote one; the tenth of its kind."""
-    (tmp_path / "root").mkdir()
-    (tmp_path / "root").chmod(0o777)
-    with pytest.raises(UnsupportedFilesystemError):
-        embedlog.open(tmp_path / "root")
-    embedlog.open(tmp_path / "root", unsafe_filesystem=True).close()

@@ -763,28 +763,3 @@ def test_spark_reads_and_writes_a_typed_topic(spark, log):
     save(spark.sql("SELECT 'empty' AS tailnum, 1 AS delay, array() AS tags, NULL AS day"), log)
     values = [record.value for record in log["copy"]]
     assert [value["tags"] for value in values if value["tailnum"] == "empty"] == [[]]
-
-
-def copy_stream(spark: Any, log: Log, directory: Path) -> None:
-    """Copy what is new to topic "copy"."""
-    stream = spark.readStream.format("embedlog").option("path", log.path)
-    rows = stream.option("topic", "flights").option("startingOffsets", "earliest").load()
-    writer = rows.drop("partition").writeStream.format("embedlog").option("path", log.path)
-    writer = writer.option("topic", "copy").option("checkpointLocation", str(directory))
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination()
-    assert query.exception() is None
-
-
-def test_a_stream_that_is_restarted_has_the_new_columns(spark, log, tmp_path):
-    """And every record once."""
-    send(log, "flights", flight(1))
-    copy_stream(spark, log, tmp_path / "checkpoint")
-    columns = FLIGHTS.append(pa.field("carrier", pa.string()))
-    for topic in ("flights", "copy"):
-        log.alter_topic(topic, schema=columns)
-    send(log, "flights", flight(2, carrier="UA"))
-    copy_stream(spark, log, tmp_path / "checkpoint")
-    copy_stream(spark, log, tmp_path / "checkpoint")
-    assert [record.value["carrier"] for record in log.topic("copy")] == [None, "UA"]
-    assert records(log, "copy") == records(log, "flights")

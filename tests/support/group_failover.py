@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import embedlog
-from embedlog.errors import CommitFailedError, LockTimeoutError
-from embedlog.record import TopicPartition
+from embedlog.errors import LockTimeoutError
 from support import forks
 from support.faulty_files import FaultInjector
-from support.group_consumers import PipedChild, RecordingListener, partitions, poll_until_assigned
+from support.group_consumers import partitions, poll_until_assigned
 from support.patience import patient
 from support.roots import copy_root, encoded
 
@@ -29,113 +26,6 @@ def make_topic(path: Path, count: int, records: int = 0) -> None:
         for number in range(count):
             for _ in range(records):
                 log.partition("t", number).append([encoded(b"a", b"b")])
-
-
-# P15: killed
-
-
-def _own(path: Path, pipe: Connection) -> None:
-    """Join, report the assigned partition, and own it until the end."""
-    member = embedlog.open(path).consumer("t", group_id=GROUP, **BY_HAND)
-    while len(member.assignment()) != 1:
-        member.poll(5)
-    pipe.send(sorted(member.assignment()))
-    pipe.recv()
-
-
-def takeover(path: Path, survivor: Any, log: Any) -> float:
-    """Kill an owner; return how many seconds later the survivor read a record of its partition."""
-    with PipedChild(lambda pipe: _own(path, pipe)) as owner:
-        forks.until(lambda: survivor.poll(0) is not None and owner.hears())
-        (lost,) = owner.hear()
-        log.partition(*lost).append([encoded(b"v")])
-        started = time.monotonic()
-        os.kill(owner.pid, signal.SIGKILL)
-        while lost not in survivor.poll(1000):
-            assert time.monotonic() - started < patient(20)
-        elapsed = time.monotonic() - started
-        survivor.commit()
-        return elapsed
-
-
-def takeovers(path: Path, count: int) -> list[float]:
-    """Kill owners one after the other; return the seconds of each takeover, sorted."""
-    make_topic(path, 2)
-    with embedlog.open(path) as log:
-        survivor = log.consumer("t", group_id=GROUP, **BY_HAND)
-        return sorted(takeover(path, survivor, log) for _ in range(count))
-
-
-# P14: stopped
-
-
-class Stopped(NamedTuple):
-    """Owners of different groups that are stopped at the same time."""
-
-    count: int
-    session_ms: int = 400
-
-
-def _own_a_group(path: Path, number: int, case: Stopped, pipe: Connection) -> None:
-    """Own everything, be stopped, then try to commit, and report the result."""
-    listener = RecordingListener()
-    log = embedlog.open(path)
-    member = log.consumer(group_id=f"g{number}", **_timers(case), **BY_HAND)
-    member.subscribe(["t"], listener=listener)
-    member.poll(0)
-    owned = member.assignment()
-    pipe.send(len(owned))
-    pipe.recv()
-    try:
-        member.commit()
-        refused = False
-    except CommitFailedError:
-        refused = True
-    listener.taken()
-    member.poll(0)
-    pipe.send((refused, listener.taken()[0] == ("lost", owned)))
-    log.close()
-
-
-def _timers(case: Stopped) -> dict[str, Any]:
-    return {"session_timeout_ms": case.session_ms, "heartbeat_interval_ms": case.session_ms // 3}
-
-
-def check_stopped(path: Path, case: Stopped) -> float:
-    """Stop owners for longer than their session; return the seconds until all had successors."""
-    make_topic(path, 2, records=3)
-    owners = [
-        PipedChild(lambda pipe, number=number: _own_a_group(path, number, case, pipe))
-        for number in range(case.count)
-    ]
-    try:
-        for owner in owners:
-            assert owner.hear() == 2
-        with embedlog.open(path) as log:
-            heirs = [
-                log.consumer("t", group_id=f"g{number}", **_timers(case), **BY_HAND)
-                for number in range(case.count)
-            ]
-            started = time.monotonic()
-            for owner in owners:
-                owner.stop()
-            for heir in heirs:
-                poll_until_assigned([heir], partitions("t", 2))
-                heir.commit({TopicPartition("t", 0): 5, TopicPartition("t", 1): 6})
-            elapsed = time.monotonic() - started
-            for owner in owners:
-                owner.go_on()
-                owner.say("commit")
-            for owner in owners:
-                assert owner.hear() == (True, True), "it committed, or was not told of the loss"
-                owner.end()
-            for heir in heirs:
-                assert heir.committed(TopicPartition("t", 0)) == 5
-                assert heir.committed(TopicPartition("t", 1)) == 6
-        return elapsed
-    finally:
-        for owner in owners:
-            owner.__exit__()
 
 
 # Killed at any operation

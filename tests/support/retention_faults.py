@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import errno
-from pathlib import Path
 from typing import ClassVar
 
-import embedlog
 from embedlog.config import TopicConfig
-from embedlog.errors import EmbedlogError, OffsetOutOfRangeError
-from embedlog.files import Files
+from embedlog.errors import EmbedlogError
 from embedlog.partition import pending_deletes
 from embedlog.record import TopicPartition
 from embedlog.retention import delete_records, retain
@@ -17,7 +14,7 @@ from embedlog.root.root import Root
 from support.clock import START
 from support.faulty_files import FaultyFiles
 from support.faulty_roots import Acknowledge, RootFaults
-from support.roots import encoded, healthy, no_stray_files, open_root, rows
+from support.roots import encoded, healthy, no_stray_files, rows
 
 DAY = 86_400_000
 NOW = START + 30 * DAY
@@ -120,50 +117,3 @@ class RetentionFaults(RootFaults):
 
 
 FAULTS = RetentionFaults()
-
-
-def read_through(path: Path, stop: Path) -> tuple[int, int]:
-    """Read a topic from its start, over and over, until the file `stop` exists.
-
-    Returns how many records were read, and how often the reader was overtaken.
-    """
-    log = embedlog.open(path, maintenance=False)
-    here, read, overtaken = log.partition("t", 0), 0, 0
-    while not stop.exists():
-        try:
-            reader = here.reader(here.start_offset())
-            expected = reader.offset
-            while not stop.exists():
-                batches = reader.read(2_000)
-                if not batches:
-                    break
-                for batch in batches:
-                    batch.verify()
-                    offsets = batch.offsets().to_pylist()
-                    values = [int(value) for value in batch.lists()[2]]
-                    assert values == offsets, "a record of another offset"
-                    assert max(batch.base_offset, expected) == expected, "a record was skipped"
-                    expected = batch.next_offset
-                    read += batch.count
-            here.offset_for_timestamp(START)
-            list(here.segments)
-        except OffsetOutOfRangeError as error:
-            if error.offset >= here.start_offset():
-                raise  # that offset was not deleted
-            overtaken += 1
-    log.close()
-    return read, overtaken
-
-
-def churn(path: Path, stop: Path) -> int:
-    """Append and delete until the file `stop` exists; return how many records were deleted."""
-    root = open_root(path, files=Files)
-    log = root.partition("t", 0)
-    while not stop.exists():
-        base = log.tail().log_end_offset
-        log.append([encoded(*(b"%d" % (base + row) for row in range(3)))])
-        if base % 15 == 0:
-            retain(root, START)
-    deleted = log.start_offset()
-    root.close()
-    return deleted
