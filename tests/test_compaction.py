@@ -20,7 +20,7 @@ from support.roots import (
     segment_files,
 )
 
-from embedlog import batch, keyspace, kv
+from embedlog import batch, keyspace
 from embedlog.compaction import (
     CleanOptions,
     clean,
@@ -42,7 +42,6 @@ from embedlog.partition import flush, replace
 from embedlog.partition.log_start import move_log_start
 from embedlog.partition.producers import expire_producers
 from embedlog.partition.state import max_segment_ms
-from embedlog.retention import delete_records
 
 COMPACT = {"cleanup.policy": "compact", "delete.retention.ms": 1000, "file.delete.delay.ms": 0}
 DAY = 86_400_000
@@ -114,23 +113,6 @@ def test_the_active_segment_is_never_cleaned(log):
     compact(log)
 
     assert pairs_of(log) == [(b"a", b"2"), (b"a", b"3"), (b"a", b"4")]
-
-
-def test_segments_deleted_during_a_compaction_are_skipped(root):
-    """D22: if retention deletes a segment that a pass has not read, the pass starts over."""
-    log = make_log(root, {**COMPACT, "cleanup.policy": "compact,delete"})
-    for number in range(6):
-        segment(log, (b"a", b"%d" % number), (b"b%d" % number, b""))
-    calls = []
-
-    def progress(done: int, total: int) -> None:
-        calls.append(done)
-        if len(calls) == 3:
-            delete_records(log, 8)
-
-    compact(log, progress=progress)
-
-    assert pairs_of(log) == [(b"b4", b""), (b"a", b"5"), (b"b5", b"")]
 
 
 @pytest.mark.parametrize("checkpoint", [7, 1 << 40])
@@ -591,88 +573,6 @@ def test_markers_of_transactions_are_kept(log):
     assert [bool(decoded.flags & batch.CONTROL) for decoded in batches_of(log)] == [False, True]
 
 
-def test_a_truncation_ends_a_compaction(log, monkeypatch):
-    """D22, D26: the truncation holds, and the rest is dirty."""
-    segment(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"))
-    swap = replace.Replacement.swap
-
-    def truncate_first(self, *arguments, **options):
-        log.truncate_to(2)
-        swap(self, *arguments, **options)
-
-    monkeypatch.setattr(replace.Replacement, "swap", truncate_first)
-    with pytest.raises(FencedError, match="meanwhile"):
-        compact(log)
-
-    assert pairs_of(log) == [(b"a", b"1"), (b"b", b"2")]
-    assert inspect(log, START).first_dirty == 0
-
-
-def test_a_record_stays_if_the_one_that_replaced_it_is_truncated(root, monkeypatch):
-    """D22: its segment did not change, but its newer record is gone."""
-    log = make_log(root, {**COMPACT, "segment.bytes": 3500})
-    large = b"x" * 1500
-    segment(log, (b"a", b"1"), (b"b", large))
-    compact(log)
-    segment(log, (b"a", large))
-    truncations = iter([2])
-    swap = replace.Replacement.swap
-
-    def truncate_first(self, old, **options):
-        for offset in truncations:
-            log.truncate_to(offset)
-        swap(self, old, **options)
-
-    monkeypatch.setattr(replace.Replacement, "swap", truncate_first)
-    with pytest.raises(FencedError, match="cut meanwhile"):
-        compact(log)
-    assert pairs_of(log) == [(b"a", b"1"), (b"b", large)]
-
-
-def test_the_checkpoint_does_not_move_past_a_truncation(log, monkeypatch):
-    """D22, D26: also if nothing had to be rewritten."""
-    segment(log, (b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
-    compact(log)
-    note_cleaned = replace.note_cleaned
-
-    def truncate_first(*arguments, **options):
-        log.truncate_to(1)
-        put(log, (b"a", b"2"))
-        put(log, (b"a", b"3"))
-        note_cleaned(*arguments, **options)
-
-    monkeypatch.setattr(replace, "note_cleaned", truncate_first)
-    monkeypatch.setattr(cleaner.CleanPass, "_is_clean", lambda *_: True)
-    with pytest.raises(FencedError, match="meanwhile"):
-        compact(log)
-    monkeypatch.undo()
-    log.roll()
-    assert inspect(log, START).first_dirty == 1
-    compact(log)
-    assert pairs_of(log) == [(b"a", b"3")]
-
-
-@pytest.mark.parametrize("start", [1, 2, 3])
-def test_records_that_are_deleted_during_a_compaction_stay_deleted(log, monkeypatch, start):
-    """D22: deleting a whole segment fails the compaction; deleting a part of one does not."""
-    segment(log, (b"a", b"1"), (b"b", b"2"))
-    segment(log, (b"a", b"3"), (b"c", b"4"))
-    swap = replace.Replacement.swap
-
-    def delete_first(self, *arguments, **options):
-        move_log_start(log, start)
-        swap(self, *arguments, **options)
-
-    monkeypatch.setattr(replace.Replacement, "swap", delete_first)
-    result = try_clean(log, START)
-    monkeypatch.undo()
-
-    assert (result.error is None) == (start < 2)
-    compact(log)
-    assert [row[0] for row in rows(log)] == [offset for offset in (1, 2, 3) if offset >= start]
-    assert log.start_offset() == start
-
-
 def test_a_recreated_topic_is_dirty(root, log):
     """D26: the checkpoint is deleted with the topic."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
@@ -683,41 +583,6 @@ def test_a_recreated_topic_is_dirty(root, log):
     assert inspect(recreated, START).first_dirty == 0
     compact(recreated)
     assert pairs_of(recreated) == [(b"a", b"2")]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, StorageError])
-def test_a_swap_stands_if_the_call_is_interrupted_after_the_commit(root, log, monkeypatch, error):
-    """P1: Ctrl-C right after the commit must not delete the new file."""
-    segment(log, (b"a", b"1"), (b"a", b"2"))
-    flush.flush_up_to(log, 2)
-    write = kv.Store.write
-
-    def write_and_raise(store, step):
-        result = write(store, step)
-        if store is log.context.state and log.thread_lock.locked():
-            raise error("lost")
-        return result
-
-    monkeypatch.setattr(kv.Store, "write", write_and_raise)
-    with pytest.raises(error):
-        compact(log)
-    monkeypatch.undo()
-
-    assert pairs_of(log) == [(b"a", b"2")]
-    assert len(segment_files(root.path)) == 2
-    assert inspect(log, START).first_dirty == 2
-
-
-def test_turning_compaction_off_ends_it(root, log):
-    """D27: at the next chunk."""
-    segment(log, (b"a", b"1"), (b"a", b"2"))
-
-    def progress(done, total):
-        root.alter_topic("t", {"cleanup.policy": "delete"})
-
-    with pytest.raises(FencedError, match="no longer compacted"):
-        compact(log, progress=progress)
-    assert pairs_of(log) == [(b"a", b"1"), (b"a", b"2")]
 
 
 def test_the_fence_is_called_for_each_chunk_and_commit(log):

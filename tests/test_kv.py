@@ -33,30 +33,6 @@ def put(store: kv.Store, key: bytes, value: bytes) -> None:
 # Reading and writing
 
 
-def test_a_step_that_raises_changes_nothing(store):
-    """A transaction is all or nothing, and `write` raises the error of its step."""
-
-    def step(txn):
-        txn.put(b"half", b"done")
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        store.write(step)
-
-    assert store.get(b"half") is None
-    put(store, b"after", b"fine")
-
-
-def test_the_version_grows_with_each_commit_of_any_process(store):
-    """`version` changes with the commits of every process."""
-    before = store.version()
-    put(store, b"here", b"1")
-    after_own_write = store.version()
-    in_child(lambda: put(store, b"there", b"1"))
-
-    assert before < after_own_write < store.version()
-
-
 def test_a_version_is_never_ahead_of_what_a_read_sees(store):
     """A read after `version` sees that commit, so a caller may cache it by version (P19)."""
     written: dict[int, int] = {}
@@ -111,16 +87,6 @@ def test_a_handle_that_writes_may_join_one_that_reads(tmp_path):
 def small_map(monkeypatch):
     """New environments begin with a map of 1 MiB."""
     monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 20)
-
-
-def test_a_full_map_grows_by_itself(small_map, tmp_path):
-    """After MapFull the map doubles and the step runs again (P21)."""
-    store = make_store(tmp_path)
-    for number in range(12):
-        put(store, b"%d" % number, bytes(300_000))
-
-    assert [len(store.get(b"%d" % number)) for number in range(12)] == [300_000] * 12
-    store.close()
 
 
 def test_one_transaction_may_be_larger_than_the_map(small_map, tmp_path):

@@ -1,7 +1,7 @@
 """Sealed segments that were replaced by compacted ones, whose offsets have gaps (D10, D25)."""
 
 import pytest
-from support.faulty_files import REBOOTED, FaultyFiles
+from support.faulty_files import FaultyFiles
 from support.manual_compaction import keep
 from support.roots import (
     abandon,
@@ -15,7 +15,6 @@ from support.roots import (
     segment_files,
 )
 
-from embedlog import keyspace
 from embedlog.api.topic import Topic
 from embedlog.consumer import Consumer
 from embedlog.errors import FencedError, StorageError
@@ -38,25 +37,6 @@ def log(root):
     return log
 
 
-def read(reader, max_bytes=1):
-    """Return the offsets in the next batches, without those below the position."""
-    first = reader.offset
-    read_offsets = [
-        offset for batch in reader.read(max_bytes) for offset in batch.offsets().to_pylist()
-    ]
-    return [offset for offset in read_offsets if offset >= first]
-
-
-def test_times_are_looked_up_in_compacted_segments(log):
-    """B10: the result is the first remaining record in offset order at or after the time."""
-    times = {row[0]: row[1] for row in rows(log)}
-    keep(log, KEPT, parts=3)
-    for time in range(min(times.values()) - 1, max(times.values()) + 2):
-        expected = next((offset for offset in REMAINING if times[offset] >= time), None)
-        looked_up = log.offset_for_timestamp(time)
-        assert (looked_up and looked_up.offset) == expected
-
-
 @pytest.mark.parametrize("kept_offsets", [set(), {0}, {32}, {17}, {18}], ids=str)
 def test_a_reader_reaches_the_end_for_any_remaining_records(root, log, kept_offsets):
     """D11: an empty batch marks the end of the segment, so a consumer at the end has no lag."""
@@ -76,81 +56,6 @@ def test_a_reader_reaches_the_end_for_any_remaining_records(root, log, kept_offs
             consumer.seek(partition, offset)
             row_counts = [batch.num_rows for batch in consumer.iter_batches(until="end")]
             assert sum(row_counts) == sum(number >= offset for number in kept_offsets)
-
-
-def test_a_reader_in_the_middle_continues_at_its_position(log):
-    """P20: it reads its open file to the end, then the new ones, and each record once."""
-    for stop in range(12):
-        reader, offsets_read = log.reader(0), []
-        while len(offsets_read) <= stop and reader.offset < 36:
-            offsets_read += read(reader)
-        if stop == 4:
-            keep(log, KEPT, slice(1))
-        if stop == 6:
-            keep(log, KEPT, slice(None))
-        while reader.offset < 36:
-            offsets_read += read(reader)
-        assert offsets_read == sorted(set(offsets_read))
-        assert set(REMAINING) <= set(offsets_read)
-
-
-def test_a_reader_that_is_overtaken_skips_nothing(log):
-    """It finds the next segment by offset; that segment may begin before the offset."""
-    reader = log.reader(0)
-    offsets_read = read(reader, 1 << 20)
-    assert reader.offset == 18
-    keep(log, set(range(36)))
-
-    while reader.offset < 36:
-        offsets_read += read(reader)
-
-    assert offsets_read == list(range(36))
-
-
-def test_a_recovery_does_not_take_gaps_for_lost_records(root, log, tmp_path):
-    """A26: the log is unchanged after a reboot."""
-    keep(log, KEPT, parts=2)
-    before = rows(log)
-    abandon(root)
-
-    reopened = open_root(root.path, files=REBOOTED)
-
-    assert rows(reopened.partition("t", 0)) == before
-    assert healthy(reopened)
-    reopened.close()
-
-
-@pytest.mark.parametrize("offset", [0, 2, 8, 19, 32, 33, 34])
-def test_compacted_segments_are_truncated_like_any_other(log, offset):
-    """A34, D26: a batch across the offset is removed entirely; the cleaned offset moves back."""
-    keep(log, KEPT, parts=3, cleaned=33)
-
-    log.truncate_to(offset)
-
-    assert log.end_offset() <= offset
-    assert all(remaining < offset for remaining in offsets(log))
-    cleaned = log.context.state.read(lambda txn: keyspace.CLEANED_OFFSETS.get(txn, log.key))
-    assert cleaned <= offset
-    fill(log, 4, first=90)
-    assert offsets(log)[-4:] == [offset, offset + 1, offset + 2, offset + 3]
-
-
-@pytest.mark.parametrize("offset", [17, 18, 19, 21, 24, 30, 32, 33])
-def test_a_truncation_may_leave_nothing_or_all_of_a_compacted_segment(root, log, offset):
-    """A34: batches appended after the truncation have no column of offsets."""
-    keep(log, set(range(18)), slice(1))
-    keep(log, set(range(18, 33)), slice(1, 2), parts=5)
-    assert bases(log) == [0, 18, 33]
-
-    log.truncate_to(offset)
-    fill(log, 4, first=90)
-
-    assert offsets(log)[-4:] == [offset, offset + 1, offset + 2, offset + 3]
-    assert healthy(root)
-    abandon(root)
-    reopened = open_root(root.path)
-    assert offsets(reopened.partition("t", 0))[-4:] == [offset + number for number in range(4)]
-    reopened.close()
 
 
 def test_a_damaged_compacted_segment_is_repaired(root, log):

@@ -12,7 +12,6 @@ from unittest.mock import patch
 import pytest
 from support.children import PausedChild, assert_killed, in_threads
 from support.clock import START
-from support.faulty_files import FaultyFiles
 from support.roots import abandon, bases, encoded, fill, healthy, make_log, open_root, rows, values
 from support.staged_files import directory, escalation, publish, stage
 
@@ -21,7 +20,6 @@ from embedlog.config import TopicConfig
 from embedlog.errors import (
     CorruptBatchError,
     CorruptionError,
-    DurabilityError,
     InvalidRecordError,
     LockTimeoutError,
     RecordTooLargeError,
@@ -228,24 +226,6 @@ def test_a_partition_that_another_process_holds_is_an_error_after_the_timeout(to
         assert caught.value.pid == holder.pid
 
     assert values_by_partition(topics)["b_0"] == []
-
-
-def test_a_failed_flush_publishes_nothing_and_closes_that_partition_only(tmp_path):
-    """P9: the other partitions are unchanged and accept appends."""
-    root = open_root(tmp_path / "faulty", files=FaultyFiles)
-    root.create_topic("a", 2, TopicConfig())
-    for number in range(2):
-        fill(root.partition("a", number), 1, durability="fsync")
-    root.context.files.fail_at(0, 5, only=("sync",))
-
-    with pytest.raises(DurabilityError):
-        publish(root, [stage(root, a_0=[b"1"], a_1=[b"2"])], 1, durability="fsync")
-
-    assert [root.partition("a", number).tail().failed for number in range(2)] == [True, False]
-    fill(root.partition("a", 1), 1, first=1)
-    assert values_by_partition(root) == {"a_0": [b"v0"], "a_1": [b"v0", b"v1"]}
-    assert app_versions.get(root.context.state, "q") is None
-    abandon(root)
 
 
 # Once
@@ -593,27 +573,3 @@ def test_while_a_publication_holds_the_lock_of_the_log_all_others_wait(tmp_path,
     assert root.context.log_lock.is_free()
     assert healthy(root)
     root.close()
-
-
-def test_readers_see_all_of_a_publication_or_nothing(topics, escalated):
-    """The ends in one snapshot belong to the same number of publications."""
-    done, end_pairs = threading.Event(), set()
-
-    def read_ends():
-        reader_root = open_root(topics.path)
-        for number in range(2):
-            reader_root.partition("a", number).tail()
-        keys = [reader_root.partition("a", number).tail_key for number in range(2)]
-        while not done.is_set():
-            ends = reader_root.context.live.read(lambda txn: tuple(map(txn.get, keys)))
-            end_pairs.add(tuple(int.from_bytes(row[32:40], "big") for row in ends))
-        reader_root.close()
-
-    for number in range(2):
-        topics.partition("a", number).tail()
-    with in_threads(read_ends, done=done):
-        for version in range(60):
-            publish(topics, [stage(topics, a_0=[b"p", b"q"], a_1=[b"p"])], version)
-
-    assert all(first == 2 * second for first, second in end_pairs), end_pairs
-    assert len(end_pairs) > 2

@@ -542,16 +542,6 @@ def test_a_compacted_topic_deletes_only_below_its_log_start_offset(root):
     assert retain(root, START + DAY)[0].start_offset == 6
 
 
-def test_changed_settings_apply_to_old_segments_in_the_next_round(root):
-    """C10: also in the open handle of another process."""
-    log = make(root)
-    with closing(open_root(root.path)) as other:
-        assert retain(other, START + 30 * DAY) == []
-        root.alter_topic("t", {"retention.ms": DAY})
-        assert retain(other, START + 30 * DAY)[0].start_offset == 10
-    assert log.start_offset() == 10
-
-
 # Budgets
 
 
