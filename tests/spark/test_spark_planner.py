@@ -229,6 +229,7 @@ def test_ctrl_c_is_left_to_the_driver(planner, options, send):
     assert planner.errors() == ""
 
 
+@pytest.mark.tier("all")  # it waits for five seconds
 def test_a_terminated_planner_leaves_its_leases_to_the_next(planner, log, options, send):
     """The driver goes on, and with it the query, whose records must not be deleted meanwhile."""
     send("t", {0: [1]})
