@@ -593,36 +593,6 @@ def test_every_partition_has_one_subscriber_and_order_does_not_matter(
 
 
 @third
-@given(partitions=partition_counts, members=groups(alike=True))
-def test_sticky_keeps_as_much_as_any_even_assignment_could(partitions, members):
-    """The fewest possible moves: all keep their share, and as many as possible keep one more."""
-    assignment = assign(partitions, members)
-
-    assigned = {tp for taken in assignment.values() for tp in taken}
-    valid = valid_owners(members, assigned)
-    owned = Counter(valid.values())
-    least, more = divmod(len(assigned), len(members) or 1)
-    most = sum(min(n, least) for n in owned.values())
-    most += min(more, sum(n > least for n in owned.values()))
-    owner = {tp: member for member, taken in assignment.items() for tp in taken}
-    assert sum(owner[tp] == member for tp, member in valid.items()) == most
-
-
-def valid_owners(members, partitions):
-    """Return the owner of each partition whose newest claim is one member's alone."""
-    owners = {}
-    for tp in partitions:
-        claiming = [
-            member for member in members if tp in member.owned and tp.topic in member.topics
-        ]
-        newest = max((member.generation for member in claiming), default=None)
-        claiming = [member.id for member in claiming if member.generation == newest]
-        if len(claiming) == 1:
-            owners[tp] = claiming[0]
-    return owners
-
-
-@third
 @given(partitions=partition_counts, members=groups(alike=False), joins=st.booleans())
 def test_where_subscriptions_differ_nothing_moves_unless_it_must(partitions, members, joins):
     """What is still balanced after some members left or one joined is only added to."""

@@ -8,7 +8,7 @@ from support.interleaving import Pair
 from embedlog import catalog, keyspace, kv
 from embedlog.catalog import Catalog, SegmentInfo
 from embedlog.config import TopicConfig
-from embedlog.errors import UnknownTopicOrPartitionError
+from embedlog.errors import InvalidPartitionsError, UnknownTopicOrPartitionError
 from embedlog.files import Files
 
 NOW = 1_700_000_000_000
@@ -31,6 +31,18 @@ def topics(state):
 
 def make(topics, name="t", partitions=1, **config):
     return topics.create_topic(name, partitions, TopicConfig.parse(config), NOW)
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 1.5, "2", None, True, 20_001, 2**31])
+def test_a_number_of_partitions_is_a_positive_int_and_bounded(topics, partitions):
+    """Other values are refused before anything is written; more partitions would take minutes."""
+    with pytest.raises(InvalidPartitionsError):
+        make(topics, partitions=partitions)
+    assert topics.topics() == {}
+    created = make(topics)
+    with pytest.raises(InvalidPartitionsError):
+        topics.grow_topic("t", partitions, NOW)
+    assert topics.topics() == {"t": created}
 
 
 @pytest.mark.parametrize("created_again", [False, True], ids=["deleted", "created again"])

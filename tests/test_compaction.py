@@ -42,6 +42,7 @@ from embedlog.partition import flush, replace
 from embedlog.partition.log_start import move_log_start
 from embedlog.partition.producers import expire_producers
 from embedlog.partition.state import max_segment_ms
+from embedlog.retention import delete_records
 
 COMPACT = {"cleanup.policy": "compact", "delete.retention.ms": 1000, "file.delete.delay.ms": 0}
 DAY = 86_400_000
@@ -113,6 +114,23 @@ def test_the_active_segment_is_never_cleaned(log):
     compact(log)
 
     assert pairs_of(log) == [(b"a", b"2"), (b"a", b"3"), (b"a", b"4")]
+
+
+def test_segments_deleted_during_a_compaction_are_skipped(root):
+    """D22: if retention deletes a segment that a pass has not read, the pass starts over."""
+    log = make_log(root, {**COMPACT, "cleanup.policy": "compact,delete"})
+    for number in range(6):
+        segment(log, (b"a", b"%d" % number), (b"b%d" % number, b""))
+    calls = []
+
+    def progress(done: int, total: int) -> None:
+        calls.append(done)
+        if len(calls) == 3:
+            delete_records(log, 8)
+
+    compact(log, progress=progress)
+
+    assert pairs_of(log) == [(b"b4", b""), (b"a", b"5"), (b"b5", b"")]
 
 
 @pytest.mark.parametrize("checkpoint", [7, 1 << 40])

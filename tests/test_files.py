@@ -78,6 +78,16 @@ def test_a_write_takes_any_number_of_buffers(files, fd, count):
     assert files.read(fd, 2 * count + 1, 0) == b"ab" * count
 
 
+def test_a_read_ends_at_the_end_of_the_file(files, fd):
+    """A read past the end is short or empty, and a huge one allocates nothing."""
+    files.write(fd, [b"abc"], 0)
+
+    assert files.read(fd, 2, 0) == b"ab"
+    assert files.read(fd, 10, 1) == b"bc"
+    assert files.read(fd, 1 << 50, 0) == b"abc"
+    assert files.read(fd, 1 << 50, 7) == b""
+
+
 def test_read_into_fills_a_buffer_up_to_the_end_of_the_file(files, fd, monkeypatch):
     """Also if the kernel reads a little at a time; the rest of the buffer stays as it was (P11)."""
     files.write(fd, [b"abcdef"], 0)
@@ -382,6 +392,17 @@ def test_without_a_futex_a_waiter_polls(files, monkeypatch):
     assert time.monotonic() - started < patient(4)
     page.leave()
     page.close()
+
+
+def test_a_closed_page_raises_closed_error(files):
+    page = WakePage(files)
+    page.close()
+    page.close()
+    for call in (page.value, page.advance, lambda: page.wait(0, 1)):
+        with pytest.raises(ClosedError):
+            call()
+    page.join()
+    page.leave()
 
 
 def test_the_kernel_is_not_called_without_waiters(files, page, monkeypatch):

@@ -15,6 +15,7 @@ from support.roots import (
     segment_files,
 )
 
+from embedlog import catalog
 from embedlog.api.topic import Topic
 from embedlog.consumer import Consumer
 from embedlog.errors import FencedError, StorageError
@@ -35,6 +36,10 @@ def log(root):
     fill(log, 12, size=3)
     assert bases(log) == [0, 18, 33]
     return log
+
+
+def uncommitted_files(log):
+    return log.context.state.read(lambda txn: catalog.uncommitted_files(txn, log.key))
 
 
 @pytest.mark.parametrize("kept_offsets", [set(), {0}, {32}, {17}, {18}], ids=str)
@@ -112,6 +117,20 @@ def test_segments_that_are_not_flushed_are_not_replaced(root, log):
     with pytest.raises(FencedError, match="not on the disk"):
         replacement.swap(segments)
     replacement.abandon()
+
+
+def test_one_process_at_a_time_rewrites_a_partition(root, log):
+    """The next process removes the files of one that was killed."""
+    with replace.rewrite_lock(log) as first:
+        replace.Replacement(log, 0, log.active_segment)
+        with replace.rewrite_lock(log) as second:
+            assert (first, second) == (True, False)
+    assert len(uncommitted_files(log)) == 1
+    assert healthy(root), "an uncommitted file is no garbage"
+
+    with replace.rewrite_lock(log):
+        assert uncommitted_files(log) == []
+    assert len(segment_files(root.path)) == 3
 
 
 def test_a_failed_flush_of_a_new_file_changes_nothing(tmp_path):

@@ -162,26 +162,6 @@ def test_a_fork_beside_checkpoints_ends(root):
 # Reboots
 
 
-def test_after_a_power_cut_positions_are_as_of_the_last_checkpoint(tmp_path):
-    """A position may move back, never forward."""
-    root = open_root(tmp_path)
-    make_topics(root, t=1)
-    fill(root.partition("t", 0), 9)
-    root.flush()
-    make_group(root).commit(at(5))
-    save(root)
-    make_group(root).commit(at(6))
-    abandon(root)
-
-    root = open_root(tmp_path, files=REBOOTED)
-    assert position_of(root) == 5
-    assert make_group(root).snapshot().committed[T0].position.offset == 5
-    make_group(root).commit(at(8))
-    assert position_of(root) == 8
-    assert saved(root) == [5]
-    root.close()
-
-
 def cut_short(path, remaining):
     """Fill a log with six records, save position 6, and keep the `remaining` records."""
     root = open_root(path)

@@ -1037,6 +1037,19 @@ def test_an_empty_batch_is_nothing(root, producer):
     assert producer.append_table("one", pa.table({"value": pa.array([], pa.binary())})).done()
 
 
+def test_a_batch_keeps_everything_of_its_records(root, producer):
+    """A3: keys, headers and timestamps are one list each."""
+    producer.send_batch(
+        "one", [b"a", None], [None, b"k"], headers=[None, [("h", b"1")]], timestamps=[5, 6]
+    )
+    assert rows(root.partition("one", 0)) == [
+        (0, 5, None, b"a", []),
+        (1, 6, b"k", None, [("h", b"1")]),
+    ]
+    with pytest.raises(ValueError, match="keys"):
+        producer.send_batch("one", [b"a"], [b"k", b"l"])
+
+
 def test_a_batch_comes_after_what_was_sent_before(root):
     """G12: send and send_batch share one order."""
     with Producer(root, **LINGERING) as producer:

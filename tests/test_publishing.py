@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 from support.children import PausedChild, assert_killed, in_threads
 from support.clock import START
+from support.faulty_files import FaultyFiles
 from support.roots import abandon, bases, encoded, fill, healthy, make_log, open_root, rows, values
 from support.staged_files import directory, escalation, publish, stage
 
@@ -20,6 +21,7 @@ from embedlog.config import TopicConfig
 from embedlog.errors import (
     CorruptBatchError,
     CorruptionError,
+    DurabilityError,
     InvalidRecordError,
     LockTimeoutError,
     RecordTooLargeError,
@@ -226,6 +228,24 @@ def test_a_partition_that_another_process_holds_is_an_error_after_the_timeout(to
         assert caught.value.pid == holder.pid
 
     assert values_by_partition(topics)["b_0"] == []
+
+
+def test_a_failed_flush_publishes_nothing_and_closes_that_partition_only(tmp_path):
+    """P9: the other partitions are unchanged and accept appends."""
+    root = open_root(tmp_path / "faulty", files=FaultyFiles)
+    root.create_topic("a", 2, TopicConfig())
+    for number in range(2):
+        fill(root.partition("a", number), 1, durability="fsync")
+    root.context.files.fail_at(0, 5, only=("sync",))
+
+    with pytest.raises(DurabilityError):
+        publish(root, [stage(root, a_0=[b"1"], a_1=[b"2"])], 1, durability="fsync")
+
+    assert [root.partition("a", number).tail().failed for number in range(2)] == [True, False]
+    fill(root.partition("a", 1), 1, first=1)
+    assert values_by_partition(root) == {"a_0": [b"v0"], "a_1": [b"v0", b"v1"]}
+    assert app_versions.get(root.context.state, "q") is None
+    abandon(root)
 
 
 # Once

@@ -588,3 +588,19 @@ def test_verify_reports_each_kind_of_damage(tmp_path, kind):
     assert healthy(root)
     assert log.append([encoded(b"next")])[0].base_offset == 18
     root.close()
+
+
+def test_a_row_of_state_with_a_wrong_checksum_is_reported(tmp_path):
+    """LMDB has no checksums; the rows of embedlog have them."""
+    root = open_root(tmp_path)
+    log = make_log(root)
+    fill(log, 2)
+
+    def flip_bits(txn):
+        for key, row in list(kv.rows(txn, keyspace.SEGMENTS.prefix())):
+            txn.put(key, row[:-1] + bytes([row[-1] ^ 1]))
+
+    root.context.state.write(flip_bits)
+
+    assert "damaged" in str(verify_root(root)[0])
+    abandon(root)

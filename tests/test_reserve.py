@@ -69,6 +69,20 @@ def test_it_is_not_created_if_it_would_fill_the_disk(root):
 
 
 @pytest.mark.parametrize("reported", [0, 1 << 40])
+def test_space_is_what_can_be_allocated_first_without_the_reserve(root, reported):
+    """P10: the reserve is given up only if the space then suffices."""
+    reserve, files(root).reported = root.context.reserve, reported
+    assert reserve.keep()
+    files(root).room = 500_000
+    assert reserve.room(200_000, trusting=not reported) == 200_000
+    assert reserve.held() == reserve.size()
+    assert reserve.room(10 << 20, trusting=not reported) <= 0
+    assert reserve.held() == reserve.size()
+    assert reserve.room(400_000, trusting=not reported) == 400_000
+    assert reserve.held() == 0
+
+
+@pytest.mark.parametrize("reported", [0, 1 << 40])
 def test_appends_continue_once_it_can_be_allocated_whatever_is_reported(root, reported):
     """P10: the reported free space neither blocks them forever, nor lets them use the reserve."""
     log = make_log(root)
@@ -121,6 +135,21 @@ def test_holes_are_filled(root):
     assert root.context.reserve.held() == 0
     assert root.context.reserve.keep()
     assert root.context.reserve.held() == root.context.reserve.size()
+
+
+def test_a_step_is_tried_again_without_it(root):
+    """The error is raised if that does not help, or if there is no reserve."""
+    tries = []
+
+    def step():
+        tries.append(root.context.reserve.held())
+        raise DiskFullError("full")
+
+    root.context.reserve.keep()
+    for _ in range(2):
+        with pytest.raises(DiskFullError):
+            root.context.reserve.used_by(step)
+    assert tries == [root.context.reserve.size(), 0, 0]
 
 
 def test_appends_wait_until_it_can_be_created_again(root):
@@ -210,6 +239,18 @@ def test_compaction_reports_segments_that_do_not_fit(root):
     files(root).room = 8 << 20
     assert compaction.clean(log, START).segments_before == 4
     assert offsets(log) == before
+
+
+def test_a_compaction_that_fills_the_disk_changes_nothing(root, monkeypatch):
+    """P10: another program used the space: the written files are removed, other segments tried."""
+    log = compacted_log(root, 4, 100_000, 5)
+    before = dict(zip(offsets(log), values(log), strict=True))
+    monkeypatch.setattr(Reserve, "room", lambda self, needed, **_: 1 << 30)
+    files(root).room = 5_000
+    done = compaction.clean(log, START)
+    assert "the disk is too full" in done.why
+    assert done.records_kept == done.records_read == 0
+    assert dict(zip(offsets(log), values(log), strict=True)) == before
 
 
 def test_a_tombstone_outlives_older_values_that_could_not_be_removed(root, monkeypatch):
