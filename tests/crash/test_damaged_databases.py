@@ -22,7 +22,7 @@ from support.durability_check import Rebooted
 from support.faulty_files import materialise, scratch_directory
 from support.patience import patient
 from support.power_cut import Image
-from support.roots import Row, abandon, encoded, make_log, open_root, rows
+from support.roots import Row, abandon, encoded, make_log, make_store, open_root, rows
 from support.tiers import choose, sample
 
 import embedlog
@@ -226,6 +226,21 @@ def test_no_damage_to_a_database_loses_a_record_or_kills_the_process(count, reco
     assert not outcome.findings, str(outcome)
     assert outcome.distinct >= 5.85 * count, f"-> {outcome.distinct} states"
     assert outcome.tally["as it was"] > outcome.count // 2, str(outcome)
+
+
+@pytest.fixture
+def stores(tmp_path):
+    """Open stores of one database, which are closed after the test."""
+    opened = []
+
+    def open_store(**options: Any) -> kv.Store:
+        opened.append(make_store(tmp_path, timeout=patient(10), **options))
+        return opened[-1]
+
+    yield open_store
+    for store in opened:
+        store.close()
+        store._files.close_all()
 
 
 # P21
