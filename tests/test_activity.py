@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -14,7 +13,7 @@ import time
 from contextlib import closing
 
 import pytest
-from support.children import PausedChild, assert_killed, in_child, meanwhile
+from support.children import PausedChild, in_child, meanwhile
 from support.clock import START
 from support.forks import until
 from support.patience import patient
@@ -362,52 +361,6 @@ def test_a_damaged_note_is_rewritten_without_events(log):
 
 
 # Each event once
-
-
-def die(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-RETAINED, CREATED_AND_ROLLED = {("retained", "t-0")}, {("created", "u"), ("rolled", "t-0")}
-
-
-@pytest.mark.parametrize(
-    ("function", "kind", "lost"),
-    [
-        ("_note", None, set()),
-        ("report", "retained", RETAINED),
-        ("report", "created", CREATED_AND_ROLLED),
-        ("_topic", None, RETAINED),
-    ],
-)
-def test_an_owner_killed_before_its_report_loses_at_most_that_report(
-    log, clock, monkeypatch, function, kind, lost
-):
-    """The events of that report may be lost; all others are reported once, before or after."""
-    log.create_topic("t", config=SMALL)
-    fill(log.partition("t", 0), 6)
-    log.maintain()
-    before = len(reported(log))
-    log.create_topic("u")
-    fill(log.partition("t", 0), 2, first=6)
-    clock.advance(2 * DAY)
-
-    original = getattr(activity, function)
-
-    def killed_at_event(*args):
-        if kind is None or any(event.kind == kind for event in args[1]):
-            die()
-        original(*args)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(activity, function, killed_at_event)
-        assert_killed(log.maintain)
-    assert log.partition("t", 0).start_offset() >= 6
-    log.maintain()
-    log.maintain()
-
-    events = [event for event in short(log)[before:] if event[0] != "owner"]
-    assert sorted(events) == sorted((RETAINED | CREATED_AND_ROLLED) - lost)
 
 
 def test_the_work_of_a_killed_process_is_reported_by_another(log):

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -411,19 +410,6 @@ def test_a_log_pickles_as_its_path_and_options(path):
         assert values(log.partition("t", 0)) == [b"x", b"y"]
 
 
-def test_two_handles_of_a_process_see_the_same(log):
-    """Neither has a private copy: each reads what the other publishes."""
-    log.create_topic("t")
-    with embedlog.open(log.path) as other:
-        other.partition("t", 0).append([encoded(b"1")])
-        log.partition("t", 0).append([encoded(b"2")])
-        other.alter_topic("t", {"retention.ms": 5})
-
-        assert values(other.partition("t", 0)) == [b"1", b"2"]
-    assert log.topic("t").config["retention.ms"] == 5
-    assert values(log.partition("t", 0)) == [b"1", b"2"]
-
-
 def test_a_log_that_was_renamed_while_it_was_open_is_closed(path, tmp_path, caplog):
     """With a warning; its records are where it is now."""
     with embedlog.open(path, maintenance=False) as log:
@@ -486,33 +472,6 @@ def test_children_append_and_the_parent_goes_on(log, method):
     for number in (9, 8, 7, 0, 1):
         of_process = [value for value in stored if value.startswith(b"%d-" % number)]
         assert of_process == [b"%d-%d" % (number, turn) for turn in range(20)]
-
-
-def test_a_log_opens_after_kill_9(path):
-    """Acknowledged records are there, unpublished ones are not (P2)."""
-    code = """
-        import os, signal, sys, embedlog
-        from embedlog import batch
-        log = embedlog.open(sys.argv[1])
-        log.create_topic("t", config={"segment.bytes": 1000})
-        part = log.partition("t", 0)
-        for row in range(20):
-            part.append([batch.encode_lists([b"%d" % row], None, 5)])
-        print("acknowledged", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-
-    process = run(code, path)
-
-    assert process.returncode == -signal.SIGKILL
-    assert "acknowledged" in process.stdout, process.stderr
-    segments = segment_files(path)
-    with open(segments[-1], "ab") as file:
-        file.write(b"\xff\xff\xff\xff\x00\x01\x00\x00 half a batch")
-    with embedlog.open(path) as log:
-        assert values(log.partition("t", 0)) == [b"%d" % row for row in range(20)]
-        assert log.partition("t", 0).append([encoded(b"next")])[0].base_offset == 20
-        assert log.verify() == []
 
 
 @pytest.mark.tier("test")

@@ -20,13 +20,11 @@ from support.roots import (
     segment_files,
     values,
 )
-from support.typed_bytes import KEY, as_typed, first_schema, wider_schema
+from support.typed_bytes import KEY, as_typed, first_schema
 
 from embedlog import batch, catalog
-from embedlog.compaction.cleaner import clean
 from embedlog.config import TopicConfig
 from embedlog.errors import (
-    CorruptBatchError,
     FencedLeaderEpochError,
     InvalidRecordError,
     RecordTooLargeError,
@@ -35,7 +33,6 @@ from embedlog.partition import append_at, leader_epochs
 from embedlog.record import Appended
 from embedlog.root.repair import repair_root
 from embedlog.root.verify import verify_root
-from embedlog.schemas.evolution import changed_schema
 from embedlog.schemas.topic_schema import first_version
 
 
@@ -222,45 +219,6 @@ def test_a_repair_keeps_batches_around_a_damaged_one(tmp_path):
 
 
 # Compacted logs
-
-
-@pytest.mark.parametrize("identical", [False, True])
-@pytest.mark.parametrize("max_bytes", [1, 1 << 20])
-def test_a_compacted_log_is_copied_batch_by_batch(tmp_path, root, identical, max_bytes):
-    """Not a segment for each gap: the batches stay as they are, with their columns of offsets."""
-    source = compacted(root)
-    target = copy(source, make_log(root, topic="target"), max_bytes, identical=identical)
-
-    assert len(bases(target)) <= 3
-    assert stored(target) == stored(source)
-    assert target.record_counts.count(0, 302) == source.record_counts.count(0, 302)
-    assert target.append([encoded(b"next")]) == [Appended(302, 303)]
-    before = rows(target)
-    abandon(root)
-    (tmp_path / "root" / "live" / "boot").write_bytes(b"another boot")
-    root._context = open_root(tmp_path / "root")._context
-    root.closed = False
-    assert rows(root.partition("target", 0)) == before
-
-
-def test_a_copy_that_ends_inside_a_batch_goes_on_with_the_rest_of_it(root):
-    """Compaction at the source may merge batches across the end of the copy."""
-    source = make_log(root, topic="source")
-    source.append([encoded(b"a", b"b", b"c", b"d", producer=(7, 0, 40))])
-    source.append([encoded(*[b"%d" % n for n in range(20)], keys=[b"k"] * 20)])
-    source.roll()
-    for offset, kept in ((2, range(24)), (3, [0, 3, 9, 11, 15, 22]), (23, [0, 22])):
-        if offset != 2:
-            keep(source, kept)
-        target = make_log(root, topic=f"target{offset}")
-        (placed, *_) = source.reader(offset).read_encoded()
-        assert placed.offset == offset
-        copy_of_rest = source.reader(offset).read_encoded()
-        target.append_at(copy_of_rest)
-        assert rows(target) == [row for row in rows(source) if row[0] >= offset]
-        assert target.end_offset() == 24
-    (placed, *_) = source.reader(1).read_encoded()
-    assert placed.batch.producer_id is None  # Compaction by hand does not keep it.
 
 
 def test_the_rest_of_a_batch_has_the_sequence_numbers_of_its_records(root):
@@ -453,64 +411,12 @@ def test_a_record_that_waits_for_its_flush_is_published_when_an_epoch_begins(roo
     other.close()
 
 
-# Damage
-
-
-def test_a_damaged_batch_is_not_copied(tmp_path):
-    """Those before it are; the error comes with the next call, and says where to go on."""
-    root = open_root(tmp_path)
-    log = make_log(root)
-    for number in range(5):
-        log.append([encoded(b"value %d" % number * 20)])
-    log.roll()
-    path = segment_files(tmp_path)[0]
-    path.write_bytes(path.read_bytes().replace(b"value 3", b"eulav 3", 1))
-    reader = log.reader(1)
-
-    assert [placed.offset for placed in reader.read_encoded()] == [1, 2]
-    for _ in range(2):
-        with pytest.raises(CorruptBatchError) as caught:
-            reader.read_encoded()
-        assert caught.value.offset == 3
-    assert [placed.offset for placed in log.reader(4).read_encoded()] == [4]
-    root.close()
-
-
 # Typed topics
 
 
 def typed_log(root, topic, versions=1):
     root.create_topic(topic, 1, TopicConfig.parse({}), first_schema())
     return root.partition(topic, 0)
-
-
-def grow(log, version):
-    def change(schema, earlier):
-        return changed_schema(schema, wider_schema(version), earlier=earlier)
-
-    log.context.catalog.alter_schema(log.topic, change)
-
-
-@pytest.mark.parametrize("identical", [False, True])
-def test_typed_topics_are_copied_with_the_versions_of_their_schema(tmp_path, root, identical):
-    """A batch keeps its version; nothing is encoded again."""
-    source = typed_log(root, "source")
-    source.append([as_typed(encoded(b"a", b"b", keys=[b"k", b"l"]))])
-    source.append([as_typed(encoded(b"c", None, b"d", keys=[b"k", b"l", b"m"]))])
-    source.roll()
-    keep_rows(source, [2, 3, 4])
-    grow(source, 1)
-    source.append([as_typed(encoded(b"e", keys=[b"n"]))])
-    other = open_root(tmp_path / "other")
-    target = typed_log(other, "target")
-    with pytest.raises(InvalidRecordError, match="version 2 of the schema of another log"):
-        copy(source, target, identical=identical)
-    grow(target, 1)
-    copy(source, target, identical=identical)
-
-    assert stored(target) == stored(source)
-    assert healthy(other)
-    other.close()
 
 
 def test_columns_of_another_log_are_refused(tmp_path, root):
@@ -527,10 +433,3 @@ def test_columns_of_another_log_are_refused(tmp_path, root):
 
     assert target.end_offset() == 0
     other.close()
-
-
-def keep_rows(log, kept):
-    """Compact a typed topic by its own cleaner: only the last record of each key stays."""
-    log.context.catalog.alter_topic(log.topic, {"cleanup.policy": "compact"})
-    clean(log, START)
-    assert offsets(log) == kept

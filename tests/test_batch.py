@@ -91,20 +91,6 @@ def small():
 # Round trips
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-@pytest.mark.parametrize("many", [1, 50], ids="times={}".format)
-def test_null_and_empty_are_four_distinct_things(compression, many):
-    """A3: null key, null value, empty key and empty value come back as they were."""
-    keys, values = [None, b"", b"k", None] * many, [b"v", None, b"", None] * many
-
-    decoded = parsed(
-        written(batch.encode_lists(values, keys, NOW, None, compression)), batch.schema()
-    )
-
-    decoded.verify()
-    assert decoded.lists() == ([NOW] * len(keys), keys, values, None)
-
-
 def rows_or_refusal(data):
     """Return the lists of a batch, or "corrupt" if it is refused."""
     try:
@@ -146,18 +132,6 @@ def test_a_damaged_small_batch_is_checked_by_arrow(small, monkeypatch, part):
                 fast = rows_or_refusal(data)
                 patched.setattr("embedlog.batch.decode_small.MAX_ROWS", 0)
                 assert fast == rows_or_refusal(data), (position, byte)
-
-
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_headers_keep_their_order_their_duplicates_and_a_null_value(compression):
-    """A3: headers are a list, not a mapping; none and an empty list are the same."""
-    headers = [[("b", b"1"), ("a", None), ("b", b"")], None, [], [("", b"x")]]
-
-    encoded = batch.encode_lists([b"v"] * 4, None, NOW, headers, compression)
-    decoded = parsed(written(encoded), batch.schema(headers=True))
-
-    assert (encoded.has_headers, decoded.has_headers) == (True, True)
-    assert decoded.lists()[3] == [headers[0], [], [], headers[3]]
 
 
 def test_a_header_without_a_key_is_refused():
@@ -260,30 +234,6 @@ def test_one_record_encodes_to_the_bytes_of_a_list_of_one(record):
     assert written(encoded) == written(batch.encode_lists([value], [key], [time]))
 
 
-@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 34, 4096, 4097])
-@pytest.mark.parametrize("even", [True, False])
-def test_every_size_takes_its_path_to_the_same_content(count, even):
-    """Small and big batches, of even and uneven lengths, differ in speed only."""
-    values = [b"x" * (5 if even else i % 300) for i in range(count)]
-    keys = [None if i % 3 == 0 else b"%d" % i for i in range(count)]
-
-    decoded = parsed(written(batch.encode_lists(values, keys, NOW)))
-
-    assert decoded.lists() == ([NOW] * count, keys, values, None)
-    decoded.verify()
-
-
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_plain_arrow_reads_the_batches(compression):
-    """A segment is an Arrow stream to other programs."""
-    data = [written(batch.encode_lists([b"v", None], None, NOW, None, compression)) for _ in "ab"]
-    stream = batch.schema(metadata={"a": "b"}).serialize().to_pybytes() + b"".join(data)
-
-    for end in (b"", wire.END_OF_STREAM):
-        table = pa.ipc.open_stream(stream + end).read_all()
-        assert table["value"].to_pylist() == [b"v", None] * 2
-
-
 def test_a_slice_of_a_record_batch_is_encoded_alone():
     """Rows of the buffers outside of the slice are neither stored nor counted."""
     whole = batch.from_lists([b"%d" % i for i in range(100)], None, list(range(100)))
@@ -362,67 +312,6 @@ def test_the_time_column_may_be_another_one_in_another_unit():
 # The stamp
 
 
-def test_the_stamp_sets_offsets_producer_and_epoch():
-    """G16: the batch has its producer, epoch and sequence."""
-    encoded = batch.encode_lists([b"v"], None, NOW)
-
-    plain = parsed(written(encoded, 5))
-    encoded.set_producer(1 << 40, 6, 7)
-    sent = parsed(written(encoded, 9))
-
-    assert (plain.producer_id, plain.producer_epoch, plain.base_sequence) == (None, None, None)
-    assert (sent.producer_id, sent.producer_epoch, sent.base_sequence) == (1 << 40, 6, 7)
-    assert (plain.base_offset, sent.base_offset, sent.leader_epoch) == (5, 9, 3)
-
-
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_log_append_time_overrides_every_record(compression):
-    """A7: the log append time replaces all timestamps, and sets a flag."""
-    encoded = batch.encode_lists([b"v"] * 3, None, [1, 2, 3], None, compression)
-
-    decoded = parsed(written(encoded, append_time=NOW))
-
-    assert decoded.is_log_append_time
-    assert decoded.lists()[0] == [NOW] * 3
-    assert (decoded.min_timestamp, decoded.max_timestamp) == (NOW, NOW)
-    assert (
-        decoded.columns(["value", "timestamp"]).column(1).cast(pa.int64()).to_pylist() == [NOW] * 3
-    )
-
-
-def test_a_compacted_batch_keeps_its_offsets_and_its_range():
-    """D10, D11: offsets do not change, nor does the range of the batch."""
-    schema = batch.schema(offsets=True)
-    rows = batch.from_lists([b"a", b"b"], None, [1, 2])
-    rows = pa.RecordBatch.from_arrays([*rows.columns, pa.array([12, 17])], schema=schema)
-    encoded = batch.encode(rows, offsets=True)
-    encoded.delete_horizon = 99
-
-    decoded = parsed(written(encoded, 10, next_offset=20), schema)
-
-    assert (decoded.base_offset, decoded.next_offset, decoded.count) == (10, 20, 2)
-    assert (decoded.has_offsets, decoded.delete_horizon) == (True, 99)
-    assert decoded.offsets().to_pylist() == [12, 17]
-    assert decoded.columns().schema.names == ["timestamp", "key", "value"]
-    decoded.verify()
-
-
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_a_batch_may_be_kept_empty(compression):
-    """D11: the last batch stays without records, so that the log end is known."""
-    schema = batch.schema(offsets=True)
-    nothing = pa.RecordBatch.from_pylist([], schema=schema)
-    encoded = batch.encode(nothing, compression, offsets=True, timestamps=(5, 8))
-
-    decoded = parsed(written(encoded, 10, next_offset=20), schema)
-
-    decoded.verify()
-    assert (decoded.count, decoded.base_offset, decoded.next_offset) == (0, 10, 20)
-    assert (decoded.min_timestamp, decoded.max_timestamp) == (5, 8)
-    assert decoded.lists() == ([], [], [], None)
-    assert decoded.columns(["value"]).num_rows == 0
-
-
 @given(st.lists(random_columns.types(), max_size=3), st.sampled_from(COMPRESSIONS))
 def test_a_batch_of_any_columns_may_be_kept_empty(types, compression):
     """D11: also one whose body then has no bytes at all, as with columns of numbers alone."""
@@ -451,39 +340,6 @@ def test_columns_are_chosen_by_name(small):
 # Damage
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_every_flipped_bit_is_detected(compression):
-    """P12: every byte of a batch is covered by a check."""
-    headers = [[("h", b"x")], None]
-    encoded = batch.encode_lists([b"one", None], [None, b"k"], NOW, headers, compression)
-    data, schema = written(encoded, 10), batch.schema(headers=True)
-    for position in range(len(data)):
-        for mask in (0x01, 0x10, 0x80, 0x55, 0xFF):
-            damaged = bytearray(data)
-            damaged[position] ^= mask
-            with pytest.raises(CorruptBatchError):
-                parsed(bytes(damaged), schema).verify()
-
-
-def test_damage_is_detected_only_in_columns_that_are_read(small):
-    """P12: reading keys does not check values, reading values does."""
-    damaged = bytearray(small)
-    damaged[damaged.index(b"one")] ^= 1
-
-    decoded = parsed(bytes(damaged))
-
-    assert decoded.columns(["key", "timestamp"]).column(0).to_pylist() == [None, b"", b"k"]
-    assert decoded.columns(["value"], verify=False).num_rows == 3
-    for read in (
-        decoded.verify,
-        decoded.lists,
-        decoded.columns,
-        lambda: decoded.columns(["value"]),
-    ):
-        with pytest.raises(CorruptBatchError, match="column value"):
-            read()
-
-
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 def test_only_requested_columns_are_decompressed(compression):
     """P12: damage in a compressed column does not affect reading another."""
@@ -506,13 +362,6 @@ def test_a_batch_that_is_cut_off_anywhere_is_truncated(small):
                     pa.py_buffer(data), 0, limit, path="f", position=8, schema=batch.schema()
                 )
             assert (caught.value.reason, caught.value.position) == ("truncated", 8)
-
-
-@pytest.mark.parametrize("data", [bytes(600), b"\xff" * 600, random.Random(1).randbytes(600)])
-def test_bytes_without_a_batch_are_refused(data):
-    """P12: a zeroed page, an erased page, and noise."""
-    with pytest.raises(CorruptBatchError, match="no batch begins here"):
-        parsed(data)
 
 
 def test_an_error_says_where_and_why(small):
@@ -542,39 +391,6 @@ def source(data, shift=0):
     return batch.BatchSource(pa.py_buffer(data), "p", shift, batch.schema())
 
 
-def test_a_source_returns_batches_up_to_the_end_of_the_stream(small):
-    """A sealed segment ends with Arrow's end marker; an active segment has none."""
-    data = small * 3
-    for end, stop in (
-        (wire.END_OF_STREAM, len(data) + 8),
-        (b"", len(data)),
-        (b"rest", len(data)),
-    ):
-        batches = source(b"schema!!" + data + end, 100).batches(8, 8 + stop, 1 << 20)
-        assert [decoded.position - 108 for decoded in batches] == [0, len(small), 2 * len(small)]
-
-
-def test_a_source_returns_about_max_bytes(small):
-    """The batch that reaches the limit is the last; at least one is returned (A18)."""
-    stream = source(small * 4)
-    size = len(small)
-
-    counts = [
-        len(stream.batches(0, 4 * size, max_bytes))
-        for max_bytes in (0, 1, size, size + 1, 9 * size)
-    ]
-    assert counts == [1, 1, 1, 2, 4]
-
-
-def test_a_source_returns_the_good_batches_before_the_bad_one(small):
-    """A5, E10: the complete batches before the damage are readable."""
-    truncated = source(small + small[:-8])
-
-    assert [decoded.count for decoded in truncated.batches(0, 1 << 20, 1 << 20)] == [3]
-    with pytest.raises(CorruptBatchError, match="truncated"):
-        truncated.batches(len(small), 1 << 20, 1 << 20)
-
-
 def test_a_head_is_checked_even_if_an_equal_one_was_read(small):
     """P12: the cached head of one batch does not hide damage in the next."""
     head = batch.decode.head_length(small[:8], path="p", position=0)
@@ -585,25 +401,6 @@ def test_a_head_is_checked_even_if_an_equal_one_was_read(small):
         assert [decoded.position for decoded in stream.batches(0, len(damaged), 1 << 20)] == [0]
         with pytest.raises(CorruptBatchError):
             stream.batches(len(small), len(damaged), 1 << 20)
-
-
-def test_batches_with_heads_of_many_lengths_lie_side_by_side():
-    """Batches of different compression and size are read in one stream."""
-    kinds = [("none", 1), ("lz4", 9), ("none", 2), ("zstd", 9), ("zstd", 1), ("none", 900)] * 2
-    chunks = [
-        bytes(b"".join(map(bytes, encoded_batch(count, kind).stamp(0, 0)))) for kind, count in kinds
-    ]
-    batches = source(b"".join(chunks)).batches(0, 1 << 30, 1 << 30)
-
-    assert [decoded.count for decoded in batches] == [count for _, count in kinds]
-    for decoded, (_, count) in zip(batches, kinds, strict=True):
-        assert decoded.columns(["value"]).column(0).to_pylist() == [b"v" * 100] * count
-        assert decoded.columns(["timestamp", "key"]).column(1).to_pylist() == [None] * count
-        assert decoded.lists()[0] == [7] * count
-
-
-def encoded_batch(count, compression):
-    return batch.encode_lists([b"v" * 100] * count, None, 7, None, compression)
 
 
 def test_head_and_message_length_are_checked(small):

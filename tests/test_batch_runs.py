@@ -320,29 +320,6 @@ def test_no_bit_of_a_batch_may_be_lost():
         ]
 
 
-def test_a_run_ends_where_the_leader_epoch_changes():
-    """A reader may want the batches of the first epoch only."""
-    part = {"kind": several, "count": MIN_BATCHES, "append_time": None, "gap": 0, "seed": 1}
-    source = source_of(stamped([{**part, "epoch": 0}, {**part, "epoch": 1}])[0])
-
-    first, second = batch.batches_fast(source, 0, 1 << 20, 1 << 20)
-
-    assert first.leader_epoch < second.leader_epoch
-
-
-@pytest.mark.parametrize(("gap", "append_time"), [(7, None), (0, START)])
-def test_a_run_ends_at_a_gap_and_where_the_type_of_timestamps_changes(gap, append_time):
-    """Its offsets are a range, and all of its rows have one timestampType."""
-    part = {"kind": several, "count": MIN_BATCHES, "epoch": 0, "seed": 1}
-    first = {**part, "append_time": None, "gap": gap}
-    source = source_of(stamped([first, {**part, "append_time": append_time, "gap": 0}])[0])
-
-    pieces = batch.batches_fast(source, 0, 1 << 20, 1 << 20)
-
-    assert [type(piece) for piece in pieces] == [BatchRun, BatchRun]
-    assert_equal(source, 1 << 20, NAMES)
-
-
 def has_null(message):
     (decoded,) = source_of([message]).batches(0, 1 << 20, 1)
     return decoded.null_count("key") and not decoded.null_count("value")

@@ -8,9 +8,8 @@ from math import inf
 import pyarrow as pa
 import pytest
 from support.clock import START
-from support.faulty_files import REBOOTED, FaultyFiles
+from support.faulty_files import FaultyFiles
 from support.roots import (
-    abandon,
     bases,
     encoded,
     healthy,
@@ -21,7 +20,7 @@ from support.roots import (
     segment_files,
 )
 
-from embedlog import batch, keyspace, kv
+from embedlog import batch, keyspace
 from embedlog.compaction import (
     CleanOptions,
     clean,
@@ -117,22 +116,6 @@ def test_the_active_segment_is_never_cleaned(log):
     assert pairs_of(log) == [(b"a", b"2"), (b"a", b"3"), (b"a", b"4")]
 
 
-def test_a_checkpoint_says_where_the_dirty_part_begins(log):
-    """D1, D14: a success moves it to the start of the active segment."""
-    segment(log, (b"a", b"1"), (b"a", b"2"))
-    assert inspect(log, START).first_dirty == 0
-
-    compact(log)
-
-    cleanable = inspect(log, START)
-    assert (cleanable.first_dirty, cleanable.first_uncleanable, cleanable.cleanable_bytes) == (
-        2,
-        2,
-        0,
-    )
-    assert cleanable.clean_bytes > 0
-
-
 def test_segments_deleted_during_a_compaction_are_skipped(root):
     """D22: if retention deletes a segment that a pass has not read, the pass starts over."""
     log = make_log(root, {**COMPACT, "cleanup.policy": "compact,delete"})
@@ -164,15 +147,6 @@ def test_a_checkpoint_below_the_start_moves_up_to_it(log):
     set_cleaned_offset(log, 1)
     move_log_start(log, 2)
     assert (inspect(log, START).start, inspect(log, START).first_dirty) == (2, 2)
-
-
-def test_the_active_segment_is_not_in_the_dirty_part(log):
-    """D1: a checkpoint in the active segment leaves nothing to do."""
-    segment(log, (b"a", b"1"), (b"a", b"2"))
-    put(log, (b"a", b"3"), (b"a", b"4"))
-    set_cleaned_offset(log, 3)
-    cleanable = inspect(log, START)
-    assert (cleanable.first_dirty, cleanable.cleanable_bytes) == (2, 0)
 
 
 def test_records_younger_than_the_lag_are_not_compacted(root, clock):
@@ -358,27 +332,6 @@ def test_a_full_offset_map_ends_the_pass(log, slots, first, expected, first_dirt
     assert inspect(log, START).first_dirty == first_dirty
 
 
-def test_an_offset_map_of_one_slot_needs_several_passes(log, monkeypatch):
-    """D7: [1,0,1,0], then [0,1,0], then [1,0]; progress is guaranteed if one key fits."""
-    segment(log, *[(b"%d" % (number % 2), b"v%d" % number) for number in range(5)])
-    set_cleaned_offset(log, 2)
-    states = []
-    swap_segments = replace.Replacement.swap
-
-    def swap(self, *arguments, **options):
-        swap_segments(self, *arguments, **options)
-        states.append(keys_and_offsets(log))
-
-    monkeypatch.setattr(replace.Replacement, "swap", swap)
-    compact(log, settings=MaintenanceConfig(log_cleaner_dedupe_buffer_size=1))
-
-    assert states == [
-        [(1, 1), (0, 2), (1, 3), (0, 4)],
-        [(0, 2), (1, 3), (0, 4)],
-        [(1, 3), (0, 4)],
-    ]
-
-
 def only_one_pass(monkeypatch):
     """Raise `StopIteration` before the second pass."""
     passes = iter([1])
@@ -403,19 +356,6 @@ def test_records_without_a_key_are_removed_when_a_topic_becomes_compacted(root):
 
     assert pairs_of(log) == [(b"a", b"2")]
     assert result.keyless == 2
-
-
-@pytest.mark.parametrize("gap", [1, 5, 1000])
-def test_gaps_in_the_offsets_are_compacted_over(log, gap):
-    """D14: after a gap of a mirror the dirty range begins at the active segment."""
-    segment(log, (b"a", b"1"), (b"a", b"2"))
-    log.append_at([(2 + gap, encoded(b"3", keys=[b"b"]))])
-    log.roll()
-
-    compact(log)
-
-    assert offsets(log) == [1, 2 + gap]
-    assert inspect(log, START).first_dirty == log.active_segment.base_offset == 3 + gap
 
 
 def test_small_segments_become_one(root):
@@ -582,22 +522,6 @@ def test_batches_of_expired_producers_are_merged(root, clock, log):
     assert [decoded.producer_id for decoded in batches_of(log)] == [None]
 
 
-def test_a_repeated_batch_is_recognised_after_compaction_and_a_reboot(root, log):
-    """G16: the producer state outlives the batches that it describes."""
-    put(log, (b"a", b"1"), producer=(7, 0, 0))
-    put(log, (b"a", b"2"), producer=(7, 0, 1))
-    put(log, (b"a", b"3"))
-    log.roll()
-    compact(log)
-    abandon(root)
-    root_after_reboot = open_root(root.path, files=REBOOTED)
-
-    for first, offset in ((0, 0), (1, 1)):
-        (receipt,) = put(root_after_reboot.partition("t", 0), (b"a", b"?"), producer=(7, 0, first))
-        assert (receipt.base_offset, receipt.duplicate) == (offset, True)
-    root_after_reboot.close()
-
-
 # Tombstones
 
 
@@ -618,38 +542,6 @@ def test_a_tombstone_is_removed_in_two_passes(log, clock):
     assert log.end_offset() == 3
 
 
-def test_the_timestamp_of_a_tombstone_is_irrelevant(log, clock):
-    """D17: an old tombstone survives its first pass (Kafka's testCleanTombstone)."""
-    segment(log, (b"a", b"1"), (b"a", None), at=0)
-    clock.advance(DAY)
-    compact(log)
-    assert pairs_of(log) == [(b"a", None)]
-
-
-def test_without_delete_retention_a_tombstone_is_removed_in_the_second_pass(root):
-    """D18: never in the first."""
-    log = make_log(root, {**COMPACT, "delete.retention.ms": 0})
-    segment(log, (b"a", b"1"), (b"a", None))
-    compact(log)
-    assert pairs_of(log) == [(b"a", None)]
-    compact(log)
-    assert pairs_of(log) == []
-
-
-def test_a_delete_horizon_is_set_once(log, clock):
-    """D17: later passes do not move it, although they rewrite the batch."""
-    segment(log, (b"a", None))
-    compact(log)
-    clock.advance(600)
-    segment(log, (b"b", b"1"), (b"c", None))
-    compact(log)
-    assert {decoded.delete_horizon for decoded in batches_of(log)} == {START + 1000, START + 1600}
-    clock.advance(400)
-    segment(log, (b"d", b"1"))
-    compact(log)
-    assert pairs_of(log) == [(b"b", b"1"), (b"c", None), (b"d", b"1")]
-
-
 def test_a_tombstone_may_stay_forever(root, clock):
     """D17: the largest delete.retention.ms does not overflow."""
     log = make_log(root, {**COMPACT, "delete.retention.ms": LONG_MAX})
@@ -658,15 +550,6 @@ def test_a_tombstone_may_stay_forever(root, clock):
     clock.advance(1000 * DAY)
     compact(log)
     assert pairs_of(log) == [(b"a", None)]
-
-
-def test_a_new_value_brings_the_key_back(log, clock):
-    """D20: only the offset matters."""
-    segment(log, (b"a", b"1"), (b"a", None), (b"a", b"2"))
-    compact(log)
-    clock.advance(DAY)
-    compact(log)
-    assert pairs_of(log) == [(b"a", b"2")]
 
 
 def test_tombstones_past_the_end_of_a_pass_get_no_delete_horizon(log, clock, monkeypatch):
@@ -708,88 +591,6 @@ def test_markers_of_transactions_are_kept(log):
     assert [bool(decoded.flags & batch.CONTROL) for decoded in batches_of(log)] == [False, True]
 
 
-def test_a_truncation_ends_a_compaction(log, monkeypatch):
-    """D22, D26: the truncation holds, and the rest is dirty."""
-    segment(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"))
-    swap = replace.Replacement.swap
-
-    def truncate_first(self, *arguments, **options):
-        log.truncate_to(2)
-        swap(self, *arguments, **options)
-
-    monkeypatch.setattr(replace.Replacement, "swap", truncate_first)
-    with pytest.raises(FencedError, match="meanwhile"):
-        compact(log)
-
-    assert pairs_of(log) == [(b"a", b"1"), (b"b", b"2")]
-    assert inspect(log, START).first_dirty == 0
-
-
-def test_a_record_stays_if_the_one_that_replaced_it_is_truncated(root, monkeypatch):
-    """D22: its segment did not change, but its newer record is gone."""
-    log = make_log(root, {**COMPACT, "segment.bytes": 3500})
-    large = b"x" * 1500
-    segment(log, (b"a", b"1"), (b"b", large))
-    compact(log)
-    segment(log, (b"a", large))
-    truncations = iter([2])
-    swap = replace.Replacement.swap
-
-    def truncate_first(self, old, **options):
-        for offset in truncations:
-            log.truncate_to(offset)
-        swap(self, old, **options)
-
-    monkeypatch.setattr(replace.Replacement, "swap", truncate_first)
-    with pytest.raises(FencedError, match="cut meanwhile"):
-        compact(log)
-    assert pairs_of(log) == [(b"a", b"1"), (b"b", large)]
-
-
-def test_the_checkpoint_does_not_move_past_a_truncation(log, monkeypatch):
-    """D22, D26: also if nothing had to be rewritten."""
-    segment(log, (b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
-    compact(log)
-    note_cleaned = replace.note_cleaned
-
-    def truncate_first(*arguments, **options):
-        log.truncate_to(1)
-        put(log, (b"a", b"2"))
-        put(log, (b"a", b"3"))
-        note_cleaned(*arguments, **options)
-
-    monkeypatch.setattr(replace, "note_cleaned", truncate_first)
-    monkeypatch.setattr(cleaner.CleanPass, "_is_clean", lambda *_: True)
-    with pytest.raises(FencedError, match="meanwhile"):
-        compact(log)
-    monkeypatch.undo()
-    log.roll()
-    assert inspect(log, START).first_dirty == 1
-    compact(log)
-    assert pairs_of(log) == [(b"a", b"3")]
-
-
-@pytest.mark.parametrize("start", [1, 2, 3])
-def test_records_that_are_deleted_during_a_compaction_stay_deleted(log, monkeypatch, start):
-    """D22: deleting a whole segment fails the compaction; deleting a part of one does not."""
-    segment(log, (b"a", b"1"), (b"b", b"2"))
-    segment(log, (b"a", b"3"), (b"c", b"4"))
-    swap = replace.Replacement.swap
-
-    def delete_first(self, *arguments, **options):
-        move_log_start(log, start)
-        swap(self, *arguments, **options)
-
-    monkeypatch.setattr(replace.Replacement, "swap", delete_first)
-    result = try_clean(log, START)
-    monkeypatch.undo()
-
-    assert (result.error is None) == (start < 2)
-    compact(log)
-    assert [row[0] for row in rows(log)] == [offset for offset in (1, 2, 3) if offset >= start]
-    assert log.start_offset() == start
-
-
 def test_a_recreated_topic_is_dirty(root, log):
     """D26: the checkpoint is deleted with the topic."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
@@ -800,41 +601,6 @@ def test_a_recreated_topic_is_dirty(root, log):
     assert inspect(recreated, START).first_dirty == 0
     compact(recreated)
     assert pairs_of(recreated) == [(b"a", b"2")]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, StorageError])
-def test_a_swap_stands_if_the_call_is_interrupted_after_the_commit(root, log, monkeypatch, error):
-    """P1: Ctrl-C right after the commit must not delete the new file."""
-    segment(log, (b"a", b"1"), (b"a", b"2"))
-    flush.flush_up_to(log, 2)
-    write = kv.LmdbStore.write
-
-    def write_and_raise(store, step):
-        result = write(store, step)
-        if store is log.context.state and log.thread_lock.locked():
-            raise error("lost")
-        return result
-
-    monkeypatch.setattr(kv.LmdbStore, "write", write_and_raise)
-    with pytest.raises(error):
-        compact(log)
-    monkeypatch.undo()
-
-    assert pairs_of(log) == [(b"a", b"2")]
-    assert len(segment_files(root.path)) == 2
-    assert inspect(log, START).first_dirty == 2
-
-
-def test_turning_compaction_off_ends_it(root, log):
-    """D27: at the next chunk."""
-    segment(log, (b"a", b"1"), (b"a", b"2"))
-
-    def progress(done, total):
-        root.alter_topic("t", {"cleanup.policy": "delete"})
-
-    with pytest.raises(FencedError, match="no longer compacted"):
-        compact(log, progress=progress)
-    assert pairs_of(log) == [(b"a", b"1"), (b"a", b"2")]
 
 
 def test_the_fence_is_called_for_each_chunk_and_commit(log):

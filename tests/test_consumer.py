@@ -26,8 +26,6 @@ from embedlog.errors import (
     ClosedError,
     CorruptBatchError,
     IllegalStateError,
-    InvalidConfigError,
-    InvalidGroupIdError,
     InvalidPartitionError,
     InvalidTopicError,
     LogTruncatedError,
@@ -1015,18 +1013,6 @@ def test_a_closed_consumer_refuses_everything(root, log):
     for call in (consumer.poll, consumer.assignment, consumer.iter_records, consumer.iter_batches):
         with pytest.raises(ClosedError):
             call()
-
-
-def test_without_a_group_nothing_is_committed(root, log):
-    """E18: calls that need a group are refused, not ignored."""
-    with earliest_consumer(root) as consumer:
-        for call in (consumer.commit, consumer.commit_async, lambda: consumer.committed(T0)):
-            with pytest.raises(InvalidGroupIdError):
-                call()
-    with pytest.raises(InvalidConfigError, match="needs a group"):
-        Consumer(root, "t", enable_auto_commit=True)
-    with pytest.raises(InvalidConfigError, match="auto_offset_reset"):
-        Consumer(root, "t", auto_offset_rest="earliest")
 
 
 @pytest.mark.parametrize("topics", [{"topics": ["t", "new"]}, {"pattern": "t|n.*"}])

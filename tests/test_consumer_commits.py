@@ -15,6 +15,7 @@ import pytest
 from support.clock import START
 from support.group_consumers import RecordingListener
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root
+from support.tiers import sample
 
 import embedlog
 from embedlog.api import group_worker
@@ -147,8 +148,19 @@ LEAVE = {
 }
 
 
-@pytest.mark.parametrize("leave", LEAVE)
-@pytest.mark.parametrize(("reset", "steps", "expected"), TABLE)
+def cases_of(rows, leaves):
+    """Return each row with each way to leave."""
+    return [
+        pytest.param(*row.values, leave, id=f"{row.id}, {leave}")
+        for leave in leaves
+        for row in rows
+    ]
+
+
+CASE = ("reset", "steps", "expected", "leave")
+
+
+@pytest.mark.parametrize(CASE, sample(cases_of(TABLE, LEAVE), 60))
 def test_the_commits_of_a_consumer_with_assigned_partitions(root, reset, steps, expected, leave):
     """E20, E24, M14: positions are resolved on first use, and explicit commits stay."""
     consumer = make_for(leave, root, reset)
@@ -177,8 +189,7 @@ MEMBERS_LEAVE = {
 AFTER_A_POLL = [row for row in TABLE if row.values[1].startswith("poll")]
 
 
-@pytest.mark.parametrize("leave", MEMBERS_LEAVE)
-@pytest.mark.parametrize(("reset", "steps", "expected"), AFTER_A_POLL)
+@pytest.mark.parametrize(CASE, sample(cases_of(AFTER_A_POLL, MEMBERS_LEAVE), 40))
 def test_the_commits_of_a_member(root, reset, steps, expected, leave):
     """E20, E24, M19: the same, with partitions assigned by the group."""
     consumer = make_for(leave, root, reset)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import pickle
 import random
 import threading
@@ -12,7 +11,7 @@ import time
 
 import pytest
 from support import forks
-from support.children import in_child, in_threads
+from support.children import in_child
 from support.group_consumers import (
     PipedChild,
     RecordingListener,
@@ -32,7 +31,6 @@ from embedlog.errors import (
     AssignorError,
     ClosedError,
     CommitFailedError,
-    CorruptBatchError,
     FencedInstanceIdError,
     IllegalStateError,
     InconsistentGroupProtocolError,
@@ -147,6 +145,17 @@ def test_a_new_subscription_replaces_the_old_one_at_the_next_poll(root, join):
     assert [record.offset for record in records[c]] == [0, 1, 2, 3]
 
 
+def test_subscribing_again_to_the_same_topics_causes_no_rebalance(root, join):
+    """M4: the generation stays; another subscription begins a new one."""
+    make_topic(root)
+    make_topic(root, "u")
+    member = join("t", "u")
+    for topics, generation in ((["u", "t"], 1), (["t"], 2)):
+        member.subscribe(topics)
+        member.poll(0)
+        assert member.group_metadata().generation_id == generation
+
+
 def test_subscribing_to_nothing_unsubscribes(root, join):
     """E16: the member leaves at once, and the program may assign partitions afterwards."""
     make_topic(root)
@@ -252,14 +261,6 @@ def soon(work):
     return Delayed()
 
 
-def test_a_missing_topic_is_created_if_the_setting_says_so(root, join):
-    """E19: allow_auto_create_topics=True."""
-    join("asked", allow_auto_create_topics=True).poll(0)
-    join("not-asked").poll(0)
-
-    assert list(root.topics()) == ["asked"]
-
-
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky", "cooperative-sticky"])
 def test_a_topic_that_grows_is_assigned_again(root, join, strategy):
     """M16: the next poll of any member notices, and all members continue."""
@@ -291,19 +292,6 @@ def test_a_topic_that_was_created_again_is_read_from_its_beginning(root, join):
     assert member.committed(T0) is None
 
 
-def test_two_groups_do_not_see_each_other(root, join):
-    """M17: each has all partitions, and commits of its own."""
-    make_topic(root)
-    first, second = join("t"), join("t", group_id="h")
-
-    poll_until_assigned([first], partitions("t", 2))
-    poll_until_assigned([second], partitions("t", 2))
-    first.commit()
-
-    assert first.committed(T0) == 4
-    assert second.committed(T0) is None
-
-
 # Committing
 
 
@@ -319,17 +307,6 @@ def test_the_group_continues_at_its_commit(root, join):
 
     assert [record.offset for record in other.poll(0)[T0]] == [3]
     assert other.committed(T0) == 3
-
-
-def test_a_commit_of_zero_counts(root, join):
-    """E2: the reset policy is not used."""
-    make_topic(root, count=1)
-    first = join("t")
-    first.poll(0)
-    first.commit({T0: 0})
-    first.close()
-
-    assert len(join("t", auto_offset_reset="latest").poll(0)[T0]) == 4
 
 
 def test_committed_returns_what_was_committed(root, join):
@@ -519,18 +496,6 @@ def test_auto_commit_waits_for_its_interval(root, join):
     assert time.monotonic() - started >= 0.14
 
 
-@pytest.mark.parametrize("leave", ["unsubscribe", "close", "subscribe"])
-def test_auto_commit_commits_before_leaving(root, join, leave):
-    """E20, E24."""
-    make_topic(root, count=1)
-    member = join("t", enable_auto_commit=True)
-    member.poll(0, max_records=3)
-
-    member.subscribe([]) if leave == "subscribe" else getattr(member, leave)()
-
-    assert committed(root) == 3
-
-
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_auto_commit_commits_before_a_revocation(root, join, strategy):
     """E20, M19: the next owner starts at the position of the previous one."""
@@ -562,27 +527,6 @@ def test_an_exception_in_the_with_block_commits_nothing(root):
     with Consumer(root, "t", **options) as member:
         assert len(member.poll(0)[T0]) == 4
     assert committed(root) == 4
-
-
-def test_close_without_autocommit_commits_nothing(root, join):
-    make_topic(root, count=1)
-    member = join("t", enable_auto_commit=True)
-    member.poll(0)
-    member.close(autocommit=False)
-
-    assert committed(root) is None
-
-
-def test_assign_commits_the_partitions_that_it_replaces(root, join):
-    """E20, M14: auto-commit includes partitions that the program assigned."""
-    make_topic(root)
-    member = join(enable_auto_commit=True)
-    member.assign([T0])
-    member.poll(0, max_records=3)
-
-    member.assign([T1])
-
-    assert committed(root) == 3
 
 
 def test_iteration_commits_only_what_it_returned(root, join):
@@ -1197,43 +1141,6 @@ def test_a_dead_static_member_keeps_its_partitions_for_its_session(tmp_path):
 # Threads
 
 
-def test_wakeup_ends_a_poll_once_and_loses_nothing(root, join):
-    """E12."""
-    make_topic(root, batches=0)
-    member = join("t")
-    with soon(member.wakeup), pytest.raises(WakeupError):
-        member.poll(5000)
-    assert member.assignment() == {T0, T1}
-    fill(root.partition("t", 0), 1)
-    assert len(drained(member)) == 1
-    member.wakeup()
-    member.close()
-
-
-def test_two_threads_at_once_are_refused(root, join):
-    """E13, except for the assignment."""
-    make_topic(root, batches=0)
-    member = join("t")
-    caught = []
-
-    def other():
-        for call in (member.poll, member.commit, member.unsubscribe):
-            try:
-                call()
-            except IllegalStateError as error:
-                caught.append(error)
-        caught.append(member.assignment())
-        member.wakeup()
-
-    timer = threading.Timer(0.1, other)
-    timer.start()
-    with pytest.raises(WakeupError):
-        member.poll(5000)
-    timer.join()
-    assert len(caught) == 4
-    assert caught[-1] == {T0, T1}
-
-
 def test_close_is_idempotent_and_ends_every_later_call(root, join):
     """E24."""
     make_topic(root)
@@ -1344,35 +1251,6 @@ def test_closing_the_log_closes_its_members(tmp_path):
         assert group(log.root).read().members == {}
 
 
-def test_closing_the_log_under_a_poll_ends_it(tmp_path):
-    with embedlog.open(tmp_path / "root") as log:
-        make_topic(log.root, batches=0)
-        member = log.consumer("t", group_id="g")
-        with soon(log.close), pytest.raises(ClosedError):
-            member.poll(10_000)
-    assert heartbeat_threads() == []
-
-
-def test_each_thread_may_have_a_member(root, join):
-    """Each record is returned by exactly one of them."""
-    make_topic(root, count=6, batches=20, size=5)
-    returned, lock, done = [], threading.Lock(), threading.Event()
-
-    def work():
-        member = join("t", enable_auto_commit=True, auto_commit_interval_ms=0, **COOPERATIVE)
-        while not done.is_set():
-            for records in member.poll(20, max_records=7).values():
-                with lock:
-                    returned.extend((record.partition, record.offset) for record in records)
-        member.close()
-
-    with in_threads(*[work] * 4, done=done):
-        forks.until(lambda: len(set(returned)) == 600, 30)
-
-    assert len(returned) == len(set(returned)) == 600
-    assert {committed(root, tp) for tp in partitions("t", 6)} == {100}
-
-
 # Processes
 
 
@@ -1442,58 +1320,6 @@ class polling_meanwhile:  # noqa: N801 - reads as a statement
     def __exit__(self, *_):
         self._done.set()
         self._thread.join()
-
-
-def test_a_killed_child_of_a_member_does_not_affect_the_group(tmp_path):
-    """P18: the parent keeps its lock, session and partitions."""
-    with embedlog.open(tmp_path / "root") as log:
-        make_topic(log.root, batches=0)
-        member = log.consumer("t", group_id="g")
-        member.poll(0)
-        own = member.group_metadata()
-        for _ in range(3):
-            child = PipedChild(lambda pipe: (member.poll(0), pipe.send(1), pipe.recv()))
-            with child:
-                child.hear()
-        poll_until_assigned([member], partitions("t", 2))
-
-        assert member.group_metadata().member_id == own.member_id
-
-
-def read_a_share(log, count, path):
-    """Read as a member in a process of its own, until no more records come."""
-    member = log.consumer("t", group_id="g", auto_offset_reset="earliest", consumer_timeout_ms=400)
-    lines = [f"{record.partition} {record.offset}" for record in member]
-    member.close()
-    with open(f"{path}-{count}", "w") as file:
-        file.write("\n".join(lines))
-    log.close()
-
-
-@pytest.mark.tier("test")
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_every_way_to_start_a_process_makes_members(tmp_path, method):
-    """P18: a log goes to a child by inheritance or by pickle."""
-    with embedlog.open(tmp_path / "root") as log:
-        make_topic(log.root, count=4, batches=5, size=5)
-        context = multiprocessing.get_context(method)
-        children = [
-            context.Process(target=read_a_share, args=(log, number, tmp_path / "offsets"))
-            for number in range(2)
-        ]
-        for child in children:
-            child.start()
-        for child in children:
-            child.join(patient(60))
-            assert child.exitcode == 0
-        lines = [
-            line
-            for number in range(2)
-            for line in (tmp_path / f"offsets-{number}").read_text().split("\n")
-        ]
-        lines = [line for line in lines if line]
-        assert len(lines) == len(set(lines)) == 100
-        assert {log.consumer(group_id="g").committed(tp) for tp in partitions("t", 4)} == {25}
 
 
 # Failures
@@ -1581,32 +1407,6 @@ def test_a_close_that_fails_leaves_no_thread_and_no_lock(root, join, monkeypatch
 
     assert len(heartbeat_threads()) == 0
     poll_until_assigned([other], partitions("t", 2))
-
-
-def test_a_damaged_partition_does_not_stop_the_other_partitions(tmp_path):
-    """E10, E14: each poll raises the error, until the program seeks past it or pauses it."""
-    with embedlog.open(tmp_path / "root") as log:
-        make_topic(log.root, batches=5)
-    damage_first_batch(tmp_path / "root", 0)
-    with embedlog.open(tmp_path / "root") as log:
-        member = log.consumer("t", group_id="g", auto_offset_reset="earliest")
-        count, errors = 0, 0
-        for _ in range(6):
-            try:
-                count += sum(map(len, member.poll(0).values()))
-            except CorruptBatchError as error:
-                errors += error.partition == 0
-        assert count == 10
-        assert errors >= 2
-        assert member.assignment() == {T0, T1}
-
-
-def damage_first_batch(path, partition):
-    """Change a byte of the values in the first batch of a partition."""
-    segment = min(path.glob(f"topics/*/{partition}/*.arrows"))
-    data = bytearray(segment.read_bytes())
-    data[data.index(b"v0v1")] ^= 1
-    segment.write_bytes(data)
 
 
 def test_a_read_only_log_has_no_members(tmp_path):

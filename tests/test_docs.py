@@ -269,6 +269,7 @@ def test_the_readme_has_no_relative_link_on_pypi():
 
 @pytest.mark.tier("test")
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="`make docs` installs it")
+@pytest.mark.tier("all")  # five seconds of a processor
 def test_the_site_builds_without_a_warning(tmp_path):
     """In strict mode, a broken link or a page outside of the navigation fails the build."""
     run_python(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 from functools import partial
 
 import lmdb
@@ -11,10 +10,8 @@ import pytest
 from support import forks
 from support.children import assert_killed
 from support.faulty_files import FaultyFiles, materialise, scratch_directory
-from support.patience import patient
 
-from embedlog.errors import DiskFullError, DurabilityError, StorageError
-from embedlog.files import Files
+from embedlog.errors import DurabilityError, StorageError
 
 
 @pytest.fixture
@@ -52,39 +49,6 @@ def new_file(files, path="file", data=b""):
 
 
 # Faults
-
-
-def test_without_faults_it_behaves_like_files(files):
-    """The operations have their normal effect, and are counted."""
-    files.write_file("file", b"abc")
-
-    assert files.read_file("file") == b"abc"
-    assert files.counts["write"] == files.counts["sync"] == files.counts["rename"] == 1
-    assert files.count({"create", "open", "sync_directory"}) == 3
-
-
-@pytest.mark.parametrize("short", [0, 1, 5, 9])
-def test_a_short_write_is_completed(tmp_path, short):
-    """`write` continues where the system stopped (P11); a write without progress is an error."""
-    files = FaultyFiles(tmp_path)
-    fd = files.open("file", write=True, create=True)
-    files.short_at(0, bytes=short)
-
-    assert files.write(fd, [b"abc", b"defghi"], 0) == 9
-    assert files.read_file("file") == b"abcdefghi"
-    assert files.counts["write"] == (1 if short == 9 else 2)
-
-
-def test_a_short_write_then_a_full_disk(tmp_path):
-    """A real disk fills up like this: first a short write, then ENOSPC (P10)."""
-    files = FaultyFiles(tmp_path)
-    fd = files.open("file", write=True, create=True)
-    files.short_at(0, bytes=2)
-    files.fail_at(1, errno.ENOSPC, only={"write"})
-
-    with pytest.raises(DiskFullError):
-        files.write(fd, [b"abcdef"], 0)
-    assert files.size(fd) == 2
 
 
 @pytest.mark.parametrize("kind", ["write", "sync", "rename", "sync_directory", "create"])
@@ -152,12 +116,6 @@ def test_a_stop_waits_to_be_continued(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
-def test_the_boot_is_a_parameter(tmp_path):
-    """A test chooses when it runs after a reboot."""
-    assert FaultyFiles(tmp_path, boot="second").boot_id() == "second"
-    assert FaultyFiles(tmp_path).boot_id() == Files(tmp_path).boot_id()
-
-
 # Power cuts
 
 
@@ -185,14 +143,6 @@ def test_what_was_not_synced_may_be_lost_torn_or_complete(files):
     a, b, c = data[:512], data[512:1024], data[1024:]
     zero = bytes(512)
     assert {b"", data, a, a + b, zero + b, zero + zero + c, a + zero + c, bytes(1124)} <= tails
-
-
-def test_an_overwrite_may_tear_into_old_and_new_sectors(files):
-    fd = new_file(files, data=b"o" * 1024)
-    files.write(fd, [b"n" * 1024], 0)
-
-    old, new = b"o" * 512, b"n" * 512
-    assert contents(last_images(files), "file") == {old + old, old + new, new + old, new + new}
 
 
 def test_a_later_write_may_arrive_before_an_earlier_one(files):
@@ -233,15 +183,6 @@ def test_a_name_needs_a_sync_of_its_directory(files):
     assert contents(last_images(files), "file") == {b"abc"}
 
 
-def test_a_directory_may_be_lost_with_its_files(files):
-    files.make_directory("outer")
-    new_file(files, "outer/file", b"abc")
-    assert contents(last_images(files), "outer/file") == {None, b"abc"}
-
-    files.sync_directory("")
-    assert contents(last_images(files), "outer/file") == {b"abc"}
-
-
 def test_a_rename_is_done_or_undone_but_never_partial(files):
     """The file has one of its names; if undone, the replaced file has its old name."""
     new_file(files, "new", b"new")
@@ -279,24 +220,6 @@ def test_a_rename_between_directories_needs_a_sync_of_the_new_one(files):
     files.sync_directory("b")
     assert contents(last_images(files), "b/file") == {b"abc"}
     assert contents(last_images(files), "a/file") == {None}
-
-
-def test_an_unlinked_file_may_come_back(files):
-    new_file(files, data=b"abc")
-    files.unlink("file")
-    assert contents(last_images(files), "file") == {None, b"abc"}
-
-    files.sync_directory("")
-    assert contents(last_images(files), "file") == {None}
-
-
-def test_a_truncation_may_be_undone(files):
-    fd = new_file(files, data=b"abcdef")
-    files.truncate(fd, 2)
-    assert contents(last_images(files), "file") == {b"ab", b"abcdef"}
-
-    files.sync(fd)
-    assert contents(last_images(files), "file") == {b"ab"}
 
 
 def test_an_atomic_write_is_old_or_new_in_every_image(files):
@@ -414,16 +337,6 @@ def test_a_commit_is_durable_and_one_in_flight_may_be_lost(files):
     assert len(in_flight) > 50
 
 
-def test_an_environment_that_is_created_in_place_is_not_crash_safe(files):
-    """This is why they are renamed: an image may have the directory without a database."""
-    files.make_directory("state")
-    with lmdb.open(files.path("state"), map_size=1 << 20) as env:
-        put(env, b"key", b"value")
-        files.note("committed")
-
-    assert None in contents(last_images(files), "state/data.mdb")
-
-
 def test_a_recording_may_start_from_an_image(files, tmp_path):
     """Recovery is recorded too: the content of an image counts as synced (P6)."""
     with environment(files) as env:
@@ -461,50 +374,6 @@ def workload(files, appends=60):
             if number % 10 == 9:
                 put(env, b"end", b"%d" % number)
                 files.write_file("config", data)
-
-
-@pytest.mark.tier("test")
-def test_a_modest_workload_has_tens_of_thousands_of_states(files):
-    """The states are distinct, each has all synced data, and they are cheap."""
-    workload(files)
-    started = time.perf_counter()
-    keys, count = set(), 0
-    for image in files.power_cut_states(limit=20_000, seed=1):
-        count += 1
-        keys.add((image.key, len(image.notes)))
-        for partition, end in image.notes[-2:]:
-            assert len(image.files[f"topics/{partition}"]) >= end
-    seconds = time.perf_counter() - started
-
-    assert count == len(keys) == 20_000
-    assert len({key for key, _ in keys}) > 15_000
-    assert seconds < patient(30)
-
-
-def test_the_same_seed_gives_the_same_images(files):
-    workload(files, appends=12)
-    first, second, other = (
-        [image.key for image in files.power_cut_states(limit=500, seed=seed)] for seed in (1, 1, 2)
-    )
-    assert first == second
-    assert first != other
-
-
-def test_a_small_limit_is_spread_over_the_whole_recording(files):
-    """Few images are taken from all of it, not only from its start."""
-    workload(files)
-    images = power_cut_images(files, limit=40)
-
-    assert 30 <= len(images) <= 40
-    assert len({image.cut for image in images}) > 25
-    assert images[-1].cut > len(files.recording().events) - 10
-
-
-def test_images_are_created_lazily(files):
-    workload(files)
-    started = time.perf_counter()
-    next(files.power_cut_states(limit=1_000_000))
-    assert time.perf_counter() - started < patient(1)
 
 
 def test_a_materialised_image_is_exactly_the_image(files):

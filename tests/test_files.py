@@ -15,8 +15,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from support import forks
-from support.children import in_child, in_threads
+from support.children import in_child
 from support.patience import patient
 
 from embedlog.errors import (
@@ -72,15 +71,6 @@ def holder(tmp_path):
 # Bytes
 
 
-def test_what_is_written_is_read(files, fd):
-    """All kinds of buffers are written in order, at the given position."""
-    written = files.write(fd, [b"one", bytearray(b"two"), memoryview(b"three")], 5)
-
-    assert written == 11
-    assert files.read(fd, 100, 5) == b"onetwothree"
-    assert files.size(fd) == 16
-
-
 @pytest.mark.parametrize("count", [0, 1, 1024, 1025, 5000])
 def test_a_write_takes_any_number_of_buffers(files, fd, count):
     """The kernel takes 1,024 buffers per call, which the caller need not know."""
@@ -129,16 +119,6 @@ def test_a_map_longer_than_the_file_is_refused(files, fd):
     with pytest.raises(StorageError) as caught:
         files.map(fd, 4096)
     assert caught.value.errno == errno.EINVAL
-
-
-def test_truncate_sync_and_drop_cache_keep_the_rest(files, fd):
-    """The remaining bytes survive the truncation and the loss of the cache."""
-    files.write(fd, [b"abcdef"], 0)
-    files.truncate(fd, 4)
-    files.sync(fd)
-    files.drop_cache(fd)
-
-    assert files.read_file("file") == b"abcd"
 
 
 def test_a_file_is_replaced_as_a_whole(files, tmp_path):
@@ -227,26 +207,6 @@ def test_links_and_pipes_are_refused(files, tmp_path):
         files.open("second", write=True)
     with pytest.raises(StorageError):
         files.list("directory")
-
-
-def test_files_and_directories_are_created_renamed_and_deleted(files, fd):
-    """Lists, renames over a file, unlinks, and checks of existence."""
-    files.make_directory("inner")
-    files.make_directory("inner")
-    files.write_file("other", b"other")
-    files.rename("file", "inner/moved")
-    files.rename("other", "inner/moved")
-
-    assert files.list("") == ["inner"]
-    assert files.list("inner") == ["moved"]
-    assert files.read_file("inner/moved") == b"other"
-    assert files.exists("inner/moved")
-    assert not files.exists("inner/moved/deeper")
-    files.unlink("inner/moved")
-    files.unlink("inner/moved", missing_ok=True)
-    files.sync_directory("inner")
-    files.remove_directory("inner")
-    assert not files.exists("inner")
 
 
 @pytest.mark.parametrize(
@@ -340,17 +300,6 @@ def test_a_root_that_is_only_read_is_not_changed(tmp_path):
     assert files.read_file("file") == b"abc"
 
 
-def test_the_facts_of_the_file_system_are_known(files, tmp_path):
-    """Identity, boot, free space and file system, for recovery and for errors."""
-    status = tmp_path.stat()
-
-    assert files.identity() == (status.st_dev, status.st_ino)
-    assert len(files.boot_id()) == 36
-    assert files.free_bytes() > 0
-    assert files.filesystem()
-    assert files.path("a/b") == f"{files.root}/a/b"
-
-
 def test_closed_files_raise_closed_error(files, fd):
     """A second close is allowed, but no other call."""
     files.close(fd)
@@ -429,66 +378,6 @@ def page(files):
     page.close()
 
 
-def test_a_waiter_wakes_when_the_counter_moves(files, page):
-    """Also through another mapping that is read-only."""
-    reader = WakePage(Files(files.root, writable=False))
-    # A read-only page cannot register as a waiter, so it polls.
-    reader.join()
-    page.join()
-    for waiter in (reader, page):
-        value = waiter.value()
-        threading.Timer(0.05, page.advance).start()
-
-        started = time.monotonic()
-        waiter.wait(value, patient(10))
-
-        assert time.monotonic() - started < patient(5)
-        assert waiter.value() != value
-
-
-def test_a_wait_for_an_old_value_returns_at_once(page):
-    """A publication between the read and the wait is not missed."""
-    page.join()
-    value = page.value()
-    page.advance()
-
-    started = time.monotonic()
-    page.wait(value, patient(10))
-    assert time.monotonic() - started < patient(1)
-
-
-def test_a_wait_ends_with_its_timeout(page):
-    started = time.monotonic()
-    page.wait(page.value(), 0.05)
-    page.wait(page.value(), 0)
-    page.wait(page.value(), -1)
-    assert 0.04 < time.monotonic() - started < patient(1)
-
-
-def test_no_advance_is_lost_when_many_run_at_once(files, page):
-    """The kernel adds, so threads and processes do not overwrite each other."""
-
-    def advance():
-        for _ in range(2000):
-            page.advance()
-
-    page.join()
-    value = page.value()
-    child = forks.Child(advance)
-    with in_threads(advance, advance):
-        pass
-    child.end().result()
-
-    assert page.value() == value + 6000
-
-
-def test_the_counter_wraps_around(page):
-    page.join()
-    page._counter[0] = 0xFFFFFFFF
-    page.advance()
-    assert page.value() == 0
-
-
 def test_without_a_futex_a_waiter_polls(files, monkeypatch):
     """On other processors it is slower, but correct."""
     monkeypatch.setattr("os.uname", lambda: SimpleNamespace(machine="abacus"))
@@ -529,25 +418,3 @@ def test_the_kernel_is_not_called_without_waiters(files, page, monkeypatch):
     page._may_skip = False
     page.advance()
     assert len(calls) == 1
-
-
-def test_waiters_are_counted_from_join_to_leave(files, page):
-    """Extra leaves are ignored; the child of a fork does not change the count of the parent."""
-    other = WakePage(files)
-    waiters = page._waiters
-    page.join()
-    page.join()
-    other.join()
-    other.join()
-    assert waiters[0] == 4
-    page.leave()
-    assert waiters[0] == 3
-
-    in_child(lambda: (page.leave(), other.close()))
-    assert waiters[0] == 3
-
-    for _ in range(3):
-        page.leave()
-    assert waiters[0] == 2
-    other.close()
-    assert waiters[0] == 0

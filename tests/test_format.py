@@ -6,7 +6,6 @@ import re
 import struct
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from embedlog import batch
@@ -71,18 +70,6 @@ def test_the_columns_of_the_dump_are_where_its_table_says(dump):
     assert struct.unpack("<3i4x8s", values) == (0, 5, 5, b"hello".ljust(8, b"\0"))
 
 
-def test_embedlog_reads_the_dump(dump):
-    """A3: null and empty differ."""
-    schema = batch.schema()
-    decoded = batch.parse(
-        pa.py_buffer(dump), 0, len(dump), path="format.md", position=0, schema=schema
-    )
-
-    decoded.verify()
-    assert (decoded.base_offset, decoded.next_offset, decoded.leader_epoch) == (42, 44, 7)
-    assert decoded.lists() == ([FIRST, FIRST + 1], [b"k", None], [b"hello", b""], None)
-
-
 @pytest.mark.parametrize("encoder", ["lists", "arrow"])
 def test_the_records_of_the_dump_encode_to_the_same_bytes(dump, encoder):
     """A change of the bytes that the code writes needs a new version of the format."""
@@ -93,17 +80,6 @@ def test_the_records_of_the_dump_encode_to_the_same_bytes(dump, encoder):
         encoded = batch.encode(batch.from_lists(*records))
 
     assert b"".join(map(bytes, encoded.stamp(42, 7))) == dump
-
-
-def test_plain_arrow_reads_a_segment(dump):
-    """A segment is an Arrow IPC stream; other readers skip embedlog's block."""
-    stream = batch.schema().serialize().to_pybytes() + 2 * dump + batch.wire.END_OF_STREAM
-
-    table = pa.ipc.open_stream(stream).read_all()
-
-    assert table["key"].to_pylist() == [b"k", None] * 2
-    assert table["value"].to_pylist() == [b"hello", b""] * 2
-    assert table["timestamp"].cast(pa.int64()).to_pylist() == [FIRST, FIRST + 1] * 2
 
 
 def test_the_tables_of_the_page_are_those_of_the_code(page):

@@ -209,6 +209,16 @@ def test_members_are_described_with_their_partitions(log):
     assert log.group("g").members() == [info]
 
 
+def test_members_are_described_in_the_order_they_joined(log):
+    """The first one is the leader until it leaves (M3)."""
+    first = member(log, "t", client_id="b")
+    with member(log, "u", client_id="a"):
+        assert [info.client_id for info in log.group("g").members()] == ["b", "a"]
+        first.close()
+        with member(log, "t", client_id="0"):
+            assert [info.client_id for info in log.group("g").members()] == ["a", "0"]
+
+
 def test_a_group_object_is_current_at_each_call(log):
     """One object follows the group from before its creation until after its deletion."""
     group, states = log.group("g"), []

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import logging
+import re
 import threading
+from collections import Counter
 from contextlib import closing, contextmanager
+from types import TracebackType
 
 import pytest
 from support.clock import START
 from support.failing_disks import FailingDisks
 from support.forks import until
-from support.log_lines import LogLines
 from support.patience import patient
 from support.replicas import Directories, assignment
 from support.roots import encoded, open_root
@@ -25,6 +28,40 @@ from embedlog.maintenance import Maintenance, jobs_of, owner
 from embedlog.maintenance.jobs import MaintenanceJob, owner_in
 from embedlog.replication import catch_up, recovery
 from embedlog.replication import jobs as replication_jobs
+
+
+class LogLines(logging.Handler):
+    """Counts the warnings of embedlog by their text, in which numbers are alike.
+
+    >>> with LogLines() as lines:                                         # doctest: +SKIP
+    ...     work()
+    >>> lines.repeated(3)                                                 # doctest: +SKIP
+    {}
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.counts: Counter[str] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.counts[re.sub(r"\d+", "N", record.getMessage())] += 1
+
+    def repeated(self, most: int) -> dict[str, int]:
+        """Return the texts that were logged more often, with their numbers."""
+        return {text: count for text, count in self.counts.items() if count > most}
+
+    def __enter__(self) -> LogLines:
+        logging.getLogger("embedlog").addHandler(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        logging.getLogger("embedlog").removeHandler(self)
+
 
 pytestmark = pytest.mark.tier("test")  # its threads wait for each other
 

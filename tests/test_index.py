@@ -48,45 +48,6 @@ def test_a_damaged_row_of_the_active_segment_counts_as_none(live):
         assert live.read(lambda txn, lookup=lookup: lookup(txn, KEY, 7, 20)) is None
 
 
-def test_segments_and_partitions_do_not_see_each_others_entries(live):
-    """Lookups and removals only touch the rows of their own partition and segment."""
-    put_all(live, ENTRIES[:1], 7)
-    put_all(live, ENTRIES[1:2], 8)
-    put_all(live, ENTRIES[2:], 7, b"\1" * 12)
-
-    assert live.read(lambda txn: index.entries(txn, KEY, 7)) == ENTRIES[:1]
-    assert live.read(lambda txn: index.entries(txn, KEY, 8)) == ENTRIES[1:2]
-    assert live.read(lambda txn: index.entries(txn, KEY, 9)) == []
-    live.write(lambda txn: index.remove(txn, KEY, 7))
-    assert live.read(lambda txn: index.entries(txn, KEY, 7)) == []
-    assert live.read(lambda txn: index.entries(txn, KEY, 8)) == ENTRIES[1:2]
-    live.write(lambda txn: index.remove(txn, KEY))
-    assert live.read(lambda txn: index.entries(txn, KEY, 8)) == []
-    assert live.read(lambda txn: index.entries(txn, b"\1" * 12, 7)) == ENTRIES[2:]
-
-
-def test_a_lookup_by_offset_is_the_last_entry_at_or_below_it(live):
-    """If no entry is at or below the offset, a read starts at the first batch (B2)."""
-    put_all(live, ENTRIES)
-    put_all(live, [IndexEntry(15, 9999, 0)], 6)
-    put_all(live, [IndexEntry(15, 9999, 0)], 8)
-    expected = {0: None, 9: None, 10: 1000, 19: 1000, 20: 2000, 34: 2000, 35: 3000, 1 << 50: 3000}
-
-    for offset, position in expected.items():
-        assert index.position_of_offset(ENTRIES, offset) == position
-        active_position = live.read(
-            lambda txn, o=offset: index.active_position_of_offset(txn, KEY, 7, o)
-        )
-        assert active_position == position
-
-
-def test_a_lookup_in_no_entries_is_the_beginning(live):
-    """An index that is empty or lost makes a read slower, not wrong (B5)."""
-    assert index.position_of_offset([], 5) is None
-    assert index.position_of_time([], 5) is None
-    assert live.read(lambda txn: index.active_position_of_offset(txn, KEY, 7, 5)) is None
-
-
 def test_a_lookup_by_time_never_skips_a_record_that_is_new_enough():
     """It finds the last entry before which every record is older; equal is not older (B8, B9)."""
     expected = {0: None, 50: None, 51: 2000, 90: 2000, 91: 3000, 1000: 3000}
@@ -111,20 +72,6 @@ def test_lookups_agree_with_a_linear_search(batches, time, offset):
     older = [entry.position for entry in entries if entry.timestamp_before < time]
     assert index.position_of_offset(entries, offset) == (below[-1] if below else None)
     assert index.position_of_time(entries, time) == (older[-1] if older else None)
-
-
-def test_the_blob_of_a_sealed_segment_comes_back():
-    """A roll packs the entries and a read unpacks them; timestamps may be negative."""
-    entries = [*ENTRIES, IndexEntry(1 << 62, 1 << 61, -(1 << 63))]
-
-    assert index.unpack(index.pack(entries)) == entries
-    assert index.unpack(b"") == []
-
-
-@pytest.mark.parametrize("cut", range(1, 24))
-def test_a_blob_of_odd_length_gives_the_entries_that_are_whole(cut):
-    """Only the length is checked here; a checksum covers the whole row (B7)."""
-    assert index.unpack(index.pack(ENTRIES)[:-cut]) == ENTRIES[:-1]
 
 
 def test_entries_survive_a_reopen(live, tmp_path):

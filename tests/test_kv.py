@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-from support.children import PausedChild, assert_killed, in_child, in_threads, meanwhile
+from support.children import PausedChild, assert_killed, in_child, meanwhile
 from support.faulty_files import FaultyFiles
 from support.patience import patient
 from support.roots import make_store
 
 from embedlog import kv
-from embedlog.errors import CorruptionError, LockTimeoutError, StorageError
+from embedlog.errors import CorruptionError, LockTimeoutError
 from embedlog.files import Files
 
 pytestmark = pytest.mark.disk  # what it promises depends on the file system
@@ -31,39 +31,6 @@ def put(store: kv.LmdbStore, key: bytes, value: bytes) -> None:
 
 
 # Reading and writing
-
-
-def test_a_row_that_was_written_can_be_read(store):
-    """`get` and `read` see what `write` committed; a missing row is None."""
-    put(store, b"key", b"value")
-
-    assert store.get(b"key") == b"value"
-    assert store.read(lambda txn: txn.get(b"first")) == b"row"
-    assert store.get(b"missing") is None
-
-
-def test_a_step_that_raises_changes_nothing(store):
-    """A transaction is all or nothing, and `write` raises the error of its step."""
-
-    def step(txn):
-        txn.put(b"half", b"done")
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        store.write(step)
-
-    assert store.get(b"half") is None
-    put(store, b"after", b"fine")
-
-
-def test_the_version_grows_with_each_commit_of_any_process(store):
-    """`version` changes with the commits of every process."""
-    before = store.version()
-    put(store, b"here", b"1")
-    after_own_write = store.version()
-    in_child(lambda: put(store, b"there", b"1"))
-
-    assert before < after_own_write < store.version()
 
 
 def test_a_version_is_never_ahead_of_what_a_read_sees(store):
@@ -84,18 +51,6 @@ def test_a_version_is_never_ahead_of_what_a_read_sees(store):
             store.write(step)
 
 
-def test_rows_are_found_and_removed_by_their_prefix(store):
-    """`rows` and `remove` touch the keys of a prefix and no others."""
-    for key in (b"a1", b"a2", b"b1", b"\xff"):
-        put(store, key, key)
-
-    assert store.read(lambda txn: [key for key, _ in kv.rows(txn, b"a")]) == [b"a1", b"a2"]
-    store.write(lambda txn: kv.remove(txn, b"a"))
-    assert store.read(lambda txn: list(kv.rows(txn, b"a"))) == []
-    assert store.read(lambda txn: list(kv.rows(txn, b"\xff"))) == [(b"\xff", b"\xff")]
-    assert store.get(b"b1") == b"b1"
-
-
 # One environment per path and process
 
 
@@ -109,27 +64,6 @@ def test_two_stores_on_one_path_share_an_environment(store, tmp_path):
     other.close()
     put(store, b"still", b"open")
     assert store.get(b"still") == b"open"
-
-
-def test_a_path_through_a_link_is_the_same_environment(store, tmp_path):
-    """Environments are compared by their real paths."""
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path)
-    other = kv.LmdbStore(Files(link), "live", durable=False, timeout=5)
-
-    assert other._shared is store._shared
-    other.close()
-
-
-def test_the_last_store_to_close_closes_the_environment(tmp_path):
-    """Open stores are counted; closing a store twice counts once."""
-    first, second = make_store(tmp_path), make_store(tmp_path)
-    key = first._shared.key
-    first.close()
-    first.close()
-    assert key in kv._environments
-    second.close()
-    assert key not in kv._environments
 
 
 def test_a_handle_that_writes_may_join_one_that_reads(tmp_path):
@@ -153,16 +87,6 @@ def test_a_handle_that_writes_may_join_one_that_reads(tmp_path):
 def small_map(monkeypatch):
     """New environments begin with a map of 1 MiB."""
     monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 20)
-
-
-def test_a_full_map_grows_by_itself(small_map, tmp_path):
-    """After MapFull the map doubles and the step runs again (P21)."""
-    store = make_store(tmp_path)
-    for number in range(12):
-        put(store, b"%d" % number, bytes(300_000))
-
-    assert [len(store.get(b"%d" % number)) for number in range(12)] == [300_000] * 12
-    store.close()
 
 
 def test_one_transaction_may_be_larger_than_the_map(small_map, tmp_path):
@@ -307,15 +231,6 @@ def test_a_stopped_writer_is_named_after_the_timeout(tmp_path):
     store.close()
 
 
-def test_a_killed_writer_gives_the_lock_back_at_once(store):
-    """The kernel frees the lock, and the uncommitted transaction is lost."""
-    with PausedChild(hold_the_write_lock(store)) as child:
-        child.kill()
-        put(store, b"key", b"value")
-
-    assert store.get(b"key") == b"value"
-
-
 def test_a_thread_that_waits_too_long_gets_an_error(tmp_path):
     """Threads wait for each other with the same timeout as processes."""
     store = make_store(tmp_path, timeout=0.1)
@@ -335,37 +250,7 @@ def test_a_thread_that_waits_too_long_gets_an_error(tmp_path):
     store.close()
 
 
-def test_threads_and_processes_write_without_losing_each_others_rows(store):
-    """Threads and processes increment one counter, and no increment is lost."""
-
-    def step(txn):
-        txn.put(b"count", b"%d" % (int(txn.get(b"count") or 0) + 1))
-
-    def work():
-        with in_threads(*[lambda: [store.write(step) for _ in range(50)]] * 2):
-            pass
-
-    with in_threads(*[lambda: in_child(work)] * 2):
-        work()
-
-    assert store.get(b"count") == b"300"
-
-
 # Forks
-
-
-def test_a_forked_child_uses_the_store_and_the_parent_is_not_disturbed(store):
-    """The child opens its own environment, and the parent goes on using its own."""
-    put(store, b"before", b"1")
-
-    def child():
-        put(store, b"child", b"2")
-        return store.get(b"before")
-
-    assert in_child(child) == b"1"
-    assert store.get(b"child") == b"2"
-    put(store, b"after", b"3")
-    assert in_child(lambda: store.get(b"after")) == b"3"
 
 
 def test_a_fork_waits_until_no_transaction_is_open(store):
@@ -395,26 +280,12 @@ def test_a_child_that_exits_leaves_the_parents_lock_alone(tmp_path):
     other.close()
 
 
-def test_a_grandchild_works_as_well(store):
-    """A forked child may fork again."""
-    assert in_child(lambda: in_child(lambda: store.get(b"first"))) == b"row"
-
-
 # Creation and damage
 
 
 def fill_200(txn):
     for number in range(200):
         txn.put(b"%05d" % number, bytes(500))
-
-
-def test_an_undamaged_environment_has_no_findings(tmp_path):
-    """`findings` of a healthy environment is ``[]``."""
-    store = make_store(tmp_path, "state")
-    store.write(fill_200)
-    store.close()
-
-    assert kv.findings(str(tmp_path / "state")) == []
 
 
 def test_a_large_value_that_a_small_one_replaces_in_one_transaction_is_no_damage(tmp_path):
@@ -575,16 +446,6 @@ def _rooted(path: Path) -> Path:
     return path
 
 
-def test_discard_removes_an_environment_and_minds_no_missing_one(tmp_path):
-    """Discarding a missing environment does nothing."""
-    make_store(tmp_path, "state").close()
-    files = Files(tmp_path)
-    kv.discard(files, "state")
-    kv.discard(files, "state")
-
-    assert not files.exists("state")
-
-
 @pytest.mark.parametrize("small", [0, kv.SMALL_PAGES])
 def test_a_copy_holds_what_was_committed(store, tmp_path, monkeypatch, small):
     """A small database is copied with all its pages, a large one without the free pages."""
@@ -596,15 +457,6 @@ def test_a_copy_holds_what_was_committed(store, tmp_path, monkeypatch, small):
 
     assert copied.get(b"key") == b"value"
     copied.close()
-
-
-def test_a_missing_environment_is_an_error_that_names_the_path(tmp_path):
-    """A read-only store creates nothing."""
-    Files.create_root(tmp_path / "r")
-    with pytest.raises(StorageError) as caught:
-        kv.LmdbStore(Files(tmp_path / "r", writable=False), "state", durable=True, timeout=1)
-
-    assert str(tmp_path / "r" / "state") in str(caught.value)
 
 
 def test_nothing_stands_for_an_environment_without_rows():

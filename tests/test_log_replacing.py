@@ -1,12 +1,11 @@
 """Sealed segments that were replaced by compacted ones, whose offsets have gaps (D10, D25)."""
 
 import pytest
-from support.faulty_files import REBOOTED, FaultyFiles
+from support.faulty_files import FaultyFiles
 from support.manual_compaction import keep
 from support.roots import (
     abandon,
     bases,
-    encoded,
     fill,
     healthy,
     make_log,
@@ -16,7 +15,7 @@ from support.roots import (
     segment_files,
 )
 
-from embedlog import catalog, keyspace
+from embedlog import catalog
 from embedlog.api.topic import Topic
 from embedlog.consumer import Consumer
 from embedlog.errors import FencedError, StorageError
@@ -39,40 +38,8 @@ def log(root):
     return log
 
 
-def read(reader, max_bytes=1):
-    """Return the offsets in the next batches, without those below the position."""
-    first = reader.offset
-    read_offsets = [
-        offset for batch in reader.read(max_bytes) for offset in batch.offsets().to_pylist()
-    ]
-    return [offset for offset in read_offsets if offset >= first]
-
-
 def uncommitted_files(log):
     return log.context.state.read(lambda txn: catalog.uncommitted_files(txn, log.key))
-
-
-def test_remaining_records_keep_their_offsets_and_are_read_from_any_position(log):
-    """D10: a removed offset remains a valid position; the next higher one is read."""
-    before = {row[0]: row for row in rows(log)}
-
-    keep(log, KEPT, parts=2)
-
-    assert bases(log) == [0, 33]
-    assert rows(log) == [before[offset] for offset in REMAINING]
-    for offset in range(37):
-        assert offsets(log, offset) == [remaining for remaining in REMAINING if remaining >= offset]
-    assert (log.start_offset(), log.end_offset()) == (0, 36)
-
-
-def test_times_are_looked_up_in_compacted_segments(log):
-    """B10: the result is the first remaining record in offset order at or after the time."""
-    times = {row[0]: row[1] for row in rows(log)}
-    keep(log, KEPT, parts=3)
-    for time in range(min(times.values()) - 1, max(times.values()) + 2):
-        expected = next((offset for offset in REMAINING if times[offset] >= time), None)
-        looked_up = log.offset_for_timestamp(time)
-        assert (looked_up and looked_up.offset) == expected
 
 
 @pytest.mark.parametrize("kept_offsets", [set(), {0}, {32}, {17}, {18}], ids=str)
@@ -96,91 +63,6 @@ def test_a_reader_reaches_the_end_for_any_remaining_records(root, log, kept_offs
             assert sum(row_counts) == sum(number >= offset for number in kept_offsets)
 
 
-def test_a_reader_in_the_middle_continues_at_its_position(log):
-    """P20: it reads its open file to the end, then the new ones, and each record once."""
-    for stop in range(12):
-        reader, offsets_read = log.reader(0), []
-        while len(offsets_read) <= stop and reader.offset < 36:
-            offsets_read += read(reader)
-        if stop == 4:
-            keep(log, KEPT, slice(1))
-        if stop == 6:
-            keep(log, KEPT, slice(None))
-        while reader.offset < 36:
-            offsets_read += read(reader)
-        assert offsets_read == sorted(set(offsets_read))
-        assert set(REMAINING) <= set(offsets_read)
-
-
-def test_a_reader_that_is_overtaken_skips_nothing(log):
-    """It finds the next segment by offset; that segment may begin before the offset."""
-    reader = log.reader(0)
-    offsets_read = read(reader, 1 << 20)
-    assert reader.offset == 18
-    keep(log, set(range(36)))
-
-    while reader.offset < 36:
-        offsets_read += read(reader)
-
-    assert offsets_read == list(range(36))
-
-
-def test_compacted_segments_are_merged_again_and_appended_to(log):
-    """They are sealed segments like any other."""
-    keep(log, KEPT, slice(1))
-    fill(log, 12, first=12, size=3)
-    keep(log, {*KEPT, 40, 41})
-
-    assert offsets(log)[:7] == [1, 2, 7, 19, 20, 40, 41]
-    assert len(bases(log)) == 2
-
-
-def test_a_recovery_does_not_take_gaps_for_lost_records(root, log, tmp_path):
-    """A26: the log is unchanged after a reboot."""
-    keep(log, KEPT, parts=2)
-    before = rows(log)
-    abandon(root)
-
-    reopened = open_root(root.path, files=REBOOTED)
-
-    assert rows(reopened.partition("t", 0)) == before
-    assert healthy(reopened)
-    reopened.close()
-
-
-@pytest.mark.parametrize("offset", [0, 2, 8, 19, 32, 33, 34])
-def test_compacted_segments_are_truncated_like_any_other(log, offset):
-    """A34, D26: a batch across the offset is removed entirely; the cleaned offset moves back."""
-    keep(log, KEPT, parts=3, cleaned=33)
-
-    log.truncate_to(offset)
-
-    assert log.end_offset() <= offset
-    assert all(remaining < offset for remaining in offsets(log))
-    cleaned = log.context.state.read(lambda txn: keyspace.CLEANED_OFFSETS.get(txn, log.key))
-    assert cleaned <= offset
-    fill(log, 4, first=90)
-    assert offsets(log)[-4:] == [offset, offset + 1, offset + 2, offset + 3]
-
-
-@pytest.mark.parametrize("offset", [17, 18, 19, 21, 24, 30, 32, 33])
-def test_a_truncation_may_leave_nothing_or_all_of_a_compacted_segment(root, log, offset):
-    """A34: batches appended after the truncation have no column of offsets."""
-    keep(log, set(range(18)), slice(1))
-    keep(log, set(range(18, 33)), slice(1, 2), parts=5)
-    assert bases(log) == [0, 18, 33]
-
-    log.truncate_to(offset)
-    fill(log, 4, first=90)
-
-    assert offsets(log)[-4:] == [offset, offset + 1, offset + 2, offset + 3]
-    assert healthy(root)
-    abandon(root)
-    reopened = open_root(root.path)
-    assert offsets(reopened.partition("t", 0))[-4:] == [offset + number for number in range(4)]
-    reopened.close()
-
-
 def test_a_damaged_compacted_segment_is_repaired(root, log):
     """P12: good batches keep their offsets, even if the schema is damaged."""
     keep(log, KEPT, parts=3)
@@ -195,23 +77,6 @@ def test_a_damaged_compacted_segment_is_repaired(root, log):
 
     assert any("dropped" in message for message in messages)
     assert offsets(log) == [7, 19, 20, 33, 34, 35]
-
-
-def test_producers_are_known_after_their_batches_are_gone(root):
-    """G16: the receipt of a repeated batch has its original offsets, also after a reboot."""
-    log = make_log(root, {**CONFIG, "segment.bytes": 800})
-    for number in range(4):
-        log.append([encoded(b"a", b"b", producer=(7, 0, 2 * number))])
-    log.roll()
-    keep(log, {0})
-    abandon(root)
-    reopened = open_root(root.path, files=REBOOTED)
-
-    (receipt,) = reopened.partition("t", 0).append([encoded(b"a", b"b", producer=(7, 0, 6))])
-
-    assert receipt.duplicate
-    assert receipt.base_offset == 6
-    reopened.close()
 
 
 @pytest.mark.parametrize("later_batches", [0, 8])
@@ -245,21 +110,6 @@ def test_a_state_that_is_older_than_a_compaction_adopts_it(tmp_path, later_batch
 # What is refused
 
 
-def test_segments_that_changed_meanwhile_are_not_replaced(root, log):
-    """D22: a truncation wins over a compaction, whose new files are removed."""
-    flush.flush_up_to(log, 33)
-    segments = [segment for segment in log.segments.values() if segment.sealed]
-    replacement = replace.Replacement(log, 0, log.active_segment)
-    log.truncate_to(20)
-
-    with pytest.raises(FencedError, match="changed"):
-        replacement.swap(segments)
-    replacement.abandon()
-
-    assert uncommitted_files(log) == []
-    assert offsets(log) == list(range(18))
-
-
 def test_segments_that_are_not_flushed_are_not_replaced(root, log):
     """Past the recovery point, recovery would treat gaps as lost records."""
     segments = [segment for segment in log.segments.values() if segment.sealed]
@@ -267,20 +117,6 @@ def test_segments_that_are_not_flushed_are_not_replaced(root, log):
     with pytest.raises(FencedError, match="not on the disk"):
         replacement.swap(segments)
     replacement.abandon()
-
-
-def test_the_fence_is_checked_under_the_lock(root, log):
-    """R3: a destructive step checks its epoch right before the commit."""
-
-    def fence():
-        assert log.thread_lock.locked()
-        raise FencedError("another process maintains the log")
-
-    with pytest.raises(FencedError, match="maintains"):
-        keep(log, set(), fence=fence)
-
-    assert offsets(log) == list(range(36))
-    assert len(segment_files(root.path)) == 3
 
 
 def test_one_process_at_a_time_rewrites_a_partition(root, log):
@@ -295,18 +131,6 @@ def test_one_process_at_a_time_rewrites_a_partition(root, log):
     with replace.rewrite_lock(log):
         assert uncommitted_files(log) == []
     assert len(segment_files(root.path)) == 3
-
-
-def test_files_of_a_killed_process_are_removed_when_the_root_is_opened(root, log):
-    """D24: opening a root removes uncommitted files."""
-    replace.Replacement(log, 0, log.active_segment)
-    abandon(root)
-
-    reopened = open_root(root.path)
-
-    assert len(segment_files(root.path)) == 3
-    assert uncommitted_files(reopened.partition("t", 0)) == []
-    reopened.close()
 
 
 def test_a_failed_flush_of_a_new_file_changes_nothing(tmp_path):

@@ -41,15 +41,6 @@ def test_a_segment_takes_as_many_batches_as_fit(root, fit, spare):
     assert values(log) == [b"v%d" % number for number in range(10)]
 
 
-def test_batches_of_one_append_may_fall_into_several_segments(root):
-    """A roll may come between two batches, never inside one (A11)."""
-    log = make_log(root, {"segment.bytes": 2 * SIZE})
-    receipts = log.append([encoded(b"v%d" % number) for number in range(5)])
-
-    assert bases(log) == [0, 2, 4]
-    assert [receipt.base_offset for receipt in receipts] == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_segment_spans_no_more_offsets_than_it_may(root, size):
     """segment.max.offset.span (A11) also limits single records, which `append_fast` appends."""
@@ -111,14 +102,6 @@ def test_the_first_record_with_headers_rolls(log):
     assert [row[4] for row in rows(log, 2)] == [[("a", b"1")], [], [("b", None)]]
 
 
-def test_headers_in_an_empty_segment_replace_it(root, log):
-    """The empty file is replaced by one with the other schema (A14)."""
-    log.append([encoded(b"x", headers=[[("a", b"1")]])])
-
-    assert bases(log) == [0]
-    assert len(segment_files(root.path)) == 1
-
-
 def test_a_kill_while_an_empty_segment_is_replaced_is_no_damage(tmp_path):
     """At any operation: `verify` has no finding, and the next append goes on (A14)."""
     headers = encoded(b"x", headers=[[("a", b"1")]])
@@ -144,25 +127,6 @@ def test_a_kill_while_an_empty_segment_is_replaced_is_no_damage(tmp_path):
             assert no_stray_files(root)
     assert survived
     assert n > 10
-
-
-def test_rolling_an_empty_segment_does_nothing(log):
-    """An empty segment never rolls, neither by age nor by `roll` (A13)."""
-    assert not log.roll()
-    fill(log, 1)
-    assert log.roll()
-    assert not log.roll()
-    assert bases(log) == [0, 1]
-
-
-def test_a_change_of_settings_counts_from_the_next_append(root):
-    """The partition is not reopened (C10)."""
-    log = make_log(root, {"segment.bytes": 10 * SIZE})
-    fill(log, 3)
-    root.alter_topic("t", {"segment.bytes": SIZE})
-    fill(log, 2, first=3)
-
-    assert bases(log) == [0, 3, 4]
 
 
 def test_a_sealed_segment_is_described_by_the_manifest(root):
@@ -195,32 +159,6 @@ def test_the_index_of_a_sealed_segment_is_that_of_the_active_one(root):
     assert [entry.offset for entry in active_entries] == [2, 4, 6, 8]
     assert lookup.entries(log, sealed) == active_entries
     assert lookup.entries(log, active) == []
-
-
-def test_a_roll_with_fsync_moves_the_recovery_point(tmp_path):
-    """The sealed segment and its name are durable before the new segment begins (A15)."""
-    root = open_root(tmp_path / "root", durability="fsync")
-    log = make_log(root, {"segment.bytes": 3 * SIZE})
-    fill(log, 4)
-    info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
-
-    assert info.recovery_offset == 3
-    assert log.tail().durable_offset == 4
-    root.close()
-
-
-def test_another_handle_finds_what_was_rolled(root, log, tmp_path):
-    """Readers and writers of other handles continue in the new segment (A19)."""
-    other = open_root(tmp_path / "root")
-    other_log = other.partition("t", 0)
-    reader = other_log.reader(0)
-    for number in range(4):
-        (log if number % 2 else other_log).append([encoded(b"v%d" % number)])
-        log.roll()
-        assert len(reader.read()) == 1
-
-    assert values(other_log) == [b"v0", b"v1", b"v2", b"v3"]
-    other.close()
 
 
 @pytest.mark.parametrize("file_exists", [False, True])

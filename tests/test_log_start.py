@@ -16,14 +16,12 @@ from support.roots import (
     offsets,
     open_root,
     segment_files,
-    values,
 )
 
 from embedlog import catalog
-from embedlog.errors import DurabilityError, OffsetOutOfRangeError, ReadOnlyError
+from embedlog.errors import DurabilityError, OffsetOutOfRangeError
 from embedlog.partition import log_start, pending_deletes, producer_state, state, tail
 from embedlog.partition.log_start import move_log_start
-from embedlog.root import startup
 
 SIZE = encoded(b"v0").size
 TWO_RECORDS = {"segment.bytes": 2 * SIZE}
@@ -48,30 +46,11 @@ def log(root):
     return ten_records(root, UNLINKED_AT_ONCE)
 
 
-def test_segments_below_the_start_are_dropped_with_their_files(root, log):
-    """C8: the log starts at the first remaining segment; rows, files and indexes are deleted."""
-    done = move_log_start(log, 4)
-
-    assert done[:2] == (4, 2)
-    assert (log.start_offset(), bases(log), offsets(log)) == (4, [4, 6, 8], list(range(4, 10)))
-    assert len(segment_files(root.path)) == 3
-    rows = root.context.state.read(
-        lambda txn: [bytes(key) for key, _ in txn.cursor() if key[:1] in (b"S", b"X")]
-    )
-    assert len(rows) == 3 + 2  # three segments, and the indexes of the two sealed ones
-
-
 def test_a_start_inside_a_segment_hides_what_is_below_it(log):
     """A30: the records below it are invisible though their bytes remain."""
     move_log_start(log, 5)
 
     assert (log.start_offset(), bases(log), offsets(log)) == (5, [4, 6, 8], [5, 6, 7, 8, 9])
-
-
-def test_whole_moves_the_start_to_the_beginning_of_a_segment(log):
-    """C1: retention deletes whole segments only."""
-    assert move_log_start(log, 5, whole=True).start_offset == 4
-    assert log.start_offset() == 4
 
 
 def test_the_start_never_moves_back(log):
@@ -100,23 +79,6 @@ def test_all_records_can_be_deleted_and_offsets_continue(root, log):
     fill(log, 1, first=10)
     assert offsets(log) == [10]
     assert move_log_start(log, 10) == (10, 0, 0)
-
-
-def test_an_empty_active_segment_is_never_dropped(root):
-    """C4: a log always has a segment."""
-    log = make_log(root, UNLINKED_AT_ONCE)
-
-    assert move_log_start(log, 0, whole=True) == (0, 0, 0)
-    assert len(bases(log)) == 1
-
-
-def test_doing_it_again_changes_nothing(root, log):
-    """C5: it does not commit a transaction."""
-    move_log_start(log, 4)
-    before = root.context.state.version()
-
-    assert move_log_start(log, 4) == (4, 0, 0)
-    assert root.context.state.version() == before
 
 
 def test_a_reader_below_the_start_gets_an_error_and_never_skips(log):
@@ -207,17 +169,6 @@ def test_files_stay_for_their_delay(tmp_path):
         assert pending_deletes.paths(root.context.live) == set()
 
 
-def test_on_a_full_disk_the_delay_can_be_cut_short(root):
-    """P10: a sweep can unlink the files before their delay has passed."""
-    log = ten_records(root, TWO_RECORDS)
-    move_log_start(log, 6)
-
-    assert (
-        pending_deletes.sweep(root.context),
-        pending_deletes.sweep(root.context, early=True),
-    ) == (0, 3)
-
-
 def test_after_a_clean_close_the_next_one_sweeps(tmp_path):
     """A39: pending deletes survive the close, and are no strays."""
     with closing(open_root(tmp_path / "root")) as root:
@@ -229,24 +180,6 @@ def test_after_a_clean_close_the_next_one_sweeps(tmp_path):
         assert pending_deletes.sweep(root.context, early=True) == 3
 
 
-def test_an_interrupted_deletion_is_finished_by_the_next_one(root, log, monkeypatch):
-    """A kill after the start moved: readers see the new log; the rows stay until the next one."""
-
-    def die(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(log_start, "_drop", die)
-    with pytest.raises(KeyboardInterrupt):
-        move_log_start(log, 6)
-    assert (log.start_offset(), offsets(log), len(bases(log))) == (6, [6, 7, 8, 9], 5)
-    # The manifest still names the files, so a sweep leaves them.
-    assert pending_deletes.sweep(root.context, early=True) == 0
-    monkeypatch.undo()
-
-    assert move_log_start(log, 0, whole=True).segments == 3
-    assert len(segment_files(root.path)) == 2
-
-
 def test_a_truncation_after_an_interrupted_deletion_keeps_the_start(log, monkeypatch):
     """A30: it never moves back within a boot."""
     monkeypatch.setattr(log_start, "_drop", lambda *_: 1 / 0)
@@ -255,37 +188,6 @@ def test_a_truncation_after_an_interrupted_deletion_keeps_the_start(log, monkeyp
     log.truncate_to(8)
 
     assert (log.start_offset(), log.end_offset()) == (6, 8)
-
-
-def test_after_a_power_cut_the_start_is_durable(tmp_path):
-    """C8, A29: losing unflushed records above the start is no error."""
-    with closing(open_root(tmp_path / "root")) as root:
-        log = ten_records(root, UNLINKED_AT_ONCE)
-        log.flush()
-        move_log_start(log, 5)
-        abandon(root)
-    (tmp_path / "root" / startup.BOOT_FILE).unlink()
-    with closing(open_root(tmp_path / "root")) as root:
-        log = root.partition("t", 0)
-        assert (log.start_offset(), offsets(log)) == (5, [5, 6, 7, 8, 9])
-        assert healthy(root)
-
-
-def test_what_a_power_cut_brings_back_is_swept(tmp_path):
-    """R5: an unlink that did not reach the disk leaves a file outside the manifest."""
-    with closing(open_root(tmp_path / "root")) as root:
-        log = ten_records(root, UNLINKED_AT_ONCE)
-        log.flush()
-        first = segment_files(root.path)[0]
-        data = first.read_bytes()
-        move_log_start(log, 4)
-        abandon(root)
-    first.write_bytes(data)
-    (tmp_path / "root" / startup.BOOT_FILE).unlink()
-    with closing(open_root(tmp_path / "root")) as root:
-        assert not first.exists()
-        assert any("removed" in line for line in root.startup_report)
-        assert healthy(root)
 
 
 def test_a_restored_state_knows_what_was_deleted_since_its_copy(tmp_path):
@@ -387,23 +289,3 @@ def test_a_partition_whose_flush_failed_is_left_as_it_is(log):
     context.live.write(lambda txn: txn.put(log.tail_key, row))
 
     assert move_log_start(log, 4).start_offset == 4
-
-
-def test_a_deleted_topic_has_no_pending_deletes(root):
-    """A38: no file is left to be unlinked later."""
-    log = ten_records(root, TWO_RECORDS)
-    move_log_start(log, 6)
-    assert len(pending_deletes.paths(root.context.live)) == 3
-    root.delete_topic("t")
-
-    assert pending_deletes.paths(root.context.live) == set()
-
-
-def test_a_reading_handle_changes_nothing(root, log):
-    """P19: it raises ReadOnlyError."""
-    with (
-        closing(open_root(root.path, mode="r")) as other,
-        pytest.raises(ReadOnlyError),
-    ):
-        move_log_start(other.partition("t", 0), 4)
-    assert values(log)[0] == b"v0"

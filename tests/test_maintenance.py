@@ -120,20 +120,6 @@ def test_the_background_runs_the_jobs_of_maintain(root):
     assert threads() == []
 
 
-def test_a_changed_setting_applies_at_the_next_round(root):
-    """C10: the log is not reopened."""
-    log = make_log(root, OLD | {"retention.ms": -1})
-    fill(log, 6)
-    root.clock.advance(2 * DAY)
-    rounds = []
-    job = often(lambda context: rounds.append(JOBS[0].run(context)))
-    with running(root, [job]):
-        eventually(lambda: len(rounds) > 2)
-        assert log.start_offset() == 0
-        root.alter_topic("t", {"retention.ms": DAY})
-        eventually(lambda: log.start_offset() == 6)
-
-
 def test_one_of_several_handles_is_the_owner(tmp_path, monkeypatch):
     """Of two handles, one is the owner; when it closes, the other takes over."""
     monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.3)

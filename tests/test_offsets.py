@@ -42,35 +42,6 @@ def root(root):
 
 # Commits
 
-POSITIONS = {
-    "an offset": OffsetAndMetadata(3),
-    "the first one": OffsetAndMetadata(0),
-    "the largest": OffsetAndMetadata((1 << 63) - 1, "", (1 << 31) - 1),
-    "with a note": OffsetAndMetadata(3, "née \0 \N{SNOWMAN}"),
-    "with the longest note": OffsetAndMetadata(3, "x" * 4096),
-    "with epoch 0": OffsetAndMetadata(3, "", 0),
-}
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_a_position_comes_back_as_it_was(root, position):
-    """Offset, metadata and leader epoch come back (E4)."""
-    group = make_group(root)
-    group.commit({T0: POSITIONS[position]})
-
-    committed = group.committed([T0, TopicPartition("t", 1)])
-    assert committed[T0].position == POSITIONS[position]
-    assert committed[T0].committed_ms == root.clock()
-    assert committed[TopicPartition("t", 1)] is None
-
-
-def test_kafkas_values_for_no_metadata_and_no_epoch_are_accepted(root):
-    """kafka-python uses -1 for no epoch, Java uses null."""
-    group = make_group(root)
-    group.commit({T0: OffsetAndMetadata(3, None, -1)})
-
-    assert group.committed([T0])[T0].position == OffsetAndMetadata(3)
-
 
 BAD = {
     "a negative offset": (OffsetAndMetadata(-1), ValueError),
@@ -91,15 +62,6 @@ def test_a_bad_position_is_refused_with_all_others_of_the_commit(root, case):
         group.commit({TopicPartition("t", 1): OffsetAndMetadata(1), T0: position})
 
     assert set(group.committed([T0, TopicPartition("t", 1)]).values()) == {None}
-
-
-def test_an_empty_commit_and_an_offset_past_the_end_are_accepted(root):
-    """The offset is not compared with the end of the log, as in Kafka (E21)."""
-    group = make_group(root)
-    group.commit({})
-    group.commit(at(1000))
-
-    assert position_of(root) == 1000
 
 
 NAMES = {
@@ -185,18 +147,6 @@ def test_what_is_committed_while_a_checkpoint_saves_is_saved_by_the_next(root):
     assert saved(root) == [6]
 
 
-def test_checkpoints_of_many_threads_never_go_back(root):
-    """At the end the last commit is saved."""
-    group, saved_offsets = make_group(root), []
-    with meanwhile(lambda: save(root), count=3):
-        for offset in range(150):
-            group.commit(at(offset))
-            saved_offsets += saved(root)
-    save(root)
-    assert saved_offsets == sorted(saved_offsets)
-    assert saved(root) == [149]
-
-
 def test_a_fork_beside_checkpoints_ends(root):
     """Both lock the databases in the same order, whichever was opened first (P18)."""
     group = make_group(root)
@@ -209,61 +159,7 @@ def test_a_fork_beside_checkpoints_ends(root):
             in_child(lambda: None)
 
 
-def test_deleted_offsets_are_deleted_from_the_checkpoint_too(root):
-    """Otherwise they would be back after a reboot."""
-    group = make_group(root)
-    group.commit(at(5))
-    save(root)
-    group.delete_offsets([T0])
-
-    assert saved(root) == []
-
-
 # Reboots
-
-
-def test_after_a_power_cut_positions_are_as_of_the_last_checkpoint(tmp_path):
-    """A position may move back, never forward."""
-    root = open_root(tmp_path)
-    make_topics(root, t=1)
-    fill(root.partition("t", 0), 9)
-    root.flush()
-    make_group(root).commit(at(5))
-    save(root)
-    make_group(root).commit(at(6))
-    abandon(root)
-
-    root = open_root(tmp_path, files=REBOOTED)
-    assert position_of(root) == 5
-    assert make_group(root).snapshot().committed[T0].position.offset == 5
-    make_group(root).commit(at(8))
-    assert position_of(root) == 8
-    assert saved(root) == [5]
-    root.close()
-
-
-def test_after_a_kill_every_commit_is_there(tmp_path):
-    """An unsynced row survives the death of any process (P1)."""
-    root = open_root(tmp_path)
-    make_topics(root, t=1)
-    make_group(root).commit(at(6))
-    abandon(root)
-
-    root = open_root(tmp_path)
-    assert position_of(root) == 6
-    root.close()
-
-
-def test_a_closed_log_has_saved_everything(tmp_path):
-    """A reboot after a clean close loses no position."""
-    root = open_root(tmp_path)
-    fill(make_log(root), 9)
-    make_group(root).commit(at(6))
-    root.close()
-
-    root = open_root(tmp_path, files=REBOOTED)
-    assert position_of(root) == 6
-    root.close()
 
 
 def cut_short(path, remaining):

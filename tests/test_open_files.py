@@ -23,7 +23,7 @@ import embedlog
 from embedlog.config import TopicConfig
 from embedlog.errors import EmbedlogError, LockTimeoutError
 from embedlog.kafka import KafkaProducer
-from embedlog.partition.open_files import OpenFiles, limit_for
+from embedlog.partition.open_files import OpenFiles
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 
@@ -36,52 +36,6 @@ LIMIT = 128
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-class RecordingHolder:
-    """A holder of files that counts how often it has closed them."""
-
-    def __init__(self, busy: bool = False) -> None:
-        self.busy, self.released = busy, 0
-
-    def release_files(self) -> bool:
-        self.released += not self.busy
-        return not self.busy
-
-
-def test_the_files_opened_longest_ago_are_closed_first() -> None:
-    """A holder in use keeps its files until later."""
-    files = OpenFiles(8)
-    holders = [RecordingHolder(busy=number == 0) for number in range(8)]
-    for holder in holders:
-        files.opened(holder)
-    files.opened(holders[1])  # again: now the youngest
-    files.opened(ninth := RecordingHolder())
-
-    assert [holder.released for holder in holders] == [0, 0, 1, 0, 0, 0, 0, 0]
-    assert ninth.released == 0
-    holders[0].busy = False
-    later = [RecordingHolder() for _ in range(8)]
-    for holder in later:
-        files.opened(holder)
-    assert holders[0].released == 1
-
-
-def test_a_holder_that_was_garbage_collected_does_not_count() -> None:
-    """A reader closes its file when it is garbage collected."""
-    files = OpenFiles(8)
-    holder = RecordingHolder()
-    files.opened(holder)
-    for _ in range(100):
-        files.opened(RecordingHolder())
-        gc.collect(0)
-
-    assert holder.released == 0
-
-
-def test_the_limit_is_a_fraction_of_the_limit_of_the_process() -> None:
-    """Each holder has up to two descriptors, and the program needs some, too."""
-    assert [limit_for(count) for count in (0, 1024, 4096, 1 << 20)] == [16, 128, 512, 1000]
 
 
 def use_all_partitions(path: Path) -> int:

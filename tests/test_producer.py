@@ -5,7 +5,6 @@ import gc
 import linecache
 import pickle
 import random
-import re
 import subprocess
 import sys
 import threading
@@ -157,12 +156,6 @@ def test_a_key_decides_the_partition_and_the_order_there_is_kept(root, producer)
         assert written[metadata.partition][metadata.offset] == b"%d" % n
     for partition in written:
         assert [int(value) for value in partition] == sorted(int(value) for value in partition)
-
-
-def test_a_single_record_gets_the_partition_that_a_batch_gets(root, producer):
-    """G1: a key gets the same partition alone as in a batch, also an empty key."""
-    for key in (b"", b"a", b"21", b"foobar"):
-        assert producer.send("four", b"v", key).result().partition == partition_for_key(key, 4)
 
 
 def test_an_explicit_partition_is_used(root, producer):
@@ -712,18 +705,6 @@ def test_a_short_wait_does_not_use_up_the_retries(root):
                 with pytest.raises(TimeoutError, match="wait again"):
                     future.result(0.01)
         assert future.result(patient(5)).offset == 1
-
-
-def test_the_error_of_an_expired_record_says_how_late_it_is_and_why(root):
-    """G11: the error has the time, the setting, the attempts, and the last error as its cause."""
-    with Producer(root, **EXPIRING) as producer:
-        producer.send("one", b"1").result()
-        with LockedPartition(root, "one"):
-            error = exception_of(producer.send("one", b"lost"))
-    assert type(error) is LockTimeoutError
-    assert type(error.__cause__) is LockTimeoutError
-    waited = re.search(r"attempts? in (\d+\.\d+) s \(delivery_timeout_ms 60\)", str(error))
-    assert waited and float(waited[1]) >= 0.06
 
 
 def test_the_batches_of_a_numbered_call_fail_together(root):
@@ -1323,19 +1304,6 @@ class OpenedRoot(Root):
     @staticmethod
     def clock():
         return 0
-
-
-def test_metrics_say_what_was_sent(root, producer):
-    """Records, batches and bytes are counted; nothing is buffered after a flush."""
-    for n in range(10):
-        producer.send("one", b"%d" % n)
-    producer.send_batch("one", [b"v"] * 5)
-    counts = totals(producer)
-
-    assert counts["record-send-total"] == 15 and counts["batch-total"] >= 2
-    assert counts["byte-total"] > 15
-    assert buffered_bytes(producer) == counts["record-error-total"] == 0
-    assert repr(producer).startswith("<Producer")
 
 
 def test_with_fsync_a_result_means_durable(tmp_path):

@@ -16,7 +16,7 @@ from support.faulty_files import FaultyFiles
 from support.roots import abandon, bases, encoded, fill, healthy, make_log, open_root, rows, values
 from support.staged_files import directory, escalation, publish, stage
 
-from embedlog import catalog, keyspace, kv
+from embedlog import keyspace, kv
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     CorruptBatchError,
@@ -104,17 +104,6 @@ def test_a_publication_may_take_many_segments(root, durability):
     assert all(info.size <= 2600 for info in log.segments.values())
     assert log.offset_for_timestamp(START).offset == 0
     assert [row[3] for row in rows(log, 17)] == [b"15", b"16", b"17", b"18", b"19", b"v2"]
-
-
-def test_with_fsync_a_publication_is_durable_and_so_are_earlier_records(topics):
-    """The recovery point is after it, so that recovery does not scan it."""
-    log = topics.partition("a", 0)
-    fill(log, 3)
-
-    publish(topics, [stage(topics, a_0=[b"1"])], durability="fsync")
-
-    info = topics.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
-    assert (log.tail().durable_offset, info.recovery_offset) == (4, 4)
 
 
 def test_headers_begin_a_segment_that_has_them(topics):
@@ -262,37 +251,6 @@ def test_a_failed_flush_publishes_nothing_and_closes_that_partition_only(tmp_pat
 # Once
 
 
-def test_a_version_is_published_once(topics, caplog):
-    """A repetition is skipped, whatever its records, and the log names both runs."""
-    publish(topics, [stage(topics, a_0=[b"1"])], 3, run="first run")
-
-    result = publish(topics, [stage(topics, a_1=[b"other"])], 3, run="second run")
-    with caplog.at_level(logging.WARNING, "embedlog"):
-        transaction.log_repetition(transaction.Publication("app", 3, "q", "second run"), result)
-
-    assert (result.records, result.repeated.version, result.repeated.records) == (0, 3, 1)
-    assert values_by_partition(topics)["a_1"] == []
-    assert "first run" in caplog.text
-    assert "second run" in caplog.text
-
-
-def test_an_older_version_is_skipped_too(topics):
-    """A driver that was stopped for long finds newer versions of another driver."""
-    for version in (1, 2):
-        publish(topics, [stage(topics, a_0=[b"%d" % version])], version)
-
-    assert publish(topics, [stage(topics, a_0=[b"1"])], 1).repeated.version == 2
-    assert values_by_partition(topics)["a_0"] == [b"1", b"2"]
-
-
-def test_an_empty_publication_uses_its_version_too(topics):
-    """A micro-batch without rows is part of the sequence."""
-    publish(topics, [], 0)
-
-    assert app_versions.get(topics.context.state, "q").version == 0
-    assert publish(topics, [stage(topics, a_0=[b"1"])], 0).repeated is not None
-
-
 def test_a_query_that_starts_over_is_refused(topics):
     """Its checkpoint was deleted: the message says what was published, and what to do."""
     for version in (0, 1):
@@ -304,21 +262,6 @@ def test_a_query_that_starts_over_is_refused(topics):
     assert '.option("allowRestart", "true")' in str(caught.value)
     assert (caught.value.topic, caught.value.version, caught.value.published) == ("a", 0, 1)
     assert values_by_partition(topics)["a_0"] == [b"0", b"1"]
-
-
-def test_a_query_may_be_allowed_to_start_over(topics):
-    """With ``restart`` it is published; the versions after it need no ``restart``."""
-    publish(topics, [stage(topics, a_0=[b"0"])], 5, source="first query")
-
-    for version, restart in ((0, True), (1, False)):
-        staged = [stage(topics, a_0=[b"new %d" % version])]
-        assert publish(topics, staged, version, source="second", restart=restart).records == 1
-
-    assert values_by_partition(topics)["a_0"] == [b"0", b"new 0", b"new 1"]
-    # Now the first query would start over; only its last version counts as a repetition.
-    assert publish(topics, [stage(topics, a_0=[b"0"])], 5, source="first query").repeated
-    with pytest.raises(RestartedApplicationError):
-        publish(topics, [stage(topics, a_0=[b"6"])], 6, source="first query")
 
 
 def test_a_checkpoint_is_identified_by_its_path(topics):
@@ -410,21 +353,6 @@ def write(root, version, *parts, application="app", topics=()):
     return transaction.publish(root, staged, publication)
 
 
-def test_a_query_may_start_over_with_a_topic_that_was_created_again(topics):
-    """Checkpoint and topic were deleted: the new topic has no records of the first query."""
-    for version in range(3):
-        publish_batch(topics, version, "a_0", query="first")
-    recreate_topics(topics, "a")
-
-    for version in range(2):
-        assert publish_batch(topics, version, "a_0", query="second").records == 1
-
-    assert values_by_partition(topics)["a_0"] == [b"0", b"1"]
-    assert publish_batch(topics, 1, "a_0", query="second").repeated
-    with pytest.raises(RestartedApplicationError):
-        publish_batch(topics, 0, "a_0", query="third")
-
-
 def test_a_query_may_start_over_with_another_topic_but_not_go_back(topics):
     """The checkpoint was deleted and the target changed; the first topic has its records."""
     publish_batch(topics, 0, "a_0", query="first")
@@ -438,106 +366,6 @@ def test_a_query_may_start_over_with_another_topic_but_not_go_back(topics):
         publish_batch(topics, 0, "b_0", query="third")
 
     assert values_by_partition(topics) == {"a_0": [b"0"], "a_1": [], "b_0": [b"0"]}
-
-
-def test_one_topic_that_has_its_records_is_enough_to_refuse_a_query(topics):
-    """No topic gets records twice; with ``restart`` all topics get them."""
-    publish_batch(topics, 0, "a_0", "b_0", query="first")
-    recreate_topics(topics, "b")
-
-    with pytest.raises(RestartedApplicationError) as caught:
-        publish_batch(topics, 0, "b_0", "a_0", query="second")
-    assert caught.value.topic == "a"
-    assert values_by_partition(topics) == {"a_0": [b"0"], "a_1": [], "b_0": []}
-
-    assert publish_batch(topics, 0, "b_0", "a_0", query="second", restart=True).records == 2
-
-
-def test_an_empty_micro_batch_opens_no_way_for_a_query_that_starts_over(topics):
-    """It writes to no topic, so it is published; the batch after it is refused."""
-    publish_batch(topics, 0, "a_0", query="first")
-
-    assert publish_batch(topics, 0, query="second").repeated is None
-    assert publish_batch(topics, 0, "a_1", query="second").repeated
-    with pytest.raises(RestartedApplicationError):
-        publish_batch(topics, 1, "a_0", query="second")
-    assert values_by_partition(topics) == {"a_0": [b"0"], "a_1": [], "b_0": []}
-
-
-def test_a_repetition_is_known_when_one_of_its_topics_was_created_again(topics):
-    """The other topic still has the records, so the new topic does not get them."""
-    publish_batch(topics, 0, "a_0", "b_0")
-    write(topics, 0, "a_0", "b_0")
-    recreate_topics(topics, "b")
-
-    assert publish_batch(topics, 0, "a_0", "b_0").repeated
-    assert write(topics, 0, "a_0", "b_0").repeated
-    assert values_by_partition(topics) == {"a_0": [b"0", b"0"], "a_1": [], "b_0": []}
-
-
-def test_a_repetition_is_published_when_all_its_topics_were_deleted(topics):
-    """None of its records is left; an older version is still not published again."""
-    publish_batch(topics, 0, "a_0")
-    publish_batch(topics, 1, "a_0")
-    recreate_topics(topics, "a")
-
-    assert publish_batch(topics, 0, "a_0").repeated
-    assert publish_batch(topics, 1, "a_0").records == 1
-    assert publish_batch(topics, 1, "a_0").repeated
-    assert values_by_partition(topics)["a_0"] == [b"1"]
-
-
-def test_a_query_has_one_count_for_all_its_topics(topics):
-    """Each batch may write to another topic, and so may a repetition."""
-    publish_batch(topics, 1, "a_0")
-    publish_batch(topics, 2, "b_0")
-
-    for version, part in ((1, "a_0"), (2, "b_0"), (1, "b_0"), (2, "a_0")):
-        assert publish_batch(topics, version, part).repeated.version == 2
-    assert values_by_partition(topics) == {"a_0": [b"1"], "a_1": [], "b_0": [b"2"]}
-
-
-def test_the_first_run_of_a_query_is_recognised_after_another_one_took_its_name(topics):
-    """Its driver was stopped for long, while a query started over with another topic."""
-    for version in range(3):
-        publish(topics, [stage(topics, a_0=[b"%d" % version])], version, source="first")
-    publish(topics, [stage(topics, b_0=[b"0"])], 0, source="second")
-
-    assert publish(topics, [stage(topics, b_0=[b"2"])], 2, source="first").repeated
-    assert publish(topics, [stage(topics, a_0=[b"3"])], 3, source="first").records == 1
-    with pytest.raises(RestartedApplicationError):
-        publish(topics, [stage(topics, b_0=[b"4"])], 4, source="first")
-    assert values_by_partition(topics) == {
-        "a_0": [b"0", b"1", b"2", b"3"],
-        "a_1": [],
-        "b_0": [b"0"],
-    }
-
-
-def test_batch_writes_under_one_name_have_a_count_in_each_topic(topics):
-    """As in each table of Delta: two writes in foreachBatch may share a name and a number."""
-    for _ in range(2):
-        for version in (5, 6):
-            write(topics, version, "a_0")
-            write(topics, version, "b_0")
-
-    assert values_by_partition(topics) == {"a_0": [b"5", b"6"], "a_1": [], "b_0": [b"5", b"6"]}
-    # One of its topics has this version.
-    assert write(topics, 6, "a_0", "b_0").repeated
-    write(topics, 7, "a_0")
-    assert write(topics, 7, "a_0", "b_0").repeated
-    assert values_by_partition(topics)["b_0"] == [b"5", b"6"]
-
-
-def test_batch_writes_begin_again_with_a_topic_that_was_created_again(topics):
-    """The job loads all records again; the other topic does not get them twice."""
-    for name in ("a_0", "b_0"):
-        write(topics, 3, name)
-    recreate_topics(topics, "a")
-
-    assert write(topics, 0, "a_0").records == 1
-    assert write(topics, 0, "b_0").repeated
-    assert write(topics, 0, "a_0").repeated
 
 
 def test_an_empty_batch_write_counts_for_the_topic_that_it_names(topics):
@@ -624,52 +452,6 @@ def test_app_versions_are_dropped_when_they_are_many_and_idle(machine, clock):
     Machine.up += 1
     publish_others(machine)
     assert remembered_names(machine) == {"other 0", "other 1", "other 2"}
-
-
-@pytest.mark.parametrize("jumps", [(31 * DAY,), (730 * DAY, -730 * DAY), (-730 * DAY, 800 * DAY)])
-def test_a_jump_of_the_clock_drops_no_app_version(machine, clock, jumps):
-    """P17: a repetition is recognised, however much is published while the clock is wrong."""
-    write(machine, 7, "a_0")
-    before = values_by_partition(machine)["a_0"]
-    for jump in jumps:
-        clock.advance(jump)
-        for _ in range(5):
-            Machine.up += 1_000
-            publish_others(machine)
-
-    assert write(machine, 7, "a_0").repeated.version == 7
-    assert values_by_partition(machine)["a_0"][: len(before)] == before
-    assert values_by_partition(machine)["a_0"].count(b"7") == 1
-
-
-def test_a_jump_of_the_clock_at_a_reboot_counts_as_a_day(machine, clock):
-    """P17: only the wall clock says how long the machine was off."""
-    write(machine, 7, "a_0")
-    for number in range(30):
-        Machine.boot, Machine.up = f"boot {number}", 0
-        clock.advance(730 * DAY)
-        publish_others(machine)
-    assert write(machine, 7, "a_0").repeated
-    Machine.boot = "boot 30"
-    clock.advance(2 * DAY)
-    publish_others(machine)
-
-    assert "app" not in remembered_names(machine)
-
-
-def test_a_step_back_of_the_clock_at_a_reboot_counts_as_nothing(machine, clock):
-    """The time counted before the reboot is kept."""
-    write(machine, 7, "a_0")
-    Machine.up += 20 * DAY
-    publish_others(machine)
-    Machine.boot, Machine.up = "second boot", 500
-    clock.advance(-300 * DAY)
-    publish_others(machine)
-    assert "app" in remembered_names(machine)
-    Machine.up += 11 * DAY
-    publish_others(machine)
-
-    assert "app" not in remembered_names(machine)
 
 
 def test_app_versions_of_deleted_topics_are_dropped(machine):
@@ -811,27 +593,3 @@ def test_while_a_publication_holds_the_lock_of_the_log_all_others_wait(tmp_path,
     assert root.context.log_lock.is_free()
     assert healthy(root)
     root.close()
-
-
-def test_readers_see_all_of_a_publication_or_nothing(topics, escalated):
-    """The ends in one snapshot belong to the same number of publications."""
-    done, end_pairs = threading.Event(), set()
-
-    def read_ends():
-        reader_root = open_root(topics.path)
-        for number in range(2):
-            reader_root.partition("a", number).tail()
-        keys = [reader_root.partition("a", number).tail_key for number in range(2)]
-        while not done.is_set():
-            ends = reader_root.context.live.read(lambda txn: tuple(map(txn.get, keys)))
-            end_pairs.add(tuple(int.from_bytes(row[32:40], "big") for row in ends))
-        reader_root.close()
-
-    for number in range(2):
-        topics.partition("a", number).tail()
-    with in_threads(read_ends, done=done):
-        for version in range(60):
-            publish(topics, [stage(topics, a_0=[b"p", b"q"], a_1=[b"p"])], version)
-
-    assert all(first == 2 * second for first, second in end_pairs), end_pairs
-    assert len(end_pairs) > 2

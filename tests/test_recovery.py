@@ -4,12 +4,10 @@ import os
 import random
 import shutil
 from contextlib import closing
-from functools import partial
 
 import lmdb
 import pytest
 from support import staged_files
-from support.children import assert_killed
 from support.clock import START
 from support.faulty_files import REBOOTED, REBOOTED_AGAIN, FaultyFiles
 from support.roots import (
@@ -25,10 +23,9 @@ from support.roots import (
     segment_files,
     values,
 )
-from support.tiers import choose
 
 from embedlog import keyspace, kv
-from embedlog.errors import CorruptBatchError, CorruptionError, StorageError
+from embedlog.errors import CorruptionError, StorageError
 from embedlog.record import Appended
 from embedlog.root.repair import repair_root
 from embedlog.root.verify import rebuild_index, verify_root
@@ -94,24 +91,6 @@ def batch_at(offset):
     return b"".join(bytes(part) for part in encoded(b"garbage", b"g").stamp(offset, 0))
 
 
-@pytest.mark.parametrize("garbage", GARBAGE)
-@pytest.mark.parametrize("flush_at", [None, 3, 6])
-def test_whatever_follows_the_last_good_batch_is_cut(tmp_path, garbage, flush_at):
-    """A27: whole batches stay; the next append gets the right offset and survives a reboot too."""
-    (path,) = crashed_log(tmp_path, flush_at=flush_at)
-    append_bytes(path, GARBAGE[garbage](batch_at(12)))
-    root, log = reopen(tmp_path)
-
-    assert offsets(log) == list(range(12))
-    assert log.append([encoded(b"next")]) == [Appended(12, 13)]
-    assert healthy(root)
-    abandon(root)
-    root, log = reopen(tmp_path, REBOOTED_AGAIN)
-    assert values(log, 11) == [b"v11", b"next"]
-    assert healthy(root)
-    root.close()
-
-
 SILENT = {
     "nothing",
     "the end mark",  # of a roll that was interrupted
@@ -164,36 +143,6 @@ def test_the_warning_of_a_recovery_counts_the_segments_behind_the_damage(tmp_pat
     root.close()
 
 
-@pytest.mark.parametrize("garbage", GARBAGE)
-def test_garbage_of_a_killed_writer_is_cut_by_the_next_append(tmp_path, garbage):
-    """In the same boot `live` has the published end, so that nothing is scanned."""
-    (path,) = crashed_log(tmp_path)
-    append_bytes(path, GARBAGE[garbage](batch_at(12)))
-    root, log = reopen(tmp_path, FaultyFiles)
-
-    assert offsets(log) == list(range(12))
-    assert log.append([encoded(b"next")]) == [Appended(12, 13)]
-    assert healthy(root)
-    root.close()
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_a_tail_cut_anywhere_leaves_the_batches_before_the_cut(tmp_path, seed):
-    """A27: the last segment is truncated at a random byte."""
-    (path,) = crashed_log(tmp_path, flush_at=2)
-    start = path.stat().st_size - 6 * encoded(b"v0", b"v1").size
-    flushed = start + 2 * encoded(b"v0", b"v1").size
-    size = random.Random(seed).randint(flushed, path.stat().st_size)
-    os.truncate(path, size)
-    root, log = reopen(tmp_path)
-
-    end = (size - start) // encoded(b"v0", b"v1").size * 2
-    assert offsets(log) == list(range(end))
-    assert log.append([encoded(b"next")]) == [Appended(end, end + 1)]
-    assert healthy(root)
-    root.close()
-
-
 def test_a_damaged_middle_past_the_recovery_point_ends_the_log_there(tmp_path):
     """A25, A26: all later segments are deleted; a second recovery changes nothing."""
     paths = crashed_log(tmp_path, 14, config={"segment.bytes": 2000}, flush_at=2)
@@ -225,32 +174,6 @@ def test_damage_below_the_recovery_point_is_an_error_and_cuts_nothing(tmp_path, 
     assert (caught.value.topic, caught.value.partition) == ("t", 0)
     assert caught.value.path == str(path.relative_to(tmp_path))
     assert path.read_bytes() == damaged
-
-
-def test_a_flushed_tail_that_was_cut_is_an_error_and_not_a_shorter_log(tmp_path):
-    """R7: the file has fewer bytes than were flushed, by a disk that lied or by hand."""
-    (path,) = crashed_log(tmp_path, flush_at=6)
-    os.truncate(path, path.stat().st_size - 10)
-
-    with pytest.raises(CorruptionError, match="below the recovery point"):
-        reopen(tmp_path)[1].end_offset()
-
-
-def test_damage_after_a_clean_close_is_found_by_a_read(tmp_path):
-    """A32: opening the root scans nothing; the read raises."""
-    root = open_root(tmp_path)
-    fill(make_log(root), 3, size=2)
-    root.close()
-    (path,) = segment_files(tmp_path)
-    overwrite(path, -20)
-    root = open_root(tmp_path)
-    log = root.partition("t", 0)
-
-    reader = log.reader(4)
-    with pytest.raises(CorruptBatchError):
-        for batch in reader.read():
-            batch.verify()
-    abandon(root)
 
 
 # Files
@@ -443,19 +366,6 @@ def test_a_database_of_an_absurd_size_is_not_scanned(tmp_path, name, clean):
     root.close()
 
 
-def test_after_a_clean_close_nothing_is_recovered(tmp_path):
-    """A24: the next open is instant."""
-    root = open_root(tmp_path)
-    fill(make_log(root), 3)
-    epoch = root.partition("t", 0).tail().leader_epoch
-    root.close()
-    root = open_root(tmp_path)
-
-    assert root.startup_report == []
-    assert root.partition("t", 0).tail().leader_epoch == epoch
-    root.close()
-
-
 def test_a_copied_root_has_another_identity(tmp_path):
     """`cp -r` is a backup: the `live` of the original is not used, but rebuilt."""
     root = open_root(tmp_path / "one")
@@ -466,17 +376,6 @@ def test_a_copied_root_has_another_identity(tmp_path):
 
     assert values(root.partition("t", 0)) == [b"v0", b"v1", b"v2"]
     assert healthy(root)
-    root.close()
-
-
-def test_a_recovery_raises_the_epoch(tmp_path):
-    """A37, R8: records that were read may be lost, so their offsets get another epoch."""
-    crashed_log(tmp_path)
-    root, log = reopen(tmp_path)
-    fill(log, 1, first=20)
-
-    epochs = [batch.leader_epoch for batch in log.reader(0).read()]
-    assert epochs[-1] > epochs[0]
     root.close()
 
 
@@ -658,120 +557,7 @@ def test_a_damaged_state_without_a_copy_is_an_error(tmp_path):
     assert len(segment_files(tmp_path)) == 1
 
 
-# Kills
-
-
-def operations_of(path, work):
-    """Return how many file operations `work` takes, counted on a root of its own."""
-    root = open_root(path, files=FaultyFiles)
-    files = root.context.files
-    before = files.count()
-    work(root)
-    count = files.count() - before
-    abandon(root)
-    return count
-
-
-def roll(root):
-    root.partition("t", 0).roll()
-
-
-def synced_roll(root):
-    root.partition("t", 0).append([encoded(b"x")], durability="fsync")
-    root.partition("t", 0).roll()
-    root.partition("t", 0).flush()
-
-
-def truncate(root):
-    root.partition("t", 0).truncate_to(5)
-
-
-def append_with_gap(root):
-    root.partition("t", 0).append_at([(8, encoded(b"x")), (20, encoded(b"y"))])
-
-
-def append_headers(root):
-    root.partition("t", 0).append([encoded(b"x", headers=[[("a", b"1")]])])
-
-
-@pytest.mark.tier("test")
-@pytest.mark.parametrize(
-    "every", [choose(test=12, all=4), pytest.param(1, marks=pytest.mark.tier("nightly"))]
-)
-@pytest.mark.parametrize("files", [FaultyFiles, REBOOTED], ids=["same boot", "rebooted"])
-@pytest.mark.parametrize(
-    ("work", "first_step"),
-    [(roll, 4), (synced_roll, 11), (truncate, 3), (append_headers, 7), (append_with_gap, 3)],
-)
-def test_killed_between_any_two_steps_the_log_is_as_before_or_after(
-    tmp_path, work, first_step, files, every
-):
-    """The next process finishes the operation, or the log is as if it was not begun."""
-    counted = tmp_path / "counted"
-    fill_root(counted)
-    steps = operations_of(counted, work)
-    assert steps > 3
-    for step in range(first_step % every, steps, every):
-        path = tmp_path / f"killed at {step}"
-        fill_root(path)
-        assert_killed(partial(die_at, path, work, step))
-        root = open_root(path, files=files)
-        log = root.partition("t", 0)
-        recovered = offsets(log)
-        assert recovered in [*(list(range(count)) for count in (4, 8, 9)), [*range(9), 20]], step
-        if work is not truncate:
-            assert len(recovered) >= 8, step
-        fill(log, 2, first=50)
-        assert offsets(log)[-2:] == [log.end_offset() - 2, log.end_offset() - 1]
-        assert healthy(root), step
-        root.close()
-
-
-def fill_root(path):
-    root = open_root(path)
-    fill(make_log(root, {"segment.bytes": 2000}), 4, size=2)
-    root.close()
-
-
-def die_at(path, work, step):
-    root = open_root(path, files=FaultyFiles)
-    root.context.files.kill_at(step)
-    work(root)
-
-
 # Verify and repair
-
-
-def test_a_healthy_root_has_no_findings_and_needs_no_repair(root, log):
-    """`verify_root` and `repair_root` return empty lists."""
-    fill(log, 3)
-
-    assert verify_root(root) == []
-    assert repair_root(root, dry_run=True) == []
-
-
-def test_a_dry_run_of_a_repair_reports_the_same_as_the_repair(tmp_path):
-    """The dry run changes nothing; the repair drops damaged batches and quarantines the file."""
-    paths = crashed_log(tmp_path, 9, config={"segment.bytes": 2000}, flush_at=9)
-    root = open_root(tmp_path)
-    log = root.partition("t", 0)
-    overwrite(paths[1], 1200)
-    before = paths[1].read_bytes()
-    findings = verify_root(root)
-    planned = repair_root(root, dry_run=True)
-
-    assert [finding.path for finding in findings] == [str(paths[1].relative_to(tmp_path))]
-    assert any("dropped" in line for line in planned)
-    assert paths[1].read_bytes() == before
-    assert repair_root(root, dry_run=False) == planned
-    left = offsets(log)
-    assert 16 <= len(left) < 18
-    assert set(range(18)) - set(left) < set(range(8, 16))
-    assert [row[3] for row in rows(log)] == [b"v%d" % offset for offset in left]
-    assert next((tmp_path / "quarantine").iterdir()).read_bytes() == before
-    assert log.append([encoded(b"next")]) == [Appended(18, 19)]
-    assert healthy(root)
-    root.close()
 
 
 @pytest.mark.parametrize("kind", ["cut", "deleted", "stray", "index"])

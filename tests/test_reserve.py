@@ -69,20 +69,6 @@ def test_it_is_not_created_if_it_would_fill_the_disk(root):
 
 
 @pytest.mark.parametrize("reported", [0, 1 << 40])
-def test_an_allocation_decides_whether_it_fits(root, reported):
-    """P10: the free space that a file system reports may be too small for root, or too large."""
-    reserve, files(root).reported = root.context.reserve, reported
-    files(root).room = reserve.size()
-    assert reserve.keep() is False
-    assert reserve.held() == 0
-    assert files(root).room == reserve.size()
-    files(root).room += reserve.size() // 4
-    assert reserve.keep() is True
-    assert os.listdir(root.path).count(RESERVE_FILE) == 1
-    assert "reserve.trial" not in os.listdir(root.path)
-
-
-@pytest.mark.parametrize("reported", [0, 1 << 40])
 def test_space_is_what_can_be_allocated_first_without_the_reserve(root, reported):
     """P10: the reserve is given up only if the space then suffices."""
     reserve, files(root).reported = root.context.reserve, reported
@@ -185,17 +171,6 @@ def test_appends_wait_until_it_can_be_created_again(root):
     fill(log, 1, first=10)
     assert offsets(log) == list(range(11))
     assert root.context.reserve.short is False
-
-
-def test_deleted_segments_are_unlinked_at_once_on_a_full_disk(root):
-    """P10: file.delete.delay.ms is ignored."""
-    log = make_log(root, {"retention.ms": 1, "segment.bytes": 1, "file.delete.delay.ms": 60_000})
-    root.alter_topic("t", {"segment.bytes": encoded(b"v0").size})
-    fill(log, 10)
-    files(root).room = pending_deletes.LITTLE_SPACE - 1
-    retain(root, START + 1_000_000)
-    assert len(os.listdir(f"{root.path}/{log.directory}/0")) == 1
-    assert pending_deletes.paths(root.context.live) == set()
 
 
 def test_retention_deletes_fewer_segments_if_a_transaction_does_not_fit(root, monkeypatch):

@@ -85,16 +85,6 @@ def test_a_segment_is_deleted_once_its_youngest_record_has_expired(root):
     assert len(segment_files(root.path)) == 4
 
 
-def test_one_young_record_keeps_its_segment_and_all_after_it(root):
-    """C2: the round ends at the first segment that stays."""
-    log = make_log(root, config(retention_ms=DAY))
-    for at in (0, 2 * DAY, 0, 0, 0):
-        log.append([encoded(b"x", at=START + at)])
-
-    assert retain(root, START + 2 * DAY + 1) == []
-    assert retain(root, START + 3 * DAY + 1)[0].start_offset == 5
-
-
 def test_minus_one_keeps_everything(root):
     """C2: retention.ms=-1 is unlimited."""
     make(root)
@@ -198,16 +188,6 @@ def test_with_the_record_clock_old_events_are_deleted_at_once(root, clock):
     root.alter_topic("t", {"retention.clock": "record"})
 
     assert retain(root, clock())[0].start_offset == 5
-
-
-def test_a_younger_record_counts_from_its_own_time(root, clock):
-    """C2: with either clock a record stays for retention.ms after its own timestamp."""
-    log = make_log(root, config(retention_ms=DAY))
-    log.append([encoded(b"x", at=START + 5 * DAY)])
-
-    assert retain(root, START + 6 * DAY) == []
-    assert retain(root, START + 6 * DAY + 1)[0].start_offset == 1
-    assert log.end_offset() == 1
 
 
 class Model:
@@ -325,18 +305,6 @@ def test_after_a_clean_close_the_append_times_are_exact(tmp_path, clock, event):
         root = open_root(path, clock=clock)
         assert appended_at(root.partition("t", 0), root) == APPEND_TIMES
         root.close()
-
-
-def test_after_a_kill_the_append_times_are_exact(tmp_path, clock):
-    """P1: `live` survives a kill."""
-    root = open_root(tmp_path, clock=clock)
-    make_old_events(root, clock)
-    abandon(root)
-    clock.advance(3 * DAY)
-    root = open_root(tmp_path, clock=clock)
-
-    assert appended_at(root.partition("t", 0), root) == APPEND_TIMES
-    root.close()
 
 
 def test_after_a_power_cut_unflushed_segments_count_from_the_recovery(tmp_path, clock):
@@ -572,16 +540,6 @@ def test_a_compacted_topic_deletes_only_below_its_log_start_offset(root):
     root.alter_topic("t", {"cleanup.policy": "compact,delete"})
 
     assert retain(root, START + DAY)[0].start_offset == 6
-
-
-def test_changed_settings_apply_to_old_segments_in_the_next_round(root):
-    """C10: also in the open handle of another process."""
-    log = make(root)
-    with closing(open_root(root.path)) as other:
-        assert retain(other, START + 30 * DAY) == []
-        root.alter_topic("t", {"retention.ms": DAY})
-        assert retain(other, START + 30 * DAY)[0].start_offset == 10
-    assert log.start_offset() == 10
 
 
 # Budgets

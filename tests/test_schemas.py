@@ -39,12 +39,12 @@ from embedlog.errors import (
     SerializationError,
     TopicAlreadyExistsError,
 )
-from embedlog.schemas.column_types import MAX_LEVELS, is_widening, stored_type
+from embedlog.schemas.column_types import MAX_LEVELS, is_widening
 from embedlog.schemas.conform import conform
 from embedlog.schemas.evolution import changed_schema
 from embedlog.schemas.infer import columns_of
 from embedlog.schemas.rows import python_rows
-from embedlog.schemas.topic_schema import TopicSchema, first_version
+from embedlog.schemas.topic_schema import first_version
 from embedlog.schemas.values import arrow_array, checker_of, nullable, python_values
 
 
@@ -501,22 +501,6 @@ def test_what_was_read_from_a_topic_is_a_schema(log, tmp_path, timestamp):
         assert len(copy.schema_history()) == 1
 
 
-def test_a_schema_of_a_version_comes_back_from_its_bytes():
-    """All that is known about a version is stored: ids, key, timestamp, defaults."""
-    before = schema_of(
-        pa.field("a", pa.int8(), False), ("at", pa.timestamp("s")), key="a", timestamp="at"
-    )
-    schema = changed_schema(
-        before,
-        pa.schema([*before.plain, pa.field("c", pa.list_(pa.string()), False)]),
-        defaults={"c": ["x"]},
-    )
-    again = TopicSchema.unpack(schema.version, schema.pack())
-    assert (again.version, again.key, again.timestamp, again.next_id) == (2, ("a",), "at", 4)
-    assert again.columns.equals(schema.columns, check_metadata=True)
-    assert again.defaults["c"].to_pylist() == [["x"]]
-
-
 def nested(levels):
     """A type with a number of levels."""
     data_type = pa.int8()
@@ -837,12 +821,6 @@ def test_a_key_of_another_kind_is_refused(log):
         producer.send("t", {"a": 1, "b": None}).result()
     assert topic.get((1, None)) == topic.get({"a": 1, "b": None}) == {"a": 1, "b": None}
     assert len(topic) == 1
-
-
-def test_stored_types_are_their_own_stored_types():
-    """What is stored once is stored as it is."""
-    for data_type in (pa.string(), pa.decimal256(5, 2), pa.map_(pa.string(), pa.list_(pa.int8()))):
-        assert stored_type(data_type, "c") == data_type
 
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

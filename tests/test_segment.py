@@ -2,13 +2,12 @@
 
 import os
 
-import pyarrow as pa
 import pytest
 from support.clock import START
 from support.roots import batch_rows, encoded
 
 from embedlog import batch, segment
-from embedlog.errors import CorruptBatchError, CorruptionError, StorageError
+from embedlog.errors import CorruptionError
 from embedlog.files import Files
 
 pytestmark = pytest.mark.disk  # what it promises depends on the file system
@@ -48,64 +47,6 @@ def bases(batches):
     return [decoded.base_offset for decoded in batches]
 
 
-def test_a_new_segment_holds_its_schema_and_nothing_else(file):
-    """The first batch begins where the schema ends."""
-    assert file.size() == file.start > 0
-    assert file.schema.equals(batch.schema())
-    assert file.read(file.start, file.size()) == []
-
-
-def test_creating_over_an_old_file_truncates_it(files, file):
-    """A14: a file in the manifest that was not written to yet is created from scratch."""
-    write(file, 3)
-    created = segment.create(files, PATH, batch.schema())
-
-    assert created.size() == created.start
-
-
-def test_batches_are_read_back_in_order(file):
-    """A read may begin at the position of any batch."""
-    positions = write(file, 5)
-
-    batches = file.read(file.start, positions[-1])
-    assert bases(batches) == [0, 10, 20, 30, 40]
-    assert [row[3] for decoded in batches for row in batch_rows(decoded)] == [
-        b"v%d" % n for n in range(50)
-    ]
-    assert bases(file.read(positions[3], positions[-1])) == [30, 40]
-    assert [decoded.position for decoded in batches] == positions[:-1]
-
-
-def test_nothing_past_the_stop_is_read(file):
-    """A20: the bytes after the published end may be anything."""
-    positions = write(file, 3)
-    file.write([b"garbage" * 100], positions[-1])
-    file.truncate(positions[-1] + 300)
-
-    assert bases(file.read(file.start, positions[-1])) == [0, 10, 20]
-    assert bases(file.read(file.start, positions[1])) == [0]
-
-
-@pytest.mark.parametrize("max_bytes", [1, 100, 1000, 3000])
-def test_a_read_returns_at_least_one_batch_however_little_is_asked_for(file, max_bytes):
-    """A18: a batch is never split."""
-    positions = write(file, 5)
-    batches, position = [], file.start
-    while chunk := file.read(position, positions[-1], max_bytes):
-        batches += chunk
-        position = chunk[-1].position + chunk[-1].size
-
-    assert bases(batches) == [0, 10, 20, 30, 40]
-
-
-def test_a_batch_larger_than_what_is_asked_for_is_read_whole(files):
-    """The read grows until the batch fits."""
-    file = segment.create(files, PATH, batch.schema())
-    end = file.start + file.write(encoded(bytes(5 << 20)).stamp(0, 0), file.start)
-
-    assert bases(file.read(file.start, end, 1)) == [0]
-
-
 def test_a_batch_longer_than_the_first_read_is_read_once(file, monkeypatch):
     """Its header states its length: a short read, then one of the whole batch, parsed once."""
     positions = write(file, 2, size=3000)
@@ -123,26 +64,6 @@ def test_a_batch_longer_than_the_first_read_is_read_once(file, monkeypatch):
     assert bases(file.read(positions[0], positions[2], 1)) == [0]
     assert lengths[-1] == positions[1] - positions[0] > lengths[-2]
     assert (len(lengths), len(parsed)) == (2, 1)
-
-
-def test_good_batches_come_before_the_damaged_one(file):
-    """E10: a damaged batch raises only if it is the first."""
-    positions = write(file, 3)
-    file.write([b"x"], positions[1] + 40)
-
-    assert bases(file.read(file.start, positions[-1])) == [0]
-    with pytest.raises(CorruptBatchError) as caught:
-        file.read(positions[1], positions[-1])
-    assert (caught.value.path, caught.value.position) == (PATH, positions[1])
-    assert bases(file.read(positions[2], positions[-1])) == [20]
-
-
-def test_a_scan_yields_every_batch_over_many_reads(file, monkeypatch):
-    """`scan` repeats `read` until the stop."""
-    monkeypatch.setattr(segment, "CHUNK_BYTES", 1500)
-    positions = write(file, 20)
-
-    assert bases(file.scan(file.start, positions[-1])) == [n * 10 for n in range(20)]
 
 
 def test_a_sealed_segment_is_read_from_a_map(files, file):
@@ -193,16 +114,6 @@ def test_a_sealed_file_that_was_cut_is_corruption_not_a_signal(files, file, max_
         segment.SegmentFile(files, PATH).mapped(file.start, positions[-1], max_bytes)
 
 
-def test_any_arrow_reads_a_sealed_segment(tmp_path, file):
-    """It is an Arrow IPC stream; other readers skip our blocks as padding (docs/format.md)."""
-    positions = write(file, 3)
-    file.write([segment.END_MARK], positions[-1])
-
-    table = pa.ipc.open_stream((tmp_path / PATH).read_bytes()).read_all()
-
-    assert table.column("value").to_pylist() == [b"v%d" % n for n in range(30)]
-
-
 @pytest.mark.parametrize(
     "content",
     [b"", b"\xff" * 4, b"hello, this is no segment", bytes(5000), b"\xff" * 5000,
@@ -216,13 +127,6 @@ def test_a_file_that_is_no_segment_is_refused_with_its_path(files, tmp_path, con
     with pytest.raises(CorruptionError, match=r"Not a segment") as caught:
         assert segment.SegmentFile(files, PATH).start
     assert caught.value.path == PATH
-
-
-def test_a_missing_file_is_a_storage_error(files):
-    """The error has the errno and the path."""
-    with pytest.raises(StorageError) as caught:
-        segment.SegmentFile(files, PATH)
-    assert caught.value.errno == 2
 
 
 def test_a_descriptor_is_closed_with_the_last_reference_to_the_segment(files, file):

@@ -12,7 +12,6 @@ import textwrap
 from contextlib import closing
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -499,109 +498,6 @@ def test_numbered_batches_are_written_once(log):
     assert ids(topic) == [1, 2, 3]
 
 
-def test_truncation_and_recovery(log, tmp_path):
-    """After a truncation and a kill the log goes on where it ended."""
-    topic = create(log, {"segment.bytes": 4000})
-    send(log, *range(12))
-    log.partition("t", 0).truncate_to(7)
-    send(log, 100)
-    abandon(log.root)
-    with embedlog.open(tmp_path / "log", maintenance=False) as log:
-        topic = log.topic("t")
-        assert ids(topic) == [*range(7), 100]
-        (sent,) = send(log, 101)
-        assert sent.offset == 8
-        assert log.verify() == []
-
-
-@pytest.mark.parametrize("timestamp", [None, "at"])
-def test_compaction_keeps_the_last_record_of_each_key(log, clock, timestamp):
-    """Through several versions, with tombstones and headers."""
-    config = {"cleanup.policy": "compact", "segment.bytes": 3000, "file.delete.delay.ms": 0}
-    config["min.cleanable.dirty.ratio"] = 0
-    columns = [("a", pa.string()), ("b", pa.int16()), ("n", pa.int8())]
-    columns.append(pa.field("at", pa.timestamp("ms", tz="UTC"), False))
-    topic = log.create_topic(
-        "t", 2, config, schema=pa.schema(columns), key=["a", "b"], timestamp=timestamp
-    )
-    expected = {}
-    with log.producer() as producer:
-        for number in range(120):
-            clock.advance(5)
-            at = dt.datetime.fromtimestamp(clock() / 1000, UTC)
-            a, b = f"k{number % 7}", number % 3
-            if number == 40:
-                log.alter_topic(
-                    "t", schema=pa.schema([*columns, ("m", pa.string())]), defaults={"m": "d"}
-                )
-                expected = {key: {**value, "m": "d"} for key, value in expected.items()}
-            if number == 80:
-                log.alter_topic("t", rename={"b": "c"})
-                expected = {
-                    key: {"c" if name == "b" else name: item for name, item in value.items()}
-                    for key, value in expected.items()
-                }
-            if number % 11 == 0:
-                producer.send("t", None, key=(a, b)).result()
-                expected.pop((a, b), None)
-                continue
-            headers = [("h", b"%d" % number)] if number % 13 == 0 else None
-            name = "b" if number < 80 else "c"
-            value = {"a": a, name: b, "n": number, "at": at}
-            if number >= 40:
-                value["m"] = str(number)
-            producer.send("t", value, headers=headers).result()
-            expected[a, b] = value
-    before = topic.to_arrow(latest=True).sort_by("n")
-    assert dict(topic.items()) == expected
-    log.compact("t", force=True, progress=False)
-    assert len(list(topic)) < 100
-    assert topic.to_arrow(latest=True).sort_by("n").select(before.column_names).equals(before)
-    assert dict(topic.items()) == expected
-    for a in range(7):
-        for b in range(3):
-            assert topic.get((f"k{a}", b)) == expected.get((f"k{a}", b))
-    with closing(log.consumer("t", auto_offset_reset="earliest")) as consumer:
-        last = {record.key: record.value for record in consumer.iter_records(until="end")}
-    assert {key: value for key, value in last.items() if value is not None} == expected
-    log.compact("t", force=True, progress=False)
-    assert dict(topic.items()) == expected
-
-
-def test_segments_with_and_without_tombstones_are_merged(log, clock):
-    """Only those after the first tombstone have the column, and only until the next roll."""
-    config = {"cleanup.policy": "compact", "segment.bytes": 3000, "file.delete.delay.ms": 0}
-    topic = create(log, config)
-    with log.producer() as producer:
-        # Of each batch some records are removed, so that the rest of several is written together.
-        producer.send_batch("t", [None, row(2), row(3)], keys=[9, None, None]).result()
-        for number in range(20, 30):
-            producer.send_batch("t", [*[row(3, name="x" * 200)] * 3, row(number % 2)]).result()
-    flags = [segment.tombstones for segment in log.partition("t", 0).segments.values()]
-    assert flags[0] and not flags[-1], flags
-    log.partition("t", 0).roll()
-    log.compact("t", force=True, progress=False)
-    assert [record.value for record in topic] == [
-        *(None, row(2), row(0)),
-        *(row(3, name="x" * 200), row(1)),
-    ]
-    assert topic.get(9) is None
-
-
-def test_leases_keep_segments(log, clock):
-    """What a reader holds is not deleted."""
-    config = {"segment.bytes": 3000, "retention.ms": 10, "file.delete.delay.ms": 0}
-    topic = create(log, config)
-    send(log, *range(20))
-    with log.hold("backup", {TopicPartition("t", 0): 0}, seconds=1e6):
-        clock.advance(10_000)
-        retain(log.root, clock())
-        assert ids(topic) == list(range(20))
-    clock.advance(10_000)
-    retain(log.root, clock())
-    assert len(ids(topic)) < 20
-
-
 # Lost rows of the catalogue, and damaged files
 
 
@@ -740,13 +636,3 @@ def test_a_dump_shows_the_batches_of_a_segment_without_its_schema(
         assert batches
         assert found == batches
         assert code != 0
-
-
-def test_frames(log):
-    """`to_polars`, `to_pandas`, and the Arrow stream with all columns."""
-    topic = create(log)
-    send(log, 1, 2)
-    assert topic.to_polars(["id", "name"]).rows() == [(1, "n1"), (2, "n2")]
-    assert topic.to_pandas(["delay"])["delay"].tolist() == [1, 2]
-    assert pl.DataFrame(topic)["tags"].to_list() == [[{"a": 1}, None], [{"a": 2}, None]]
-    assert pa.table(topic).equals(topic.to_arrow())

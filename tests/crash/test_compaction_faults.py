@@ -40,17 +40,6 @@ def test_whatever_a_kill_leaves_is_the_old_log_or_the_new_one(
     assert checked == len(sample(range(states), STATES))
 
 
-@pytest.mark.parametrize("step", [40, pytest.param(1, marks=pytest.mark.tier("nightly"))])
-def test_a_compaction_may_be_killed(directory: Path, step: int) -> None:
-    """P1: with a signal, so that what the files held is what is left."""
-    total, _ = compaction_faults.file_states(directory / f"count-{step}-{compaction_faults.typed}")
-    killed = forks.spread(
-        sample(range(0, total, step), 6), compaction_faults.check_kill, directory=directory
-    )
-    tell(f"{sum(killed)} kills at {total} operations")
-    assert sum(killed) >= 0.7 * len(killed)
-
-
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "for ever"])
 @pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.tier("nightly"))])
 def test_every_operation_of_a_compaction_may_fail(

@@ -11,7 +11,7 @@ from support import compaction_faults, forks
 from support.compaction_model import run_some
 from support.faulty_files import scratch_directory
 from support.forks import tell
-from support.mutants import Change
+from support.mutants import Behaviour, Change
 from support.tiers import runs
 
 CLEANER, REPLACE = "embedlog.compaction.cleaner", "embedlog.partition.replace"
@@ -59,10 +59,10 @@ class Mutant(NamedTuple):
     check: Check
     where: str
     edits: dict[str, str]
-    besides: tuple[Change, ...] = ()
+    besides: tuple[Callable[[], None], ...] = ()
 
 
-NO_EPOCH = Change(f"{REPLACE}:_check_epoch", {"epoch not in (None, tail.leader_epoch)": "False"})
+NO_EPOCH = Behaviour(f"{REPLACE}:_check_epoch", lambda log, tail, epoch: None)
 MUTANTS = [
     Mutant(
         "swapped in before it is on the disk",
@@ -99,7 +99,7 @@ MUTANTS = [
         by_power_cuts,
         f"{REPLACE}:_check_segments",
         {"end > info.recovery_offset": "False"},
-        (Change("embedlog.partition.flush:flush_up_to", {"flush([log])": "..."}),),
+        (Behaviour("embedlog.partition.flush:flush_up_to", lambda log, offset: None),),
     ),
     Mutant(
         "what is replaced is not doomed",

@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import pytest
 from support import forks
 from support.case_workers import Outcome, Progress, share_out
-from support.children import PausedChild, in_child
+from support.children import PausedChild
 from support.damage import readable, replaced, scrambled, snapshot
 from support.durability_check import Rebooted
 from support.faulty_files import materialise, scratch_directory
@@ -229,9 +228,6 @@ def test_no_damage_to_a_database_loses_a_record_or_kills_the_process(count, reco
     assert outcome.tally["as it was"] > outcome.count // 2, str(outcome)
 
 
-# P21
-
-
 @pytest.fixture
 def stores(tmp_path):
     """Open stores of one database, which are closed after the test."""
@@ -247,78 +243,7 @@ def stores(tmp_path):
         store._files.close_all()
 
 
-def _die_reading(path: str) -> None:
-    """Kill a child in the middle of a read transaction."""
-
-    def read(pause: Any) -> None:
-        env = lmdb.open(path, max_readers=kv.MAX_READERS, create=False)
-        txn = env.begin()
-        txn.get(b"k")
-        pause()
-
-    PausedChild(read).kill()
-
-
-@pytest.mark.parametrize("slots", range(2, 12))
-def test_slots_of_killed_readers_are_freed_when_the_table_is_full(
-    stores, tmp_path, monkeypatch, slots
-):
-    """P21: a full reader table is looked through, and the read tried again, once."""
-    monkeypatch.setattr(kv, "MAX_READERS", slots)
-    monkeypatch.setattr(kv, "LOCK_BYTES", 192 + 64 * (slots - 1))
-    stores(rows={b"k": b"v"}).close()
-    os.unlink(tmp_path / "live/lock.mdb")
-    store = stores()
-    for _ in range(slots + 1):
-        try:
-            _die_reading(str(tmp_path / "live"))
-        except lmdb.ReadersFullError:
-            break
-        if store.readers()[0] >= slots:
-            break
-    assert store.readers()[1] == slots
-
-    assert store.get(b"k") == b"v"
-    store.write(lambda txn: txn.put(b"k", b"w"))
-    assert store.read(lambda txn: bytes(txn.get(b"k"))) == b"w"
-    assert store.readers()[0] <= slots
-
-
-@pytest.mark.parametrize("power", sample(range(14, 26), 4))
-def test_a_full_map_grows_by_itself_and_stays_small(stores, tmp_path, monkeypatch, power):
-    """P21: no caller sees MapFull; a write larger than the map succeeds."""
-    monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 16)
-    size = 1 << power
-    store = stores(rows={})
-    value = os.urandom(size)
-    for number in range(3):
-        store.write(lambda txn, n=number: txn.put(b"%d" % n, value))
-
-    assert all(store.get(b"%d" % number) == value for number in range(3))
-    assert os.stat(tmp_path / "live/data.mdb").st_size < 4 * size + (1 << 17)
-
-
-@pytest.mark.parametrize("rounds", sample(range(1, 18), 4))
-def test_a_map_that_another_process_grew_is_adopted(stores, tmp_path, monkeypatch, rounds):
-    """P21: MapResized is cured and the call tried again, for reads and for writes."""
-    monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 16)
-    store = stores(rows={b"k": b"v"})
-    assert store.get(b"k") == b"v"
-
-    def grow(number: int) -> None:
-        other = make_store(tmp_path, timeout=patient(10))
-        other.write(lambda txn: txn.put(b"%d" % number, bytes(1 << 16 + number % 4)))
-        other.close()
-
-    for number in range(rounds):
-        in_child(partial(grow, number))
-        if number % 3 == 0:
-            assert store.get(b"%d" % number) == bytes(1 << 16 + number % 4)
-        elif number % 3 == 1:
-            assert store.read(lambda txn, n=number: txn.get(b"%d" % n)) is not None
-        else:
-            store.write(lambda txn: txn.put(b"k", b"w"))
-    assert store.version() > rounds
+# P21
 
 
 @pytest.mark.parametrize("number", sample(range(10), 4))

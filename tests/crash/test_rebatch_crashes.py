@@ -2,13 +2,117 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import ClassVar
 
+import pyarrow as pa
 import pytest
 from support.faulty_files import FALLIBLE
-from support.faulty_roots import Case
-from support.rebatch_faults import FAULTS
+from support.faulty_roots import Acknowledge, Case, FastUptimeFiles, RootFaults
+from support.roots import encoded, healthy, no_stray_files
 from support.tiers import choose, sample
+
+from embedlog.compaction.rebatch import rebatch
+from embedlog.config import LONG_MAX, TopicConfig
+from embedlog.errors import EmbedlogError, FencedError
+from embedlog.partition import PartitionLog, flush, pending_deletes
+from embedlog.producer import Producer
+from embedlog.record import TopicPartition
+from embedlog.root.root import Root
+from embedlog.schemas.topic_schema import first_version
+
+RECORDS = 8
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
+
+
+def values(log: PartitionLog) -> list[object]:
+    """Return the values of all records, in order; offsets have no gaps."""
+    found: list[object] = []
+    reader = log.reader(log.start_offset())
+    while batches := reader.read():
+        for batch in batches:
+            batch.verify()
+            assert batch.base_offset == len(found)
+            name = "n" if batch.is_typed else "value"
+            found += batch.columns([name]).column(0).to_pylist()
+    return found
+
+
+class RebatchFaults(RootFaults):
+    """Both topics have eight single records in one sealed segment, and one in the active one."""
+
+    parts: ClassVar = [TopicPartition("bytes", 0), TopicPartition("typed", 0)]
+    files = FastUptimeFiles
+
+    def fill(self, root: Root) -> None:
+        """Create the topics."""
+        config = TopicConfig.parse({"file.delete.delay.ms": 0})
+        root.create_topic("bytes", 1, config)
+        root.create_topic("typed", 1, config, first_version(SCHEMA, "k", None))
+        producer = Producer(root)
+        for number in range(RECORDS + 1):
+            if number == RECORDS:
+                for topic, partition in self.parts:
+                    root.partition(topic, partition).roll()
+            root.partition("bytes", 0).append([encoded(b"%d" % number)])
+            producer.send("typed", {"k": "a", "n": number}).result()
+        producer.close()
+        root.flush()
+
+    def work(self, root: Root, durability: str, acknowledge: Acknowledge) -> EmbedlogError | None:
+        """Gather the batches of one topic after the other."""
+        first = None
+        for topic, partition in self.parts:
+            try:
+                rebatch(root.partition(topic, partition), LONG_MAX)
+                acknowledge(topic)
+            except FencedError:
+                raise
+            except EmbedlogError as error:
+                first = first or error
+        return first
+
+    def check_between(self, root: Root, acked: set[str]) -> None:
+        """All records are there, in batches of one or of many."""
+        for topic, partition in self.parts:
+            log = root.partition(topic, partition)
+            expected = [b"%d" % n if topic == "bytes" else n for n in range(RECORDS + 1)]
+            assert values(log) == expected, topic
+            sealed = next(iter(log.segments.values()))
+            file = log.open_segment(sealed)
+            batches = len(list(file.scan(file.start, sealed.end_position)))
+            assert batches in (1, RECORDS), f"{topic} has {batches} batches"
+            assert batches == 1 or topic not in acked, f"{topic} went back"
+
+    def check_failure(
+        self, root: Root, error: EmbedlogError | None, number: int, failed: bool, acked: set[str]
+    ) -> None:
+        """The first error has the errno of the fault."""
+        assert error is None or error.errno == number, error  # type: ignore[attr-defined]
+        if not failed or number != errno.EIO:
+            self.check_between(root, acked)
+
+    def check_done(self, root: Root, durability: str) -> None:
+        """Another call finishes the work, and leaves no file that the manifest does not name."""
+        flush.flush([root.partition(*part) for part in self.parts])
+        assert self.work(root, durability, lambda step: None) is None
+        pending_deletes.sweep(root.context, early=True)
+        self.check_between(root, {topic for topic, _ in self.parts})
+        assert no_stray_files(root)
+        assert healthy(root)
+
+    def check_reopened_after_fault(self, root: Root) -> None:
+        """Another call changes nothing."""
+        self.check_done(root, "os")
+
+    def check_appends(self, root: Root) -> None:
+        """The next record gets the next offset."""
+        receipt = root.partition("bytes", 0).append([encoded(b"9")])[0]
+        assert receipt.base_offset == RECORDS + 1
+
+
+FAULTS = RebatchFaults()
 
 
 @pytest.fixture(scope="module")

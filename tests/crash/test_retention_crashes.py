@@ -2,21 +2,118 @@
 
 from __future__ import annotations
 
-import time
+import errno
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
-from support import forks, retention_faults
+from support.clock import START
 from support.faulty_files import FALLIBLE
-from support.faulty_roots import Case
-from support.forks import tell
-from support.patience import patient
-from support.retention_faults import FAULTS
-from support.roots import encoded, healthy, make_log, open_root
+from support.faulty_roots import Acknowledge, Case, FastUptimeFiles, RootFaults
+from support.roots import encoded, healthy, no_stray_files, rows
 from support.tiers import choose, sample
 
 from embedlog import catalog
+from embedlog.config import TopicConfig
+from embedlog.errors import EmbedlogError
 from embedlog.partition import log_start, pending_deletes
+from embedlog.record import TopicPartition
+from embedlog.retention import delete_records, retain
+from embedlog.root.root import Root
+
+DAY = 86_400_000
+NOW = START + 30 * DAY
+SIZE = encoded(b"v0").size
+GOALS = {"aged": (7, 8), "large": (4, 8), "asked": (5, 8), "whole": (8, 8)}
+"""The first offset of each topic after the work, and its end."""
+CONFIG: dict[str, dict[str, object]] = {
+    # Its last segment holds a young record.
+    "aged": {"retention.ms": DAY, "file.delete.delay.ms": 0},
+    "large": {"retention.bytes": 2500, "file.delete.delay.ms": 1},
+    "asked": {"file.delete.delay.ms": 0},
+    "whole": {"retention.ms": DAY, "file.delete.delay.ms": 0},
+}
+
+
+class RetentionFaults(RootFaults):
+    """One round of retention, and a deletion of records by request."""
+
+    parts: ClassVar = [TopicPartition(name, 0) for name in GOALS]
+    files = FastUptimeFiles
+
+    def fill(self, root: Root) -> None:
+        """Create the topics, with eight records in four segments each."""
+        for name, more in CONFIG.items():
+            usual: dict[str, object] = {"segment.bytes": 2 * SIZE, "retention.ms": -1}
+            root.create_topic(name, 1, TopicConfig.parse(usual | more))
+            log = root.partition(name, 0)
+            for number in range(8):
+                young = name == "aged" and number == 7
+                at = NOW if young else START + number
+                log.append([encoded(b"%02d" % number, at=at)])
+        root.flush()
+
+    def work(self, root: Root, durability: str, acknowledge: Acknowledge) -> EmbedlogError | None:
+        """Run the round, and then delete the records."""
+        errors = []
+        for step in (
+            lambda: retain(root, NOW),
+            lambda: delete_records(root.partition("asked", 0), 5),
+        ):
+            try:
+                step()
+            except EmbedlogError as error:
+                errors.append(error)
+        if errors:
+            return errors[0]
+        acknowledge("done")
+        return None
+
+    def check_between(self, root: Root, acked: set[str], *, full: bool = False) -> None:
+        """Every topic has its old or its new start; no record between is missing or double.
+
+        On a full disk a round may delete fewer segments than are due.
+        """
+        for name, (goal, end) in GOALS.items():
+            log = root.partition(name, 0)
+            start = log.start_offset()
+            allowed = range(0, goal, 2) if full else (0,)
+            assert start in (*allowed, goal), f"{name} begins at {start}, neither 0 nor {goal}"
+            assert start == goal or "done" not in acked, f"{name} went back"
+            assert log.end_offset() == end, f"{name} ends at {log.end_offset()}"
+            records = [(row[0], row[3]) for row in rows(log)]
+            assert records == [(n, b"%02d" % n) for n in range(start, end)], f"{name}: {records}"
+
+    def check_failure(
+        self, root: Root, error: EmbedlogError | None, number: int, failed: bool, acked: set[str]
+    ) -> None:
+        """The first error has the errno of the fault."""
+        assert error is None or error.errno == number, error  # type: ignore[attr-defined]
+        if not failed:
+            self.check_between(root, set(), full=number != errno.EIO)
+
+    def check_done(self, root: Root, durability: str) -> None:
+        """Another round finishes the work, and leaves no file that the manifest does not name."""
+        assert self.work(root, durability, lambda step: None) is None
+        pending_deletes.sweep(root.context, early=True)
+        for name, (goal, end) in GOALS.items():
+            log = root.partition(name, 0)
+            assert (log.start_offset(), log.end_offset()) == (goal, end)
+        assert no_stray_files(root)
+        assert pending_deletes.paths(root.context.live) == set()
+        assert healthy(root)
+
+    def check_reopened_after_fault(self, root: Root) -> None:
+        """Another round changes nothing."""
+        self.check_done(root, "os")
+
+    def check_appends(self, root: Root) -> None:
+        """The next record of each topic gets the next offset."""
+        for name in GOALS:
+            assert root.partition(name, 0).append([encoded(b"08")])[0].base_offset == 8
+
+
+FAULTS = RetentionFaults()
 
 
 @pytest.fixture(scope="module")
@@ -45,29 +142,6 @@ def test_after_a_power_cut_the_log_is_the_old_one_or_the_new_one(directory):
     """R5, P4: at every cut; what was done before is durable, and unlinks that came back go."""
     limit = choose(test=30, all=600)
     assert FAULTS.check_power_cuts(FAULTS.record(directory), limit, directory) >= limit / 3
-
-
-def test_readers_in_other_processes_run_through_it(tmp_path):
-    """P20: no error but OffsetOutOfRange, where data was really deleted; nothing is skipped."""
-    path, stop = tmp_path / "root", tmp_path / "stop"
-    root = open_root(path)
-    size = encoded(b"0", b"1", b"2").size
-    # So little is retained that readers are overtaken.
-    make_log(root, {"segment.bytes": 3 * size, "retention.bytes": 6 * size, "retention.ms": -1})
-    root.alter_topic("t", {"file.delete.delay.ms": 0})
-    root.close()
-    readers = [forks.Child(lambda: retention_faults.read_through(path, stop)) for _ in range(2)]
-    writer = forks.Child(lambda: retention_faults.churn(path, stop))
-    time.sleep(min(patient(choose(test=0.2, all=1.7)), 30))
-    stop.touch()
-    *counts, deleted = [child.end().result() for child in (*readers, writer)]
-    read, overtaken = (sum(column) for column in zip(*counts, strict=True))
-    tell(f"{read} records read, {overtaken} times overtaken, {deleted} deleted")
-    assert read > choose(test=200, all=1_000)
-    assert deleted > choose(test=200, all=1_000)
-    root = open_root(path)
-    assert healthy(root)
-    root.close()
 
 
 # Planted bugs: what the checks above are worth

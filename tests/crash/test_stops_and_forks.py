@@ -2,32 +2,135 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
-from support import fork_in_first_use, fork_in_operation, forks, journal_check, stopped_process
+from support import fork_in_first_use, fork_in_operation, forks, journal_check
 from support.children import PausedChild
 from support.forks import tell
-from support.log_programs import encode
+from support.log_programs import ProgramProcess, Step, encode, journal_of
 from support.patience import patient
-from support.program_faults import Templates
+from support.program_faults import PARTITIONS, Scenario, Templates, judge, play
 from support.tiers import choose, sample
 
 import embedlog
-from embedlog.errors import UnsupportedFilesystemError
+from embedlog.errors import LockTimeoutError
 from embedlog.files import Files
+
+TIMEOUT = 0.015
+"""Seconds that the others wait for a lock."""
+PROGRAM: list[Step] = [
+    ("open", "os"),
+    ("send", "a", 0, 2),
+    ("produce", "a", 1, 1, "fsync"),
+    ("many", "b", 0, 3, None),
+    ("roll", "a", 1),
+    ("grow", "c", 2),
+    ("send", "c", 1, 1),
+    ("flush",),
+    ("close",),
+]
+SCENARIO = Scenario(tuple(PROGRAM), "killed")
+
+
+class StopSeries(NamedTuple):
+    """The operations at which one process after the other is stopped, at the same root."""
+
+    operations: tuple[int, ...]
+
+
+def stop_series(templates: Templates, at_once: int = 20) -> list[StopSeries]:
+    """Every operation of the program, as one process of many at a root makes them; or a sample."""
+    operations = sample(range(sum(templates.count(SCENARIO).values())), 12)
+    return [
+        StopSeries(tuple(operations[first : first + at_once]))
+        for first in range(0, len(operations), at_once)
+    ]
+
+
+def check_stop_series(case: StopSeries, *, templates: Templates) -> tuple[int, int]:
+    """Stop processes; returns how many were, and how many calls of others met their locks."""
+    root = templates.fresh("killed")
+    stopped, refused = forks.call(lambda: _attend(root, case), patience=300)
+    judge(root)
+    return stopped, refused
+
+
+def _attend(root: Path, case: StopSeries) -> tuple[int, int]:
+    process = ProgramProcess(root, forgiving=True, first_send=50, lock_timeout=TIMEOUT)
+    process.do(("open", "os"))
+    stopped = refused = 0
+    for number, n in enumerate(case.operations):
+        first = 100 * (number + 1)
+
+        def work(n: int = n, first: int = first) -> None:
+            play(root, SCENARIO, lambda files: files.stop_at(n), first_send=first)
+
+        child = forks.Child(work)
+        process.sends = first + 50
+        if child.stopped():
+            stopped += 1
+            refused += _meet(process, child.pid)
+            child.go_on()
+        child.end().result()
+        assert not any(_try(process, step) for step in _steps()), process.errors[-1]
+    journal_check.check(process.log, journal_of(root), company=True, goes_on=False)
+    return stopped, refused
+
+
+def _steps() -> list[Step]:
+    return [*(("send", *key, 1) for key in PARTITIONS), ("send", "a", 1, 1, "fsync")]
+
+
+def _meet(process: ProgramProcess, pid: int) -> int:
+    """Do what can be done beside a stopped process; returns how much was refused."""
+    before = {key: journal_check.rows(process.log, *key) for key in PARTITIONS}
+    refused = 0
+    for step in _steps():
+        started = time.monotonic()
+        error = _try(process, step)
+        if error is not None:
+            refused += 1
+            _check_refusal(error, pid, time.monotonic() - started)
+            key = step[1], step[2]
+            assert journal_check.rows(process.log, *key)[: len(before[key])] == before[key]
+    try:
+        embedlog.open(process.path, lock_timeout=TIMEOUT).close()
+    except LockTimeoutError as error:
+        refused += 1
+        _check_refusal(error, pid, 0.0)
+    for key, rows in before.items():
+        after = journal_check.rows(process.log, *key)
+        assert after[: len(rows)] == rows
+        journal_check.sends_of(after)
+    return refused
+
+
+def _try(process: ProgramProcess, step: Step) -> Any:
+    errors_before = len(process.errors)
+    process.do(step)
+    return process.errors[-1] if len(process.errors) > errors_before else None
+
+
+def _check_refusal(error: Exception, pid: int, seconds: float) -> None:
+    assert isinstance(error, LockTimeoutError), repr(error)
+    assert (error.pid, error.state) == (pid, "T"), str(error)
+    assert f"Process {pid} (state T)" in str(error)
+    # It may wait for the partition, then for a database; and the machine may be busy.
+    assert seconds < patient(2 * TIMEOUT + 1.0)
 
 
 def test_a_stopped_process_is_named_by_those_who_wait_for_it(templates: Templates) -> None:
     """P16: at every operation; others get LockTimeoutError in time, and change nothing."""
-    cases = stopped_process.stop_series(templates)
-    results = forks.spread(cases, stopped_process.check_stop_series, templates=templates)
+    cases = stop_series(templates)
+    results = forks.spread(cases, check_stop_series, templates=templates)
     stopped, refused = (sum(column) for column in zip(*results, strict=True))
     tell(f"{stopped} processes stopped at all their operations, {refused} calls refused meanwhile")
     # The last ones are past the end of the program: all its operations were tried.
@@ -138,63 +241,3 @@ def test_a_program_that_is_started_inherits_no_lock(tmp_path: Path) -> None:
 
 def append_one(log: embedlog.Log, send: int) -> None:
     log.partition("t", 0).append([encode("t", 0, send, 1, 20)])
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_every_way_to_start_a_process_works(tmp_path: Path, method: str) -> None:
-    """P18: a log goes to a child by inheritance or by pickle; its parent goes on."""
-    with embedlog.open(tmp_path / "root") as log:
-        log.create_topic("t")
-        context = multiprocessing.get_context(method)
-        children = [context.Process(target=append_one, args=(log, send)) for send in (1, 2)]
-        for child in children:
-            child.start()
-            append_one(log, 10 + child.pid)  # type: ignore[operator]
-        for child in children:
-            child.join()
-            assert child.exitcode == 0
-        assert len(journal_check.sends_of(journal_check.rows(log, "t", 0))) == 4
-        assert log.verify() == []
-
-
-MAGICS = {
-    "nfs": 0x6969,
-    "smb": 0x517B,
-    "cifs": 0xFF534D42,
-    "smb2": 0xFE534D42,
-    "9p": 0x01021997,
-    "fuse": 0x65735546,
-    "ceph": 0x00C36400,
-    "afs": 0x5346414F,
-    "lustre": 0x0BD00BD0,
-}
-
-
-@pytest.mark.parametrize("name", MAGICS)
-def test_a_remote_file_system_is_refused_unless_told_otherwise(tmp_path: Path, name: str) -> None:
-    """P23: another host does not see the locks and maps of this one, not even those of readers."""
-
-    class Remote(Files):
-        def _magic(self) -> int:
-            return MAGICS[name]
-
-    (tmp_path / "root").mkdir()
-    for mode in ("rw", "r"):
-        with pytest.raises(UnsupportedFilesystemError, match=name.rstrip("2")):
-            embedlog.open(tmp_path / "root", files=Remote, mode=mode)
-    assert list((tmp_path / "root").iterdir()) == []
-    with embedlog.open(tmp_path / "root", files=Remote, unsafe_filesystem=True) as log:
-        log.create_topic("t")
-        append_one(log, 1)
-        assert log.verify() == []
-    with embedlog.open(tmp_path / "root", files=Remote, mode="r", unsafe_filesystem=True) as log:
-        assert log.partition("t", 0).end_offset() == 1
-
-
-def test_a_root_that_anyone_may_change_is_refused(tmp_path: Path) -> None:
-    """P23: as unsafe as a remote one; the tenth of its kind."""
-    (tmp_path / "root").mkdir()
-    (tmp_path / "root").chmod(0o777)
-    with pytest.raises(UnsupportedFilesystemError):
-        embedlog.open(tmp_path / "root")
-    embedlog.open(tmp_path / "root", unsafe_filesystem=True).close()

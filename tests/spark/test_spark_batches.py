@@ -7,14 +7,11 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 
-import pyarrow as pa
 import pytest
 from support.clock import START
 from support.roots import encoded
 from support.spark_reads import arrow_schema_of, read_all, values_of
 
-import embedlog
-from embedlog import batch
 from embedlog.errors import (
     CorruptBatchError,
     DataLossError,
@@ -25,7 +22,6 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.record import TopicPartition
-from embedlog.segment import create
 from embedlog.spark import input_partitions, kafka_columns, partition_reader
 from embedlog.spark.input_partitions import (
     PartitionOffsets,
@@ -35,7 +31,7 @@ from embedlog.spark.input_partitions import (
     split_counts,
     task_count,
 )
-from embedlog.spark.partition_reader import FileChunk, LogInputPartition, PartitionSlice
+from embedlog.spark.partition_reader import LogInputPartition, PartitionSlice
 from embedlog.spark.source_options import parse
 
 
@@ -67,25 +63,6 @@ def test_rows_have_the_columns_of_kafkas_source(rows, send):
     }
 
 
-def test_nulls_stay_nulls_and_no_headers_are_null(rows, send):
-    """This is as in Kafka's source, for segments with and without headers."""
-    send("t", {0: [None, b""]})
-    assert [(row["key"], row["value"], row["headers"]) for row in rows()] == [
-        (None, None, None),
-        (None, b"", None),
-    ]
-
-    send("t", {0: [b"x"]}, headers=[("h", b"")])
-    send("t", {0: [b"y"]})
-
-    assert [row["headers"] for row in rows()] == [
-        None,
-        None,
-        [{"key": "h", "value": b""}],
-        None,
-    ]
-
-
 def test_the_schema_is_the_one_that_spark_expects(rows, send, options):
     """With other types, order or nullability the first task would fail."""
     sql = pytest.importorskip("pyspark.sql.types")
@@ -106,27 +83,6 @@ def test_the_schema_is_the_one_that_spark_expects(rows, send, options):
     assert [column_type.simpleString() for column_type in column_types] == list(
         kafka_columns.SPARK_TYPES.values()
     )
-
-
-def test_timestamps_of_the_log_have_timestamp_type_1(log, rows, send):
-    """One segment may have both types."""
-    send("t", {0: [1]})
-    log.alter_topic("t", {"message.timestamp.type": "LogAppendTime"})
-    send("t", {0: [2]})
-
-    rows_of_both = rows()
-
-    assert [row["timestampType"] for row in rows_of_both] == [0, 1]
-    assert rows_of_both[1]["timestamp"].timestamp() * 1000 > START
-
-
-def test_a_schema_is_a_projection(rows, send):
-    """Columns come in the order of the schema; others are not even checked."""
-    send("t", {0: [5]}, key=b"k")
-
-    assert rows(("offset", "value")) == [{"offset": 0, "value": b"5"}]
-    assert rows(("topic",)) == [{"topic": "t"}]
-    assert rows(("timestampType", "partition")) == [{"timestampType": 0, "partition": 0}]
 
 
 @pytest.mark.parametrize(
@@ -152,21 +108,6 @@ def test_a_timestamp_out_of_sparks_range_is_an_error(log, rows):
     assert rows(("value",)) == [{"value": b"x"}]
 
 
-def test_small_batches_are_combined(log, options):
-    """Spark takes more time for a batch than for a thousand rows."""
-    partition_log = log.partition("t", 0)
-    for first in range(0, 70_000, 1000):
-        partition_log.append([encoded(*[b"x"] * 10) for _ in range(100)])
-        assert partition_log.end_offset() == first + 1000
-
-    (partition,) = plan_batch(parse(options(assign='{"t": [0]}')))
-    sizes = row_counts(partition)
-
-    assert sum(sizes) == 70_000
-    assert all(size >= partition_reader.TARGET_ROWS for size in sizes[:-1])
-    assert all(size <= partition_reader.MAX_ROWS for size in sizes)
-
-
 def test_large_batches_are_yielded_in_parts(log, options):
     """A part has at most 65,536 rows."""
     log.alter_topic("t", {"max.message.bytes": 10 << 20})
@@ -176,86 +117,6 @@ def test_large_batches_are_yielded_in_parts(log, options):
     sizes = row_counts(partition)
 
     assert sizes == [65_536, 65_536, 18_928]
-
-
-@pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_compressed_batches_are_read(log, rows, compression):
-    """Each is decompressed separately."""
-    for first in range(3):
-        values = [b"%d" % (first * 100 + row) for row in range(100)]
-        log.partition("t", 0).append([encoded(*values, compression=compression)])
-
-    assert values_of(rows()) == list(range(300))
-
-
-def test_rows_come_from_all_segments(log, rows):
-    """Sealed segments are mapped, the active one is read."""
-    log.alter_topic("t", {"segment.bytes": 2000})
-    for number in range(60):
-        log.partition("t", 0).append([encoded(b"%d" % number)])
-    assert len(log.partition("t", 0).segments) > 5
-
-    assert values_of(rows()) == list(range(60))
-    assert values_of(rows(minPartitions=7)) == list(range(60))
-
-
-def test_a_range_may_start_and_end_within_batches(rows, send):
-    """Only the rows in the range are returned."""
-    send("t", {0: list(range(100)), 1: list(range(1000, 1010))})
-
-    selected = rows(
-        startingOffsets='{"t": {"0": 37, "1": -2}}', endingOffsets='{"t": {"0": 61, "1": 3}}'
-    )
-
-    assert values_of(selected) == [*range(37, 61), 1000, 1001, 1002]
-
-
-def test_gaps_are_no_data_loss(log, rows):
-    """Compaction and mirrors leave gaps; the other records are read with their offsets."""
-    partition_log = log.partition("t", 0)
-    partition_log.append_at([(5, encoded(b"5", b"6")), (20, encoded(b"20")), (21, encoded(b"21"))])
-
-    assert [(row["offset"], row["value"]) for row in rows()] == [
-        (offset, b"%d" % offset) for offset in (5, 6, 20, 21)
-    ]
-    assert values_of(rows(startingOffsets='{"t": {"0": 8, "1": 0}}')) == [20, 21]
-
-
-def test_batches_with_offsets_of_their_own_are_read(log):
-    """Compaction writes them: the rows of a range are selected by offset, not by position."""
-    schema = batch.schema(offsets=True)
-    offsets = [3, 10, 11, 40]
-    table = pa.RecordBatch.from_pylist(
-        [
-            {"timestamp": START, "key": b"k", "value": b"%d" % offset, "offset": offset}
-            for offset in offsets
-        ],
-        schema,
-    )
-    encoded_batch = batch.encode(table, offsets=True)
-    files = log.root.context.files
-    file = create(files, "compacted.arrows", schema)
-    size = file.write(encoded_batch.stamp(0, 0, next_offset=50), file.start)
-    chunk = FileChunk("compacted.arrows", True, False, 0, file.start + size)
-
-    def read(start, until):
-        part_slice = PartitionSlice("t", 0, start, until, 0, (chunk,))
-        names = ("offset", "value", "timestampType")
-        return [
-            row["offset"] for row in read_all([LogInputPartition(log.path, (part_slice,))], names)
-        ]
-
-    assert read(0, 50) == offsets
-    assert read(10, 40) == [10, 11]
-    assert read(12, 40) == []
-    os.unlink(os.path.join(log.path, "compacted.arrows"))
-
-
-def test_an_empty_topic_has_no_tasks(log, options):
-    """The plan is empty, also for several topics."""
-    assert plan_batch(parse(options())) == []
-    log.create_topic("empty")
-    assert plan_batch(parse(options(subscribe="t,empty"))) == []
 
 
 # Topics and offsets
@@ -605,16 +466,6 @@ def test_damage_is_an_error_even_without_fail_on_data_loss(log, options, send):
         file.write(data)
 
 
-def test_a_roll_between_plan_and_read_changes_nothing(log, options, send):
-    """The sealed segment has the same bytes."""
-    send("t", {0: range(10)})
-    (partition,) = plan_batch(parse(options()))
-    log.partition("t", 0).roll()
-    send("t", {0: range(10, 20)})
-
-    assert len(read_all([partition], ("value",))) == 10
-
-
 def test_an_executor_without_the_log_says_so(log, options, send, tmp_path):
     """The log must have the same path on every host."""
     send("t", {0: range(10)})
@@ -650,15 +501,3 @@ def test_a_log_that_is_not_writable_can_be_read(log, send, options, monkeypatch)
     monkeypatch.setattr("embedlog.spark.log_cache.os.access", lambda path, how: False)
 
     assert len(plan_batch(parse(options()))) == 1
-
-
-def test_there_is_a_task_for_each_core(log, send, options, monkeypatch):
-    """Many small partitions share one task for each core."""
-    log.create_topic("many", 9)
-    send("many", {number: [1] for number in range(9)})
-    monkeypatch.setattr(input_partitions.os, "sched_getaffinity", lambda pid: {0, 1, 2})
-
-    tasks = plan_batch(parse(options(subscribe="many")))
-
-    assert sorted(len(partition.slices) for partition in tasks) == [3, 3, 3]
-    assert embedlog.__version__

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,13 +17,10 @@ import embedlog
 from embedlog import errors
 from embedlog.errors import (
     CorruptionError,
-    DataLossError,
     EmbedlogError,
     IllegalStateError,
     InvalidConfigError,
-    NotALogError,
     SparkSetupError,
-    UnknownTopicOrPartitionError,
 )
 from embedlog.spark.log_cache import LogCache
 from embedlog.spark.partition_reader import FileChunk, LogInputPartition, PartitionSlice
@@ -125,10 +121,6 @@ def values_in(plan):
     return values_of(read_all(tasks))
 
 
-def lease_names(log):
-    return [lease.name for lease in log.leases()]
-
-
 def test_the_first_line_tells_the_version(planner):
     """The driver compares it with the version of its jar."""
     assert planner.version == __version__
@@ -151,147 +143,10 @@ def test_the_options_of_a_reader_are_checked_without_a_log(planner):
         planner.call("check_reader", options=options | {"subscribes": "x"})
 
 
-def test_topics_are_described_as_they_were_selected(planner):
-    selections = {"subscribePattern": "fl.*", "assign": '{"flights": [1], "delays": [0]}'}
-    topics = [
-        planner.call("check_reader", options={"path": "/no/log", name: value})["topics"]
-        for name, value in selections.items()
-    ]
-
-    assert topics == ["fl.*", "flights,delays"]
-
-
-def test_a_batch_is_planned(planner, log, options, send):
-    send("t", {0: range(10), 1: range(10, 15)})
-    plan = planner.call("plan_batch", options=options(), filters=[], limit=None, cores=2)
-
-    assert values_in(plan) == list(range(15))
-    assert plan["root"] == log.path
-    assert plan["size"] > 0
-    assert len(log.leases()) == 1
-
-
-def test_each_batch_sees_the_records_until_then(planner, options, send):
-    send("t", {0: [1]})
-    assert values_in(planner.call("plan_batch", options=options())) == [1]
-    send("t", {1: [2]})
-    assert values_in(planner.call("plan_batch", options=options())) == [1, 2]
-
-
 def test_a_batch_warns_of_options_for_streams(planner, options, send):
     send("t", {0: [1]})
     planner.call("plan_batch", options=options(maxOffsetsPerTrigger=5))
     assert "'maxOffsetsPerTrigger' is for streams" in planner.errors()
-
-
-def test_a_stream_from_its_start_to_its_end(planner, log, options, send):
-    opened = planner.call(
-        "open_stream", options=options(startingOffsets="earliest", commitToGroup="g"), state=None
-    )
-    stream = {"stream": opened["stream"]}
-    assert opened["limit"] is None
-
-    start = planner.call("initial_offset", **stream)
-    send("t", {0: [1, 2], 1: [3]})
-    end = planner.call("latest_offset", **stream, start=start, limited=True)
-    plan = planner.call("plan_micro_batch", **stream, start=start, end=end, cores=2)
-    assert values_in(plan) == [1, 2, 3]
-    assert lease_names(log) == [f"spark-{opened['lease']}"]
-
-    assert planner.call("latest_offset", **stream, start=end, limited=True) == end
-    send("t", {1: [4]})
-    assert planner.call("report_latest_offset", **stream)["t"] == {"0": 2, "1": 2}
-    following = planner.call("latest_offset", **stream, start=end, limited=True)
-    plan = planner.call("plan_micro_batch", **stream, start=end, end=following, cores=2)
-    assert values_in(plan) == [4]
-
-    assert planner.call("commit", **stream, end=following) is None
-    assert log.group("g").lag() == {("t", 0): 0, ("t", 1): 0}
-    assert planner.call("close_stream", **stream) is None
-    assert log.leases() == []
-    with pytest.raises(IllegalStateError, match="no open stream"):
-        planner.call("initial_offset", **stream)
-
-
-def test_the_limits_of_a_stream(planner, options, send):
-    limits = [
-        planner.call("open_stream", options=options(**limit))["limit"]
-        for limit in (
-            {"maxOffsetsPerTrigger": 5},
-            {"maxBytesPerTrigger": 6},
-            {"minOffsetsPerTrigger": 7, "maxTriggerDelay": "8s"},
-        )
-    ]
-    assert limits == [["rows", 5], ["bytes", 6], ["min_rows", 7, 8000]]
-
-    send("t", {0: range(20)})
-    opened = planner.call(
-        "open_stream", options=options(maxOffsetsPerTrigger=5, startingOffsets="earliest")
-    )
-    stream = {"stream": opened["stream"]}
-    start = planner.call("initial_offset", **stream)
-    ends = [
-        planner.call("latest_offset", **stream, start=start, limited=limited)["t"]["0"]
-        for limited in (True, False)
-    ]
-    assert ends == [5, 20]
-
-
-def test_available_now_ends_where_the_log_ended(planner, options, send):
-    send("t", {0: [1, 2]})
-    stream = {
-        "stream": planner.call("open_stream", options=options(startingOffsets="earliest"))["stream"]
-    }
-    targets = planner.call("prepare_for_available_now", **stream)
-    send("t", {0: [3], 1: [4]})
-    start = planner.call("initial_offset", **stream)
-    end = planner.call("latest_offset", **stream, start=start, limited=True)
-
-    assert targets == {"t": {"0": 2, "1": 0}}
-    assert end["t"] == targets["t"]
-
-
-def test_a_killed_planner_is_replaced(start_planner, log, options, send):
-    """The driver passes the state to the next one, which goes on as if nothing had happened."""
-    reader = options(startingOffsets="latest")
-    send("t", {0: [1]})
-    first = start_planner()
-    opened = first.call("open_stream", options=reader, state={})
-    stream = {"stream": opened["stream"]}
-    targets = first.call("prepare_for_available_now", **stream)
-    initial = first.call("initial_offset", **stream)
-    first.kill()
-    assert len(log.leases()) == 1
-    send("t", {0: [2], 1: [3]})
-
-    second = start_planner()
-    state = {"lease": opened["lease"], "initial": initial, "available_now": targets}
-    stream = {"stream": second.call("open_stream", options=reader, state=state)["stream"]}
-    assert second.call("initial_offset", **stream) == initial
-    end = second.call("latest_offset", **stream, start=initial, limited=True)
-    assert end["t"] == targets["t"]
-    assert lease_names(log) == [f"spark-{opened['lease']}"]
-    second.call("close_stream", **stream)
-    assert log.leases() == []
-
-
-def test_a_query_goes_on_in_another_planner_with_a_checkpoint_alone(start_planner, options, send):
-    send("t", {0: [1]})
-    first = start_planner()
-    stream = first.call("open_stream", options=options(startingOffsets="earliest"))["stream"]
-    start = first.call("initial_offset", stream=stream)
-    end = first.call("latest_offset", stream=stream, start=start, limited=True)
-    first.kill()
-    send("t", {0: [2]})
-
-    second = start_planner()
-    stream = second.call("open_stream", options=options(), state={"initial": None})["stream"]
-    following = second.call("latest_offset", stream=stream, start=end, limited=True)
-    plan = second.call("plan_micro_batch", stream=stream, start=end, end=following)
-    assert values_in(plan) == [2]
-    # Spark plans the last batch again, which began at the initial offset.
-    plan = second.call("plan_micro_batch", stream=stream, start=start, end=end)
-    assert values_in(plan) == [1]
 
 
 def test_requests_of_many_threads_at_once(planner, options, send):
@@ -374,6 +229,7 @@ def test_ctrl_c_is_left_to_the_driver(planner, options, send):
     assert planner.errors() == ""
 
 
+@pytest.mark.tier("all")  # it waits for five seconds
 def test_a_terminated_planner_leaves_its_leases_to_the_next(planner, log, options, send):
     """The driver goes on, and with it the query, whose records must not be deleted meanwhile."""
     send("t", {0: [1]})
@@ -502,27 +358,6 @@ def test_an_unexpected_exception_is_an_error_with_a_traceback_on_stderr(planner,
     assert planner.call("check_reader", options=options())["topics"] == "t"
 
 
-def test_errors_of_a_query_have_their_types(planner, log, options, send, tmp_path):
-    send("t", {0: [1]})
-    missing = str(tmp_path / "none")
-    requests = {
-        NotALogError: ("plan_batch", {"options": options() | {"path": missing}}),
-        UnknownTopicOrPartitionError: ("plan_batch", {"options": options(subscribe="u")}),
-        InvalidConfigError: ("open_stream", {"options": options(endingOffsets="latest")}),
-        DataLossError: (
-            "plan_batch",
-            {"options": options(startingOffsets='{"t": {"0": 7, "1": 0}}')},
-        ),
-    }
-    for error, (method, params) in requests.items():
-        with pytest.raises(error):
-            planner.call(method, **params)
-    stream = planner.call("open_stream", options=options() | {"path": missing})["stream"]
-    with pytest.raises(NotALogError, match="Check the option 'path'"):
-        planner.call("initial_offset", stream=stream)
-    assert values_in(planner.call("plan_batch", options=options())) == [1]
-
-
 def test_a_damaged_log_is_an_error_of_its_own_queries(planner, log, options, send, tmp_path):
     send("t", {0: [1]})
     with embedlog.open(tmp_path / "damaged", maintenance=False) as damaged:
@@ -534,19 +369,6 @@ def test_a_damaged_log_is_an_error_of_its_own_queries(planner, log, options, sen
     with pytest.raises(CorruptionError):
         planner.call("plan_batch", options=options() | {"path": str(tmp_path / "damaged")})
     assert values_in(planner.call("plan_batch", options=options())) == [1]
-
-
-def test_a_log_that_was_deleted_and_created_again(planner, options, tmp_path):
-    path = tmp_path / "other"
-    reader = options() | {"path": str(path)}
-    for value in (1, 2):
-        with embedlog.open(path, maintenance=False) as log, log.producer() as producer:
-            log.create_topic("t")
-            producer.send("t", b"%d" % value)
-        assert values_in(planner.call("plan_batch", options=reader)) == [value]
-        shutil.rmtree(path)
-        with pytest.raises(NotALogError):
-            planner.call("plan_batch", options=reader)
 
 
 def test_it_needs_no_pyspark():

@@ -155,47 +155,6 @@ def test_a_slice_with_a_known_number_of_rows_has_that_many(tmp_path, seed):
 # Filters
 
 
-def test_filters_on_the_time_are_bounds_of_whole_milliseconds(log, options):
-    """Records have milliseconds, filters microseconds."""
-    times = [START, START + 1, START + 2]
-    log.partition("t", 0).append([encoded(*[b"x"] * 3, at=times)])
-    first = START * 1000
-
-    def offsets(*filters):
-        return [key[2] for key in keys_of(plan_batch(parse(options()), filters))]
-
-    assert offsets(("timestamp", ">=", first + 1000)) == [1, 2]
-    assert offsets(("timestamp", ">=", first + 1)) == [1, 2]
-    assert offsets(("timestamp", ">", first + 1000)) == [2]
-    assert offsets(("timestamp", ">", first + 999)) == [1, 2]
-    assert offsets(("timestamp", "=", first + 1000)) == [1, 2]
-    assert offsets(("timestamp", "in", [first + 1001, first + 3000])) == [2]
-    assert offsets(("timestamp", "<", first)) == [0, 1, 2]
-    assert offsets(("timestamp", ">", first + 2000)) == []
-
-
-def test_a_filter_by_time_reads_on_past_newer_records(log, options):
-    """Times in any order: the first record at or after the bound is where to start."""
-    for time in (START + 5, START, START + 9, START + 1):
-        log.partition("t", 0).append([encoded(b"x", at=time)])
-
-    tasks = plan_batch(parse(options()), [("timestamp", ">=", (START + 6) * 1000)])
-
-    assert [key[2] for key in keys_of(tasks)] == [2, 3]
-
-
-def test_records_without_a_time_are_a_millisecond_before_1970(log, options):
-    """So Spark shows them, and so filters select them."""
-    log.partition("t", 0).append([encoded(b"x", b"y", at=[-1, START])])
-
-    def offsets(*filters):
-        return [key[2] for key in keys_of(plan_batch(parse(options()), filters))]
-
-    assert offsets(("timestamp", ">=", -1000)) == [0, 1]
-    assert offsets(("timestamp", ">=", -999)) == [1]
-    assert offsets(("timestamp", ">", -1_000_000)) == [0, 1]
-
-
 def test_a_filter_selects_partitions_and_their_lease(log, options, send):
     """Records that no task reads are not kept from retention."""
     log.create_topic("u")
@@ -320,31 +279,6 @@ def test_a_limit_counts_only_offsets_that_have_a_record(log, options):
     assert planned(2) == [(0, 9, None)]
     assert planned(3) == [(0, 10, None)]
     assert planned(4) == [(0, 10, None), (1, 1, 1)]
-
-
-def test_rows_are_known_unless_offsets_are_missing(log, options):
-    """A gap makes them unknown only in the slices that have it."""
-    partition_log = log.partition("t", 0)
-    partition_log.append([encoded(*[b"x"] * 10)])
-    partition_log.roll()
-    partition_log.append([encoded(*[b"x"] * 10)])
-    partition_log.roll()
-    partition_log.append([encoded(*[b"x"] * 10)])
-    keep(partition_log, {12}, slice(1, 2))
-
-    def rows(start, end):
-        settings = {"assign": '{"t": [0]}', "startingOffsets": json.dumps({"t": {"0": start}})}
-        settings |= {"endingOffsets": json.dumps({"t": {"0": end}})}
-        tasks = plan_batch(parse(options(**settings)), cores=1)
-        return plan_to_json(log.path, tasks)["rows"]
-
-    assert rows(0, 10) == 10
-    assert rows(3, 8) == 5
-    assert rows(20, 30) == 10
-    assert rows(0, 11) is None
-    assert rows(12, 13) is None
-    assert rows(19, 30) is None
-    assert rows(5, 5) == 0
 
 
 # JSON and imports

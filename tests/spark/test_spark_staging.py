@@ -107,15 +107,6 @@ def test_a_cached_log_is_the_one_at_its_path(tmp_path):
     new_log.close()
 
 
-def test_keys_are_partitioned_as_in_kafka(write, log):
-    """The hashes of a column are those of its single keys."""
-    keys = [b"key-%d" % number for number in range(100)]
-    write(log, columns(key=keys, value=keys), topic="t")
-
-    for number, partition in enumerate(content(log, "t")):
-        assert partition == [key for key in keys if partition_for_key(key, 3) == number]
-
-
 def test_the_partition_column_takes_precedence_over_the_key(write, log):
     """If it is null, the key decides."""
     write(
@@ -146,16 +137,6 @@ def test_a_partition_that_does_not_exist_is_an_error(write, log):
         write(log, columns(value=[b"v"], partition=[1]), topic="u")
 
 
-def test_the_topic_column_sets_the_topic_of_a_row(write, log):
-    """The option takes precedence over the column."""
-    rows = columns(value=[b"1", b"2", b"3"], topic=["u", "t", "u"], key=[b"k"] * 3)
-    write(log, rows)
-    assert content(log, "u") == [[b"1", b"3"]]
-
-    write(log, rows, topic="u")
-    assert content(log, "u") == [[b"1", b"3", b"1", b"2", b"3"]]
-
-
 def test_a_topic_that_does_not_exist_is_an_error(write, log):
     """Only the topic named in the option is created, as by any producer."""
     with pytest.raises(UnknownTopicOrPartitionError, match="Create it"):
@@ -163,17 +144,6 @@ def test_a_topic_that_does_not_exist_is_an_error(write, log):
     write(log, columns(value=[b"v"]), topic="new")
 
     assert content(log, "new") == [[b"v"]]
-
-
-def test_a_new_topic_gets_as_many_partitions_as_the_rows_need(write, log):
-    """The tasks find out how many, so the driver creates it when it publishes."""
-    rows = columns(value=[b"0", b"3", b"none"], key=[b"k", b"k", None], partition=[0, 3, None])
-    write(log, rows, topic="new")
-    assert content(log, "new") == [[b"0", b"none"], [], [], [b"3"]]
-
-    # Now it is a topic like any other.
-    with pytest.raises(UnknownTopicOrPartitionError, match="partitions 0 to 3"):
-        write(log, columns(value=[b"4"], partition=[4]), topic="new")
 
 
 def test_a_new_topic_has_one_partition_if_no_row_needs_more(write, log):
@@ -282,18 +252,6 @@ def test_missing_timestamps_are_the_current_time(write, log):
     times = [int(row["timestamp"].timestamp() * 1000) for row in log["u"].to_arrow().to_pylist()]
     assert times[0] == START
     assert min(times[1:]) > START + 1000
-
-
-def test_headers_come_back_as_they_were(write, log):
-    """Duplicate keys and null values are stored; without headers there is no column."""
-    headers = [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]
-    write(log, columns(value=[b"1", b"2"], headers=[None, []]), topic="u")
-    assert "headers" not in log["u"].to_arrow().column_names
-    write(log, columns(value=[b"3", b"4"], headers=[headers, None]), topic="u")
-
-    with log.consumer("u", auto_offset_reset="earliest", consumer_timeout_ms=0) as consumer:
-        stored = [list(record.headers) for record in consumer]
-    assert stored == [[], [], [("h", b"1"), ("h", None)], []]
 
 
 def test_a_header_without_a_name_is_an_error(write, log):

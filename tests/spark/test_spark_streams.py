@@ -146,15 +146,6 @@ def test_a_query_starts_where_the_options_say_and_continues(
     assert running.batch() is None
 
 
-def test_records_that_arrive_while_a_query_starts_are_not_skipped(query, send):
-    """Spark calls `initialOffset` twice, and plans the first batch with the second result."""
-    running = query(startingOffsets="latest")
-    running.stream.initial_offset()
-    send("t", {0: [1, 2]})
-
-    assert running.batch() == [1, 2]
-
-
 def test_records_that_arrive_before_a_crash_in_the_first_batch_are_not_skipped(query, send):
     """After the crash Spark calls `initialOffset` again, which returns a later one."""
     running = query(startingOffsets="latest")
@@ -177,19 +168,6 @@ def test_an_empty_first_batch_fixes_the_start(query, send):
 
     assert running.run() == []
     assert running.batch() == [1]
-
-
-def test_a_repeated_batch_has_the_same_rows(query, send):
-    """Records appended after it was planned are not in it."""
-    running = query(**EARLIEST)
-    send("t", {0: range(5), 1: range(5, 10)})
-    running.plan()
-    send("t", {0: range(10, 15)})
-
-    assert running.run() == list(range(10))
-    running.committed = None
-    running.start()
-    assert running.run() == list(range(10))
 
 
 def test_starting_offsets_are_for_new_queries_only(options, query, send):
@@ -313,20 +291,6 @@ def test_max_bytes_ends_a_batch_at_an_index_entry(log, query):
     assert max(sizes) < 60
 
 
-def test_available_now_ends_where_the_log_ended_at_its_start(query, send):
-    """A limit makes it several batches; the next run reads later records."""
-    send("t", {0: range(10), 1: range(10, 20)})
-    running = query(**EARLIEST, maxOffsetsPerTrigger=6)
-    running.stream.prepare_for_available_now()
-    running.batch()
-    send("t", {0: range(100, 110)})
-
-    assert running.all() == list(range(20))
-    running.start()
-    running.stream.prepare_for_available_now()
-    assert running.all() == [*range(20), *range(100, 110)]
-
-
 def test_available_now_does_not_wait_for_more(query, send):
     """It ignores minOffsetsPerTrigger, which might never be reached."""
     send("t", {0: [1]})
@@ -374,34 +338,6 @@ def test_available_now_and_a_topic_that_is_created_again(log, query, send, fail)
 
 
 # Changes while a query runs
-
-
-@pytest.mark.parametrize("subscription", SUBSCRIPTIONS[:2], ids=["subscribe", "pattern"])
-def test_new_partitions_are_read_from_their_start(log, query, send, subscription):
-    """They may be created and filled while the query is stopped."""
-    send("t", {0: [1], 1: [2]})
-    running = query(**subscription)
-    running.batch()
-    log.create_partitions("t", 3)
-    send("t", {2: [3, 4]})
-
-    assert running.batch() == [3, 4]
-    log.create_partitions("t", 4)
-    send("t", {3: [5]})
-    running.start()
-    assert running.batch() == [5]
-
-
-def test_new_topics_that_match_are_read_from_their_start(log, query, send):
-    """A pattern applies to future topics, too."""
-    running = query(subscribePattern="t|t-.*")
-    assert running.batch() == []
-    log.create_topic("t-new")
-    log.create_topic("other")
-    send("t-new", {0: [1]})
-    send("other", {0: [9]})
-
-    assert running.batch() == [1]
 
 
 @each_fail_on_data_loss
@@ -456,24 +392,6 @@ def test_a_topic_that_is_created_again_is_another_one(log, query, send, fail, co
 
 
 @each_fail_on_data_loss
-def test_a_topic_that_is_created_again_between_plan_and_run(log, query, send, fail):
-    """The batch was planned for the old topic."""
-    running = query(**EARLIEST, failOnDataLoss=fail)
-    send("t", {0: range(5)})
-    running.plan()
-    log.delete_topic("t")
-    log.create_topic("t", 2)
-    send("t", {0: range(100, 110)})
-
-    if fail == "true":
-        with pytest.raises(DataLossError):
-            running.run()
-    else:
-        assert running.run() == []
-        assert running.batch() == list(range(100, 110))
-
-
-@each_fail_on_data_loss
 def test_a_log_that_was_truncated_below_the_query_is_a_data_loss(log, query, send, fail):
     """Other records get these offsets, as after a power cut."""
     running = query(**EARLIEST, failOnDataLoss=fail)
@@ -502,17 +420,6 @@ def test_a_log_that_was_truncated_above_the_query_is_no_data_loss(log, query, se
     assert running.batch() == [100, 101, 102]
     send("t", {0: [103]})
     assert running.batch() == [103]
-
-
-def test_gaps_are_no_data_loss(log, query):
-    """Offsets need not be dense."""
-    partition_log = log.partition("t", 0)
-    partition_log.append_at([(3, encoded(b"3"))])
-    running = query(**EARLIEST)
-
-    assert running.batch() == [3]
-    partition_log.append_at([(10, encoded(b"10")), (20, encoded(b"20"))])
-    assert running.batch() == [10, 20]
 
 
 # Visibility
@@ -559,15 +466,6 @@ def test_a_stream_reads_a_log_that_is_not_writable(log, query, send, monkeypatch
 
 
 # Progress
-
-
-def test_the_end_of_the_log_is_reported(query, send):
-    """Spark shows it in the progress of the query."""
-    running = query(**EARLIEST, maxOffsetsPerTrigger=1)
-    send("t", {0: range(5), 1: [5]})
-    running.batch()
-
-    assert running.stream.report_latest_offset()["t"] == {"0": 5, "1": 1}
 
 
 def test_progress_can_be_committed_to_a_group(log, query, send):

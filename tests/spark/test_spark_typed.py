@@ -25,7 +25,6 @@ from support.tiers import choose
 import embedlog
 from embedlog.api import Log
 from embedlog.errors import (
-    EmbedlogError,
     InvalidConfigError,
     InvalidRecordError,
     InvalidSchemaError,
@@ -35,7 +34,6 @@ from embedlog.schemas.topic_schema import first_version
 from embedlog.spark import batch_write, sink_options, source_options, table_options, typed_columns
 from embedlog.spark.errors import to_embedlog_error
 from embedlog.spark.input_partitions import plan_batch
-from embedlog.spark.micro_batch import MicroBatchStream
 from embedlog.spark.partition_reader import read_input_partition
 from embedlog.spark.query_schemas import QuerySchemas, current_schemas
 from embedlog.spark.typed_columns import arrow_type, spark_schema, spark_type, type_name
@@ -495,42 +493,6 @@ def test_a_query_sees_records_of_every_version_through_its_own(log):
         read(log, "delay int")
 
 
-def test_a_stream_goes_on_with_its_columns(log):
-    """A value that the old type cannot hold is an error that names the column."""
-    options = source_options.parse(
-        {"path": log.path, "topic": "flights", "startingOffsets": "earliest"}
-    )
-    schemas = current_schemas(options)
-    struct = schemas.columns()
-    assert struct is not None
-    stream = MicroBatchStream(options, schemas=schemas)
-    stream.select(struct["fields"])
-    start = stream.initial_offset()
-    send(log, "flights", flight(1))
-    changed(log)
-    send(log, "flights", {"tailnum": "N1", "late": 2, "carrier": "UA"})
-    try:
-        end = stream.latest_offset(start)
-        assert micro_batch(stream, struct, start, end)["delay"].to_pylist() == [1, 2]
-        send(log, "flights", {"tailnum": "N1", "late": 1 << 20, "carrier": "UA"})
-        last = stream.latest_offset(end)
-        with pytest.raises(
-            EmbedlogError, match=r"Column delay was uint16 .*is uint32 now.*restart"
-        ):
-            micro_batch(stream, struct, end, last)
-    finally:
-        stream.close()
-
-
-def micro_batch(stream: MicroBatchStream, struct: Any, start: Any, end: Any) -> pa.Table:
-    names = tuple(field["name"] for field in struct["fields"])
-    return pa.Table.from_batches(
-        batch
-        for partition in stream.plan_input_partitions(start, end)
-        for batch in read_input_partition(partition, names, True, struct["fields"])
-    )
-
-
 def test_a_new_topic_of_a_pattern_must_have_the_columns_of_the_stream(log):
     """It is refused when it appears."""
     options = source_options.parse({"path": log.path, "subscribePattern": "f.*"})
@@ -713,22 +675,6 @@ def test_rows_that_name_their_topic_cannot_go_to_a_typed_one(log):
         task.stage(table.to_batches(), 0, 0)
 
 
-@pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_a_repeated_publication_is_recognised(log, compression):
-    """As for topics of bytes."""
-    options = {"txnAppId": "a", "txnVersion": "1", "compression": compression}
-    parsed = sink_options.parse({"path": log.path, "topic": "copy", **options})
-    table = pa.table(ROW)
-    for count in (1, 0):
-        task = batch_write.plan_write(parsed, fields=fields_of(table.schema))
-        # A task that runs twice stages two files, of which one is published.
-        task.stage(table.to_batches(), 0, 0)
-        staged = task.stage(table.to_batches(), 0, 1)
-        publication = batch_write.batch_publication(parsed, ())
-        assert batch_write.publish(parsed, [staged], publication).records == count
-    assert len(log["copy"]) == 1
-
-
 # With Spark
 
 
@@ -763,28 +709,3 @@ def test_spark_reads_and_writes_a_typed_topic(spark, log):
     save(spark.sql("SELECT 'empty' AS tailnum, 1 AS delay, array() AS tags, NULL AS day"), log)
     values = [record.value for record in log["copy"]]
     assert [value["tags"] for value in values if value["tailnum"] == "empty"] == [[]]
-
-
-def copy_stream(spark: Any, log: Log, directory: Path) -> None:
-    """Copy what is new to topic "copy"."""
-    stream = spark.readStream.format("embedlog").option("path", log.path)
-    rows = stream.option("topic", "flights").option("startingOffsets", "earliest").load()
-    writer = rows.drop("partition").writeStream.format("embedlog").option("path", log.path)
-    writer = writer.option("topic", "copy").option("checkpointLocation", str(directory))
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination()
-    assert query.exception() is None
-
-
-def test_a_stream_that_is_restarted_has_the_new_columns(spark, log, tmp_path):
-    """And every record once."""
-    send(log, "flights", flight(1))
-    copy_stream(spark, log, tmp_path / "checkpoint")
-    columns = FLIGHTS.append(pa.field("carrier", pa.string()))
-    for topic in ("flights", "copy"):
-        log.alter_topic(topic, schema=columns)
-    send(log, "flights", flight(2, carrier="UA"))
-    copy_stream(spark, log, tmp_path / "checkpoint")
-    copy_stream(spark, log, tmp_path / "checkpoint")
-    assert [record.value["carrier"] for record in log.topic("copy")] == [None, "UA"]
-    assert records(log, "copy") == records(log, "flights")

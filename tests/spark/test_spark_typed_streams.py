@@ -12,7 +12,6 @@ import pytest
 
 import embedlog
 from embedlog.api import Log
-from embedlog.spark.jvm_reader import READER
 
 JVM = pytest.mark.parametrize("reader", ["jvm"], indirect=True)
 COUNTS = pa.schema([("word", pa.string()), ("n", pa.int64())])
@@ -117,28 +116,6 @@ def topic(request: Any, log: Log) -> str:
         log.alter_topic("changing", schema=pa.schema([("name", pa.string()), ("n", pa.float64())]))
         send(log, {"name": "w9", "n": 0.5}, topic="changing")
     return "changing"
-
-
-@pytest.mark.parametrize("values", ["columns", "struct"])
-@JVM
-def test_both_readers_give_the_same_rows(spark, log, topic, values):
-    """Tombstones among them; Spark finds no difference in either direction."""
-    frames = []
-    for reader in ("jvm", "python"):
-        spark.conf.set(READER, reader)
-        options = {"path": log.path, "topic": topic, "values": values}
-        frame = spark.read.format("embedlog").options(**options, includeTombstones="true").load()
-        frames.append(frame.cache())
-        frame.count()
-    first, second = frames
-    assert first.count() == second.count() == len(list(log.topic(topic)))
-    assert first.exceptAll(second).count() == second.exceptAll(first).count() == 0
-    tombstones = first.where("_tombstone").selectExpr("value.*" if values == "struct" else "*")
-    name = "word" if "word" in tombstones.columns else "name"
-    assert {row[name] for row in tombstones.collect()} <= {"w1", "w2"}
-    assert {row["n"] for row in tombstones.collect()} == {None}
-    for frame in frames:
-        frame.unpersist()
 
 
 def start_copy(spark: Any, log: Log, directory: Path, **trigger: Any) -> Any:

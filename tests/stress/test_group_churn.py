@@ -32,7 +32,7 @@ def patient(**how) -> Churn:
     return Churn(session_ms=8000, stops=(0.02, 0.2, 0.5), strategy="range", **how)
 
 
-SECONDS = choose(test=2.5, all=5.0)
+SECONDS = choose(test=1.5, all=5.0)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ SECONDS = choose(test=2.5, all=5.0)
 def test_under_churn_every_record_is_read_and_commits_are_fenced(case):
     """M22, P14: at least once, in order, none twice of members that left cleanly; and no
     member commits for others.  With short and with long sessions."""
-    until_enough(lambda seed: churn(case._replace(seed=seed)), {"ownerships": 30, "records": 500})
+    until_enough(lambda seed: churn(case._replace(seed=seed)), {"ownerships": 20, "records": 300})
 
 
 @pytest.mark.tier("nightly")

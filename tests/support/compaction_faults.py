@@ -300,20 +300,6 @@ def check_file_states(
     return operations, len(states), len(chosen)
 
 
-def check_kill(number: int, directory: Path) -> bool:
-    """Kill a compaction with a signal; return whether it was still running."""
-    path = _fresh(directory)
-
-    def work() -> None:
-        root, log = build(path)
-        root.context.files.kill_at(number)  # type: ignore[attr-defined]
-        run_program(log)
-
-    killed = forks.was_killed(work)
-    check_left(path, (0, EACH * BUILT), True)
-    return killed
-
-
 def _fresh(directory: Path) -> Path:
     path = directory / f"run-{os.getpid()}"
     shutil.rmtree(path, ignore_errors=True)

@@ -1,8 +1,8 @@
 """Planted bugs: a checker proves nothing until it has caught them.
 
-Each mutant changes the source of one function in a child process.  If the text
-to be replaced is not there any more, the mutant fails loudly: it must be
-planted again, not forgotten.
+In a child process each mutant has a function do something else (`Behaviour`) or, where a bug is
+one step of a longer function, changes its source (`Change`).  If the function or the text is not
+there any more, the mutant fails loudly: it must be planted again, not forgotten.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from embedlog.batch import decode
 from embedlog.segment import SegmentFile
 from support.power_cut import Commit, DiskModel, with_pages
 
-PLANNED: list[Change] = []
+PLANNED: list[Change | Behaviour] = []
 """All changes of the modules that were imported."""
 
 
@@ -39,10 +39,7 @@ class Change:
         Raises:
             AttributeError, LookupError: It is not there any more, or has another text.
         """
-        module_name, _, name = self.where.partition(":")
-        module = import_module(module_name)
-        owner_name, _, function_name = name.rpartition(".")
-        owner: Any = getattr(module, owner_name) if owner_name else module
+        module, owner, function_name = _find(self.where)
         source = textwrap.dedent(inspect.getsource(getattr(owner, function_name)))
         for old, new in self.edits.items():
             if old not in source:
@@ -58,6 +55,38 @@ class Change:
         assert future in vars(module), "the module postpones annotations"
         exec(code, vars(module), namespace)
         _put(owner, function_name, namespace[function_name])
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """Another function in place of one; ``where`` is as that of a `Change`."""
+
+    where: str
+    function: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        PLANNED.append(self)
+
+    def plan(self) -> tuple[Any, str]:
+        """Return the owner of the function, and its name.
+
+        Raises:
+            AttributeError, TypeError: It is not there any more, or has other arguments.
+        """
+        _, owner, name = _find(self.where)
+        parameters = inspect.signature(getattr(owner, name)).parameters
+        inspect.signature(self.function).bind(*parameters)
+        return owner, name
+
+    def __call__(self) -> None:
+        _put(*self.plan(), self.function)
+
+
+def _find(where: str) -> tuple[Any, Any, str]:
+    module_name, _, name = where.partition(":")
+    module = import_module(module_name)
+    owner_name, _, function_name = name.rpartition(".")
+    return module, getattr(module, owner_name) if owner_name else module, function_name
 
 
 def _put(owner: Any, name: str, made: Any) -> None:
@@ -130,6 +159,11 @@ def bad_batches_are_skipped() -> None:
     Change("embedlog.partition.recovery:_is_stale", stale)()
 
 
+def forget_entries(log: Any, segment_id: int) -> None:
+    """The names of new files count as flushed."""
+    log.entry_synced_segment_id = segment_id
+
+
 class Mutant(NamedTuple):
     """A planted bug, and the check that must find it."""
 
@@ -140,22 +174,18 @@ class Mutant(NamedTuple):
 
 RECOVERY, APPEND = "embedlog.partition.recovery", "embedlog.partition.append"
 FLUSH, STARTUP = "embedlog.partition.flush", "embedlog.root.startup"
+STATE = "embedlog.partition.state"
 
 MUTANTS = [
     Mutant(
         "no fdatasync before the ack",
         "fsync",
-        (Change("embedlog.segment:SegmentFile.sync", {"self._files.sync": "id"}),),
+        (Behaviour("embedlog.segment:SegmentFile.sync", lambda self: None),),
     ),
     Mutant(
         "no directory fsync after creating a file",
         "fsync",
-        (
-            Change(
-                "embedlog.partition.state:sync_entries",
-                {"log.sync_directory(directory)": "..."},
-            ),
-        ),
+        (Behaviour(f"{STATE}:sync_entries", forget_entries),),
     ),
     Mutant("durable state is not synced", "fsync", (commits_are_late,)),
     Mutant(
@@ -183,7 +213,7 @@ MUTANTS = [
     Mutant(
         "recovery takes stale batches for new ones",
         "recovery",
-        (Change(f"{RECOVERY}:_is_stale", {"return True": "return False"}),),
+        (Behaviour(f"{RECOVERY}:_is_stale", lambda result, batch: False),),
     ),
     Mutant("recovery goes on after a bad batch", "os", (bad_batches_are_skipped,)),
     Mutant(
@@ -194,7 +224,7 @@ MUTANTS = [
     Mutant(
         "the manifest does not learn of gaps",
         "os",
-        (Change("embedlog.partition.append_at:_note_gaps", {"dense=False": "dense=True"}),),
+        (Behaviour("embedlog.partition.append_at:_note_gaps", lambda log: None),),
     ),
     Mutant(
         "recovery cuts below the recovery point",
@@ -214,9 +244,9 @@ MUTANTS = [
         "a failed flush is forgotten",
         "failed flush",
         (
-            Change(
-                "embedlog.partition.state:PartitionState.mark_flush_failed",
-                {"failed=True": "failed=False"},
+            Behaviour(
+                f"{STATE}:PartitionState.mark_flush_failed",
+                lambda self, error: self.flush_failed(error.errno),
             ),
         ),
     ),
@@ -224,30 +254,21 @@ MUTANTS = [
         "live is believed after a reboot",
         "os",
         (
-            Change(
-                f"{STARTUP}:live_is_valid",
-                {"== _boot(files)": "!= b''", "return False": "return True"},
-            ),
-            Change(
-                f"{STARTUP}:_live_is_whole",
-                {"return clean": "return 1 or clean", "return not": "return 1 or not"},
+            Behaviour(f"{STARTUP}:live_is_valid", lambda files: True),
+            Behaviour(
+                f"{STARTUP}:_live_is_whole", lambda files, clean: files.exists("live/data.mdb")
             ),
         ),
     ),
     Mutant(
         "state is not verified before it is opened",
         "state",
-        (
-            Change(
-                "embedlog.kv:findings",
-                {"return list(": "return [] and (", "return [str(error) or": "return [] and [0 or"},
-            ),
-        ),
+        (Behaviour("embedlog.kv:findings", lambda path: []),),
     ),
     Mutant(
         "files that the manifest does not name are kept",
         "fsync",
-        (Change(f"{STARTUP}:_sweep", {"remove_stray(files, path)": "..."}),),
+        (Behaviour(f"{STARTUP}:remove_stray", lambda files, path: None),),
     ),
     Mutant(
         "what a truncation leaves is not synced",
