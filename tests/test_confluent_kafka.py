@@ -732,6 +732,27 @@ def test_threads_share_a_consumer(address):
     assert [message.value() for message in results] == [b"a"]
 
 
+def test_threads_that_poll_one_consumer_get_each_record_once(address):
+    """Also where one batch ends and the next begins: they have one to three records."""
+    count, offsets = 2000, []
+    with Producer({**address, "linger.ms": 0}) as producer:
+        for number in range(count):
+            producer.produce("t", str(number), partition=0)
+            if number % 3:
+                producer.flush()
+    with consumer_of(address) as consumer:
+        consumer.assign([PARTITION])
+
+        def poll():
+            while len(offsets) < count:
+                if (message := consumer.poll(0.01)) is not None:
+                    offsets.append(message.offset())
+
+        with in_threads(poll, poll):
+            poll()
+    assert sorted(offsets) == list(range(count))
+
+
 def test_paused_partitions_return_nothing_and_lose_nothing(address):
     """Records that were fetched already come again after `resume`."""
     produce(address, *"abc")

@@ -6,9 +6,9 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import wraps
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from threading import Event
 from time import monotonic
@@ -144,9 +144,9 @@ class Consumer(LogClient):
         self._reading: PartitionCursor | None = None
         """The partition whose records are returned now."""
         self._records: Iterator[Record] = iter(())
-        """What is left of one of its batches."""
+        """What is left of its records that were fetched."""
         self._events: deque[Message] = deque()
-        """To be returned before further records."""
+        """To be returned."""
         self._last: Record | None = None
         """The record returned last, unless its position is noted already."""
         self._refresh_at = 0.0
@@ -193,29 +193,29 @@ class Consumer(LogClient):
             self._stop_reading()
         messages: list[Message] = []
         while len(messages) < count:
-            records = list(islice(self._records, count - len(messages)))
-            if records:
+            if self._events:
+                messages.append(self._events.popleft())
+            elif records := list(islice(self._records, count - len(messages))):
                 self._last = records[-1]
                 messages += map(consumed, records)
-            elif self._events:
-                messages.append(self._events.popleft())
-            elif not self._next_batch() and not self._fetch(deadline):
+            elif not self._fetch(deadline):
                 break
         return messages
 
-    def _next_batch(self) -> bool:
-        """Continue with the next batch that was fetched of the same partition."""
-        run = None
-        if self._reading is not None:
-            # The next fetch meets an error again, and reports it.
-            with suppress(EmbedlogError):
-                run = self._reading.next_run()
-        if run is None:
-            self._note_position()
-            self._reading = None
-            return False
-        self._records = run.records
-        return True
+    def _next_batch(self) -> Iterator[Record] | None:
+        """Return the records of the next batch that was fetched of the partition, or None."""
+        with self._turns:
+            run = None
+            try:
+                if self._reading is not None:
+                    run = self._reading.next_run()
+            except EmbedlogError:
+                pass  # the next fetch meets it again, and reports it
+            if run is None:
+                self._note_position()
+                self._reading = None
+                return None
+            return run.records
 
     def _fetch(self, deadline: float) -> bool:
         """Fetch records or events; return False if there are none before the deadline."""
@@ -265,6 +265,8 @@ class Consumer(LogClient):
                 self._errors.pop(self._reading.partition, None)
         if self._reports_eof:
             self._report_ends()
+        # Several threads may take records: a batch that two of them ask for is the same one.
+        self._records = chain.from_iterable(iter(self._next_batch, None))
         return self._reading is not None or bool(self._events)
 
     def _fail(self, error: EmbedlogError, seconds: float) -> None:
