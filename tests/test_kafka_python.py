@@ -36,6 +36,7 @@ from embedlog.kafka import (
 )
 from embedlog.kafka.__main__ import main
 from embedlog.kafka.admin import ConfigResource, NewPartitions, NewTopic
+from embedlog.kafka.kafka_python import kafka
 from embedlog.publish.transaction import publish
 
 T0 = TopicPartition("t", 0)
@@ -156,7 +157,6 @@ def test_a_log_that_the_program_opened_is_used_with_its_clock(tmp_path, consume)
 
 def test_brokers_lead_to_the_client_of_kafka_python():
     """The very class, which counts as an instance of ours, and is the base of a subclass."""
-    kafka = pytest.importorskip("kafka")
 
     class UnreachableError(Exception):
         """Instead of a connection."""
@@ -269,18 +269,6 @@ def test_unknown_settings_are_refused_as_kafka_python_does(servers, kind, error,
     assert [line for line in caplog.messages if "security_protocol" in line] == [
         "Settings without effect on a log are ignored: security_protocol, ssl_cafile"
     ]
-
-
-def test_the_settings_are_those_of_kafka_python():
-    """Names and defaults, except for objects that are about connections."""
-    kafka = pytest.importorskip("kafka")
-    objects = {"kafka_client", "selector", "socket_options", "partitioner"}
-    objects |= {"partition_assignment_strategy", "default_offset_commit_callback"}
-    for ours in (KafkaProducer, KafkaConsumer, KafkaAdminClient):
-        theirs = getattr(kafka, ours.__name__).DEFAULT_CONFIG
-        assert ours.DEFAULT_CONFIG.keys() == theirs.keys()
-        for name in theirs.keys() - objects:
-            assert ours.DEFAULT_CONFIG[name] == theirs[name], name
 
 
 # Producing
@@ -761,7 +749,7 @@ def test_the_log_is_a_cluster_of_one_broker(client, tmp_path):
     assert [broker["broker_id"] for broker in admin.describe_cluster()["brokers"]] == [0]
     assert admin.describe_log_dirs()[0]["log_dirs"][0]["log_dir"] == f"{tmp_path}/log"
     assert admin.list_partition_reassignments() == {}
-    with pytest.raises(errors.UnsupportedVersionError, match="no access control"):
+    with pytest.raises(errors.UnsupportedVersionError, match="only a cluster"):
         admin.describe_acls(None)
     with pytest.raises(AttributeError):
         admin.nonsense()
@@ -813,28 +801,16 @@ consumer.assign([TopicPartition("t", 1)])
 print([record.value for record in consumer], sys.argv[1:])
 """
 OUTPUT = ["True 36", "TopicPartition(topic='t', partition=1)", "[b'hello'] ['--fast']"]
-WITHOUT_CLIENT = (
-    "A KafkaConsumer for brokers needs kafka-python: pip install kafka-python. For a log, set "
-    'bootstrap_servers="embedlog:///path/of/the/log".'
-)
-WITHOUT_KAFKA = """
-import sys
-sys.meta_path.insert(0, type("Absent", (), {"find_spec": staticmethod(
-    lambda name, *_: (_ for _ in ()).throw(ModuleNotFoundError(name, name=name))
-    if name == "kafka" or name.startswith("kafka.") else None)})())
-"""
 
 
-@pytest.mark.parametrize("installed", [pytest.param(True, marks=pytest.mark.tier("test")), False])
-def test_an_unchanged_program_runs_on_a_log(tmp_path, installed):
-    """With ``python -m embedlog.kafka``, whether or not kafka-python is installed."""
-    if installed:
-        pytest.importorskip("kafka")
+@pytest.mark.tier("test")
+def test_an_unchanged_program_runs_on_a_log(tmp_path):
+    """With ``python -m embedlog.kafka``."""
     (tmp_path / "program.py").write_text(PROGRAM)
     arguments = [str(tmp_path / "log"), str(tmp_path / "program.py"), "--fast"]
     main = f"from embedlog.kafka.__main__ import main\nmain({arguments!r})"
 
-    output = run_python("-W", "error", "-c", ("" if installed else WITHOUT_KAFKA) + main)
+    output = run_python("-W", "error", "-c", main)
 
     assert output.splitlines() == OUTPUT
     with embedlog.open(tmp_path / "log", mode="r") as log:
@@ -859,44 +835,6 @@ def test_wrong_arguments_are_refused(tmp_path, monkeypatch, arguments, message):
         main(arguments)
 
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
-
-
-def test_without_kafka_python_everything_has_its_names(tmp_path):
-    """Errors have the codes and bases, structs the fields, enumerations the values."""
-    code = f"""{WITHOUT_KAFKA}
-import embedlog.kafka as kafka
-from embedlog.kafka import errors
-from embedlog.kafka.admin import ConfigResource, ConfigResourceType, GroupState
-with kafka.KafkaProducer(bootstrap_servers={str(tmp_path / "log")!r}) as producer:
-    print(producer.send("t", b"x").get(10)._fields[2])
-    print(kafka.OffsetSpec.LATEST.value, ConfigResource("topic", "t").resource_type.value)
-    print(GroupState.value_for("stable"))
-print(errors.for_code(3).__name__, errors.for_code(3).retriable, errors.for_code(9999).errno)
-print(str(errors.UnknownTopicOrPartitionError("x")))
-try:
-    kafka.KafkaConsumer(bootstrap_servers="localhost:9092")
-except ImportError as error:
-    print(error)
-"""
-    assert run_python("-c", code).splitlines() == [
-        "topic_partition",
-        "-1 2",
-        "Stable",
-        "UnknownTopicOrPartitionError True 9999",
-        "[Error 3] UnknownTopicOrPartitionError: x",
-        WITHOUT_CLIENT,
-    ]
-
-
-def test_own_errors_are_those_of_kafka_python():
-    """The table of names, codes and bases agrees with its classes."""
-    theirs = pytest.importorskip("kafka.errors")
-    for name, own in errors.error_classes(None).items():
-        original = getattr(theirs, name)
-        bases = {base.__name__ for base in original.__mro__}
-        assert {base.__name__ for base in own.__mro__} == bases, name
-        assert getattr(own, "errno", None) == getattr(original, "errno", None)
-        assert own.retriable == original.retriable
 
 
 @pytest.mark.parametrize(
@@ -929,7 +867,6 @@ def test_a_truncation_says_where_to_continue():
 
 def test_patch_reaches_classes_that_were_imported_before(tmp_path):
     """And `unpatch` takes everything back."""
-    kafka = pytest.importorskip("kafka")
     before = kafka.KafkaProducer
     attributes = dict(vars(before))
 
@@ -951,13 +888,15 @@ def test_patch_reaches_classes_that_were_imported_before(tmp_path):
                 producer.send("t", b"x").get(10)
         with kafka.KafkaConsumer() as consumer:
             assert consumer.end_offsets([kafka.TopicPartition("t", 0)]) == {T0: 3}
+        with kafka.KafkaAdminClient() as admin, pytest.raises(errors.UnsupportedVersionError):
+            admin.describe_features()
 
     assert kafka.KafkaProducer is before
     assert dict(vars(before)) == attributes
     with pytest.raises(ZeroDivisionError):
         before(bootstrap_servers="127.0.0.1:1", kafka_client=lambda **_: 1 / 0)
     assert bootstrap.log_address("localhost:9092") is None
-    with pytest.raises(errors.KafkaConfigurationError, match="does not name a log"):
+    with pytest.raises(InvalidConfigError, match="does not name a log"):
         embedlog.kafka.patch("localhost:9092")
     embedlog.kafka.patch()
     embedlog.kafka.unpatch()
@@ -966,7 +905,6 @@ def test_patch_reaches_classes_that_were_imported_before(tmp_path):
 
 def test_patches_may_end_in_any_order(tmp_path):
     """The last one that is in force decides; afterwards everything is as before."""
-    kafka = pytest.importorskip("kafka")
     before = kafka.KafkaProducer
 
     def path():
@@ -1022,24 +960,63 @@ assert confluent_kafka.aio is before["confluent_kafka.aio"]
     ]
 
 
-def test_without_kafka_python_patch_leaves_no_module(tmp_path):
-    """And what kafka-python has besides is missing, rather than a module of embedlog."""
-    code = f"""{WITHOUT_KAFKA}{PACKAGES}
+def hidden(*packages):
+    """Return code that has Python not find some packages."""
+    return f"import sys\nfor name in {packages!r}: sys.modules[name] = None\n"
+
+
+@pytest.mark.parametrize("name", ["KafkaConsumer", "errors", "TopicPartition", "admin", "consumer"])
+def test_without_kafka_python_an_import_says_what_to_install(name):
+    """The core, `embedlog.testing`, and the clients of confluent_kafka do not need it."""
+    code = f"""{hidden("kafka")}
+import embedlog, embedlog.kafka, embedlog.testing
+from embedlog.kafka import confluent, patch
+try:
+    from embedlog.kafka import {name}
+except ImportError as error:
+    print(error)
+"""
+    assert run_python("-c", code) == (
+        'kafka-python is not installed: run pip install "embedlog[kafka-python]"\n'
+    )
+
+
+def test_a_library_that_is_too_old_is_refused(tmp_path):
+    """By the import and by `patch`, with the version that is needed."""
+    (tmp_path / "kafka.py").write_text("__version__ = '2.0.2'")
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import embedlog.kafka
+for use in (lambda: embedlog.kafka.KafkaProducer, embedlog.kafka.patch):
+    try: use()
+    except ImportError as error: print(error)
+"""
+    text = 'kafka-python 2.0.2 is older than 3.0: run pip install "embedlog[kafka-python]"'
+    assert run_python("-c", code, tmp_path).splitlines() == [text, text]
+
+
+def test_patch_replaces_the_library_that_is_installed(tmp_path):
+    """Kafka-python alone, or confluent_kafka alone; without both there is nothing to patch."""
+    code = """
 import embedlog.kafka
 with embedlog.kafka.patch(sys.argv[1]):
-    import kafka.errors
-    from kafka import KafkaProducer, TopicPartition
-    print(kafka.errors.KafkaTimeoutError.__name__, kafka.KafkaProducer is KafkaProducer)
-    try:
-        import kafka.bootstrap
-    except ImportError as error:
-        print(error.name)
-print([name for name in modules() if name.startswith("kafka")])
+    import {0}
+    print({0}.{1}.__module__)
 """
-
-    assert run_python("-c", code, tmp_path / "log").splitlines() == [
-        *("KafkaTimeoutError True", "kafka.bootstrap", "[]")
-    ]
+    for absent, present, client in (
+        ("kafka", "confluent_kafka", "Producer"),
+        ("confluent_kafka", "kafka", "KafkaProducer"),
+    ):
+        output = run_python("-c", hidden(absent) + code.format(present, client), tmp_path / "log")
+        assert output.startswith("embedlog.kafka.")
+    code = """
+import embedlog.kafka
+try: embedlog.kafka.patch(sys.argv[1])
+except ImportError as error: print(error)
+"""
+    output = run_python("-c", hidden("kafka", "confluent_kafka") + code, tmp_path / "log")
+    assert 'pip install "embedlog[kafka-python]" or "embedlog[confluent-kafka]"' in output
 
 
 def test_patch_replaces_confluent_kafka_too(tmp_path):

@@ -8,9 +8,10 @@ import pytest
 
 import embedlog
 from embedlog.kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition, errors
+from embedlog.kafka import confluent as clients
 from embedlog.kafka.admin import ConfigResource, NewTopic
-from embedlog.kafka.cluster import LogCluster
 from embedlog.kafka.confluent import admin as confluent
+from embedlog.kafka.log_cluster import LogCluster
 
 T0 = TopicPartition("flights", 0)
 
@@ -64,7 +65,7 @@ def test_partitions_have_leaders_replicas_and_isrs(admin, confluent_admin):
     assert [part["leader_id"] for part in partitions] == [1, 2, 3]
     assert [part["replica_nodes"] for part in partitions] == [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
     assert [part["isr_nodes"] for part in partitions] == [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
-    names = confluent.common.TopicCollection(["flights"])
+    names = clients.TopicCollection(["flights"])
     (future,) = confluent_admin.describe_topics(names).values()
     described = future.result().partitions
     assert [part.leader.id for part in described] == [1, 2, 3]
@@ -141,8 +142,8 @@ def test_leaders_are_elected(admin, confluent_admin):
     ]
     assert admin.describe_topics(["flights"])[0]["partitions"][0]["leader_id"] == 2
     admin.elect_leaders(1, {"flights": [0]})  # Not needed, which is not raised.
-    kind = confluent.common.ElectionType.PREFERRED
-    partition = confluent.TopicPartition("flights", 0)
+    kind = clients.ElectionType.PREFERRED
+    partition = clients.TopicPartition("flights", 0)
     results = confluent_admin.elect_leaders(kind, [partition]).result()
     assert results[partition].args[0].name() == "ELECTION_NOT_NEEDED"
     assert len(confluent_admin.elect_leaders(kind).result()) >= 3

@@ -1,8 +1,9 @@
 """The clients of Kafka that programs know, on a log.
 
-`KafkaProducer`, `KafkaConsumer` and `KafkaAdminClient` are those of kafka-python 3:
+`KafkaProducer`, `KafkaConsumer` and `KafkaAdminClient` have the interface of kafka-python 3:
 ``bootstrap_servers="embedlog:///path"`` or a directory uses a log, and ``host:port`` returns
-kafka-python's own client.
+kafka-python's own client.  The other names are kafka-python's own; the extra
+``embedlog[kafka-python]`` installs it.
 
 >>> import tempfile
 >>> from embedlog.kafka import KafkaConsumer, KafkaProducer
@@ -18,6 +19,8 @@ kafka-python's own client.
 ... ) as consumer:
 ...     [record.value for record in consumer]
 [b'hello']
+
+`embedlog.kafka.confluent` has the clients of confluent_kafka, and needs that library only.
 """
 
 from __future__ import annotations
@@ -28,49 +31,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from embedlog.kafka import admin, errors, serializer, structs
     from embedlog.kafka.admin import KafkaAdminClient
-    from embedlog.kafka.admin_types import IsolationLevel, NewPartitions, NewTopic, OffsetSpec
     from embedlog.kafka.consumer import KafkaConsumer
     from embedlog.kafka.patching import patch, unpatch
     from embedlog.kafka.producer import KafkaProducer
-    from embedlog.kafka.serializer import (
-        DefaultSerializer,
-        Deserializer,
-        JsonSerializer,
-        Serializer,
-    )
-    from embedlog.kafka.structs import (
-        ConsumerGroupMetadata,
-        OffsetAndMetadata,
-        OffsetAndTimestamp,
-        TopicPartition,
-        TopicPartitionReplica,
-    )
 
-__version__ = "3.0.12"
-"""The release of kafka-python whose interface this is."""
-
-_MODULES = {
-    "AsyncConsumerRebalanceListener": "listeners",
-    "ConsumerGroupMetadata": "structs",
-    "ConsumerRebalanceListener": "listeners",
-    "DefaultSerializer": "serializer",
-    "Deserializer": "serializer",
-    "IsolationLevel": "admin_types",
-    "JsonSerializer": "serializer",
+_OWN = {
     "KafkaAdminClient": "admin",
     "KafkaConsumer": "consumer",
     "KafkaProducer": "producer",
-    "NewPartitions": "admin_types",
-    "NewTopic": "admin_types",
-    "OffsetAndMetadata": "structs",
-    "OffsetAndTimestamp": "structs",
-    "OffsetSpec": "admin_types",
-    "Serializer": "serializer",
-    "TopicPartition": "structs",
-    "TopicPartitionReplica": "structs",
     "patch": "patching",
     "unpatch": "patching",
 }
+"""What this package has in the place of kafka-python's, and besides, by module."""
 _SUBMODULES = ("admin", "consumer", "errors", "producer", "serializer", "structs")
 
 __all__ = [
@@ -105,9 +77,15 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used (PEP 562)."""
     if name in _SUBMODULES:
         return importlib.import_module(f"embedlog.kafka.{name}")
-    if name not in _MODULES:
+    if name in _OWN:
+        value = getattr(importlib.import_module(f"embedlog.kafka.{_OWN[name]}"), name)
+    elif name in __all__ or name == "__version__":
+        kafka = importlib.import_module("embedlog.kafka.kafka_python").kafka
+        # It has some of them in its modules only.
+        places = (kafka, kafka.admin, kafka.structs)
+        value = next(getattr(place, name) for place in places if hasattr(place, name))
+    else:
         raise AttributeError(f"module 'embedlog.kafka' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"embedlog.kafka.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

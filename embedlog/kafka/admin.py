@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import collections
 import uuid
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
 
 from embedlog import errors as log_errors
-from embedlog.api import Log
 from embedlog.catalog import INTERNAL
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.config.values import setting_text
-from embedlog.consumer.group_client import open_group
-from embedlog.kafka import admin_operations as operations
-from embedlog.kafka import admin_types, errors
-from embedlog.kafka.admin_types import (
-    AlterConfigOp,
-    ConfigFilterType,
-    ConfigResourceType,
-    OffsetSpec,
-    OffsetTimestamp,
-)
-from embedlog.kafka.client import NETWORK_DEFAULTS, LogClient, or_uses_brokers
+from embedlog.kafka import errors
+from embedlog.kafka.admin_service import AdminService, changed_setting
+from embedlog.kafka.client import LogClient, or_uses_brokers
 from embedlog.kafka.cluster import (
     HOST,
     NO_LEADER,
@@ -35,22 +25,14 @@ from embedlog.kafka.cluster import (
     placement,
 )
 from embedlog.kafka.errors import raises_kafka_errors, translated
+from embedlog.kafka.kafka_python import kafka
+from embedlog.kafka.library import public_name
 from embedlog.kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
-from embedlog.partition.partition_log import ReplicaPlacement
 from embedlog.record import OffsetAndMetadata as LogPosition
 from embedlog.record import TopicPartition as LogPartition
 from embedlog.replication import reassign
 from embedlog.replication.root import ReplicatedRoot
 
-_DEFAULTS: Mapping[str, Any] = {
-    **{name: value for name, value in NETWORK_DEFAULTS.items() if name != "ssl_ciphers"},
-    "bootstrap_servers": "localhost",
-    "client_id": "kafka-python-3.0.12",
-    "max_in_flight_requests_per_connection": 5,
-    "metadata_max_age_ms": 300_000,
-    "request_timeout_ms": 30_000,
-    "retry_backoff_ms": 100,
-}
 _ELECTION_ERRORS = {
     "": errors.NoError,
     "ELECTION_NOT_NEEDED": errors.ElectionNotNeededError,
@@ -58,6 +40,8 @@ _ELECTION_ERRORS = {
     "PREFERRED_LEADER_NOT_AVAILABLE": errors.PreferredLeaderNotAvailableError,
 }
 _CONFIG_TYPES = {bool: "BOOLEAN", int: "LONG", float: "DOUBLE", str: "STRING"}
+_NO_ID = uuid.UUID(int=0)
+_ResourceType: Any = kafka.admin.ConfigResourceType
 
 CreatePartitionsResponse = collections.namedtuple("CreatePartitionsResponse", "results")
 ElectLeadersResponse = collections.namedtuple(
@@ -66,27 +50,28 @@ ElectLeadersResponse = collections.namedtuple(
 
 
 def __getattr__(name: str) -> Any:
-    """Return the other classes of ``kafka.admin``."""
-    return getattr(admin_types, name)
+    """Return a class of ``kafka.admin``."""
+    return public_name(kafka.admin, name)
 
 
 class KafkaAdminClient(LogClient):
     """Administers the log that ``bootstrap_servers`` names; see kafka-python's class.
 
     A log in one directory is a cluster of one broker, number 0, which leads all partitions; in
-    several, each directory is a broker.  What is about users, quotas and access is refused with
-    `UnsupportedVersionError`.
+    several, each directory is a broker.  What only a cluster can answer, such as its users, quotas
+    and features, is refused with `UnsupportedVersionError`.
     """
 
-    _original = ("kafka", "KafkaAdminClient")
+    _original = kafka.KafkaAdminClient
 
-    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = _DEFAULTS
+    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = kafka.KafkaAdminClient.DEFAULT_CONFIG
 
     @or_uses_brokers
     def __init__(self, **configs: Any) -> None:
-        if unknown := configs.keys() - _DEFAULTS.keys():
+        if unknown := configs.keys() - self.DEFAULT_CONFIG.keys():
             raise errors.KafkaConfigurationError(f"Unrecognized configs: {unknown}")
         self._open(configs)
+        self._service = AdminService(self._log)
 
     def close(self) -> None:
         """Close the client."""
@@ -117,23 +102,33 @@ class KafkaAdminClient(LogClient):
     def _describe_topic(self, name: Any) -> dict[str, Any]:
         infos = self._log.root.topics()
         if isinstance(name, uuid.UUID):
-            ids = {uuid.UUID(int=info.id): info.name for info in infos.values()}
-            name = ids.get(name)
-        info = infos.get(name)
-        if info is None:
-            code = errors.UnknownTopicOrPartitionError.errno
-            return _topic_dict(code, name, uuid.UUID(int=0), [])
-        alive = nodes(self._log)
-        partitions = [
-            _partition_dict(
-                part["partition"],
-                part["leader_epoch"],
-                placement(self._log, info.name, part["partition"]),
-                alive,
+            name = next((each for each, info in infos.items() if info.id == name.int), None)
+        described = {
+            "error_code": 0,
+            "name": name,
+            "topic_id": _NO_ID,
+            "is_internal": name is not None and name.startswith(INTERNAL),
+            "partitions": [],
+            "topic_authorized_operations": set(),
+        }
+        if name not in infos:
+            return described | {"error_code": errors.UnknownTopicOrPartitionError.errno}
+        alive, partitions = nodes(self._log), []
+        for part in self._log.describe_topic(name)["partitions"]:
+            leader, replicas, isr = placement(self._log, name, part["partition"])
+            code = errors.LeaderNotAvailableError.errno if leader is None else 0
+            partitions.append(
+                {
+                    "error_code": code,
+                    "partition_index": part["partition"],
+                    "leader_id": NO_LEADER if leader is None else leader,
+                    "leader_epoch": part["leader_epoch"],
+                    "replica_nodes": list(replicas),
+                    "isr_nodes": list(isr),
+                    "offline_replicas": [each for each in replicas if each not in alive],
+                }
             )
-            for part in self._log.describe_topic(info.name)["partitions"]
-        ]
-        return _topic_dict(0, name, uuid.UUID(int=info.id), partitions)
+        return described | {"topic_id": uuid.UUID(int=infos[name].id), "partitions": partitions}
 
     @raises_kafka_errors
     def describe_topic_partitions(
@@ -180,18 +175,19 @@ class KafkaAdminClient(LogClient):
         if validate_only and wait_for_metadata:
             raise ValueError("validate_only and wait_for_metadata are mutually exclusive")
 
-        def create(topic: TopicToCreate) -> dict[str, Any]:
-            name, partitions, configs, factor, replicas = topic
-            count = operations.create_topic(
-                *(self._log, name, partitions, configs),
-                replication_factor=factor,
-                replicas=replicas,
+        def create(topic: Any) -> dict[str, Any]:
+            count = self._service.create_topic(
+                *(topic.name, topic.num_partitions, topic.topic_configs),
+                replication_factor=topic.replication_factor,
+                replicas=_replica_lists(topic.replica_assignments),
                 validate_only=validate_only,
             )
-            topic_id = uuid.UUID(int=0 if validate_only else self._log.root.topic(name).id)
-            if not validate_only:
-                factor = len(placement(self._log, name, 0).replicas)
-            return {"topic_id": topic_id, "num_partitions": count, "replication_factor": factor}
+            result = {"topic_id": _NO_ID, "num_partitions": count}
+            if validate_only:
+                return result | {"replication_factor": topic.replication_factor}
+            copies = placement(self._log, topic.name, 0).replicas
+            topic_id = uuid.UUID(int=self._log.root.topic(topic.name).id)
+            return result | {"topic_id": topic_id, "replication_factor": len(copies)}
 
         topics = {topic.name: topic for topic in _new_topics(new_topics)}
         return {"topics": _result_list(topics, "name", create, raise_errors)}
@@ -237,7 +233,7 @@ class KafkaAdminClient(LogClient):
             if isinstance(count, Mapping):
                 count = count["count"]
             total = getattr(count, "total_count", count)
-            operations.create_partitions(self._log, name, total, validate_only=validate_only)
+            self._service.create_partitions(name, total, validate_only=validate_only)
             return {}
 
         items = {name: (name, count) for name, count in topic_partitions.items()}
@@ -296,7 +292,7 @@ class KafkaAdminClient(LogClient):
 
     def _offset(self, partition: Any, spec: int) -> Any:
         topic, number = partition
-        return OffsetAndTimestamp(*operations.lookup_offset(self._log, topic, number, spec))
+        return OffsetAndTimestamp(*self._service.offset(topic, number, spec))
 
     # Settings
 
@@ -314,23 +310,22 @@ class KafkaAdminClient(LogClient):
             include_synonyms: A log has none.
             config_filter: ``"modified"``, ``"all"`` and so on.
         """
-        chosen = ConfigFilterType.build_from(config_filter)
+        chosen = _FILTERS[kafka.admin.ConfigFilterType.build_from(config_filter).name]
         described: dict[str, dict[str, Any]] = {}
         for resource in config_resources:
             kind = resource.resource_type.name.lower()
             described.setdefault(kind, {})[str(resource.name)] = {
                 name: entry
                 for name, entry in self._settings_of(resource).items()
-                if (resource.configs is None or name in resource.configs)
-                and _is_selected(entry, chosen)
+                if (resource.configs is None or name in resource.configs) and chosen(entry)
             }
         return described
 
     def _settings_of(self, resource: Any) -> dict[str, dict[str, Any]]:
-        if resource.resource_type == ConfigResourceType.TOPIC:
-            config = self._log.root.topic(resource.name).config
+        if resource.resource_type == _ResourceType.TOPIC:
+            config = self._service.topic_config(resource.name)
             return _entries(config.to_dict(), TopicConfig().to_dict(), "DYNAMIC_TOPIC_CONFIG")
-        node = _broker(self._log, resource)
+        node = self._broker(resource)
         values = MaintenanceConfig().to_dict() | {
             "auto.create.topics.enable": self._log.root.auto_create,
             "broker.id": node.id,
@@ -341,11 +336,24 @@ class KafkaAdminClient(LogClient):
             values["broker.rack"] = node.rack
         return _entries(values, values, "STATIC_BROKER_CONFIG", read_only=True)
 
+    def _broker(self, resource: Any) -> DirectoryNode:
+        try:
+            number = int(resource.name)
+        except ValueError:
+            raise ValueError(
+                "Broker resource names must be an integer or a string represented integer"
+            ) from None
+        alive = nodes(self._log)
+        if resource.resource_type != _ResourceType.BROKER or number not in alive:
+            names = ", ".join(map(str, alive))
+            raise errors.InvalidRequestError(f"A log is broker {names}, and has no {resource.name}")
+        return alive[number]
+
     @raises_kafka_errors
     def list_config_resources(self, resource_types: Any = None) -> dict[str, list[str]]:
         """Return the names of everything that has settings."""
         resources = {"topic": self._log.topics(), "broker": list(map(str, nodes(self._log)))}
-        kinds = {ConfigResourceType.build_from(kind).name.lower() for kind in resource_types or ()}
+        kinds = {_ResourceType.build_from(kind).name.lower() for kind in resource_types or ()}
         return {kind: names for kind, names in resources.items() if not kinds or kind in kinds}
 
     def alter_configs(
@@ -389,17 +397,14 @@ class KafkaAdminClient(LogClient):
     ) -> dict[str, dict[str, str]]:
         results: dict[str, dict[str, str]] = {}
         for resource in resources:
-            if resource.resource_type != ConfigResourceType.TOPIC:
-                _unsupported("Settings of a log that is open cannot be changed")
+            if resource.resource_type != _ResourceType.TOPIC:
+                raise errors.UnsupportedVersionError("Only the settings of topics can be changed")
             unknown = set(resource.configs or ()) - TopicConfig().to_dict().keys()
             if unknown and raise_on_unknown:
                 raise ValueError(f"Unrecognized configs: {unknown}")
             try:
-                config = self._log.root.topic(resource.name).config
-                changes = changes_of(config, resource)
-                operations.alter_topic(
-                    self._log, resource.name, changes, validate_only=validate_only
-                )
+                changes = changes_of(self._service.topic_config(resource.name), resource)
+                self._service.alter_topic(resource.name, changes, validate_only=validate_only)
                 result = "OK"
             except log_errors.InvalidConfigError as error:
                 result = str(errors.InvalidConfigurationError(str(error)))
@@ -415,8 +420,8 @@ class KafkaAdminClient(LogClient):
         self, broker_ids: Any = None, states_filter: Any = None, types_filter: Any = None
     ) -> list[dict[str, Any]]:
         """Return all consumer groups."""
-        states = {admin_types.GroupState.value_for(state) for state in states_filter or ()}
-        types = {admin_types.GroupType.value_for(kind) for kind in types_filter or ("classic",)}
+        states = {kafka.admin.GroupState.value_for(state) for state in states_filter or ()}
+        types = {kafka.admin.GroupType.value_for(kind) for kind in types_filter or ("classic",)}
         groups = [
             {
                 "group_id": name,
@@ -449,10 +454,9 @@ class KafkaAdminClient(LogClient):
             "members": [],
             "authorized_operations": set(),
         }
-        try:
-            group = self._log.group(group_id).describe()
-        except log_errors.GroupIdNotFoundError as error:
-            return described | {"error": str(translated(error))}
+        group = self._service.group(group_id)
+        if group is None:
+            return described | {"error": str(errors.GroupIdNotFoundError(group_id))}
         return described | {
             "group_state": group.state,
             "protocol_type": "consumer",
@@ -489,19 +493,8 @@ class KafkaAdminClient(LogClient):
         return {group_id: self._committed(group_id, spec) for group_id, spec in specs.items()}
 
     def _committed(self, group_id: str, partitions: Iterable[Any] | None) -> dict[Any, Any]:
-        group = open_group(self._log.root, group_id)
-        try:
-            committed = group.snapshot().committed
-        except log_errors.GroupIdNotFoundError:
-            committed = {}
-        if partitions is not None:
-            absent = OffsetAndMetadata(-1, "", -1)
-            chosen = [LogPartition(*partition) for partition in partitions]
-            return {
-                TopicPartition(*part): _position(committed[part]) if part in committed else absent
-                for part in chosen
-            }
-        return {TopicPartition(*part): _position(row) for part, row in committed.items()}
+        committed = self._service.committed(group_id, partitions)
+        return {TopicPartition(*part): _position(position) for part, position in committed.items()}
 
     def alter_group_offsets(
         self,
@@ -514,7 +507,7 @@ class KafkaAdminClient(LogClient):
             LogPartition(*partition): LogPosition(offset, metadata or "", _epoch(*epoch))
             for partition, (offset, metadata, *epoch) in offsets.items()
         }
-        outcomes = operations.commit_offsets(self._log, group_id, positions)
+        outcomes = self._service.commit_offsets(group_id, positions)
         return {TopicPartition(*part): _class_of(error) for part, error in outcomes.items()}
 
     @raises_kafka_errors
@@ -528,7 +521,7 @@ class KafkaAdminClient(LogClient):
         current = self._committed(group_id, None)
         targets = {}
         for partition, spec in offset_specs.items():
-            if isinstance(spec, OffsetSpec | OffsetTimestamp):
+            if isinstance(spec, kafka.OffsetSpec | kafka.admin.OffsetTimestamp):
                 offset = self._offset(partition, int(spec)).offset
             elif isinstance(spec, int):
                 offset = spec
@@ -666,7 +659,7 @@ class KafkaAdminClient(LogClient):
         selected = self._partitions(topic_partitions)
         partitions = [LogPartition(name, n) for name, numbers in selected.items() for n in numbers]
         unclean = bool(int(getattr(election_type, "value", election_type)))
-        names = operations.election_results(self._log, partitions, unclean=unclean)
+        names = self._service.elect_leaders(partitions, unclean=unclean)
         kinds = {partition: _ELECTION_ERRORS[name] for partition, name in names.items()}
         if raise_errors:
             for partition, kind in kinds.items():
@@ -687,7 +680,7 @@ class KafkaAdminClient(LogClient):
         Returns None for each partition, or the class of its error.
         """
         if not isinstance(self._log.root, ReplicatedRoot):
-            _unsupported("A log in one directory has no replicas")
+            raise errors.UnsupportedVersionError("A log in one directory has no replicas")
         return {
             TopicPartition(*partition): self._reassign(LogPartition(*partition), replicas)
             for partition, replicas in reassignments.items()
@@ -736,72 +729,38 @@ class KafkaAdminClient(LogClient):
         }
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse the other methods of kafka-python's admin client in words."""
-        if name in _UNSUPPORTED:
-            return lambda *_args, **_named: _unsupported(f"A log has no {_UNSUPPORTED[name]}")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        """Refuse the other methods of kafka-python's admin client."""
+        if name.startswith("_") or not hasattr(self._original, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        def refuse(*_: Any, **__: Any) -> NoReturn:
+            raise errors.UnsupportedVersionError(
+                f"{name} asks for what only a cluster of brokers has"
+            )
+
+        return refuse
 
 
-_UNSUPPORTED = {
-    "describe_metadata_quorum": "quorum of brokers",
-    **dict.fromkeys(("create_acls", "delete_acls", "describe_acls"), "access control"),
-    **dict.fromkeys(
-        ("alter_user_scram_credentials", "describe_user_scram_credentials"), "user accounts"
-    ),
-    **dict.fromkeys(
-        ("abort_transaction", "describe_producers", "describe_transactions", "list_transactions"),
-        "list of transactions",
-    ),
-    **dict.fromkeys(
-        ("api_versions", "describe_features", "get_broker_version_data", "update_features"),
-        "broker versions",
-    ),
-}
-"""Methods of kafka-python's admin client, and what they are about."""
-
-
-def _unsupported(what: str) -> NoReturn:
-    raise errors.UnsupportedVersionError(what)
-
-
-class TopicToCreate(NamedTuple):
-    """What is needed of a `NewTopic`."""
-
-    name: str
-    partitions: int = -1
-    configs: Mapping[str, Any] = MappingProxyType({})
-    replication_factor: int = -1
-    replicas: Sequence[Sequence[int]] | None = None
-
-
-def _new_topics(new_topics: Any) -> list[TopicToCreate]:
+def _new_topics(new_topics: Any) -> list[Any]:
+    """Return `NewTopic` objects."""
+    topics = new_topics
     if isinstance(new_topics, Mapping):
-        topics = [
-            TopicToCreate(
-                name,
-                options.get("num_partitions", -1),
-                options.get("configs", {}),
-                options.get("replication_factor", -1),
-                _replica_lists(options.get("assignments")),
-            )
-            for name, options in new_topics.items()
-        ]
-    else:
-        topics = [
-            TopicToCreate(topic)
-            if isinstance(topic, str)
-            else TopicToCreate(
-                topic.name,
-                topic.num_partitions,
-                topic.topic_configs,
-                topic.replication_factor,
-                _replica_lists(topic.replica_assignments),
-            )
-            for topic in new_topics
-        ]
+        topics = [_topic(name, **options) for name, options in new_topics.items()]
+    topics = [_topic(topic) if isinstance(topic, str) else topic for topic in topics]
     if not topics:
         raise ValueError(f"No valid topics found in new_topics: {new_topics}")
     return topics
+
+
+def _topic(
+    name: str,
+    num_partitions: int = -1,
+    replication_factor: int = -1,
+    assignments: Any = None,
+    configs: Any = None,
+    **_: Any,
+) -> Any:
+    return kafka.admin.NewTopic(name, num_partitions, replication_factor, assignments, configs)
 
 
 def _replica_lists(assignments: Mapping[int, Sequence[int]] | None) -> list[Sequence[int]] | None:
@@ -850,34 +809,6 @@ def _class_of(error: log_errors.EmbedlogError | None) -> Any:
     return errors.NoError if error is None else type(translated(error))
 
 
-def _topic_dict(
-    code: int, name: str | None, topic_id: uuid.UUID, partitions: list[dict[str, Any]]
-) -> dict[str, Any]:
-    return {
-        "error_code": code,
-        "name": name,
-        "topic_id": topic_id,
-        "is_internal": name is not None and name.startswith(INTERNAL),
-        "partitions": partitions,
-        "topic_authorized_operations": set(),
-    }
-
-
-def _partition_dict(
-    number: int, leader_epoch: int, placement: ReplicaPlacement, alive: Container[int]
-) -> dict[str, Any]:
-    code = 0 if placement.leader is not None else errors.LeaderNotAvailableError.errno
-    return {
-        "error_code": code,
-        "partition_index": number,
-        "leader_id": NO_LEADER if placement.leader is None else placement.leader,
-        "leader_epoch": leader_epoch,
-        "replica_nodes": list(placement.replicas),
-        "isr_nodes": list(placement.isr),
-        "offline_replicas": [each for each in placement.replicas if each not in alive],
-    }
-
-
 def _member_dict(member: Any) -> dict[str, Any]:
     by_topic: dict[str, list[int]] = {}
     for topic, number in sorted(member.partitions):
@@ -891,20 +822,6 @@ def _member_dict(member: Any) -> dict[str, Any]:
         "member_metadata": {"version": 0, "topics": list(member.topics), "user_data": b""},
         "member_assignment": {"version": 0, "assigned_partitions": assigned, "user_data": b""},
     }
-
-
-def _broker(log: Log, resource: Any) -> DirectoryNode:
-    try:
-        number = int(resource.name)
-    except ValueError:
-        raise ValueError(
-            "Broker resource names must be an integer or a string represented integer"
-        ) from None
-    alive = nodes(log)
-    if resource.resource_type != ConfigResourceType.BROKER or number not in alive:
-        names = ", ".join(map(str, alive))
-        raise errors.InvalidRequestError(f"A log is broker {names}, and has no {resource.name}")
-    return alive[number]
 
 
 def _entries(
@@ -924,26 +841,23 @@ def _entries(
     }
 
 
-def _is_selected(entry: Mapping[str, Any], chosen: Any) -> bool:
-    """Return whether a filter of kafka-python selects a setting."""
-    modified = entry["config_source"].startswith("DYNAMIC")
-    selected: dict[str, bool] = {
-        "ALL": True,
-        "DYNAMIC": not entry["read_only"],
-        "MODIFIED": modified,
-        "DEFAULT": not modified,
-        "STATIC": entry["read_only"],
-    }
-    return selected[chosen.name]
+_FILTERS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "ALL": lambda entry: True,
+    "DYNAMIC": lambda entry: not entry["read_only"],
+    "MODIFIED": lambda entry: entry["config_source"].startswith("DYNAMIC"),
+    "DEFAULT": lambda entry: not entry["config_source"].startswith("DYNAMIC"),
+    "STATIC": lambda entry: entry["read_only"],
+}
+"""The settings that a `ConfigFilterType` selects."""
 
 
 def _changes(config: TopicConfig, resource: Any) -> dict[str, Any]:
     """Return the settings to change; None resets one."""
     changes: dict[str, Any] = {}
     for name, item in (resource.configs or {}).items():
-        operation, value = item if isinstance(item, tuple) else (AlterConfigOp.SET, item)
-        operation = AlterConfigOp.build_from(operation).name
-        changes[name] = operations.changed_setting(config, name, operation, value)
+        operation, value = item if isinstance(item, tuple) else ("SET", item)
+        operation = kafka.admin.AlterConfigOp.build_from(operation).name
+        changes[name] = changed_setting(config, name, operation, value)
     return changes
 
 
@@ -951,6 +865,6 @@ def _epoch(epoch: int | None = None) -> int | None:
     return None if epoch is None or epoch < 0 else epoch
 
 
-def _position(committed: Any) -> Any:
-    offset, metadata, epoch = committed.position
+def _position(committed: LogPosition | None) -> Any:
+    offset, metadata, epoch = committed or LogPosition(-1, "", None)
     return OffsetAndMetadata(offset, metadata, -1 if epoch is None else epoch)

@@ -10,49 +10,22 @@ from embedlog.catalog import check_topic_name
 from embedlog.errors import InvalidTopicError
 from embedlog.kafka.bootstrap import LogAddress, attach, log_address
 from embedlog.kafka.client_type import Client, log_ignored
-from embedlog.kafka.cluster import LogCluster
 from embedlog.kafka.errors import kafka_errors
-from embedlog.kafka.installed import original_class
+from embedlog.kafka.kafka_python import kafka
+from embedlog.kafka.log_cluster import LogCluster
 from embedlog.serializers import Action, Adapter, Field, adapt
 
 BROKER_VERSION = (4, 1)
 """The release of Kafka whose behavior clients can expect; in ``config["api_version"]``."""
 
-NETWORK_DEFAULTS: Mapping[str, Any] = {
-    "api_version": None,
-    "bootstrap_timeout_ms": 30_000,
-    "client_dns_lookup": "use_all_dns_ips",
-    "connections_max_idle_ms": 540_000,
-    "kafka_client": None,
-    "metric_reporters": [],
-    "metrics_num_samples": 2,
-    "metrics_sample_window_ms": 30_000,
-    "proxy_url": None,
-    "receive_buffer_bytes": None,
-    "receive_message_max_bytes": 100_000_000,
-    "reconnect_backoff_max_ms": 30_000,
-    "reconnect_backoff_ms": 50,
-    "sasl_kerberos_domain_name": None,
-    "sasl_kerberos_name": None,
-    "sasl_kerberos_service_name": "kafka",
-    "sasl_mechanism": None,
-    "sasl_oauth_token_provider": None,
-    "sasl_plain_password": None,
-    "sasl_plain_username": None,
-    "security_protocol": "PLAINTEXT",
-    "selector": None,
-    "send_buffer_bytes": None,
-    "socket_options": None,
-    "socks5_proxy": None,
-    "ssl_cafile": None,
-    "ssl_certfile": None,
-    "ssl_check_hostname": True,
-    "ssl_ciphers": None,
-    "ssl_context": None,
-    "ssl_crlfile": None,
-    "ssl_keyfile": None,
-    "ssl_password": None,
+_SHARED = {
+    *("allow_auto_create_topics", "bootstrap_servers", "client_id", "metadata_max_age_ms"),
+    *("max_in_flight_requests_per_connection", "metrics_enabled", "request_timeout_ms"),
+    "retry_backoff_ms",
 }
+NETWORK_SETTINGS: frozenset[str] = frozenset(
+    kafka.KafkaProducer.DEFAULT_CONFIG.keys() & kafka.KafkaConsumer.DEFAULT_CONFIG.keys() - _SHARED
+)
 """The settings of all clients that are about connections; a log ignores them."""
 
 
@@ -95,7 +68,7 @@ def or_uses_brokers(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def __init__(self: LogClient, *args: Any, **configs: Any) -> None:  # noqa: N807
         if self._address_of(args, configs) is None:
-            original = original_class(*self._original)
+            original = self._original
             self.__class__ = self._with_base_for_brokers()
             original.__init__(self, *args, **configs)
         else:
@@ -107,7 +80,7 @@ def or_uses_brokers(init: Callable[..., None]) -> Callable[..., None]:
 class LogClient(Client):
     """A client of kafka-python on a log."""
 
-    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = {}
+    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]]
 
     config: dict[str, Any]
     """All settings, as in kafka-python."""
@@ -123,7 +96,7 @@ class LogClient(Client):
         self.config["api_version"] = self.config["api_version"] or BROKER_VERSION
         address = self._address_of((), configs)
         assert address is not None, "the constructor returned a client of brokers"
-        log_ignored(configs.keys() & NETWORK_DEFAULTS.keys())
+        log_ignored(configs.keys() & NETWORK_SETTINGS)
         with kafka_errors():
             self._handle = attach(address, self)
         self._log = self._handle.log

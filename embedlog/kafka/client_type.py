@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from embedlog.kafka.bootstrap import LogAddress
-from embedlog.kafka.installed import find_original, original_class
 
 _LOGGER = logging.getLogger("embedlog.kafka")
 
@@ -26,17 +25,15 @@ class ClientType(ABCMeta):
         """Return whether an object is a client of this kind, of a log or of brokers."""
         if super().__instancecheck__(instance):
             return True
-        if "_original" not in vars(cls):
-            return False
-        original = find_original(*vars(cls)["_original"])
+        original = vars(cls).get("_original")
         return original is not None and isinstance(instance, original)
 
 
 class Client(metaclass=ClientType):
     """A client of a log; its constructor returns the library's own client for brokers."""
 
-    _original: ClassVar[tuple[str, str]]
-    """The module and name of the class that it stands for; set in each such class."""
+    _original: ClassVar[Any]
+    """The library's own client, for which it stands; set in each such class."""
 
     @classmethod
     def _address_of(cls, args: tuple[Any, ...], configs: Mapping[str, Any]) -> LogAddress | None:
@@ -47,8 +44,7 @@ class Client(metaclass=ClientType):
     def _with_base_for_brokers(cls) -> Any:
         """Return the library's own client, or for a program's subclass a copy derived from it."""
         client = next(kind for kind in cls.__mro__ if "_original" in vars(kind))
-        original = original_class(*client._original)  # type: ignore[attr-defined]
-        return original if cls is client else rebased(cls, client, original)
+        return cls._original if cls is client else rebased(cls, client, cls._original)
 
     if not TYPE_CHECKING:  # the libraries' clients have no types, and the same methods
 

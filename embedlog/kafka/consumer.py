@@ -14,13 +14,14 @@ from embedlog.config import ConsumerConfig
 from embedlog.consumer import Consumer, ConsumerRebalanceListener
 from embedlog.kafka import errors
 from embedlog.kafka.client import (
-    NETWORK_DEFAULTS,
+    NETWORK_SETTINGS,
     LogClient,
     adapted,
     check_topics,
     or_uses_brokers,
 )
 from embedlog.kafka.errors import kafka_errors, raises_kafka_errors, translated
+from embedlog.kafka.kafka_python import kafka
 from embedlog.kafka.producer import FutureRecordMetadata
 from embedlog.kafka.record_decoder import ConsumerRecordDecoder
 from embedlog.kafka.structs import (
@@ -32,41 +33,6 @@ from embedlog.kafka.structs import (
 )
 from embedlog.producer.future import RecordFuture
 
-_DEFAULTS: Mapping[str, Any] = {
-    **NETWORK_DEFAULTS,
-    "allow_auto_create_topics": True,
-    "auto_commit_interval_ms": 5000,
-    "auto_offset_reset": "latest",
-    "bootstrap_servers": "localhost",
-    "check_crcs": True,
-    "client_id": "kafka-python-3.0.12",
-    "client_rack": "",
-    "consumer_timeout_ms": math.inf,
-    "default_offset_commit_callback": lambda _offsets, _response: True,
-    "enable_auto_commit": True,
-    "enable_incremental_fetch_sessions": True,
-    "exclude_internal_topics": True,
-    "fetch_max_bytes": 52_428_800,
-    "fetch_max_wait_ms": 500,
-    "fetch_min_bytes": 1,
-    "group_id": None,
-    "group_instance_id": None,
-    "heartbeat_interval_ms": 3000,
-    "isolation_level": "read_uncommitted",
-    "key_deserializer": None,
-    "max_in_flight_requests_per_connection": 5,
-    "max_partition_fetch_bytes": 1_048_576,
-    "max_poll_interval_ms": 300_000,
-    "max_poll_records": 500,
-    "metadata_max_age_ms": 300_000,
-    "metric_group_prefix": "consumer",
-    "metrics_enabled": True,
-    "partition_assignment_strategy": ("range", "roundrobin"),
-    "request_timeout_ms": 30_000,
-    "retry_backoff_ms": 100,
-    "session_timeout_ms": 45_000,
-    "value_deserializer": None,
-}
 _IDLE_MS = 1000
 """How long a poll without a subscription waits at most."""
 _ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky")
@@ -101,13 +67,13 @@ class KafkaConsumer(LogClient):
     Settings are those of kafka-python 3.
     """
 
-    _original = ("kafka", "KafkaConsumer")
+    _original = kafka.KafkaConsumer
 
-    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = _DEFAULTS
+    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = kafka.KafkaConsumer.DEFAULT_CONFIG
 
     @or_uses_brokers
     def __init__(self, *topics: str, **configs: Any) -> None:
-        if unknown := configs.keys() - _DEFAULTS.keys():
+        if unknown := configs.keys() - self.DEFAULT_CONFIG.keys():
             raise errors.KafkaConfigurationError(f"Unrecognized configs: {unknown}")
         check_topics(topics)
         self._open(configs)
@@ -126,7 +92,7 @@ class KafkaConsumer(LogClient):
         settings = {
             name: self.config[name]
             for name in configs
-            if name in known and name not in NETWORK_DEFAULTS
+            if name in known and name not in NETWORK_SETTINGS
         }
         for field in ("key", "value"):
             name = f"{field}_deserializer"

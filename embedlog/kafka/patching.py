@@ -11,9 +11,10 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import Any, Self
 
+from embedlog.errors import InvalidConfigError
 from embedlog.kafka import bootstrap
 from embedlog.kafka.client_type import rebased
-from embedlog.kafka.installed import find_original, installed, original_class
+from embedlog.kafka.library import is_installed, load
 
 _CLIENTS = {
     "KafkaAdminClient": ("kafka", "kafka.admin", "kafka.admin.client"),
@@ -21,22 +22,6 @@ _CLIENTS = {
     "KafkaProducer": ("kafka", "kafka.producer", "kafka.producer.kafka"),
 }
 """Where kafka-python has its clients."""
-
-_MODULES = {
-    "kafka.admin": "embedlog.kafka.admin",
-    "kafka.admin.client": "embedlog.kafka.admin",
-    "kafka.consumer": "embedlog.kafka.consumer",
-    "kafka.consumer.fetcher": "embedlog.kafka.structs",
-    "kafka.consumer.group": "embedlog.kafka.consumer",
-    "kafka.consumer.subscription_state": "embedlog.kafka.listeners",
-    "kafka.errors": "embedlog.kafka.errors",
-    "kafka.producer": "embedlog.kafka.producer",
-    "kafka.producer.future": "embedlog.kafka.producer",
-    "kafka.producer.kafka": "embedlog.kafka.producer",
-    "kafka.serializer": "embedlog.kafka.serializer",
-    "kafka.structs": "embedlog.kafka.structs",
-}
-"""What stands for the modules of kafka-python where it is not installed."""
 
 _patches: list[Patch] = []
 """Those in force; the last one with an address decides where clients go."""
@@ -83,16 +68,14 @@ def patch(servers: Any = None) -> Patch:
         A context manager, which takes everything back; so does `unpatch`.
 
     Raises:
-        KafkaConfigurationError: ``servers`` does not name a log.
+        InvalidConfigError: ``servers`` does not name a log.
+        ImportError: Neither of the two libraries is installed.
     """
-    from embedlog.kafka import errors
-
     address = None
     if servers is not None:
-        with errors.kafka_errors():
-            address = bootstrap.parse(servers)
+        address = bootstrap.parse(servers)
         if address is None:
-            raise errors.KafkaConfigurationError(f"{servers!r} does not name a log")
+            raise InvalidConfigError(f"{servers!r} does not name a log", todo="Pass its directory.")
     with _lock:
         if not _patches:
             _replace()
@@ -110,35 +93,35 @@ def unpatch() -> None:
 
 
 def _replace() -> None:
-    """Replace the clients of both libraries."""
-    ours = importlib.import_module("embedlog.kafka")
-    confluent = importlib.import_module("embedlog.kafka.confluent")
+    """Replace the clients of the libraries that are installed."""
     with ExitStack() as undo:
-        if installed("kafka") is None:
-            _replace_modules(undo, "kafka", _kafka_modules(ours))
-        else:
-            for name, names in _CLIENTS.items():
-                _replace_client(undo, name, names, getattr(ours, name))
-        modules = confluent.modules()
-        replacements = {
-            id(find_original(module, name)): getattr(modules[module], name)
-            for module, names in confluent.CLIENTS.items()
-            for name in names
-        }
-        registry = sys.modules.get("confluent_kafka.schema_registry")
-        if (original := getattr(registry, "SchemaRegistryClient", None)) is not None:
-            find_original("confluent_kafka.schema_registry", "SchemaRegistryClient")
-            replacements[id(original)] = confluent.schema_registry.SchemaRegistryClient
-        before = _replace_modules(undo, "confluent_kafka", modules)
-        replacements |= {id(old): modules.get(name) for name, old in before.items()}
-        _replace_references(undo, replacements)
+        if is_installed("kafka"):
+            ours = importlib.import_module("embedlog.kafka")
+            for name, places in _CLIENTS.items():
+                _replace_client(undo, name, places, getattr(ours, name))
+        elif not is_installed("confluent_kafka"):
+            raise ImportError(
+                "There is nothing to patch: neither kafka-python nor confluent-kafka is installed: "
+                'run pip install "embedlog[kafka-python]" or "embedlog[confluent-kafka]"'
+            )
+        if is_installed("confluent_kafka"):
+            _replace_confluent(undo)
         _replaced.push(undo.pop_all())
 
 
-def _replace_client(undo: ExitStack, name: str, modules: tuple[str, ...], client: Any) -> None:
+def _replace_confluent(undo: ExitStack) -> None:
+    confluent = importlib.import_module("embedlog.kafka.confluent")
+    modules = confluent.modules()
+    replacements = {id(client._original): client for client in confluent.clients()}
+    before = _replace_modules(undo, "confluent_kafka", modules)
+    replacements |= {id(old): modules.get(name) for name, old in before.items()}
+    _replace_references(undo, replacements)
+
+
+def _replace_client(undo: ExitStack, name: str, places: tuple[str, ...], client: Any) -> None:
     """Have a class of kafka-python make clients of a log."""
-    original = original_class("kafka", name)
-    for library in map(installed, modules):
+    original = client._original
+    for library in map(load, places):
         if getattr(library, name, None) is original:
             undo.callback(setattr, library, name, original)
             setattr(library, name, client)
@@ -158,16 +141,6 @@ def _replace_client(undo: ExitStack, name: str, modules: tuple[str, ...], client
     # after that was set and deleted, Python refuses the arguments of the constructor.
     undo.callback(setattr, original, "__init__", original_init)
     original.__init__ = __init__
-
-
-def _kafka_modules(ours: ModuleType) -> dict[str, ModuleType]:
-    package = ModuleType("kafka", ours.__doc__)
-    for name in ("__all__", "__dir__", "__getattr__", "__version__"):
-        setattr(package, name, getattr(ours, name))
-    # It has no other modules: those of embedlog must not be imported a second time.
-    package.__path__ = []
-    modules = {name: importlib.import_module(path) for name, path in _MODULES.items()}
-    return {"kafka": package, **modules}
 
 
 def _replace_modules(

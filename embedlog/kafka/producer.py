@@ -10,43 +10,19 @@ from embedlog import errors as log_errors
 from embedlog.config import ProducerConfig
 from embedlog.kafka import errors
 from embedlog.kafka.client import (
-    NETWORK_DEFAULTS,
+    NETWORK_SETTINGS,
     LogClient,
     adapted,
     check_topics,
     or_uses_brokers,
 )
 from embedlog.kafka.errors import kafka_errors, raises_kafka_errors, translated
+from embedlog.kafka.kafka_python import kafka
 from embedlog.kafka.structs import RecordMetadata, TopicPartition
 from embedlog.kafka.transactions import NO_OFFSETS, Transactions
 from embedlog.kafka.typed import explained, key_of_row, schema_of, size_of
 from embedlog.producer.future import RecordFuture
 
-_DEFAULTS: Mapping[str, Any] = {
-    **NETWORK_DEFAULTS,
-    "acks": -1,
-    "allow_auto_create_topics": True,
-    "batch_size": 16_384,
-    "bootstrap_servers": "localhost",
-    "client_id": None,
-    "compression_type": None,
-    "delivery_timeout_ms": 120_000,
-    "enable_idempotence": True,
-    "key_serializer": None,
-    "linger_ms": 0,
-    "max_block_ms": 60_000,
-    "max_in_flight_requests_per_connection": 5,
-    "max_request_size": 1_048_576,
-    "metadata_max_age_ms": 300_000,
-    "metrics_enabled": True,
-    "partitioner": None,
-    "request_timeout_ms": 30_000,
-    "retries": float("inf"),
-    "retry_backoff_ms": 100,
-    "transaction_timeout_ms": 60_000,
-    "transactional_id": None,
-    "value_serializer": None,
-}
 _OWN = ("key_serializer", "value_serializer", "partitioner", "metadata_max_age_ms")
 """Settings that the client itself handles."""
 _BUILT_IN_PARTITIONERS = ("DefaultPartitioner", "StickyPartitioner")
@@ -132,13 +108,13 @@ class KafkaProducer(LogClient):
     ``batch_size`` is set; gzip is stored as zstd, and snappy as lz4.
     """
 
-    _original = ("kafka", "KafkaProducer")
+    _original = kafka.KafkaProducer
 
-    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = _DEFAULTS
+    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = kafka.KafkaProducer.DEFAULT_CONFIG
 
     @or_uses_brokers
     def __init__(self, **configs: Any) -> None:
-        if unknown := {name: configs[name] for name in configs if name not in _DEFAULTS}:
+        if unknown := {name: configs[name] for name in configs if name not in self.DEFAULT_CONFIG}:
             raise ValueError(f"Unrecognized configs: {unknown}")
         self._open(configs)
         config = self.config
@@ -167,7 +143,7 @@ class KafkaProducer(LogClient):
         settings = {
             name: value
             for name, value in configs.items()
-            if name in known and name not in _OWN and name not in NETWORK_DEFAULTS
+            if name in known and name not in _OWN and name not in NETWORK_SETTINGS
         }
         # The client serializes, since a future has the sizes; topics keep theirs for others.
         settings |= {"key_serializer": "bytes", "value_serializer": "bytes"}

@@ -13,7 +13,8 @@
 ...     consumer.poll(5).value()
 b'hello'
 
-With ``host:port`` the constructors return confluent_kafka's own clients.
+With ``host:port`` the constructors return confluent_kafka's own clients.  The types and errors
+are confluent_kafka's own; the extra ``embedlog[confluent-kafka]`` installs it.
 """
 
 from __future__ import annotations
@@ -22,86 +23,45 @@ import importlib
 import sys
 from types import ModuleType
 from typing import Any
-from zlib import crc32
 
-from embedlog.kafka.confluent import admin, error, schema_registry, serialization
-from embedlog.kafka.confluent.common_types import *  # noqa: F403 - confluent_kafka's names
-from embedlog.kafka.confluent.common_types import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
-    OFFSET_INVALID,
-    OFFSET_STORED,
-    TIMESTAMP_CREATE_TIME,
-    TIMESTAMP_LOG_APPEND_TIME,
-    TIMESTAMP_NOT_AVAILABLE,
-)
-from embedlog.kafka.confluent.common_types import __all__ as _types
+from embedlog.kafka.confluent import admin
 from embedlog.kafka.confluent.consumer import Consumer, ShareConsumer
-from embedlog.kafka.confluent.message import Message
+from embedlog.kafka.confluent.library import cimpl, confluent_kafka, error, serialization
+from embedlog.kafka.confluent.message import Message as Message
 from embedlog.kafka.confluent.producer import Producer
 from embedlog.kafka.confluent.serializing import DeserializingConsumer, SerializingProducer
-from embedlog.kafka.installed import find_original, installed
-from embedlog.partitioner import partition_for_key
+from embedlog.kafka.library import public_name
 
-__version__ = "2.16.1"
-"""The version of confluent_kafka whose interface this is."""
+__version__ = confluent_kafka.__version__
 
-
-def version() -> Any:
-    """Return confluent_kafka's version; newer ones return a str."""
-    package = installed("confluent_kafka")
-    return __version__ if package is None else package.version()
-
-
-def libversion() -> tuple[str, int]:
-    """Return librdkafka's version; there is none in use here."""
-    package = installed("confluent_kafka")
-    return ("none", 0) if package is None else package.libversion()
-
-
-def murmur2(key: bytes, partition_count: int) -> int:
-    """Return the partition that the partitioner ``murmur2`` chooses."""
-    return partition_for_key(key, partition_count)
-
-
-def consistent(key: bytes, partition_count: int) -> int:
-    """Return the partition that the partitioner ``consistent`` chooses."""
-    return crc32(key) % partition_count
-
+_OWN = [
+    *("Consumer", "DeserializingConsumer", "Message", "Producer", "SerializingProducer"),
+    *("ShareConsumer", "admin", "error", "serialization"),
+]
+"""What stands here for names of confluent_kafka."""
+_REGISTRY = "confluent_kafka.schema_registry"
 
 __all__ = [
-    *_types,
-    "OFFSET_BEGINNING",
-    "OFFSET_END",
-    "OFFSET_INVALID",
-    "OFFSET_STORED",
-    "TIMESTAMP_CREATE_TIME",
-    "TIMESTAMP_LOG_APPEND_TIME",
-    "TIMESTAMP_NOT_AVAILABLE",
-    "Consumer",
-    "DeserializingConsumer",
-    "Message",
-    "Producer",
-    "SerializingProducer",
-    "ShareConsumer",
-    "admin",
-    "consistent",
-    "error",
-    "libversion",
-    "murmur2",
-    "schema_registry",
-    "serialization",
-    "version",
+    *_OWN,
+    *(name for name in confluent_kafka.__all__ if hasattr(confluent_kafka, name)),
 ]
 
 
-CLIENTS = {
-    "confluent_kafka": (
-        *("Consumer", "DeserializingConsumer", "Producer", "SerializingProducer", "ShareConsumer"),
-    ),
-    "confluent_kafka.admin": ("AdminClient",),
-}
-"""Where confluent_kafka has its clients."""
+def __getattr__(name: str) -> Any:
+    """Return a name of confluent_kafka, or load the client of the registry when it is used.
+
+    That takes a third of a second, and needs more libraries.
+    """
+    if name == "schema_registry":
+        return importlib.import_module("embedlog.kafka.confluent.schema_registry")
+    return public_name(confluent_kafka, name)
+
+
+def clients() -> list[Any]:
+    """Return the clients that `embedlog.kafka.patch` puts in the place of confluent_kafka's."""
+    kinds = [Consumer, DeserializingConsumer, Producer, SerializingProducer, ShareConsumer]
+    registry = [__getattr__("schema_registry").SchemaRegistryClient] * (_REGISTRY in sys.modules)
+    return [kind for kind in (*kinds, admin.AdminClient, *registry) if kind._original is not None]
 
 
 def modules() -> dict[str, ModuleType]:
@@ -111,55 +71,45 @@ def modules() -> dict[str, ModuleType]:
     `confluent_kafka.aio`, which use the clients of this package then.
     """
     return {
-        "confluent_kafka": _replacement("confluent_kafka"),
+        "confluent_kafka": _replacement(confluent_kafka),
         "confluent_kafka.admin": admin,
-        "confluent_kafka.cimpl": _replacement("confluent_kafka.cimpl"),
+        "confluent_kafka.cimpl": _replacement(cimpl),
         "confluent_kafka.error": error,
-        "confluent_kafka.schema_registry": _schema_registry(),
+        _REGISTRY: _schema_registry(),
         "confluent_kafka.serialization": serialization,
     }
 
 
-def _replacement(name: str) -> ModuleType:
+def _replacement(original: ModuleType) -> ModuleType:
     """Return a module of confluent_kafka with the names of this one in the place of its own."""
-    module, original = ModuleType(name, __doc__), installed(name)
-    for attribute, value in ({} if original is None else vars(original)).items():
+    module = ModuleType(original.__name__, __doc__)
+    for attribute, value in vars(original).items():
         # The package has the modules that were imported from it; those use its own clients.
         if not isinstance(value, ModuleType):
             setattr(module, attribute, value)
-    for public in __all__:
+    for public in _OWN:
         setattr(module, public, globals()[public])
     return module
 
 
 def _schema_registry() -> ModuleType:
-    """Return confluent_kafka's package with the client of this one; it loads when it is used.
-
-    Its import takes a third of a second, which most programs need not spend.
-    """
-    name, package = "confluent_kafka.schema_registry", installed("confluent_kafka")
-    if package is None:
-        return schema_registry
-    module = ModuleType(name, schema_registry.__doc__)
+    """Return confluent_kafka's package with the client of this one; it loads when it is used."""
+    module = ModuleType(_REGISTRY)
 
     def load(attribute: str) -> Any:
-        if sys.modules.get(name) is module:
-            del sys.modules[name]
-            original = importlib.import_module(name)
-            # Before it is replaced: for programs that name a registry of Confluent's.
-            find_original(name, "SchemaRegistryClient")
-            vars(original)["SchemaRegistryClient"] = schema_registry.SchemaRegistryClient
+        if sys.modules.get(_REGISTRY) is module:
+            del sys.modules[_REGISTRY]
+            original = importlib.import_module(_REGISTRY)
+            # It keeps the library's own client before that is replaced.
+            ours = __getattr__("schema_registry").SchemaRegistryClient
+            vars(original)["SchemaRegistryClient"] = ours
             vars(module).update(vars(original), __getattr__=load)
         try:
             return vars(module)[attribute]
         except KeyError:
-            raise AttributeError(f"module {name!r} has no attribute {attribute!r}") from None
+            raise AttributeError(f"module {_REGISTRY!r} has no attribute {attribute!r}") from None
 
     vars(module)["__getattr__"] = load
     # An import of one of its modules asks for it, which has to load the package.
     del module.__spec__
     return module
-
-
-# Before `patch` puts other modules under these names.
-installed("confluent_kafka.cimpl")

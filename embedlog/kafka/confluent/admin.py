@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+from embedlog.api.consumer_group import DEAD
 from embedlog.catalog import INTERNAL, refuse_internal
 from embedlog.config import TopicConfig
 from embedlog.config.values import setting_text
-from embedlog.consumer.group_client import open_group
-from embedlog.errors import EmbedlogError, GroupIdNotFoundError
-from embedlog.kafka import admin_operations as operations
+from embedlog.errors import EmbedlogError
+from embedlog.kafka.admin_service import AdminService, changed_setting
 from embedlog.kafka.cluster import (
     HOST,
     PORT,
@@ -23,34 +22,37 @@ from embedlog.kafka.cluster import (
     nodes,
     placement,
 )
-from embedlog.kafka.confluent import admin_types as kinds
-from embedlog.kafka.confluent import common_types as common
-from embedlog.kafka.confluent.admin_types import *  # noqa: F403 - their names in confluent_kafka
 from embedlog.kafka.confluent.client import LogClient
-from embedlog.kafka.confluent.common_types import KafkaError as KafkaError
-from embedlog.kafka.confluent.common_types import KafkaException, TopicPartition
-from embedlog.kafka.confluent.kafka_errors import error_of, exception, translated
+from embedlog.kafka.confluent.kafka_errors import KafkaException, error_of, exception, translated
+from embedlog.kafka.confluent.library import (
+    PartitionResult,
+    committed_partition,
+    confluent_kafka,
+    filled,
+)
+from embedlog.kafka.confluent.library import admin as library
+from embedlog.kafka.library import public_name
 from embedlog.record import OffsetAndMetadata
 from embedlog.record import TopicPartition as Partition
 
-OFFSET_INVALID = common.OFFSET_INVALID
-RESOURCE_UNKNOWN, RESOURCE_ANY, RESOURCE_TOPIC, RESOURCE_GROUP, RESOURCE_BROKER = range(5)
-RESOURCE_TRANSACTIONAL_ID = 5
-CONFIG_SOURCE_UNKNOWN_CONFIG, CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG = 0, 1
-CONFIG_SOURCE_DYNAMIC_BROKER_CONFIG, CONFIG_SOURCE_DYNAMIC_DEFAULT_BROKER_CONFIG = 2, 3
-CONFIG_SOURCE_STATIC_BROKER_CONFIG, CONFIG_SOURCE_DEFAULT_CONFIG = 4, 5
-CONFIG_SOURCE_GROUP_CONFIG = 8
-
+TopicPartition: Any = confluent_kafka.TopicPartition
+_GroupState: Any = confluent_kafka.ConsumerGroupState
+_CLASSIC: Any = confluent_kafka.ConsumerGroupType.CLASSIC
 _STATES = {
-    "PreparingRebalance": common.ConsumerGroupState.PREPARING_REBALANCING,
-    "CompletingRebalance": common.ConsumerGroupState.COMPLETING_REBALANCING,
-    "Stable": common.ConsumerGroupState.STABLE,
-    "Dead": common.ConsumerGroupState.DEAD,
-    "Empty": common.ConsumerGroupState.EMPTY,
+    "PreparingRebalance": _GroupState.PREPARING_REBALANCING,
+    "CompletingRebalance": _GroupState.COMPLETING_REBALANCING,
+    "Stable": _GroupState.STABLE,
+    DEAD: _GroupState.DEAD,
+    "Empty": _GroupState.EMPTY,
 }
 
 K = TypeVar("K", bound=Hashable)
 Futures = dict[K, Future[Any]]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a class of ``confluent_kafka.admin``."""
+    return public_name(library, name)
 
 
 def _future(call: Callable[[], Any], codes: Mapping[str, str] | None = None) -> Future[Any]:
@@ -77,13 +79,22 @@ def _futures(
     return {key(item): _future(partial(call, item), codes) for item in items}
 
 
+def _itself(item: Any) -> Any:
+    return item
+
+
 class AdminClient(LogClient):
     """Creates and changes topics and groups of a log.
 
-    Each call is carried out before it returns; its futures are done.
+    Each call is carried out before it returns; its futures are done.  What only a cluster can
+    answer raises `KafkaException` with ``UNSUPPORTED_VERSION``.
     """
 
-    _original = ("confluent_kafka.admin", "AdminClient")
+    _original = library.AdminClient
+
+    def __init__(self, *args: Any, **config: Any) -> None:
+        super().__init__(*args, **config)
+        self._service = AdminService(self._log)
 
     # Topics
 
@@ -93,11 +104,8 @@ class AdminClient(LogClient):
         """Create topics from `NewTopic`; a log in one directory ignores the number of replicas."""
 
         def create(topic: Any) -> None:
-            operations.create_topic(
-                self._log,
-                topic.topic,
-                topic.num_partitions,
-                topic.config or {},
+            self._service.create_topic(
+                *(topic.topic, topic.num_partitions, topic.config or {}),
                 replication_factor=topic.replication_factor,
                 replicas=topic.replica_assignment,
                 validate_only=validate_only,
@@ -115,9 +123,8 @@ class AdminClient(LogClient):
         """Add partitions to topics, from `NewPartitions`."""
 
         def grow(item: Any) -> None:
-            operations.create_partitions(
-                self._log, item.topic, item.new_total_count, validate_only=validate_only
-            )
+            total = item.new_total_count
+            self._service.create_partitions(item.topic, total, validate_only=validate_only)
 
         return _futures(new_partitions, lambda item: item.topic, grow)
 
@@ -132,15 +139,15 @@ class AdminClient(LogClient):
             for number in range(info.partitions):
                 leader, replicas, isr = placement(self._log, name, number)
                 partitions.append(
-                    common.TopicPartitionInfo(
+                    confluent_kafka.TopicPartitionInfo(
                         number,
                         None if leader is None else _node(leader, alive),
                         [_node(each, alive) for each in replicas],
                         [_node(each, alive) for each in isr],
                     )
                 )
-            topic_id = common.Uuid(0, info.id)
-            return kinds.TopicDescription(name, topic_id, name.startswith(INTERNAL), partitions)
+            topic_id = confluent_kafka.Uuid(0, info.id)
+            return library.TopicDescription(name, topic_id, name.startswith(INTERNAL), partitions)
 
         return _futures(topics.topic_names, str, describe)
 
@@ -149,7 +156,7 @@ class AdminClient(LogClient):
 
         def describe() -> Any:
             alive = nodes(self._log)
-            return kinds.DescribeClusterResult(
+            return library.DescribeClusterResult(
                 _node(controller_id(self._log), alive),
                 [_node(each, alive) for each in alive],
                 cluster_id(self._log),
@@ -165,19 +172,15 @@ class AdminClient(LogClient):
         The future has a dict of partitions to None, or to the error of those that got no other
         leader.
         """
-        if not isinstance(election_type, common.ElectionType):
+        if not isinstance(election_type, confluent_kafka.ElectionType):
             raise TypeError("Expected 'election_type' to be of type 'ElectionType'")
 
         def elect() -> dict[Any, Any]:
-            chosen = [
-                Partition(name, number)
-                for name in self._log.topics(internal=True)
-                for number in range(self._log.root.partitions(name))
-            ]
+            chosen = self._service.partitions()
             if partitions is not None:
                 chosen = [Partition(part.topic, part.partition) for part in partitions]
-            unclean = election_type is common.ElectionType.UNCLEAN
-            results = operations.election_results(self._log, chosen, unclean=unclean)
+            unclean = election_type is confluent_kafka.ElectionType.UNCLEAN
+            results = self._service.elect_leaders(chosen, unclean=unclean)
             return {
                 TopicPartition(*part): exception(name) if name else None
                 for part, name in results.items()
@@ -189,58 +192,60 @@ class AdminClient(LogClient):
 
     def describe_configs(self, resources: list[Any], **_: Any) -> Futures[Any]:
         """Return the settings of topics, as a dict of `ConfigEntry` by name."""
-        return _futures(resources, lambda resource: resource, self._describe_config)
 
-    def _describe_config(self, resource: Any) -> dict[str, Any]:
-        if not _is_topic(resource):
-            return {}  # a log has no broker with settings
-        config = self._log.root.topic(resource.name).config
-        overrides = config.overrides()
-        return {
-            name: kinds.ConfigEntry(
-                name,
-                setting_text(value),
-                kinds.ConfigSource.DYNAMIC_TOPIC_CONFIG
-                if name in overrides
-                else kinds.ConfigSource.DEFAULT_CONFIG,
-                is_default=name not in overrides,
-            )
-            for name, value in config.to_dict().items()
-        }
+        def describe(resource: Any) -> dict[str, Any]:
+            if not _is_topic(resource):
+                return {}  # a log has no broker with settings
+            config, source = self._service.topic_config(resource.name), library.ConfigSource
+            changed = config.overrides()
+            return {
+                name: library.ConfigEntry(
+                    *(name, setting_text(value)),
+                    source.DYNAMIC_TOPIC_CONFIG if name in changed else source.DEFAULT_CONFIG,
+                    is_default=name not in changed,
+                )
+                for name, value in config.to_dict().items()
+            }
+
+        return _futures(resources, _itself, describe)
 
     def alter_configs(
         self, resources: list[Any], *, validate_only: bool = False, **_: Any
     ) -> Futures[Any]:
         """Replace all settings of topics: those that are not named go back to their defaults."""
-
-        def alter(resource: Any) -> None:
-            overrides = self._topic_config(resource).overrides()
-            changes = dict.fromkeys(overrides) | resource.set_config_dict
-            operations.alter_topic(self._log, resource.name, changes, validate_only=validate_only)
-
-        return _futures(resources, lambda resource: resource, alter)
+        return self._alter(
+            *(resources, validate_only),
+            lambda config, named: dict.fromkeys(config.overrides()) | named.set_config_dict,
+        )
 
     def incremental_alter_configs(
         self, resources: list[Any], *, validate_only: bool = False, **_: Any
     ) -> Futures[Any]:
         """Change the settings of topics that are named, and no others."""
 
-        def alter(resource: Any) -> None:
-            config = self._topic_config(resource)
-            changes = {
-                entry.name: operations.changed_setting(
+        def changes(config: TopicConfig, resource: Any) -> dict[str, Any]:
+            return {
+                entry.name: changed_setting(
                     config, entry.name, entry.incremental_operation.name, entry.value
                 )
                 for entry in resource.incremental_configs
             }
-            operations.alter_topic(self._log, resource.name, changes, validate_only=validate_only)
 
-        return _futures(resources, lambda resource: resource, alter)
+        return self._alter(resources, validate_only, changes)
 
-    def _topic_config(self, resource: Any) -> TopicConfig:
-        if not _is_topic(resource):
-            raise exception("INVALID_REQUEST", f"Only topics have settings, got {resource}")
-        return self._log.root.topic(resource.name).config
+    def _alter(
+        self,
+        resources: list[Any],
+        validate_only: bool,
+        changes_of: Callable[[TopicConfig, Any], dict[str, Any]],
+    ) -> Futures[Any]:
+        def alter(resource: Any) -> None:
+            if not _is_topic(resource):
+                raise exception("INVALID_REQUEST", f"Only topics have settings, got {resource}")
+            changes = changes_of(self._service.topic_config(resource.name), resource)
+            self._service.alter_topic(resource.name, changes, validate_only=validate_only)
+
+        return _futures(resources, _itself, alter)
 
     # Records
 
@@ -249,17 +254,11 @@ class AdminClient(LogClient):
 
         def offset(partition: Any) -> Any:
             spec = topic_partition_offsets[partition]._value
-            offset, timestamp, epoch = operations.lookup_offset(
-                self._log, partition.topic, partition.partition, spec
-            )
-            return kinds.ListOffsetsResultInfo(offset, timestamp, -1 if epoch is None else epoch)
+            offset, time, epoch = self._service.offset(partition.topic, partition.partition, spec)
+            return library.ListOffsetsResultInfo(offset, time, -1 if epoch is None else epoch)
 
-        return _futures(
-            topic_partition_offsets,
-            lambda partition: partition,
-            offset,
-            UnknownTopicOrPartitionError="_NOENT",
-        )
+        unknown = {"UnknownTopicOrPartitionError": "_NOENT"}
+        return _futures(topic_partition_offsets, _itself, offset, **unknown)
 
     def delete_records(self, topic_partition_offsets: list[Any], **_: Any) -> Futures[Any]:
         """Delete the records below the offset of each partition; `OFFSET_END` deletes all."""
@@ -267,11 +266,11 @@ class AdminClient(LogClient):
         def delete(item: Any) -> Any:
             partition = Partition(item.topic, item.partition)
             refuse_internal(item.topic)
-            return kinds.DeletedRecords(
+            return library.DeletedRecords(
                 self._log.delete_records({partition: item.offset})[partition]
             )
 
-        return _futures(topic_partition_offsets, lambda item: item, delete)
+        return _futures(topic_partition_offsets, _itself, delete)
 
     # Groups
 
@@ -284,10 +283,9 @@ class AdminClient(LogClient):
             result = []
             for name in self._log.groups():
                 state = _STATES.get(self._log.group(name).state)
-                kind = common.ConsumerGroupType.CLASSIC
-                if (not states or state in states) and (not types or kind in types):
-                    result.append(kinds.ConsumerGroupListing(name, False, state, kind))
-            return kinds.ListConsumerGroupsResult(result, [])
+                if (not states or state in states) and (not types or _CLASSIC in types):
+                    result.append(library.ConsumerGroupListing(name, False, state, _CLASSIC))
+            return library.ListConsumerGroupsResult(result, [])
 
         return _future(listing)
 
@@ -297,10 +295,9 @@ class AdminClient(LogClient):
         with translated():
             for name in self._log.groups():
                 if group in (None, name):
-                    entry: Any = kinds.GroupMetadata()
-                    entry.id, entry.state = name, self._log.group(name).state
-                    entry.protocol_type = "consumer"
-                    groups.append(entry)
+                    state = self._log.group(name).state
+                    entry = filled(library.GroupMetadata(), id=name, state=state)
+                    groups.append(filled(entry, protocol_type="consumer"))
         return groups
 
     def describe_consumer_groups(self, group_ids: list[str], **_: Any) -> Futures[str]:
@@ -309,30 +306,18 @@ class AdminClient(LogClient):
             raise TypeError("Expected input to be list of group ids to be described")
         if not group_ids:
             raise ValueError("Expected at least one group to be described")
-        return _futures(group_ids, str, self._describe_group)
 
-    def _describe_group(self, name: str) -> Any:
-        group, members, assignor = self._log.group(name), [], ""
-        state = _STATES.get(group.state)
-        with suppress(GroupIdNotFoundError):
-            description = group.describe()
-            assignor = description.assignor or ""
-            for member in description.members:
-                assigned = [TopicPartition(*part) for part in member.partitions]
-                members.append(
-                    kinds.MemberDescription(
-                        member.member_id,
-                        member.client_id,
-                        "localhost",
-                        kinds.MemberAssignment(assigned),
-                        member.group_instance_id,
-                    )
-                )
-        return kinds.ConsumerGroupDescription(
-            *(name, False, members, assignor, state),
-            _node(controller_id(self._log), nodes(self._log)),
-            type=common.ConsumerGroupType.CLASSIC,
-        )
+        def describe(name: str) -> Any:
+            group = self._service.group(name)
+            members = [_member(member) for member in (group.members if group else ())]
+            return library.ConsumerGroupDescription(
+                *(name, False, members, (group and group.assignor) or ""),
+                _STATES.get(group.state if group else DEAD),
+                _node(controller_id(self._log), nodes(self._log)),
+                type=_CLASSIC,
+            )
+
+        return _futures(group_ids, str, describe)
 
     def delete_consumer_groups(self, group_ids: list[str], **_: Any) -> Futures[str]:
         """Delete groups without members, with their commits."""
@@ -344,16 +329,11 @@ class AdminClient(LogClient):
         """Return the commits of a group, as `ConsumerGroupTopicPartitions`."""
 
         def offsets(request: Any) -> Any:
-            committed = {}
-            with suppress(GroupIdNotFoundError):
-                committed = open_group(self._log.root, request.group_id).snapshot().committed
             wanted = request.topic_partitions
-            names = (
-                committed if wanted is None else [Partition(i.topic, i.partition) for i in wanted]
-            )
-            rows = {name: row.position for name, row in committed.items()}
-            result = [common.committed_partition(name, rows.get(name)) for name in names]
-            return common.ConsumerGroupTopicPartitions(request.group_id, result)
+            chosen = None if wanted is None else [(each.topic, each.partition) for each in wanted]
+            committed = self._service.committed(request.group_id, chosen)
+            result = [committed_partition(*item) for item in committed.items()]
+            return confluent_kafka.ConsumerGroupTopicPartitions(request.group_id, result)
 
         return _futures(list_consumer_group_offsets_request, lambda item: item.group_id, offsets)
 
@@ -369,25 +349,27 @@ class AdminClient(LogClient):
                 )
                 for item in request.topic_partitions
             }
-            outcomes = operations.commit_offsets(self._log, request.group_id, offsets)
             results = []
-            for partition, error in outcomes.items():
-                offset, metadata, epoch = offsets[partition]
-                result = common.PartitionResult(*partition, offset, metadata or None, epoch)
+            for part, error in self._service.commit_offsets(request.group_id, offsets).items():
+                result = committed_partition(part, offsets[part], PartitionResult)
                 result.error = error and error_of(error)
                 results.append(result)
-            return common.ConsumerGroupTopicPartitions(request.group_id, results)
+            return confluent_kafka.ConsumerGroupTopicPartitions(request.group_id, results)
 
         return _futures(alter_consumer_group_offsets_request, lambda item: item.group_id, alter)
 
     # What a log does not have
 
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        """Raise `KafkaException`: a log has no ACLs or users."""
-        raise exception("_NOT_IMPLEMENTED", "A log has no ACLs or users")
+    def __getattr__(self, name: str) -> Any:
+        """Refuse the other methods of confluent_kafka's admin client."""
+        if name.startswith("_") or not hasattr(self._original, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    create_acls = describe_acls = delete_acls = _refuse
-    describe_user_scram_credentials = alter_user_scram_credentials = _refuse
+        def refuse(*_: Any, **__: Any) -> NoReturn:
+            text = f"{name} asks for what only a cluster of brokers has"
+            raise exception("UNSUPPORTED_VERSION", text)
+
+        return refuse
 
     def poll(self, timeout: float = -1) -> int:
         """Return 0: nothing is pending."""
@@ -400,8 +382,17 @@ class AdminClient(LogClient):
 def _node(number: int, alive: Mapping[int, DirectoryNode]) -> Any:
     """Return a directory as a broker."""
     node = alive.get(number)
-    return common.Node(number, HOST, PORT, None if node is None else node.rack)
+    return confluent_kafka.Node(number, HOST, PORT, None if node is None else node.rack)
+
+
+def _member(member: Any) -> Any:
+    assigned = [TopicPartition(*part) for part in member.partitions]
+    return library.MemberDescription(
+        *(member.member_id, member.client_id, HOST),
+        library.MemberAssignment(assigned),
+        member.group_instance_id,
+    )
 
 
 def _is_topic(resource: Any) -> bool:
-    return int(resource.restype.value) == RESOURCE_TOPIC
+    return bool(int(resource.restype.value) == library.RESOURCE_TOPIC)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from embedlog.api import Log
-from embedlog.catalog import INTERNAL
 from embedlog.kafka.bootstrap import LogAddress, attach
 from embedlog.kafka.client_type import Client
 from embedlog.kafka.cluster import (
@@ -18,8 +17,8 @@ from embedlog.kafka.cluster import (
     nodes,
     placement,
 )
-from embedlog.kafka.confluent import admin_types as kinds
 from embedlog.kafka.confluent.kafka_errors import kafka_error, translated
+from embedlog.kafka.confluent.library import admin, filled
 from embedlog.kafka.confluent.settings import address_of, client_settings, names_servers
 
 
@@ -71,30 +70,34 @@ class LogClient(Client):
 
 def cluster_metadata(log: Log, topic: str | None) -> Any:
     """Return the metadata of the log as that of a cluster."""
-    metadata: Any = kinds.ClusterMetadata()
-    metadata.cluster_id = cluster_id(log)
+    brokers = {
+        node: filled(admin.BrokerMetadata(), id=node, host=HOST, port=PORT) for node in nodes(log)
+    }
+    names = [topic] if topic else log.topics()
     controller = controller_id(log)
-    metadata.controller_id = metadata.orig_broker_id = controller
-    metadata.orig_broker_name = f"{log.path}/{controller}"
-    for node in nodes(log):
-        broker: Any = kinds.BrokerMetadata()
-        broker.id, broker.host, broker.port = node, HOST, PORT
-        metadata.brokers[node] = broker
-    topics = log.root.topics()
-    names = [topic] if topic else [name for name in topics if not name.startswith(INTERNAL)]
-    for name in names:
-        info = topics.get(name)
-        entry: Any = kinds.TopicMetadata()
-        entry.topic = name
-        if info is None:
-            entry.error = kafka_error("UNKNOWN_TOPIC_OR_PART")
-        for number in range(0 if info is None else info.partitions):
-            partition: Any = kinds.PartitionMetadata()
-            leader, replicas, isr = placement(log, name, number)
-            partition.id, partition.leader = number, NO_LEADER if leader is None else leader
-            partition.replicas, partition.isrs = list(replicas), list(isr)
-            if leader is None:
-                partition.error = kafka_error("LEADER_NOT_AVAILABLE")
-            entry.partitions[number] = partition
-        metadata.topics[name] = entry
-    return metadata
+    return filled(
+        admin.ClusterMetadata(),
+        cluster_id=cluster_id(log),
+        controller_id=controller,
+        orig_broker_id=controller,
+        orig_broker_name=f"{log.path}/{controller}",
+        brokers=brokers,
+        topics={name: _topic_metadata(log, name) for name in names},
+    )
+
+
+def _topic_metadata(log: Log, name: str) -> Any:
+    entry, info = filled(admin.TopicMetadata(), topic=name), log.root.topics().get(name)
+    if info is None:
+        return filled(entry, error=kafka_error("UNKNOWN_TOPIC_OR_PART"))
+    for number in range(info.partitions):
+        leader, replicas, isr = placement(log, name, number)
+        entry.partitions[number] = filled(
+            admin.PartitionMetadata(),
+            id=number,
+            leader=NO_LEADER if leader is None else leader,
+            replicas=list(replicas),
+            isrs=list(isr),
+            error=kafka_error("LEADER_NOT_AVAILABLE") if leader is None else None,
+        )
+    return entry

@@ -8,14 +8,16 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from functools import wraps
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from threading import Event
 from time import monotonic
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from embedlog.consumer import Consumer as LogConsumer
 from embedlog.consumer import ConsumerRebalanceListener
 from embedlog.consumer.arguments import check_topics
+from embedlog.consumer.cursor import PartitionCursor
 from embedlog.errors import (
     EmbedlogError,
     IllegalStateError,
@@ -25,20 +27,22 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
     WakeupError,
 )
-from embedlog.kafka.admin_operations import MAX_TIMESTAMP, lookup_offset
+from embedlog.kafka.admin_service import MAX_TIMESTAMP, AdminService
 from embedlog.kafka.confluent.client import LogClient
-from embedlog.kafka.confluent.common_types import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
-    OFFSET_INVALID,
-    OFFSET_STORED,
+from embedlog.kafka.confluent.kafka_errors import (
+    KafkaError,
     KafkaException,
-    PartitionResult,
-    TopicPartition,
-    committed_partition,
+    error_of,
+    exception,
+    kafka_error,
+    translated,
 )
-from embedlog.kafka.confluent.error_codes import CODES
-from embedlog.kafka.confluent.kafka_errors import error_of, exception, kafka_error, translated
+from embedlog.kafka.confluent.library import (
+    OFFSET_INVALID,
+    PartitionResult,
+    committed_partition,
+    confluent_kafka,
+)
 from embedlog.kafka.confluent.message import Message, consumed
 from embedlog.kafka.confluent.settings import ClientSettings, Statistics, consumer_config
 from embedlog.kafka.confluent.turns import Turns
@@ -51,10 +55,14 @@ _MAX_MESSAGES = 1_000_000
 _IDLE_SECONDS = 0.05
 """How long a consumer without a subscription waits at a time."""
 _REFRESH_SECONDS = 1.0
-"""Fetched records are handed out for this long before the consumer follows its group again."""
+"""Fetched records are returned for this long before the consumer follows its group again."""
+TopicPartition: Any = confluent_kafka.TopicPartition
+OFFSET_BEGINNING: int = confluent_kafka.OFFSET_BEGINNING
+OFFSET_END: int = confluent_kafka.OFFSET_END
+OFFSET_STORED: int = confluent_kafka.OFFSET_STORED
 _BY_DEFAULT = (OFFSET_STORED, OFFSET_INVALID)
 """Offsets of an assignment that begins at the commit."""
-_NO_POSITION = CODES["_AUTO_OFFSET_RESET"]
+_NO_POSITION: int = KafkaError._AUTO_OFFSET_RESET
 _MISSING = "Subscribed topic not available: {}: Broker: Unknown topic or partition"
 
 P = ParamSpec("P")
@@ -83,19 +91,32 @@ def _in_turn(
     return call
 
 
+class _PartitionReader(LogConsumer):
+    """A consumer that is read one partition at a time; its positions are right at each record."""
+
+    def next_partition(self, timeout_ms: float) -> PartitionCursor | None:
+        """Return a partition with records that are fetched; None if none came in that time."""
+        with self._guard:
+            return self._wait_for(self._find_partition, timeout_ms)
+
+    def _find_partition(self) -> PartitionCursor | None:
+        if self.config.fetch_min_bytes > 1 and not self._has_min_bytes(self._fetchable()):
+            return None
+        return self._fetch_one(lambda cursor, _: cursor if cursor.next_run() else None, None)
+
+
 class Consumer(LogClient):
     """Reads a log as a member of a group; any thread may use it.
 
     ``Consumer({"bootstrap.servers": "embedlog:///data/log", "group.id": "g"})`` or a directory
     uses the log; with ``host:port`` the constructor returns confluent_kafka's own consumer.
 
-    `poll` hands out one record at a time of what it fetched; a record counts as consumed once
-    it was handed out.  Offsets are stored and committed as librdkafka does: stored when the
-    record is returned or by `store_offsets`, and committed every ``auto.commit.interval.ms``,
-    before partitions are revoked, and by `close`.
+    Offsets are stored and committed as librdkafka does: stored when `poll` returns the record,
+    or by `store_offsets`, and committed every ``auto.commit.interval.ms``, before partitions are
+    revoked, and by `close`.
     """
 
-    _original = ("confluent_kafka", "Consumer")
+    _original = confluent_kafka.Consumer
 
     def __init__(self, *args: Any, **config: Any) -> None:
         super().__init__(*args, **config)
@@ -106,7 +127,8 @@ class Consumer(LogClient):
         if not settings.get("group.id"):
             raise ValueError("Failed to create consumer: group.id must be set")
         with translated(InvalidConfigError="_INVALID_ARG"):
-            self._inner = self._log.consumer(**consumer_config(settings))
+            reader = _PartitionReader(self._log.root, **consumer_config(settings))
+            self._inner: _PartitionReader = self._log._adopt(reader, "consumer")
         self._auto_store = settings.switch("enable.auto.offset.store", True)
         self._auto_commit = settings.switch("enable.auto.commit", True)
         self._commit_seconds = settings.number("auto.commit.interval.ms", 5000) / 1000
@@ -119,10 +141,12 @@ class Consumer(LogClient):
         self._closing = Event()
         self._turns = Turns(self._inner.wakeup)
         self._subscribed = self._rebalancing = False
+        self._reading: PartitionCursor | None = None
+        """The partition whose records are returned now."""
         self._records: Iterator[Record] = iter(())
-        """What is left of the records of one partition."""
-        self._fetched: deque[list[Record] | Message] = deque()
-        """The records of further partitions, and events."""
+        """What is left of its records that were fetched."""
+        self._events: deque[Message] = deque()
+        """To be returned."""
         self._last: Record | None = None
         """The record returned last, unless its position is noted already."""
         self._refresh_at = 0.0
@@ -163,27 +187,35 @@ class Consumer(LogClient):
 
     @_in_turn
     def _take(self, count: int, timeout: float | None) -> list[Message]:
-        deadline = inf if timeout is None or timeout < 0 else monotonic() + timeout
-        if monotonic() >= self._refresh_at:
-            self._give_back()
+        now = monotonic()
+        deadline = inf if timeout is None or timeout < 0 else now + timeout
+        if now >= self._refresh_at:
+            self._stop_reading()
         messages: list[Message] = []
         while len(messages) < count:
-            records = list(islice(self._records, count - len(messages)))
-            if records:
+            if self._events:
+                messages.append(self._events.popleft())
+            elif records := list(islice(self._records, count - len(messages))):
                 self._last = records[-1]
                 messages += map(consumed, records)
-                continue
-            self._note_position()
-            if not self._fetched:
-                if not self._fetch(deadline):
-                    break
-                continue
-            following = self._fetched.popleft()
-            if isinstance(following, Message):
-                messages.append(following)
-            else:
-                self._records = iter(following)
+            elif not self._fetch(deadline):
+                break
         return messages
+
+    def _next_batch(self) -> Iterator[Record] | None:
+        """Return the records of the next batch that was fetched of the partition, or None."""
+        with self._turns:
+            run = None
+            try:
+                if self._reading is not None:
+                    run = self._reading.next_run()
+            except EmbedlogError:
+                pass  # the next fetch meets it again, and reports it
+            if run is None:
+                self._note_position()
+                self._reading = None
+                return None
+            return run.records
 
     def _fetch(self, deadline: float) -> bool:
         """Fetch records or events; return False if there are none before the deadline."""
@@ -195,42 +227,47 @@ class Consumer(LogClient):
             if self._errors and monotonic() >= self._retry_at:
                 self._set_paused(retry=True)
             remaining = max(deadline - monotonic(), 0.0)
-            wait = 0.0 if self._fetched else min(remaining, _REFRESH_SECONDS)
+            wait = 0.0 if self._events else min(remaining, _REFRESH_SECONDS)
             if not self._subscribed and not self._inner.assignment():
                 # librdkafka waits too, where embedlog's consumer raises.
                 self._closing.wait(min(wait, _IDLE_SECONDS))
-                if self._fetched or monotonic() >= deadline:
-                    return bool(self._fetched)
+                if self._events or monotonic() >= deadline:
+                    return bool(self._events)
                 continue
             try:
                 # Without waiting first: a partition whose end was reached has an event.
-                self._poll_inner(0.0)
-                if not self._fetched and wait and not self._turns.wanted:
-                    self._poll_inner(wait)
+                found = self._read(0.0)
+                if not found and wait and not self._turns.wanted:
+                    found = self._read(wait)
             except WakeupError:
                 continue
             except EmbedlogError as error:
                 self._fail(error, min(wait, _IDLE_SECONDS))
+                found = bool(self._events)
             self._refresh_at = monotonic() + _REFRESH_SECONDS
-            if self._fetched:
+            if found:
                 return True
             if monotonic() >= deadline:
                 return False
 
-    def _poll_inner(self, seconds: float) -> None:
+    def _read(self, seconds: float) -> bool:
+        """Choose the next partition with records; return whether there is one, or an event."""
         try:
-            records = self._inner.poll(seconds * 1000)
+            self._reading = self._inner.next_partition(seconds * 1000)
         except WakeupError:
             # By another thread, perhaps each time: this one must get its records too.
-            records = self._inner.poll(0)
+            self._reading = self._inner.next_partition(0)
         if isinstance(removed := self._inner._group.take_removal(), MaxPollExceededError):
-            self._fetched.append(_event(error_of(removed)))
-        self._fetched += records.values()
+            self._events.append(_event(error_of(removed)))
         if self._errors:
-            for partition in (None, *records):
-                self._errors.pop(partition, None)
+            self._errors.pop(None, None)
+            if self._reading is not None:
+                self._errors.pop(self._reading.partition, None)
         if self._reports_eof:
             self._report_ends()
+        # Several threads may take records: a batch that two of them ask for is the same one.
+        self._records = chain.from_iterable(iter(self._next_batch, None))
+        return self._reading is not None or bool(self._events)
 
     def _fail(self, error: EmbedlogError, seconds: float) -> None:
         """Add the event of an error, unless it is the last one that its partition had.
@@ -247,11 +284,11 @@ class Consumer(LogClient):
             partition = Partition(error.topic, error.partition)
         if self._errors.get(partition) != known.code():
             self._errors[partition] = known.code()
-            self._fetched.append(_event(known, error.topic, error.partition, error.offset))
+            self._events.append(_event(known, error.topic, error.partition, error.offset))
         if partition in self._inner.assignment():
             self._inner.pause(partition)
             self._retry_at = monotonic() + _REFRESH_SECONDS
-        elif not self._fetched:
+        elif not self._events:
             self._closing.wait(seconds)
 
     def _set_paused(self, *, retry: bool = False) -> None:
@@ -272,14 +309,14 @@ class Consumer(LogClient):
                 self._reported_ends[partition] = position
                 reason = f"Reached end of partition at offset {position} (HighwaterMark {end})"
                 error = kafka_error("_PARTITION_EOF", reason)
-                self._fetched.append(_event(error, partition.topic, partition.partition, position))
+                self._events.append(_event(error, partition.topic, partition.partition, position))
 
     def _report_missing_topics(self) -> None:
         if self._missing_topics and not self._creates_topics:
             topics = self._log.root.topics()
             for topic in sorted(self._missing_topics - topics.keys()):
                 error = kafka_error("UNKNOWN_TOPIC_OR_PART", _MISSING.format(topic))
-                self._fetched.append(_event(error, topic))
+                self._events.append(_event(error, topic))
         self._missing_topics = set()
 
     def _note_position(self) -> None:
@@ -293,23 +330,14 @@ class Consumer(LogClient):
         if self._auto_store:
             self._stored[partition] = position
 
-    def _give_back(self) -> None:
-        """Set the position of the inner consumer to what was returned; it fetches the rest again.
+    def _stop_reading(self) -> None:
+        """Let the next `poll` choose a partition, and follow the group, before it returns records.
 
-        So every call on it sees the positions that the program sees.
+        Any call that changes positions or the assignment needs this first.
         """
         self._note_position()
         self._refresh_at = 0.0
-        assigned = self._inner.assignment()
-        left = [list(self._records), *self._fetched]
-        self._records, self._fetched = iter(()), deque()
-        for records in left:
-            if isinstance(records, Message):
-                self._fetched.append(records)
-            elif records:
-                partition = Partition(records[0].topic, records[0].partition)
-                if partition in assigned:
-                    self._inner.seek(partition, records[0].offset)
+        self._reading, self._records = None, iter(())
 
     # Subscription and assignment
 
@@ -344,7 +372,7 @@ class Consumer(LogClient):
             )
         check_topics([name for name in names if not name.startswith("^")])
         pattern = _pattern(names)
-        self._give_back()
+        self._stop_reading()
         listener = _Listener(self, on_assign, on_revoke, on_lost)
         if not self._subscribed:
             self._drop(self._inner.assignment())
@@ -359,7 +387,7 @@ class Consumer(LogClient):
     @_in_turn
     def unsubscribe(self) -> None:
         """Leave the group, after committing what is stored, and drop the assignment."""
-        self._give_back()
+        self._stop_reading()
         if self._subscribed:
             self._subscribed = False
             self._inner.unsubscribe()
@@ -381,7 +409,7 @@ class Consumer(LogClient):
     def unassign(self) -> None:
         """Read nothing; in a group, until the next rebalance."""
         if self._subscribed and not self._rebalancing:
-            self._give_back()
+            self._stop_reading()
             # Like a partition without a position: not read before it is assigned again.
             self._errors |= dict.fromkeys(self._inner.assignment(), _NO_POSITION)
             self._set_paused()
@@ -438,7 +466,7 @@ class Consumer(LogClient):
             # The group assigns; a callback chooses where to begin.
             self._seek_all(chosen)
             return
-        self._give_back()
+        self._stop_reading()
         current = self._inner.assignment()
         wanted = change(current, set(offsets))
         if not self._subscribed:
@@ -485,14 +513,14 @@ class Consumer(LogClient):
     @_in_turn
     def pause(self, partitions: list[Any]) -> None:
         """Return no records of these partitions until `resume`, also after a rebalance."""
-        self._give_back()
+        self._stop_reading()
         self._paused |= self._inner.assignment() & _offsets_of(partitions).keys()
         self._set_paused()
 
     @_in_turn
     def resume(self, partitions: list[Any]) -> None:
         """Return records of these partitions again."""
-        self._give_back()
+        self._stop_reading()
         self._paused -= _offsets_of(partitions).keys()
         self._set_paused()
 
@@ -506,7 +534,7 @@ class Consumer(LogClient):
             KafkaException: The partition is not assigned (``_UNKNOWN_PARTITION``), or had no
                 position and must be assigned again (``_STATE``).
         """
-        self._give_back()
+        self._stop_reading()
         offsets = _offsets_of([partition])
         text = f"Failed to seek to offset {partition.offset}"
         if partition.offset == OFFSET_STORED:
@@ -555,10 +583,10 @@ class Consumer(LogClient):
             raise exception("_INVALID_ARG", "Failed to get offsets: there are no partitions")
         if min(times.values()) < MAX_TIMESTAMP:
             raise exception("UNSUPPORTED_VERSION", "Failed to get offsets: a time is negative")
-        results = []
+        results, lookup = [], AdminService(self._log).offset
         for part, time in times.items():
             try:
-                results.append(TopicPartition(*part, lookup_offset(self._log, *part, time)[0]))
+                results.append(TopicPartition(*part, lookup(*part, time)[0]))
             except UnknownTopicOrPartitionError as error:
                 results.append(
                     _failed(part, error, time, UnknownTopicOrPartitionError="_UNKNOWN_PARTITION")
@@ -632,7 +660,7 @@ class Consumer(LogClient):
             if self._stored:
                 self._commit(dict(self._stored))
         self._report_commits()
-        self._statistics.call_if_due(msg_cnt=len(self._fetched))
+        self._statistics.call_if_due(msg_cnt=len(self._events))
 
     def _report_commits(self) -> None:
         while self._commit_reports and self._on_commit is not None:
@@ -728,7 +756,7 @@ class Consumer(LogClient):
             closing.callback(self._report_commits)
             closing.enter_context(translated())
             closing.callback(self._inner.close)
-            self._give_back()
+            self._stop_reading()
             if not self._subscribed:
                 self._drop(self._inner.assignment())
 
@@ -739,10 +767,10 @@ class Consumer(LogClient):
 class ShareConsumer(LogClient):
     """Refused: a log has no share groups; for brokers, confluent_kafka's own."""
 
-    _original = ("confluent_kafka", "ShareConsumer")
+    _original = getattr(confluent_kafka, "ShareConsumer", None)
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        raise exception("_NOT_IMPLEMENTED", "A log has no share groups: use Consumer")
+        raise exception("UNSUPPORTED_VERSION", "A log has no share groups: use Consumer")
 
 
 class _Listener(ConsumerRebalanceListener):

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from embedlog import errors
-from embedlog.kafka.confluent.common_types import KafkaError, KafkaException
-from embedlog.kafka.confluent.error_codes import CODES
+from embedlog.kafka.confluent.library import confluent_kafka
+
+KafkaError: Any = confluent_kafka.KafkaError
+KafkaException: Any = confluent_kafka.KafkaException
 
 _NAMES: dict[type[BaseException], str] = {
     errors.ClosedError: "_DESTROY",
@@ -56,12 +58,13 @@ _NAMES: dict[type[BaseException], str] = {
 
 def kafka_error(name: str, reason: str | None = None, **properties: bool) -> Any:
     """Return a `KafkaError` by the name of its code; ``properties`` are those of its class."""
-    return KafkaError(CODES[name], reason, **properties)
+    return KafkaError(getattr(KafkaError, name), reason, **properties)
 
 
-def exception(name: str, reason: str | None = None, **properties: bool) -> KafkaException:
+def exception(name: str, reason: str | None = None, **properties: bool) -> Exception:
     """Return a `KafkaException` by the name of its code."""
-    return KafkaException(kafka_error(name, reason, **properties))
+    raised: Exception = KafkaException(kafka_error(name, reason, **properties))
+    return raised
 
 
 def error_of(error: BaseException, **names: str) -> Any:

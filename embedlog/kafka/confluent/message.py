@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from embedlog.kafka.confluent.common_types import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
+from embedlog.kafka.confluent.library import confluent_kafka
 from embedlog.record import Record
+
+TIMESTAMP_CREATE_TIME: int = confluent_kafka.TIMESTAMP_CREATE_TIME
+TIMESTAMP_NOT_AVAILABLE: int = confluent_kafka.TIMESTAMP_NOT_AVAILABLE
 
 
 class Message:

@@ -22,9 +22,15 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.kafka.confluent.client import LogClient
-from embedlog.kafka.confluent.common_types import TIMESTAMP_CREATE_TIME, KafkaException
-from embedlog.kafka.confluent.kafka_errors import error_of, exception, kafka_error, translated
-from embedlog.kafka.confluent.message import Message
+from embedlog.kafka.confluent.kafka_errors import (
+    KafkaException,
+    error_of,
+    exception,
+    kafka_error,
+    translated,
+)
+from embedlog.kafka.confluent.library import confluent_kafka
+from embedlog.kafka.confluent.message import TIMESTAMP_CREATE_TIME, Message
 from embedlog.kafka.confluent.settings import (
     PARTITIONERS,
     ClientSettings,
@@ -78,7 +84,7 @@ class Producer(LogClient):
     its delivery, also without a callback, as in librdkafka.
     """
 
-    _original = ("confluent_kafka", "Producer")
+    _original = confluent_kafka.Producer
 
     def __init__(self, *args: Any, **config: Any) -> None:
         super().__init__(*args, **config)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Self
 
 from embedlog.errors import (
@@ -20,67 +19,33 @@ from embedlog.errors import (
 )
 from embedlog.kafka.bootstrap import LogAddress, attach, log_address
 from embedlog.kafka.client_type import Client
-from embedlog.kafka.installed import installed
+from embedlog.kafka.library import load, public_name
 from embedlog.registry import RegisteredSchema as Registered
 from embedlog.registry import SchemaRegistry
 
-_PACKAGE = "confluent_kafka.schema_registry"
+library: Any = load("confluent_kafka.schema_registry")
+"""The library's module, with its types and errors."""
+
 _SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND, _SCHEMA_NOT_FOUND = 40401, 40402, 40403
 _INVALID_SCHEMA, _INVALID_LEVEL, _INCOMPATIBLE = 42201, 42203, 409
 
 
-@dataclass(frozen=True)
-class Schema:
-    """A schema that need not be registered; confluent_kafka's own is used if it is installed."""
-
-    schema_str: str | None
-    schema_type: str | None = "AVRO"
-
-
-@dataclass(frozen=True)
-class RegisteredSchema:
-    """A version of a subject; confluent_kafka's own is used if it is installed."""
-
-    subject: str | None
-    version: int | None
-    schema_id: int | None
-    guid: str | None
-    schema: Any
-
-
-class SchemaRegistryError(Exception):
-    """An error as of Confluent's registry; confluent_kafka's own is used if it is installed."""
-
-    UNKNOWN = -1
-
-    def __init__(self, http_status_code: int, error_code: int, error_message: str) -> None:
-        super().__init__(error_message)
-        self.http_status_code, self.error_code = http_status_code, error_code
-        self.error_message = error_message
-
-
-def _kind(name: str) -> Any:
-    """Return a class of confluent_kafka's, or the equal one of this module."""
-    # Imported only when a client is used: it takes a third of a second.
-    return getattr(installed(_PACKAGE), name, globals()[name])
-
-
 def _schema(text: str) -> Any:
-    return _kind("Schema")(text, "AVRO")
+    return library.Schema(text, "AVRO")
 
 
 def _registered(entry: Registered) -> Any:
     fields = {"subject": entry.subject, "version": entry.version, "schema_id": entry.id}
-    kind, schema = _kind("RegisteredSchema"), _schema(entry.schema)
+    schema = _schema(entry.schema)
     try:
-        return kind(**fields, guid=None, schema=schema)
+        return library.RegisteredSchema(**fields, guid=None, schema=schema)
     except TypeError:
-        return kind(**fields, schema=schema)  # older versions have none
+        return library.RegisteredSchema(**fields, schema=schema)  # older versions have none
 
 
 def _error(code: int, error: Exception) -> Exception:
     status = code if code == _INCOMPATIBLE else code // 100
-    refused: Exception = _kind("SchemaRegistryError")(status, code, str(error))
+    refused: Exception = library.SchemaRegistryError(status, code, str(error))
     return refused
 
 
@@ -114,13 +79,18 @@ def _text_of(schema: Any) -> str:
     return text
 
 
+def __getattr__(name: str) -> Any:
+    """Return a name of the library's module."""
+    return public_name(library, name)
+
+
 class SchemaRegistryClient(Client):
     """The schema registry of a log; ``url`` names the log, as ``embedlog:///path``.
 
     With the url of a registry the constructor returns confluent_kafka's own client.
     """
 
-    _original = (_PACKAGE, "SchemaRegistryClient")
+    _original = library.SchemaRegistryClient
 
     @classmethod
     def _address_of(cls, args: tuple[Any, ...], configs: Mapping[str, Any]) -> LogAddress | None:

@@ -6,16 +6,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from embedlog.kafka.confluent.consumer import Consumer
-from embedlog.kafka.confluent.error import (
-    ConsumeError,
-    KeyDeserializationError,
-    KeySerializationError,
-    ValueDeserializationError,
-    ValueSerializationError,
-)
+from embedlog.kafka.confluent.library import confluent_kafka, error, filled, serialization
 from embedlog.kafka.confluent.message import Message
 from embedlog.kafka.confluent.producer import Producer
-from embedlog.kafka.confluent.serialization import MessageField, SerializationContext
 from embedlog.kafka.typed import note_for_dicts
 
 Converter = Callable[[Any, Any], Any]
@@ -30,7 +23,7 @@ def _without(conf: dict[str, Any], *names: str) -> tuple[dict[str, Any], list[Co
 class SerializingProducer(Producer):
     """A producer with ``key.serializer`` and ``value.serializer``."""
 
-    _original = ("confluent_kafka", "SerializingProducer")
+    _original = confluent_kafka.SerializingProducer
 
     def __init__(self, conf: dict[str, Any]) -> None:
         rest, converters = _without(conf, "key.serializer", "value.serializer")
@@ -52,25 +45,25 @@ class SerializingProducer(Producer):
         Raises:
             KeySerializationError, ValueSerializationError: A serializer failed.
         """
-        context = SerializationContext(topic, MessageField.KEY, headers)
+        context = serialization.SerializationContext(topic, serialization.MessageField.KEY, headers)
         if self._key_serializer is not None:
             try:
                 key = self._key_serializer(key, context)
-            except Exception as error:
-                raise KeySerializationError(error) from error
-        context.field = MessageField.VALUE
+            except Exception as failure:
+                raise error.KeySerializationError(failure) from failure
+        filled(context, field=serialization.MessageField.VALUE)
         if self._value_serializer is not None:
             try:
                 value = self._value_serializer(value, context)
-            except Exception as error:
-                raise ValueSerializationError(error) from error
+            except Exception as failure:
+                raise error.ValueSerializationError(failure) from failure
         super().produce(topic, value, key, partition, None, on_delivery, timestamp, headers)
 
 
 class DeserializingConsumer(Consumer):
     """A consumer with ``key.deserializer`` and ``value.deserializer``."""
 
-    _original = ("confluent_kafka", "DeserializingConsumer")
+    _original = confluent_kafka.DeserializingConsumer
 
     def __init__(self, conf: dict[str, Any]) -> None:
         rest, converters = _without(conf, "key.deserializer", "value.deserializer")
@@ -88,23 +81,25 @@ class DeserializingConsumer(Consumer):
         if message is None:
             return None
         if message.error() is not None:
-            raise ConsumeError(message.error(), kafka_message=message)
+            raise error.ConsumeError(message.error(), kafka_message=message)
         topic = message.topic()
         assert topic is not None
-        context = SerializationContext(topic, MessageField.KEY, message.headers())
+        context = serialization.SerializationContext(
+            topic, serialization.MessageField.KEY, message.headers()
+        )
         key, value = message.key(), message.value()
         if self._key_deserializer is not None:
             try:
                 key = self._key_deserializer(key, context)
-            except Exception as error:
-                raise KeyDeserializationError(error, message) from error
-        context.field = MessageField.VALUE
+            except Exception as failure:
+                raise error.KeyDeserializationError(failure, message) from failure
+        filled(context, field=serialization.MessageField.VALUE)
         if self._value_deserializer is not None:
             try:
                 value = self._value_deserializer(value, context)
-            except Exception as error:
-                note_for_dicts(error, value)
-                raise ValueDeserializationError(error, message) from error
+            except Exception as failure:
+                note_for_dicts(failure, value)
+                raise error.ValueDeserializationError(failure, message) from failure
         message.set_key(key)
         message.set_value(value)
         return message

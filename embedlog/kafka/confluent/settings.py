@@ -232,15 +232,18 @@ def consumer_config(settings: ClientSettings) -> dict[str, Any]:
             "max.poll.interval.ms": "max_poll_interval_ms",
             "fetch.min.bytes": "fetch_min_bytes",
             "fetch.wait.max.ms": "fetch_max_wait_ms",
-            "fetch.max.bytes": "fetch_max_bytes",
-            "fetch.message.max.bytes": "max_partition_fetch_bytes",
             "check.crcs": "check_crcs",
             "isolation.level": "isolation_level",
             "client.id": "client_id",
         }
     )
     heartbeat = settings.number("heartbeat.interval.ms", 3000)
+    # Partitions are fetched one by one.
+    largest = settings.number("fetch.max.bytes", 52_428_800)
     return config | {
+        "max_partition_fetch_bytes": min(
+            settings.number("fetch.message.max.bytes", 1_048_576), largest
+        ),
         "session_timeout_ms": session,
         # librdkafka does not compare the two.
         "heartbeat_interval_ms": min(heartbeat, max(session // 3, 1)),

@@ -29,8 +29,11 @@ class Turns:
 
     def __enter__(self) -> None:
         with self._changed:
-            if self._owner == threading.get_ident():
+            thread = threading.get_ident()
+            if self._owner == thread:
                 self._depth += 1
+            elif self._owner is None and not self._queue:
+                self._owner, self._depth = thread, 1
             else:
                 self._wait(wake=True)
 
@@ -55,7 +58,8 @@ class Turns:
 
     def _pass_on(self) -> None:
         self._owner = None
-        self._changed.notify_all()
+        if self._queue:
+            self._changed.notify_all()
 
     def _wait(self, *, wake: bool) -> None:
         ticket = object()
