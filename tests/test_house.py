@@ -28,7 +28,7 @@ FLOORS = (
     {"display", "failures", "metrics", "progress", "times"},
     {"config"},
     {"batch", "kv", "partitioner", "assignor"},
-    {"keyspace", "schemas", "avro"},
+    {"keyspace", "schemas"},
     {"segment", "index", "catalog"},
     {"groups"},
     {"group"},
@@ -49,7 +49,7 @@ DOORS = {
     "sortedcontainers": {"partition"},
     "pyspark": {"spark"},
     "numpy": {
-        *("audit", "avro", "batch", "cli", "compaction", "convert", "index", "mirrors"),
+        *("audit", "batch", "cli", "compaction", "convert", "index", "mirrors"),
         "partitioner",
         "pipeline",
         "schemas",
@@ -64,7 +64,7 @@ DOORS = {
     "pytest": {"testing"},
     "pyarrow": {
         *("batch", "schemas", "segment", "partition", "root", "publish", "compaction", "audit"),
-        *("producer", "consumer", "api", "cli", "spark", "notebook", "pipeline", "avro", "convert"),
+        *("producer", "consumer", "api", "cli", "spark", "notebook", "pipeline", "convert"),
         "mirrors",
     },
     **{library: {"checksum"} for library in ("crc32c", "crcmod", "google_crc32c")},

@@ -15,13 +15,11 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from embedlog.audit.range_counts import report_published
-from embedlog.avro.arrow_types import avro_schema
-from embedlog.avro.record_decoder import RowError
-from embedlog.avro.schema import AvroType, parse
 from embedlog.catalog import TopicInfo, refuse_internal
 from embedlog.config import TopicConfig
+from embedlog.convert.avro_types import avro_schema, parse
 from embedlog.convert.keys import KeyDecoder, check_keys
-from embedlog.convert.stored_rows import StoredRows, read_rows
+from embedlog.convert.stored_rows import RowError, StoredRows, read_rows
 from embedlog.convert.stored_values import (
     AvroValues,
     JsonValues,
@@ -595,7 +593,10 @@ class TypedConverter(NamedTuple):
         if not schema.key:
             _refuse_keyed(rows)
         present = pa.array(np.nonzero(~rows.deleted)[0])
-        values = self.values.columns(stored.take(present) if rows.deleted.any() else stored)
+        try:
+            values = self.values.columns(stored.take(present) if rows.deleted.any() else stored)
+        except RowError as error:
+            raise error.among(present.to_pylist()) from error
         names = [self.options.rename.get(name, name) for name in values.schema.names]
         values = pa.RecordBatch.from_arrays(values.columns, names=names)
         keys = rows.keys.take(present)
@@ -623,9 +624,9 @@ def _refuse_keyed(rows: StoredRows) -> None:
         raise RowError(int(keyed.argmax()), "", "it has a key, and the topic has no key column")
 
 
-def _property_names(schema: AvroType, name: str, columns: set[str]) -> tuple[str, ...]:
+def _property_names(schema: Mapping[str, Any], name: str, columns: set[str]) -> tuple[str, ...]:
     """Return the columns that a property of a record names, if they are there."""
-    value = schema.properties.get(name)
+    value = schema.get(name)
     names = value if isinstance(value, list) else [value]
     if not all(isinstance(column, str) and column in columns for column in names):
         return ()
@@ -635,9 +636,11 @@ def _property_names(schema: AvroType, name: str, columns: set[str]) -> tuple[str
 def _first_failure(rows: StoredRows, convert: Convert, error: Exception) -> tuple[int, Exception]:
     """Return the first record that cannot be converted, and why; ``error`` is of all."""
     low, high = 0, rows.size
+    row = error.row if isinstance(error, RowError) else high // 2
+    guesses = iter((row, row + 1))
     while low < high:
         # Once there is one record left, it is tried by itself, for an error of its own.
-        middle = max((low + high) // 2, low + 1)
+        middle = min(max(next(guesses, (low + high) // 2), low + 1), high)
         try:
             convert(rows.slice(low, middle))
         except _ROW_ERRORS as failure:
