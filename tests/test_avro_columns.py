@@ -460,6 +460,24 @@ def test_schemas_that_do_not_resolve_are_refused(writer, reader, message):
         AvroDecoder(parse(writer), parse(reader))
 
 
+@pytest.mark.parametrize(
+    ("writer", "reader", "value"),
+    [
+        (one(["null", "int"]), one("int"), None),
+        (one(["null", "int", "string"]), one(["null", "long"]), "text"),
+        (one(SYMBOLS), one({**SYMBOLS, "symbols": ["A"]}), "C"),
+    ],
+    ids=str,
+)
+def test_a_value_that_the_reader_does_not_have_is_an_error_of_its_row(writer, reader, value):
+    """Other values of the same schema are read."""
+    good = {"x": "A" if writer == one(SYMBOLS) else 1}
+    assert read(written(writer, good), writer, reader) == [good]
+    with pytest.raises(RowError, match="that the field does not have") as error:
+        read(written(writer, good, {"x": value}), writer, reader)
+    assert (error.value.row, error.value.column) == (1, "x")
+
+
 # Damage
 
 MIXED = record(

@@ -121,6 +121,8 @@ def _reason(error: Exception) -> str:
         return "the record ends too early"
     if isinstance(error, IndexError) and "range" in str(error):
         return "there is no such type of a union, or symbol of an enum"
+    if isinstance(error, need("fastavro.read").SchemaResolutionError):
+        return "it is null, or of a type or with a symbol that the field does not have"
     return str(error) or type(error).__name__
 
 
