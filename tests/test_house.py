@@ -23,7 +23,7 @@ from embedlog import errors
 pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
-    {"errors", "forks", "version"},
+    {"errors", "forks", "hints", "version"},
     {"lazy", "record", "serializers", "callbacks", "checksum", "files"},
     {"display", "failures", "metrics", "progress", "times"},
     {"config"},

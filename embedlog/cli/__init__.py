@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from embedlog import errors
 from embedlog.cli.parser import FAILED, INTERRUPTED, NOT_FOUND, PIPE_CLOSED, STORAGE, USAGE, parse
+from embedlog.hints import for_shell
 
 __all__ = ["code_of", "main"]
 
@@ -81,13 +82,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return PIPE_CLOSED
     except (errors.EmbedlogError, OSError) as error:
-        from embedlog.cli.hints import for_command_line
-
-        text = str(error)
-        if not isinstance(error, errors.EmbedlogError) and error.strerror and error.filename:
-            text = f"{error.strerror} [{error.filename}]"
-        sys.stderr.write(f"embedlog: {for_command_line(text)}\n")
+        sys.stderr.write(f"embedlog: {_text_of(error)}\n")
         return code_of(error)
+
+
+def _text_of(error: errors.EmbedlogError | OSError) -> str:
+    """Return what happened, and what to do in the words of the command line."""
+    if isinstance(error, errors.EmbedlogError):
+        return f"{error.problem}. {for_shell(error.todo)}" if error.todo else error.problem
+    return f"{error.strerror} [{error.filename}]" if error.filename else str(error)
 
 
 def code_of(error: Exception) -> int:

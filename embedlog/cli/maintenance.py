@@ -6,7 +6,6 @@ import argparse
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from embedlog.cli.hints import for_command_line
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK
 from embedlog.cli.printing import note, say_result
@@ -30,7 +29,7 @@ def compact(args: argparse.Namespace) -> int:
 
 
 def _line(result: CleanResult) -> str:
-    return f"{result.topic}-{result.partition}: {for_command_line(result.why)}"
+    return f"{result.topic}-{result.partition}: {result.why}"
 
 
 def _to_dict(result: CleanResult) -> dict[str, Any]:
@@ -68,8 +67,7 @@ def explain(args: argparse.Namespace) -> int:
 
 def _explain(topic: Any) -> list[str]:
     compacts = "compact" in topic.config["cleanup.policy"]
-    lines = [*topic.describe_retention(), *(topic.explain_compaction() if compacts else [])]
-    return [for_command_line(line) for line in lines]
+    return [*topic.describe_retention(), *(topic.explain_compaction() if compacts else [])]
 
 
 def verify(args: argparse.Namespace) -> int:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import embedlog
 from embedlog.cli.argument_types import topic as parse_topic
-from embedlog.cli.hints import for_command_line
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK
 from embedlog.cli.printing import note, say, say_json, say_result
@@ -72,7 +71,7 @@ def _warnings_with_commands() -> Iterator[None]:
     if logging.root.handlers:  # Those of a program that runs the command in its process.
         yield
         return
-    handler = _WarningsWithCommands(logging.WARNING)
+    handler = _Warnings(logging.WARNING)
     logging.root.addHandler(handler)
     try:
         yield
@@ -80,9 +79,9 @@ def _warnings_with_commands() -> Iterator[None]:
         logging.root.removeHandler(handler)
 
 
-class _WarningsWithCommands(logging.Handler):
+class _Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        note(for_command_line(self.format(record)))
+        note(self.format(record))
 
 
 def _until_interrupted(run: MirrorRun) -> None:
@@ -131,13 +130,13 @@ def _lines(statuses: list[MirrorStatus]) -> list[str]:
         topics = [
             (
                 *(name, topic.target, topic.records, topic.lag, topic.skipped),
-                topic.error and for_command_line(topic.error),
+                topic.error,
             )
             for name, topic in sorted(status.by_topic.items())
         ]
         if topics:
             lines += ["", *table(_TOPIC_HEADS, topics)]
-        lines += [f"error: {for_command_line(error)}" for error in status.errors]
+        lines += [f"error: {error}" for error in status.errors]
     return lines
 
 

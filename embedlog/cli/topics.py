@@ -11,7 +11,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from embedlog import keyspace, kv
-from embedlog.cli.hints import settings_options
 from embedlog.cli.open_log import root_of, to_read, to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say_json, say_result
@@ -23,6 +22,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.files.paths import FORMAT_FILE
+from embedlog.hints import settings_options
 from embedlog.keyspace import FORMAT_VERSION
 from embedlog.progress import format_bytes
 

@@ -43,6 +43,7 @@ from embedlog.errors import (
     UnknownSchemaError,
 )
 from embedlog.files import process_id
+from embedlog.hints import Hint, alter_topic
 from embedlog.lazy import np, pa, pc
 from embedlog.partition import journal
 from embedlog.publish import app_versions, staging
@@ -85,6 +86,9 @@ class ConversionOptions:
     """The names of columns by those of the fields of the values."""
     skip_invalid: bool = False
     """Whether records that do not fit are left out."""
+
+
+_PASS_SCHEMA = Hint("Pass schema, with the types.", "Add --schema-from FILE.")
 
 
 class ConvertedPartition(NamedTuple):
@@ -173,11 +177,14 @@ class Conversion:
                         todo="Leave it out.",
                     )
         elif self._source.config.value_serializer not in ("avro", "json"):
+            alter = alter_topic(self._source.name, {"value.serializer": "avro"})
             raise InvalidConfigError(
                 f"The values of the topic are {self._source.config.value_serializer}, and only "
                 "those of avro and json have columns",
                 topic=self._source.name,
-                todo="If they are, say so: `embedlog topics alter NAME -c value.serializer=avro`.",
+                todo=Hint(
+                    f"If they are, say so: {alter}.", f"If they are, say so: `{alter.shell}`."
+                ),
             )
 
     # What is done
@@ -271,9 +278,12 @@ class Conversion:
             partition=rows.partition,
             offset=rows.offset(row),
             column=column,
-            todo="The records before it were copied. Change the schema so that it fits, or leave "
-            "such records out with skip_invalid (--skip-invalid), and repeat the conversion: it "
-            "goes on here.",
+            todo="The records before it were copied."
+            + Hint(
+                "Change the schema so that it fits, or leave such records out with skip_invalid.",
+                "Change the schema so that it fits, or leave such records out with --skip-invalid.",
+            )
+            + "Then repeat the conversion: it goes on here.",
         )
 
     # Where it begins
@@ -512,7 +522,7 @@ class Conversion:
             raise InvalidSchemaError(
                 "The topic has no values whose columns could be inferred",
                 topic=self._source.name,
-                todo="Pass schema (--schema-from).",
+                todo=_PASS_SCHEMA,
             )
         try:
             schema = read_json(lines, None).schema
@@ -520,7 +530,7 @@ class Conversion:
             raise InvalidSchemaError(
                 f"The columns cannot be inferred from the values: {error}",
                 topic=self._source.name,
-                todo="Pass schema (--schema-from).",
+                todo=_PASS_SCHEMA,
             ) from error
         for column in schema:
             if pa.types.is_null(column.type):
@@ -528,7 +538,7 @@ class Conversion:
                     f"The field {column.name} of the values is always null",
                     topic=self._source.name,
                     column=column.name,
-                    todo="Pass schema (--schema-from) with its type.",
+                    todo=_PASS_SCHEMA,
                 )
         return schema
 
@@ -567,8 +577,9 @@ class Conversion:
                         topic=self._source.name,
                         partition=number,
                         offset=rows.offset(row),
-                        todo="Pass key (--key): the column of the values that has the key, or the "
-                        "name of a column to add for it.",
+                        todo=Hint("Pass key=.", "Add --key NAME.")
+                        + "It is the column of the values that has the key, or the name of a "
+                        "column to add for it.",
                     )
                 break
 

@@ -35,6 +35,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files, WakePage
 from embedlog.files.reserve import Reserve
+from embedlog.hints import REPAIR
 from embedlog.partition import producer_state
 from embedlog.partition.bounded_clock import last_reading
 from embedlog.partition.log_lock import LogLock
@@ -618,7 +619,7 @@ class PartitionState:
             **self.where,
             path=file.path,
             position=size,
-            todo="Run `embedlog repair`, which first reports what it would drop.",
+            todo=REPAIR,
         )
 
     def end_moved(self) -> Exception:
@@ -631,7 +632,7 @@ class PartitionState:
             "A flush failed; what was written since the last good one may be lost",
             **self.where,
             errno=errno,
-            todo="Check the disk, then run `embedlog repair`.",
+            todo="Check the disk." + REPAIR,
         )
 
 

@@ -24,6 +24,7 @@ from embedlog import catalog
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import CorruptionError, StorageError
 from embedlog.files.throttle import Throttle
+from embedlog.hints import REPAIR
 from embedlog.partition import lookup, recovery
 from embedlog.partition.tail import Tail
 from embedlog.replication.directory import LogDirectory
@@ -234,8 +235,7 @@ class ReplicaCopy:
                     f"The leader's copy is damaged, and is not copied: {error.what}",
                     **self.log.where,
                     path=f"{leader.path}/{source.path}",
-                    todo="No other copy that is in sync has it; run `embedlog repair`, which "
-                    "first reports what it would drop.",
+                    todo="No other copy that is in sync has it." + REPAIR,
                 ) from error
         if start < stop:
             yield start, stop

@@ -749,7 +749,7 @@ def _new_leader(path: str) -> NotLeaderOrFollowerError:
     return NotLeaderOrFollowerError(
         "Another directory became the leader, and lacks what the one before had",
         path=path,
-        todo="Repeat the call.",
+        todo="Try again.",
     )
 
 

@@ -269,7 +269,7 @@ class ReplicatedPartition(PartitionLog):
         return NotLeaderOrFollowerError(
             "The partition has another leader, or other replicas, than before",
             **self.where,
-            todo="Repeat the call.",
+            todo="Try again.",
         )
 
     def remove_unnamed(self, files: Files) -> int:
@@ -360,7 +360,7 @@ class ReplicatedPartition(PartitionLog):
         """As `PartitionState.end_moved`: the controller failed that had a write of before alone."""
         return NotLeaderOrFollowerError(
             "Another directory is read now, and lacks a write that was not acknowledged",
-            todo="Repeat the call.",
+            todo="Try again.",
             **self.where,
         )
 

@@ -24,6 +24,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files.throttle import Throttle
+from embedlog.hints import Hint
 from embedlog.record import TopicPartition
 from embedlog.replication.copies import remove_copies
 from embedlog.replication.isr import PartitionAssignment, check_replicas
@@ -153,7 +154,7 @@ def _check_directories(image: MetadataImage, replicas: Sequence[int], **where: A
         raise InvalidReplicationAssignmentError(
             f"The log has no directory {unknown[0]}",
             **where,
-            todo="`embedlog replicas list` shows the directories.",
+            todo=Hint("See log.replicas().", "See `embedlog replicas list`."),
         )
 
 

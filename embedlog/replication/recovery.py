@@ -124,7 +124,7 @@ def add_directory(root: HasDirectories, path: str, rack: str | None = None) -> i
             raise NotALogError(
                 "The directory is a log of its own",
                 path=path,
-                todo="Name a new or empty directory; `embedlog mirror` copies other logs.",
+                todo="Name a new or empty directory; a mirror copies other logs.",
             )
         check_format(files, replicated=True)
     finally:

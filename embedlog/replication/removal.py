@@ -23,6 +23,7 @@ from embedlog.errors import (
 from embedlog.files.paths import FORMAT_FILE
 from embedlog.files.reserve import RESERVE_FILE
 from embedlog.files.throttle import Throttle
+from embedlog.hints import Hint
 from embedlog.record import TopicPartition
 from embedlog.replication import reassign
 from embedlog.replication.directory import EPOCH_FILE, PROBE_FILE, LogDirectory
@@ -72,8 +73,11 @@ def remove_directories(
             + ", ".join(f"{name}-{number}" for name, number in only[:5])
             + (", …" if len(only) > 5 else ""),
             replicas=tuple(image.directories[each].path for each in broken),
-            todo="Bring the directory back; or lose these records with "
-            "remove_replica(path, force=True).",
+            todo="Bring the directory back."
+            + Hint(
+                "Or lose these records with remove_replica(path, force=True).",
+                "Or lose these records with `embedlog replicas remove PATH --force`.",
+            ),
         )
     moves = reassign.plan(root, gone)
     opened = {each: controller.directories.get(each) for each in gone}
@@ -96,7 +100,7 @@ def remove_directories(
             raise NotEnoughReplicasError(
                 f"{plural(len(left), 'partition')} still have copies in the directories, such as "
                 f"{left[0]}: {why}",
-                todo="Repeat the call.",
+                todo="Try again.",
             )
         if not gone or controller.remove(gone):
             break

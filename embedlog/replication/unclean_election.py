@@ -24,6 +24,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
+from embedlog.hints import GIVE_UP
 from embedlog.partition.tail import TAILS
 from embedlog.record import TopicPartition
 from embedlog.replication.isr import PartitionAssignment
@@ -89,7 +90,7 @@ def _longest(
             f"The copy in {paths[0]} has {plural(counts[leader], 'record')}, and that in "
             f"{paths[1]}, which is offline, has {counts[longest]:,}",
             **log.where,
-            todo="Bring that directory back; or give it up with remove_replica(path, force=True).",
+            todo="Bring that directory back." + GIVE_UP,
         )
     return leader
 
