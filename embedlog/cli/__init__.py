@@ -1,6 +1,4 @@
-"""The command line: `embedlog topics|produce|consume|tail|sql|groups|schemas|replicas|reassign|
-elect-leaders|offsets|delete-records|du|export|import|convert|mirror|failover|audit|activity|
-metrics|dump|compact|maintain|explain|verify|repair|doctor|share|completion`.
+"""The command line, `embedlog`; `parser.COMMANDS` lists the commands.
 
 Results go to stdout, everything else to stderr; an error is one line, never a traceback; the
 exit codes are in `embedlog --help`.  The module of a command is imported when it runs, so
@@ -9,7 +7,6 @@ that commands which read no records do not load pyarrow.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -70,8 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return complete(words[1:])
         args = parse(words)
-        module, _, function = args.run.partition(":")
-        code: int = getattr(importlib.import_module(f"embedlog.cli.{module}"), function)(args)
+        code: int = args.run(args)
         sys.stdout.flush()
         return code
     except SystemExit as end:  # argparse: 0 after --help, 2 after a wrong argument
