@@ -31,6 +31,7 @@ from embedlog.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.hints import FAILOVER, VERIFY, Hint, alter_topic
 from embedlog.keyspace import (
     COUNTERS,
     PARTITION_KEY,
@@ -256,7 +257,10 @@ class Catalog:
             topic = self._state.read(lambda txn: find_topic(txn, name))
             if topic is None:
                 similar = difflib.get_close_matches(name, self.topics(), n=1)
-                todo = f"Create it with create_topic({name!r})."
+                todo: str = Hint(
+                    f"Create it with create_topic({name!r}).",
+                    f"Create it with `embedlog topics create {name}`.",
+                )
                 if similar:
                     todo = f"Did you mean {similar[0]!r}?"
                 if name == ACTIVITY:
@@ -284,7 +288,7 @@ class Catalog:
                 raise CorruptionError(
                     f"Version {version} of the topic's schema is missing",
                     topic=topic.name,
-                    todo="Run `embedlog verify`.",
+                    todo=VERIFY,
                 )
             # A version never changes, so it is never read again.
             schema = replace(TopicSchema.unpack(version, packed), topic_id=topic.id)
@@ -314,7 +318,11 @@ class Catalog:
                 raise InvalidSchemaError(
                     "The values of the topic are bytes, so it has no schema",
                     topic=name,
-                    todo="Create a typed topic with create_topic(…, schema=…), and copy it.",
+                    todo=Hint(
+                        "Create a typed topic with create_topic(…, schema=…), and copy it.",
+                        "Create a typed topic with `embedlog topics create TOPIC --schema-from "
+                        "FILE`, and copy it.",
+                    ),
                 )
             *earlier, before = schema_versions(txn, topic.id)
             after = change(before, earlier)
@@ -342,7 +350,9 @@ class Catalog:
         def step(txn: kv.Txn) -> TopicInfo:
             if TOPICS.exists(txn, name):
                 raise TopicAlreadyExistsError(
-                    "The topic already exists", topic=name, todo="To use it, pass exist_ok=True."
+                    "The topic already exists",
+                    topic=name,
+                    todo=Hint("To use it, pass exist_ok=True.", "To use it, add --if-not-exists."),
                 )
             number, version = next_number(txn, "topic"), 0 if schema is None else schema.version
             topic = TopicInfo(name, number, partitions, now_ms, config, version)
@@ -379,8 +389,7 @@ class Catalog:
                     "adds partitions",
                     topic=name,
                     source=topic.config.mirror_source,
-                    todo="Add them at the source; if that is lost, run `embedlog failover` here "
-                    "first.",
+                    todo=FAILOVER,
                 )
             if partitions < topic.partitions:
                 raise InvalidPartitionsError(
@@ -500,12 +509,13 @@ def refuse_differences(
         TopicAlreadyExistsError: It has others; the error says which calls would apply these.
     """
     differences: dict[str, tuple[object, object]] = {}
-    calls = []
+    calls: list[Hint] = []
     if partitions is not None:
         check_partition_count(partitions)
         if partitions != info.partitions:
             differences["partitions"] = info.partitions, partitions
-            calls.append(f"create_partitions({info.name!r}, {partitions})")
+            call = f"create_partitions({info.name!r}, {partitions})"
+            calls.append(Hint(call, f"embedlog topics alter {info.name} -p {partitions}"))
     before, after = info.config.to_dict(), info.config.changed(settings).to_dict()
     changes: dict[str, object] = {}
     for spelling, value in settings.items():
@@ -514,15 +524,16 @@ def refuse_differences(
             differences[name] = before[name], after[name]
             changes[name] = None if value is None else after[name]
     if changes:
-        calls.append(f"alter_topic({info.name!r}, {changes!r})")
+        calls.append(alter_topic(info.name, changes))
     if not differences:
         return
-    todo = f"To apply what was asked for, call {' and '.join(calls)}."
+    todo = _apply("To apply what was asked for", calls)
     if partitions is not None and partitions < info.partitions:
-        rest = f"; to apply the rest, call {calls[-1]}" if changes else ""
-        todo = f"A topic cannot lose partitions{rest}."
+        todo = Hint("A topic cannot lose partitions.", "A topic cannot lose partitions.")
+        if changes:
+            todo = _apply("A topic cannot lose partitions; to apply the rest", calls[-1:])
     if changes.keys() & {"key.serializer", "value.serializer"}:
-        todo += " A new serializer does not convert the records that are stored."
+        todo += "A new serializer does not convert the records that are stored."
     settings_now = (f"{name} is {its!r}, not {new!r}" for name, (its, new) in differences.items())
     raise TopicAlreadyExistsError(
         f"The topic exists with other settings: {'; '.join(settings_now)}",
@@ -530,6 +541,11 @@ def refuse_differences(
         topic=info.name,
         differences=differences,
     )
+
+
+def _apply(why: str, calls: Sequence[Hint]) -> Hint:
+    commands = " and ".join(f"`{call.shell}`" for call in calls)
+    return Hint(f"{why}, call {' and '.join(calls)}.", f"{why}, run {commands}.")
 
 
 def refuse_other_schema(
@@ -552,7 +568,10 @@ def refuse_other_schema(
     columns = "bytes" if schema is None else str(schema.plain).replace("\n", ", ")
     raise TopicAlreadyExistsError(
         f"The topic exists with another schema: {columns}",
-        todo=f"To change it, call alter_topic({info.name!r}, schema=…)."
+        todo=Hint(
+            f"To change it, call alter_topic({info.name!r}, schema=…).",
+            "To change it, use alter_topic in Python.",
+        )
         if schema is not None
         else "Choose another name: a topic of bytes cannot become a typed one.",
         topic=info.name,

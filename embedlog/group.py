@@ -42,6 +42,7 @@ from embedlog.groups import membership, offsets, ownership
 from embedlog.groups.membership import GROUPS, MemberInfo, Membership
 from embedlog.groups.offsets import COMMITTED, CommittedOffset, Ends
 from embedlog.groups.ownership import NO_START, OWNERS
+from embedlog.hints import Hint
 from embedlog.keyspace import GROUP_VERSIONS, MEMBER_DEADLINES, PARTITION_KEY
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
@@ -177,7 +178,9 @@ class Group:
         snapshot = self.context.live.read(step)
         if snapshot is None:
             raise GroupIdNotFoundError(
-                "The group does not exist", group=self.name, todo="See `embedlog groups list`."
+                "The group does not exist",
+                group=self.name,
+                todo=Hint("See log.groups().", "See `embedlog groups list`."),
             )
         return snapshot
 

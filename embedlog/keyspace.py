@@ -32,6 +32,7 @@ from embedlog import kv
 from embedlog.checksum import is_sealed, seal
 from embedlog.errors import CorruptionError
 from embedlog.files import Files
+from embedlog.hints import REPAIR
 
 V = TypeVar("V")
 W = TypeVar("W")
@@ -277,7 +278,7 @@ class Table(Generic[V]):
         if not is_sealed(row, key):
             raise CorruptionError(
                 f"A row of {self.name} in {self.database} is damaged, under the key {key!r}",
-                todo="Run `embedlog repair`; it reports what it finds before it changes anything.",
+                todo=REPAIR,
             )
         return self.unpack(row[_CHECKSUM_BYTES:])
 

@@ -39,6 +39,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.files.files import LINK_CHECK_SECONDS
+from embedlog.hints import Hint
 
 T = TypeVar("T")
 Txn = Any  # lmdb.Transaction; py-lmdb ships no types
@@ -114,7 +115,7 @@ def _failure(
         errno=number,
         path=path,
         operation=operation,
-        todo=todo or "Nothing was changed; see `embedlog doctor`.",
+        todo=todo or Hint("Nothing was changed.", "Nothing was changed; see `embedlog doctor`."),
     )
 
 
@@ -512,7 +513,10 @@ class LmdbStore:
         be there after all once the environment was opened again.  No other process can have
         committed under that number: the lock file is still held.
         """
-        todo = "It is not known whether the change was made; see `embedlog doctor`."
+        todo: str = Hint(
+            "It is not known whether the change was made.",
+            "It is not known whether the change was made; see `embedlog doctor`.",
+        )
         with suppress(EmbedlogError):
             if self.read(_number) < number:
                 todo = ""  # nothing was changed

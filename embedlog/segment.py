@@ -20,6 +20,7 @@ from embedlog.batch.decode import head_length
 from embedlog.batch.wire import layout_of
 from embedlog.errors import CorruptBatchError, CorruptionError, UnsupportedFormatError
 from embedlog.files import Files
+from embedlog.hints import VERIFY, VERIFY_THEN_REPAIR
 from embedlog.lazy import pa
 
 END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -134,7 +135,7 @@ class SegmentFile:
             f"Not a segment of this log: {what}",
             path=self.path,
             position=0,
-            todo="Run `embedlog verify`.",
+            todo=VERIFY,
         )
 
     def _open_fd(self) -> int:
@@ -298,7 +299,7 @@ class SegmentFile:
         """Return the error for an end mark before ``stop``, which must not hide records."""
         return CorruptBatchError(
             "This is not the batch that was written: the stream ends here",
-            todo="Run verify, then repair, on the log.",
+            todo=VERIFY_THEN_REPAIR,
             path=self.path,
             position=position,
             reason="an end mark before the end",

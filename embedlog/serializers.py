@@ -32,6 +32,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from embedlog.errors import InvalidConfigError
+from embedlog.hints import Hint
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -444,7 +445,10 @@ def adapt_for_topic(
     if default == "pickle" and not allow_pickle:
         raise InvalidConfigError(
             f"The {field}s of the topic are pickled, and reading them can run any code",
-            todo="Set allow_pickle=True if you trust everyone who writes to the topic.",
+            todo=Hint(
+                "Set allow_pickle=True if you trust everyone who writes to the topic.",
+                "Write to it with a Python program.",
+            ),
             topic=topic,
             setting="allow_pickle",
         )

@@ -23,7 +23,6 @@ from support.patience import patient
 from support.roots import encoded, segment_files, values
 
 import embedlog
-from embedlog.cli.hints import for_command_line
 from embedlog.cli.parser import parser
 from embedlog.display import plural
 from embedlog.keyspace import FORMAT_VERSION
@@ -596,16 +595,48 @@ def sentences(node):
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "x"
 
 
+def parts_of_hints(node):
+    """Return what a part of the code says for the command line."""
+    if isinstance(node, ast.keyword) and node.arg == "todo":
+        return [node.value]
+    is_hint = isinstance(node, ast.Call) and ast.unparse(node.func) == "Hint"
+    return node.args[1:] if is_hint else []
+
+
+def test_what_a_program_is_told_has_no_command_of_the_shell_alone():
+    """A command stands in the second half of a `Hint`, whose first half is the call."""
+    package, offenders = Path(embedlog.__file__).parent, []
+    for path in package.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for_shell = {
+            id(part)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            for argument in parts_of_hints(node)
+            for part in ast.walk(argument)
+        }
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        offenders += [
+            f"{path.relative_to(package)}:{node.lineno}: {node.value}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if "`embedlog " in node.value and id(node) not in for_shell | docs
+            if path.parent.name != "cli" and path.name != "member_file.py"
+        ]
+
+    assert offenders == []
+
+
 def test_each_command_in_an_error_exists():
     """Wherever the code says what to do: with its verbs, arguments and options."""
     package = Path(embedlog.__file__).parent
     texts = [
-        sentences(keyword.value)
+        sentences(part)
         for path in package.rglob("*.py")
-        for keyword in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(keyword, ast.keyword) and keyword.arg == "todo"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for part in parts_of_hints(node)
     ]
-    commands = {words[1] for text in texts for words in COMMAND.finditer(for_command_line(text))}
+    commands = {words[1] for text in texts for words in COMMAND.finditer(text)}
     wrong = []
     for command in commands:
         errors = io.StringIO()

@@ -408,7 +408,7 @@ def test_a_record_that_does_not_fit_ends_the_conversion(log, name):
         with pytest.raises(SerializationError) as error:
             log.convert("orders", "typed")
         assert (error.value.partition, error.value.offset) == (0, 5)
-        assert "--skip-invalid" in str(error.value)
+        assert "with skip_invalid. Then repeat" in str(error.value)
         assert [record.value for record in log.topic("typed")] == ROWS[:5]
     result = log.convert("orders", "typed", skip_invalid=True)
     assert (result.records, result.skipped) == (len(ROWS) - 5, 1)

@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from embedlog import errors
+from embedlog.hints import Hint, alter_topic, for_shell
 
 KINDS = [
     kind
@@ -43,6 +44,21 @@ def test_an_error_survives_pickling_with_all_its_facts(copied):
         return difference(copied_error, expected)
 
     assert_for_all(check)
+
+
+def test_an_error_has_a_call_for_programs_and_a_command_for_the_shell():
+    """Also after pickling, and in an error that was made of another one."""
+    change = alter_topic("t", {"retention.ms": 5, "cleanup.policy": None})
+    todo = "It is too short." + Hint(f"Call {change}.", f"Run `{change.shell}`.")
+    error = pickle.loads(pickle.dumps(errors.InvalidConfigError("it broke", todo=todo)))
+    again = errors.InvalidConfigError("it broke", todo=error.todo + "Then try again.")
+
+    call = "Call alter_topic('t', {'retention.ms': 5, 'cleanup.policy': None})."
+    assert str(error) == f"it broke. It is too short. {call}"
+    assert str(again) == f"{error} Then try again."
+    command = "Run `embedlog topics alter t -c retention.ms=5 --reset cleanup.policy`."
+    assert for_shell(again.todo) == f"It is too short. {command} Then try again."
+    assert for_shell("Try again.") == "Try again."
 
 
 def test_an_error_shows_what_where_and_what_to_do():

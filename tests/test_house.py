@@ -22,12 +22,12 @@ from embedlog import errors
 pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
-    {"errors", "forks", "version"},
+    {"errors", "forks", "hints", "version"},
     {"lazy", "record", "serializers", "callbacks", "checksum", "files"},
     {"display", "failures", "metrics", "progress", "times"},
     {"config"},
     {"batch", "kv", "partitioner", "assignor"},
-    {"keyspace", "schemas", "avro"},
+    {"keyspace", "schemas"},
     {"segment", "index", "catalog"},
     {"groups"},
     {"group"},
@@ -48,7 +48,7 @@ DOORS = {
     "sortedcontainers": {"partition"},
     "pyspark": {"spark"},
     "numpy": {
-        *("audit", "avro", "batch", "cli", "compaction", "convert", "index", "mirrors"),
+        *("audit", "batch", "cli", "compaction", "convert", "index", "mirrors"),
         "partitioner",
         "pipeline",
         "schemas",
@@ -63,7 +63,7 @@ DOORS = {
     "pytest": {"testing"},
     "pyarrow": {
         *("batch", "schemas", "segment", "partition", "root", "publish", "compaction", "audit"),
-        *("producer", "consumer", "api", "cli", "spark", "notebook", "pipeline", "avro", "convert"),
+        *("producer", "consumer", "api", "cli", "spark", "notebook", "pipeline", "convert"),
         "mirrors",
     },
     **{library: {"checksum"} for library in ("crc32c", "crcmod", "google_crc32c")},

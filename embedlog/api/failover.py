@@ -22,6 +22,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.groups.offsets import CommittedOffset, check_group_id
+from embedlog.hints import Hint
 from embedlog.kv import Txn
 from embedlog.maintenance.activity import Event, report
 from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
@@ -151,7 +152,10 @@ class Failover:
         if (at is not None) is not (strategy == "time"):
             raise InvalidConfigError(
                 "The strategy 'time' needs a time, and the others do not",
-                todo="Pass at=, such as '10m' for ten minutes ago.",
+                todo=Hint(
+                    "Pass at=, such as '10m' for ten minutes ago.",
+                    "Add --at TIME, such as --at 10m for ten minutes ago.",
+                ),
             )
         self._groups = _names(groups)
         if not self._groups and strategy != "offsets":
@@ -296,8 +300,12 @@ class Failover:
             raise GroupIdNotFoundError(
                 "The group does not exist in this log, and has no commits to go on at",
                 group=name,
-                todo="See `embedlog groups list`. A group that the mirror has not copied needs a "
-                "strategy other than 'offsets', and the names of its topics.",
+                todo=Hint(
+                    "See log.groups(). A group that the mirror has not copied needs a strategy "
+                    "other than 'offsets', and the names of its topics.",
+                    "See `embedlog groups list`. A group that the mirror has not copied needs "
+                    "--topic, and a --strategy other than offsets.",
+                ),
             ) from error
         group.check_empty(snapshot.members, "fail it over")
         topics = set(self._topics)

@@ -13,11 +13,9 @@ from itertools import chain
 from typing import Any
 from uuid import UUID
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from embedlog.batch.arrays import data
 from embedlog.consumer.deserialize import FailedRow, convert
+from embedlog.lazy import pa, pc
 from embedlog.record import TopicPartition
 from embedlog.registry import AvroToJson
 from embedlog.registry.avro_values import json_default

@@ -48,6 +48,7 @@ from embedlog.errors import (
     no_attribute,
 )
 from embedlog.files import Files
+from embedlog.hints import Hint, alter_topic
 from embedlog.metrics import Metrics, Sample, nested, prometheus_text
 from embedlog.partition import (
     DURABILITIES,
@@ -797,7 +798,7 @@ class Log:
                 raise IllegalStateError(
                     "The log has open producers or consumers, and must be opened again",
                     path=self.path,
-                    todo="Close them, repeat the call, and create them again.",
+                    todo="Close them, repeat this, and create them again.",
                 )
 
     def _add_second(self, path: str, rack: str | None) -> int:
@@ -1164,10 +1165,11 @@ class Log:
         root.context.check_writable()
         info = root.topic(topic)
         if not info.config.compacts:
+            call = alter_topic(topic, {"cleanup.policy": "compact"})
             raise InvalidConfigError(
                 f"The topic is not compacted: cleanup.policy is {info.config.cleanup_policy!r}",
                 topic=topic,
-                todo=f'Call alter_topic("{topic}", {{"cleanup.policy": "compact"}}).',
+                todo=Hint(f"Call {call}.", f"Run `{call.shell}`."),
             )
         config = MaintenanceConfig.parse(settings or {})
         logs = [root.partition(topic, number) for number in range(info.partitions)]

@@ -9,6 +9,7 @@ from embedlog.consumer.arguments import to_topic_partition
 from embedlog.display import html_table, plural, text_table
 from embedlog.errors import IllegalStateError, InvalidConfigError, InvalidPartitionError
 from embedlog.files.throttle import Throttle
+from embedlog.hints import ADD_REPLICA
 from embedlog.progress import format_bytes
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
@@ -169,9 +170,7 @@ def several(root: Root) -> ReplicatedRoot:
 
     if isinstance(root, ReplicatedRoot):
         return root
-    raise IllegalStateError(
-        "The log has one directory", path=root.path, todo="Add others with add_replica(path)."
-    )
+    raise IllegalStateError("The log has one directory", path=root.path, todo=ADD_REPLICA)
 
 
 def directories_of(root: Root) -> tuple[list[DirectoryDescription], list[TopicPartition]]:

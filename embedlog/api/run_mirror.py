@@ -20,6 +20,7 @@ from embedlog.api.replicas import several
 from embedlog.display import html_table, moment, plural, public_names, text_table
 from embedlog.errors import EmbedlogError, InvalidConfigError, NotALogError, StorageError
 from embedlog.files.paths import FORMAT_FILE, exists, is_inside, real_path
+from embedlog.hints import Hint
 from embedlog.mirrors.ends import KAFKA_SCHEME, MirrorSource, MirrorTarget
 from embedlog.mirrors.mirror import (
     ALL_TOPICS,
@@ -96,7 +97,9 @@ def mirror(
     if durability is not None:
         check_choice("durability", durability, DURABILITIES)
     if relay and not merge:
-        raise InvalidConfigError("relay is for mirrors that merge", todo="Pass merge=True too.")
+        raise InvalidConfigError(
+            "relay is for mirrors that merge", todo=Hint("Pass merge=True too.", "Add --merge.")
+        )
     if _is_kafka(source) and _is_kafka(target):
         raise InvalidConfigError(
             "A mirror needs a log at one of its ends",

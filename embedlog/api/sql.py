@@ -11,6 +11,7 @@ from embedlog.api.scan import Scannable, ScanSource
 from embedlog.catalog import INTERNAL
 from embedlog.display import need
 from embedlog.errors import EmbedlogError, InvalidQueryError, UnknownTopicOrPartitionError
+from embedlog.hints import Hint
 from embedlog.schemas.row_filter import failures, first_line, table_names
 
 if TYPE_CHECKING:
@@ -48,8 +49,11 @@ def sql(views: Mapping[str, Scannable], query: str, *, files: bool = False) -> p
     if word is not None and word[1].lower() in _CHANGES:
         raise InvalidQueryError(
             f"SQL only reads a log, and {word[1].upper()} would change it",
-            todo="Write with a producer, and change topics with alter_topic, delete_topic and "
-            "delete_records.",
+            todo=Hint(
+                "Write with a producer, and change topics with alter_topic, delete_topic and "
+                "delete_records.",
+                "Use `embedlog produce TOPIC`, `embedlog topics alter TOPIC` or delete_records.",
+            ),
         )
     sources = {name: ScanSource(view) for name, view in views.items()}
     try:
@@ -57,7 +61,10 @@ def sql(views: Mapping[str, Scannable], query: str, *, files: bool = False) -> p
         if functions:
             raise InvalidQueryError(
                 f"The query reads a file or a URL with {functions[0]}",
-                todo="Name topics only, or allow files with files=True.",
+                todo=Hint(
+                    "Name topics only, or allow files with files=True.",
+                    "Name topics only, or allow files with --files.",
+                ),
             )
         context = library.SQLContext({name: source.frame() for name, source in sources.items()})
         frame: polars.LazyFrame = context.execute(query, eager=False)

@@ -21,6 +21,7 @@ from embedlog.errors import (
     InvalidRecordError,
     InvalidSchemaError,
 )
+from embedlog.hints import Hint
 from embedlog.lazy import pa
 from embedlog.partition.skipping import ranges_to_read
 from embedlog.schemas.pruning import Pruner
@@ -253,7 +254,9 @@ class TypedTopicView(TopicView[Any, Any]):
 def no_bytes(topic: str) -> InvalidConfigError:
     """Return the error of a program that asks for the bytes of a typed topic."""
     return InvalidConfigError(
-        "The values of a typed topic are columns, and not bytes", topic=topic, todo="Leave out raw."
+        "The values of a typed topic are columns, and not bytes",
+        topic=topic,
+        todo=Hint("Leave out raw.", "Leave out --raw."),
     )
 
 

@@ -40,6 +40,7 @@ from embedlog.batch.wire import (
 )
 from embedlog.checksum import crc32c, extend
 from embedlog.errors import CorruptBatchError, UnsupportedFormatError
+from embedlog.hints import VERIFY_THEN_REPAIR
 from embedlog.lazy import np, pa
 
 _TABLE = 18
@@ -157,7 +158,7 @@ _head_layout = lru_cache(maxsize=256)(HeadLayout)
 def _corrupt(reason: str, path: str, position: int) -> CorruptBatchError:
     return CorruptBatchError(
         f"The batch is damaged: {reason}",
-        todo="Run verify, then repair, on the log.",
+        todo=VERIFY_THEN_REPAIR,
         path=path,
         position=position,
         reason=reason,

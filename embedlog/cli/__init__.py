@@ -1,6 +1,4 @@
-"""The command line: `embedlog topics|produce|consume|tail|sql|groups|schemas|replicas|reassign|
-elect-leaders|offsets|delete-records|du|export|import|convert|mirror|failover|audit|activity|
-metrics|dump|compact|maintain|explain|verify|repair|doctor|share|completion`.
+"""The command line, `embedlog`; `parser.COMMANDS` lists the commands.
 
 Results go to stdout, everything else to stderr; an error is one line, never a traceback; the
 exit codes are in `embedlog --help`.  The module of a command is imported when it runs, so
@@ -9,13 +7,13 @@ that commands which read no records do not load pyarrow.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from embedlog import errors
 from embedlog.cli.parser import FAILED, INTERRUPTED, NOT_FOUND, PIPE_CLOSED, STORAGE, USAGE, parse
+from embedlog.hints import for_shell
 
 __all__ = ["code_of", "main"]
 
@@ -69,8 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return complete(words[1:])
         args = parse(words)
-        module, _, function = args.run.partition(":")
-        code: int = getattr(importlib.import_module(f"embedlog.cli.{module}"), function)(args)
+        code: int = args.run(args)
         sys.stdout.flush()
         return code
     except SystemExit as end:  # argparse: 0 after --help, 2 after a wrong argument
@@ -81,13 +78,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return PIPE_CLOSED
     except (errors.EmbedlogError, OSError) as error:
-        from embedlog.cli.hints import for_command_line
-
-        text = str(error)
-        if not isinstance(error, errors.EmbedlogError) and error.strerror and error.filename:
-            text = f"{error.strerror} [{error.filename}]"
-        sys.stderr.write(f"embedlog: {for_command_line(text)}\n")
+        sys.stderr.write(f"embedlog: {_text_of(error)}\n")
         return code_of(error)
+
+
+def _text_of(error: errors.EmbedlogError | OSError) -> str:
+    """Return what happened, and what to do in the words of the command line."""
+    if isinstance(error, errors.EmbedlogError):
+        return f"{error.problem}. {for_shell(error.todo)}" if error.todo else error.problem
+    return f"{error.strerror} [{error.filename}]" if error.filename else str(error)
 
 
 def code_of(error: Exception) -> int:

@@ -13,8 +13,9 @@ from typing import Any
 from embedlog.api import Log
 from embedlog.api.topic import TopicView
 from embedlog.catalog import ACTIVITY
+from embedlog.cli import argument_types as types
 from embedlog.cli.open_log import rounds, to_follow, to_read
-from embedlog.cli.parser import OK
+from embedlog.cli.parser import OK, CommandParser, add_flag, add_list, add_option
 from embedlog.cli.printing import note, say, say_json
 from embedlog.display import moment, plural
 from embedlog.errors import InvalidConfigError
@@ -22,11 +23,30 @@ from embedlog.maintenance.activity import KINDS
 from embedlog.progress import format_bytes
 from embedlog.record import Record
 
+EVENTS = """\
+kinds: created altered deleted (topics), rolled recovered retained compacted (partitions),
+rebalanced expired (groups), mirrored skipped failover (mirrors), offline online removed
+(directories), elected isr reassigned (copies), owner failed (maintenance).  The events are the
+records of the topic __activity; the process that does the maintenance writes them, within a few
+seconds, and a mirror its own.
+"""
+
 Event = tuple[Record, dict[str, Any]]
 """The record of an event, and the facts in it."""
 
 
-def show(args: argparse.Namespace) -> int:
+def activity_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = EVENTS
+    add_flag(command, "-f --follow", "wait for new events")
+    about = "only the last N events; by default 10 with -f, otherwise all"
+    add_option(command, "-n --last", "N", about, type=types.count)
+    add_list(command, "--topic", "TOPIC", "only events of this topic")
+    add_list(command, "--kind", "KIND", "only events of this kind")
+    add_option(command, "--max -m", "N", "end after N events", type=types.count)
+
+
+def activity(args: argparse.Namespace) -> int:
     """Print events, the oldest first."""
     unknown = [kind for kind in args.kind if kind not in KINDS]
     if unknown:

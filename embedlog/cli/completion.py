@@ -17,6 +17,10 @@ from embedlog.cli.printing import say
 from embedlog.cli.topics import topic_names
 from embedlog.errors import EmbedlogError
 
+COMPLETION = """\
+For bash, put this into ~/.bashrc:  eval "$(embedlog completion bash)"
+"""
+
 BASH = """\
 # Put this into ~/.bashrc:  eval "$(embedlog completion bash)"
 _embedlog() {
@@ -55,7 +59,13 @@ Candidate = tuple[str, str]
 """A word, and what it means; the latter may be empty."""
 
 
-def script(args: argparse.Namespace) -> int:
+def completion_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = COMPLETION
+    command.add_argument("shell", choices=("bash", "zsh", "fish"))
+
+
+def completion(args: argparse.Namespace) -> int:
     """Print the script for a shell."""
     say(SCRIPTS[args.shell].rstrip("\n"))
     return OK

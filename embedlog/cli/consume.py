@@ -9,13 +9,29 @@ from itertools import islice
 
 from embedlog.api import Log, TopicView
 from embedlog.api.offset_range import OffsetRange
+from embedlog.cli import argument_types as types
 from embedlog.cli.formats import decoder, writer
 from embedlog.cli.open_log import rounds, to_follow, to_read
-from embedlog.cli.parser import OK
-from embedlog.cli.selection import view_of
+from embedlog.cli.parser import OK, CommandParser, add_flag, add_option
+from embedlog.cli.selection import add_rows, view_of
 from embedlog.errors import InvalidConfigError, OffsetOutOfRangeError
 from embedlog.record import Record
 from embedlog.registry import binder
+
+FORMATS = """\
+FORMAT is kcat's:  %t topic  %p partition  %o offset  %k key  %s value  %T timestamp (ms)
+                   %h headers (a=b,c=d)  %K %S lengths of key and value, -1 for none  %%
+with the escapes   \\n \\t \\r \\0 \\\\ \\xHH
+"""
+
+ROWS = """
+Of a typed topic, %s is a JSON object of the columns, or of those of --columns; these may be offset,
+partition and timestamp, too.  --where is a condition in SQL, and needs Polars.
+
+examples:
+  embedlog consume flights --columns carrier,dep_delay --where "distance between 100 and 200"
+  embedlog consume airlines -f '%k: %s\\n'
+"""
 
 _CHUNK_RECORDS = 1000
 
@@ -23,9 +39,40 @@ Start = Callable[[Log, OffsetRange], OffsetRange]
 """Takes the offsets of a partition, and returns those to print first."""
 
 
+def _selection(command: CommandParser, format_names: str) -> None:
+    add_option(command, "--partition -p", "N", "only this partition", type=int)
+    about = "the format of a record; see below"
+    add_option(command, format_names, "FORMAT", about, default="%s\\n")
+
+
+def consume_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = FORMATS + ROWS
+    command.add_argument("topic", metavar="TOPIC")
+    start = command.add_mutually_exclusive_group()
+    add_flag(start, "--from-beginning", "begin with the first record; the default without --follow")
+    about = "where to begin in each partition; -N is N records before the end"
+    add_option(start, "--offset -o", "N|earliest|latest|-N", about)
+    add_option(command, "--max -m", "N", "end after N records", type=types.count)
+    add_flag(command, "--follow", "wait for new records; by default begin at the end")
+    _selection(command, "-f --format")
+    add_rows(command)
+
+
 def consume(args: argparse.Namespace) -> int:
     """Print records from an offset on."""
     return _run(args, _start(args), args.max)
+
+
+def tail_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = FORMATS
+    command.add_argument("topic", metavar="TOPIC")
+    add_option(
+        command, "-n", "N", "how many, by default 10", dest="last", type=types.count, default=10
+    )
+    add_flag(command, "-f --follow", "wait for new records")
+    _selection(command, "--format")
 
 
 def tail(args: argparse.Namespace) -> int:

@@ -5,12 +5,44 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from embedlog.cli import argument_types as types
 from embedlog.cli.open_log import to_write
-from embedlog.cli.parser import OK
+from embedlog.cli.parser import OK, CommandParser, add_flag, add_list, add_option
 from embedlog.cli.printing import note, say, say_json
 from embedlog.display import plural
 from embedlog.errors import InvalidConfigError
 from embedlog.progress import ProgressBar
+
+CONVERT = """\
+Columns of a typed topic come from values of Avro, by the latest schema of TOPIC-value, or of JSON;
+and go back to them.  Each record is copied once: a conversion that was interrupted goes on when
+the command is repeated, and one that is complete copies what has been appended since.  Keys,
+timestamps, headers, tombstones, partitions and the settings of the topic stay the same.
+
+examples:
+  embedlog convert orders orders-columns --key order_id
+  embedlog convert orders-columns orders-avro
+  embedlog convert clicks clicks-columns --key user --timestamp at --rename timestamp=at
+"""
+
+
+def convert_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = CONVERT
+    command.add_argument("topic", metavar="TOPIC")
+    command.add_argument("target", metavar="NEW_TOPIC")
+    about = "the form of the new topic; by default typed, or avro if TOPIC is typed"
+    command.add_argument("--to", choices=("typed", "avro", "json"), help=about)
+    about = "the columns with the keys; ones that the values do not have are added"
+    add_option(command, "--key", "COLUMN,COLUMN", about, type=types.column_names)
+    about = "the column with the timestamps of the records, instead of those of TOPIC"
+    add_option(command, "--timestamp", "COLUMN", about)
+    about = "the number of partitions, by default that of TOPIC"
+    add_option(command, "--partitions -p", "N", about, type=int)
+    about = "the columns of JSON: those of this Parquet, CSV or JSON lines file; else inferred"
+    add_option(command, "--schema-from", "FILE", about)
+    add_list(command, "--rename", "OLD=NEW", "another name for a column; may be repeated")
+    add_flag(command, "--skip-invalid", "leave out records that do not fit, instead of ending")
 
 
 def convert(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from embedlog.catalog import TopicInfo
 from embedlog.cli.open_log import to_read
-from embedlog.cli.parser import OK
+from embedlog.cli.parser import OK, CommandParser, add_flag
 from embedlog.cli.printing import say_result
 from embedlog.display import plural
 from embedlog.progress import format_bytes
@@ -28,7 +28,13 @@ _WHATS = {
 _by_size = itemgetter("bytes")
 
 
-def usage(args: argparse.Namespace) -> int:
+def du_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("topics", metavar="TOPIC", nargs="*", help="by default everything")
+    add_flag(command, "--segments", "also print a line per segment file")
+
+
+def du(args: argparse.Namespace) -> int:
     """Print the bytes of topics, partitions and other files; with --segments of each segment."""
     with to_read(args) as log:
         infos = {name: log.root.topic(name) for name in args.topics} or log.root.topics()

@@ -15,7 +15,7 @@ from embedlog import kv
 from embedlog.batch import Batch
 from embedlog.batch.wire import END_OF_STREAM, ENTRY, HEADER, PREFIX, TRAILER
 from embedlog.catalog import schema_versions
-from embedlog.cli.parser import FAILED, OK
+from embedlog.cli.parser import FAILED, OK, CommandParser, add_flag
 from embedlog.cli.printing import say, say_json
 from embedlog.display import plural
 from embedlog.errors import CorruptBatchError, CorruptionError, EmbedlogError
@@ -132,6 +132,12 @@ def _schemas_of_topic(root: str, topic_id: int) -> list[TopicSchema]:
             return state.read(lambda txn: schema_versions(txn, topic_id))
     finally:
         files.close_all()
+
+
+def dump_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("file", metavar="SEGMENT_FILE")
+    add_flag(command, "--columns", "also print a line per column")
 
 
 def dump(args: argparse.Namespace) -> int:

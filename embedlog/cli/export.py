@@ -16,20 +16,23 @@ from embedlog.api import TopicView
 from embedlog.api.frames import decoded_items
 from embedlog.api.offset_range import OffsetRange
 from embedlog.api.typed_topic import TypedTopicView, no_bytes
+from embedlog.cli import argument_types as types
 from embedlog.cli import formats
 from embedlog.cli.file_formats import (
     CSV,
+    FILES,
     NOT_TEXT,
     PARQUET,
     STANDARD_STREAM,
+    add_file_format,
     format_of,
     serializers_of,
     tables_of,
 )
 from embedlog.cli.open_log import to_read
-from embedlog.cli.parser import OK
+from embedlog.cli.parser import OK, CommandParser, add_flag, add_option
 from embedlog.cli.printing import note, say, say_json
-from embedlog.cli.selection import offset_range, partitions, view_of
+from embedlog.cli.selection import add_rows, offset_range, partitions, view_of
 from embedlog.cli.typed_files import CsvRows, JsonRows, with_plain_timestamp
 from embedlog.display import plural
 from embedlog.errors import InvalidConfigError, InvalidRecordError, raised_in_body
@@ -38,6 +41,37 @@ from embedlog.progress import ProgressBar, format_bytes
 from embedlog.record import Record
 from embedlog.registry import binder
 from embedlog.serializers import Bind, encode_json, json_text
+
+EXPORT = f"""\
+{FILES}
+Of a typed topic, the columns of the file are those of the topic, or of --columns, with their
+types in Parquet; in CSV and JSON lines, times are text and binary values base64, and in JSON NaN
+is null.  Tombstones are left out.  --where is a condition in SQL, and needs Polars.
+
+TIME is a date, with a time or without, in UTC unless it has a zone; or how long ago: 90m, 2d.
+
+examples:
+  embedlog export flights flights.parquet --from 2026-01-31 --until 90m
+  embedlog export flights --to united.parquet --where "carrier = 'UA'" --columns dest,dep_delay
+  embedlog export flights:0,1 - | jq .value
+"""
+
+
+def export_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = EXPORT
+    command.add_argument("topic", metavar="TOPIC[:N,N]", type=types.topic)
+    command.add_argument("file", metavar="FILE", nargs="?", help="- is stdout")
+    add_option(command, "--to", "FILE", "another way to name FILE", dest="to")
+    add_file_format(command)
+    add_flag(command, "--raw", "write keys and values as they are stored, without serializers")
+    add_option(
+        command, "--from", "N|TIME", "from this offset or time on", dest="first", type=types.point
+    )
+    about = "up to this offset or time, without the record at it"
+    add_option(command, "--until", "N|TIME", about, dest="stop", type=types.point)
+    add_rows(command)
+    add_flag(command, "--force", "replace FILE if it exists")
 
 
 def export(args: argparse.Namespace) -> int:

@@ -7,9 +7,22 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, Final
 
+from embedlog.cli.parser import CommandParser
 from embedlog.config import TopicConfig
 from embedlog.errors import InvalidConfigError, InvalidRecordError
 from embedlog.lazy import pa
+
+FILES = """\
+The suffixes are .jsonl, .ndjson and .json, .csv, .parquet and .pq.  Key, value, headers,
+timestamp and partition come back as they were from JSON lines and Parquet; offsets do not: the
+records get those of the topic.  CSV holds UTF-8 only; its timestamps are milliseconds, a missing
+key or value is an empty field without quotes, and headers are JSON.
+
+If the topic has serializers, keys and values are JSON values in JSON lines, text in CSV, and in
+Parquet numbers or text (also of JSON, Avro and UUIDs).  So the topic of an import needs the same
+serializers, and a schema for those of Avro; with --raw for both commands, none matter, and every
+byte comes back.  Pickled keys and values are always as they are stored.
+"""
 
 JSONL: Final = "jsonl"
 CSV: Final = "csv"
@@ -35,6 +48,12 @@ _CHUNK_BYTES = 4 << 20
 MAX_ROWS = 1 << 17
 MAX_BYTES = 16 << 20
 """Records are read and written in tables of about these rows or bytes."""
+
+
+def add_file_format(command: CommandParser, **options: Any) -> None:
+    """Add the option for the format of a file."""
+    about = "the format; by default that of the suffix of FILE, and JSON lines for -"
+    command.add_argument("--format", choices=("jsonl", "csv", "parquet"), help=about, **options)
 
 
 def file_size(file: IO[Any]) -> int:

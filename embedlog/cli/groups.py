@@ -12,8 +12,9 @@ import threading
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from embedlog.cli import argument_types as types
 from embedlog.cli.open_log import to_follow, to_read, to_write
-from embedlog.cli.parser import OK
+from embedlog.cli.parser import OK, CommandParser, add_flag, add_list, add_option
 from embedlog.cli.printing import note, say, say_json, say_result
 from embedlog.cli.tables import table
 from embedlog.display import moment
@@ -23,6 +24,10 @@ from embedlog.record import TopicPartition
 if TYPE_CHECKING:
     from embedlog.api import Log
     from embedlog.api.consumer_group import GroupDescription
+
+RESETS = """\
+A target outside of the log means its nearer end.  A time without a zone is UTC.
+"""
 
 _LAG = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG")
 _OWNERS = ("CONSUMER-ID", "PID", "CLIENT-ID", "LAG-MS", "COMMITTED", "METADATA")
@@ -34,7 +39,12 @@ _progress = attrgetter(*_PROGRESS_FIELDS)
 _CLEAR = "\x1b[H\x1b[J"
 
 
-def show_names(args: argparse.Namespace) -> int:
+def list_options(command: CommandParser) -> None:
+    """Add the options."""
+    add_flag(command, "--state", "also print state and number of members")
+
+
+def list_(args: argparse.Namespace) -> int:
     """Print the names of all groups; with --state also state and number of members."""
     with to_read(args) as log:
         names = log.groups()
@@ -46,6 +56,11 @@ def show_names(args: argparse.Namespace) -> int:
     states = [dict(zip(("group", "state", "members"), row, strict=True)) for row in rows]
     say_result(args, states, table(("GROUP", "STATE", "#MEMBERS"), rows))
     return OK
+
+
+def describe_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("groups", metavar="GROUP", nargs="*", help="by default all groups")
 
 
 def describe(args: argparse.Namespace) -> int:
@@ -88,6 +103,13 @@ def _member_rows(group: GroupDescription) -> list[tuple[object, ...]]:
     ]
 
 
+def lag_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("groups", metavar="GROUP", nargs="*", help="by default all groups")
+    about = "repeat, by default every second"
+    add_option(command, "--watch -w", "SECONDS", about, nargs="?", type=types.seconds, const=1.0)
+
+
 def lag(args: argparse.Namespace) -> int:
     """Print the lag of groups; with --watch repeatedly."""
     if args.watch is None:
@@ -120,6 +142,31 @@ def _print_lag(args: argparse.Namespace, log: Log) -> None:
     say_result(args, documents, table((*_LAG, "LAG-MS"), rows))
 
 
+def reset_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = RESETS
+    command.add_argument("group", metavar="GROUP")
+    to = command.add_mutually_exclusive_group(required=True)
+    for word, about in (
+        ("earliest", "to the first record"),
+        ("latest", "to the log end"),
+        ("current", "to the committed offset; without a commit, to the log end"),
+    ):
+        to.add_argument(f"--to-{word}", action="store_const", dest="to", const=word, help=about)
+    add_option(to, "--to-offset", "N", "to this offset", type=types.count)
+    add_option(
+        to, "--to-datetime", "ISO", "to the first record at or after this time", type=types.moment
+    )
+    about = "to the first record since this long ago, as PT1H30M, 90m or 2d"
+    add_option(to, "--by-duration", "DURATION", about, type=types.duration)
+    add_option(
+        to, "--shift-by", "N", "N offsets from the committed one, back if negative", type=int
+    )
+    about = "only this topic or partition; by default all with a commit"
+    add_list(command, "--topic", "TOPIC[:N,N]", about, type=types.topic)
+    add_flag(command, "--execute", "commit the new offsets")
+
+
 def reset(args: argparse.Namespace) -> int:
     """Print the new offsets of a group; with --execute commit them."""
     topics, partitions = _split(args.topic)
@@ -148,6 +195,12 @@ def _split(options: list[tuple[str, list[int]]]) -> tuple[list[str], list[TopicP
     return topics, [TopicPartition(name, number) for name, numbers in options for number in numbers]
 
 
+def delete_offsets_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("group", metavar="GROUP")
+    command.add_argument("topic", metavar="TOPIC[:N,N]", nargs="+", type=types.topic)
+
+
 def delete_offsets(args: argparse.Namespace) -> int:
     """Delete the committed offsets of topics or partitions."""
     topics, partitions = _split(args.topic)
@@ -158,6 +211,13 @@ def delete_offsets(args: argparse.Namespace) -> int:
     if args.json:
         say_json({"group": args.group, "topics": topics, "partitions": names})
     return OK
+
+
+def delete_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("groups", metavar="GROUP", nargs="+")
+    about = "delete only the committed offsets of this topic or partition"
+    add_list(command, "--topic", "TOPIC[:N,N]", about, type=types.topic)
 
 
 def delete(args: argparse.Namespace) -> int:

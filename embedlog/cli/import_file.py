@@ -14,11 +14,14 @@ from embedlog.api import Log
 from embedlog.api.frames import SERIALIZED
 from embedlog.api.typed_topic import no_bytes
 from embedlog.batch import from_lists
+from embedlog.cli import argument_types as types
 from embedlog.cli.file_formats import (
     CSV,
+    FILES,
     NOT_TEXT,
     PARQUET,
     STANDARD_STREAM,
+    add_file_format,
     file_size,
     format_of,
     input_lines,
@@ -27,7 +30,7 @@ from embedlog.cli.file_formats import (
     serializers_of,
 )
 from embedlog.cli.open_log import existing_topic, to_write
-from embedlog.cli.parser import OK
+from embedlog.cli.parser import OK, CommandParser, add_flag, add_option
 from embedlog.cli.printing import note, say, say_json
 from embedlog.cli.produce import (
     FIELDS,
@@ -46,6 +49,13 @@ from embedlog.producer import Producer
 from embedlog.progress import ProgressBar
 from embedlog.registry import JsonToAvro, binder
 from embedlog.serializers import Adapter, Field, adapt
+
+IMPORT = f"""\
+{FILES}
+examples:
+  embedlog import flights flights.parquet
+  embedlog import flights flights.csv --skip 1000
+"""
 
 _CSV_BLOCK_BYTES = 1 << 20
 """pyarrow reads 32 blocks ahead, and refuses a row that is longer than a block."""
@@ -83,7 +93,20 @@ class Chunk(NamedTuple):
         return self._replace(table=self.table.slice(rows), partitions=partitions)
 
 
-def import_file(args: argparse.Namespace) -> int:
+def import_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = IMPORT
+    command.add_argument("topic", metavar="TOPIC")
+    command.add_argument("file", metavar="FILE", help="- is stdin")
+    add_file_format(command)
+    add_flag(command, "--raw", "store keys and values as they are, without serializers")
+    add_option(command, "--skip", "N", "skip the first N records", type=types.count, default=0)
+    about = "choose partitions by key, as for new records, not those in the file"
+    add_flag(command, "--repartition", about)
+    add_flag(command, "--sync", "flush to the disk before the command ends, to survive a power cut")
+
+
+def import_(args: argparse.Namespace) -> int:
     """Append the records, and print how many, and where; also if the import fails."""
     file_format = format_of(args.file, args.format)
     with (

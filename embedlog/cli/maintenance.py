@@ -6,9 +6,8 @@ import argparse
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from embedlog.cli.hints import for_command_line
 from embedlog.cli.open_log import to_read, to_write
-from embedlog.cli.parser import FAILED, OK
+from embedlog.cli.parser import FAILED, OK, CommandParser, add_flag
 from embedlog.cli.printing import note, say_result
 from embedlog.display import plural
 from embedlog.progress import ProgressBar
@@ -16,7 +15,14 @@ from embedlog.progress import ProgressBar
 if TYPE_CHECKING:
     from embedlog.compaction import CleanResult
 
+
 _FIELDS = ("bytes_before", "bytes_after", "records_read", "records_kept", "tombstones", "why")
+
+
+def compact_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("topics", metavar="TOPIC", nargs="+")
+    add_flag(command, "--force", "compact what is not due too, and the active segment")
 
 
 def compact(args: argparse.Namespace) -> int:
@@ -30,7 +36,7 @@ def compact(args: argparse.Namespace) -> int:
 
 
 def _line(result: CleanResult) -> str:
-    return f"{result.topic}-{result.partition}: {for_command_line(result.why)}"
+    return f"{result.topic}-{result.partition}: {result.why}"
 
 
 def _to_dict(result: CleanResult) -> dict[str, Any]:
@@ -58,6 +64,11 @@ def maintain(args: argparse.Namespace) -> int:
     return FAILED if any(result.error is not None for result in compacted) else OK
 
 
+def explain_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("topics", metavar="TOPIC", nargs="*", help="by default all topics")
+
+
 def explain(args: argparse.Namespace) -> int:
     """Print what retention and compaction will do with topics, and why."""
     with to_read(args) as log:
@@ -68,8 +79,12 @@ def explain(args: argparse.Namespace) -> int:
 
 def _explain(topic: Any) -> list[str]:
     compacts = "compact" in topic.config["cleanup.policy"]
-    lines = [*topic.describe_retention(), *(topic.explain_compaction() if compacts else [])]
-    return [for_command_line(line) for line in lines]
+    return [*topic.describe_retention(), *(topic.explain_compaction() if compacts else [])]
+
+
+def verify_options(command: CommandParser) -> None:
+    """Add the options."""
+    add_flag(command, "--replicas", "read and compare all copies that are in sync instead")
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -99,6 +114,11 @@ def _verify_replicas(args: argparse.Namespace) -> int:
     return FAILED if differences else OK
 
 
+def repair_options(command: CommandParser) -> None:
+    """Add the options."""
+    add_flag(command, "--yes", "repair the log")
+
+
 def repair(args: argparse.Namespace) -> int:
     """Print what is dropped, or would be."""
     with to_write(args) as log, ProgressBar("repair") as bar:
@@ -111,6 +131,12 @@ def repair(args: argparse.Namespace) -> int:
     elif not args.json and not args.yes:
         note("Dry run, nothing was changed; repeat the command with --yes")
     return FAILED if repaired and not args.yes else OK
+
+
+def share_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("group", metavar="GROUP", help="its name or number")
+    command.add_argument("--mode", choices=("rw", "r", "none"), default="rw", help="default rw")
 
 
 def share(args: argparse.Namespace) -> int:

@@ -5,14 +5,26 @@ from __future__ import annotations
 import argparse
 
 from embedlog.cli.open_log import to_read
-from embedlog.cli.parser import OK
+from embedlog.cli.parser import OK, CommandParser, add_list
 from embedlog.cli.printing import say, say_json
 from embedlog.display import text_table
 from embedlog.errors import InvalidConfigError
 from embedlog.metrics import check_labels
 
 
-def show(args: argparse.Namespace) -> int:
+def metrics_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument(
+        "--format",
+        choices=("prometheus", "json", "table"),
+        default="table",
+        help="by default a table; prometheus is for node_exporter's textfile collector",
+    )
+    about = "a label for all metrics in Prometheus' format, such as the name of the log"
+    add_list(command, "--label", "NAME=VALUE", about)
+
+
+def metrics(args: argparse.Namespace) -> int:
     """Print the metrics of a log."""
     labels = dict(map(_parse_label, args.label))
     check_labels(labels)

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import embedlog
+from embedlog.cli import argument_types as types
 from embedlog.cli.argument_types import topic as parse_topic
-from embedlog.cli.hints import for_command_line
 from embedlog.cli.open_log import to_read, to_write
-from embedlog.cli.parser import FAILED, OK
+from embedlog.cli.parser import FAILED, OK, CommandParser, add_flag, add_list, add_option
 from embedlog.cli.printing import note, say, say_json, say_result
 from embedlog.cli.tables import table
 from embedlog.display import moment
@@ -26,6 +26,40 @@ if TYPE_CHECKING:
     from embedlog.api.run_mirror import MirrorRun
     from embedlog.mirrors.status import MirrorStatus
 
+MIRROR = """\
+SOURCE and TARGET are directories of logs, or kafka://HOST:PORT.  Copies in a log have the offsets
+of their source, and no other program may write to them, until `embedlog failover`.  A mirror that
+was interrupted goes on where it was when the command is repeated.
+
+`embedlog mirror status` prints what the mirrors to a log have copied, and how far they are behind.
+
+examples:
+  embedlog mirror /data/log /backup/log --follow --groups '.*'
+  embedlog mirror /site-a/log /hub/log --topics 'orders.*' --as a
+  embedlog mirror /site-a/log /site-b/log --merge --follow
+  embedlog mirror status --root /backup/log
+"""
+
+FAILOVER = """\
+From then on programs may write to the copies, and their mirrors may not.  The strategy says where
+groups go on: at the offsets that the mirror copied (offsets), at the first record at or after a
+time (time, with --at), at the first record or at the log end (earliest, latest).  With --offset, a
+group goes on at that offset of the partition, and at the copied offsets in all others.
+
+Without GROUP, programs may write to the copies, and no group is moved.  A group that does not exist
+in this log needs --topic, and a strategy other than offsets.
+
+  repeats     offsets that the group certainly gets again
+  may-repeat  those that it gets again at most, if it had read all that was copied
+  may-skip    offsets of the copy that it may never get
+  not-copied  offsets that the source had and the copy has not, as last known
+
+examples:
+  embedlog failover billing --root /backup/log
+  embedlog failover billing --strategy time --at 10m --root /backup/log --execute
+  embedlog failover --topic orders --root /backup/log --execute
+"""
+
 _STATUS = "status"
 _CHECK_SECONDS = 0.5
 _HEADS = ("MIRROR", "STATE", "PID", "RECORDS", "RATE/S", "LAG", "SKIPPED", "ERRORS", "REPORTED")
@@ -34,6 +68,23 @@ _FAILOVER_HEADS = (
     *("GROUP", "TOPIC", "PARTITION", "COMMITTED", "NEW-OFFSET"),
     *("REPEATS", "MAY-REPEAT", "MAY-SKIP", "NOT-COPIED"),
 )
+
+
+def mirror_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = MIRROR
+    command.add_argument("source", metavar="SOURCE", help="a log, kafka://HOST:PORT, or: status")
+    command.add_argument("target", metavar="TARGET", nargs="?", help="a log, or kafka://HOST:PORT")
+    about = "a regular expression of the whole names of topics, by default all"
+    add_option(command, "--topics", "REGEX", about, default=".*")
+    about = "the name of the source at the target: TOPIC becomes SITE.TOPIC"
+    add_option(command, "--as", "SITE", about, dest="site")
+    add_option(command, "--groups", "REGEX", "also copy the committed offsets of these groups")
+    add_flag(command, "--follow -f", "go on until the command is interrupted")
+    add_flag(command, "--merge", "append to topics that others write to, too")
+    add_flag(command, "--relay", "with --merge, also copy what came to the source from other sites")
+    add_option(command, "--name", "NAME", "the name of the mirror in its status")
+    add_flag(command, "--sync", "flush what is copied to the disk at once, to survive a power cut")
 
 
 def mirror(args: argparse.Namespace) -> int:
@@ -72,7 +123,7 @@ def _warnings_with_commands() -> Iterator[None]:
     if logging.root.handlers:  # Those of a program that runs the command in its process.
         yield
         return
-    handler = _WarningsWithCommands(logging.WARNING)
+    handler = _Warnings(logging.WARNING)
     logging.root.addHandler(handler)
     try:
         yield
@@ -80,9 +131,9 @@ def _warnings_with_commands() -> Iterator[None]:
         logging.root.removeHandler(handler)
 
 
-class _WarningsWithCommands(logging.Handler):
+class _Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        note(for_command_line(self.format(record)))
+        note(self.format(record))
 
 
 def _until_interrupted(run: MirrorRun) -> None:
@@ -131,14 +182,36 @@ def _lines(statuses: list[MirrorStatus]) -> list[str]:
         topics = [
             (
                 *(name, topic.target, topic.records, topic.lag, topic.skipped),
-                topic.error and for_command_line(topic.error),
+                topic.error,
             )
             for name, topic in sorted(status.by_topic.items())
         ]
         if topics:
             lines += ["", *table(_TOPIC_HEADS, topics)]
-        lines += [f"error: {for_command_line(error)}" for error in status.errors]
+        lines += [f"error: {error}" for error in status.errors]
     return lines
+
+
+def failover_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = FAILOVER
+    about = "the groups to move; without any, programs may write to the copies, and no more"
+    command.add_argument("groups", metavar="GROUP", nargs="*", help=about)
+    command.add_argument(
+        "--strategy",
+        choices=("offsets", "time", "earliest", "latest"),
+        help="where groups go on, by default offsets",
+    )
+    add_option(command, "--at", "TIME", "with the strategy time: the time", type=types.time)
+    about = "where groups go on in a partition; may be repeated"
+    add_list(command, "--offset", "TOPIC:P=N", about)
+    add_list(
+        command,
+        "--topic",
+        "TOPIC",
+        "only this copy; by default those that the groups read, or all",
+    )
+    add_flag(command, "--execute", "do it")
 
 
 def failover(args: argparse.Namespace) -> int:

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import argparse
 
+from embedlog.cli import argument_types as types
 from embedlog.cli.open_log import to_read, to_write
-from embedlog.cli.parser import OK
+from embedlog.cli.parser import OK, CommandParser, add_flag, add_option
 from embedlog.cli.printing import note, say_result
 from embedlog.cli.selection import deletion_point, first_at, partitions
 from embedlog.cli.tables import table
 from embedlog.display import moment, plural
 from embedlog.record import TopicPartition
 
+TIMES = """\
+TIME is a date, with a time or without, in UTC unless it has a zone; or how long ago: 90m, 2d,
+PT1H30M.
+
+examples:
+  embedlog offsets flights --at 2026-01-31T12:00:00Z
+  embedlog delete-records flights --at 30d --yes
+  embedlog delete-records flights:0 --before 1000 --yes
+"""
+
 _ENDS = ("TOPIC", "PARTITION", "EARLIEST", "LATEST")
 _AT = ("TOPIC", "PARTITION", "OFFSET", "TIMESTAMP")
 _DELETED = ("TOPIC", "PARTITION", "NEW-START", "OLD-START", "LATEST")
+
+
+def offsets_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = TIMES
+    about = "by default all topics"
+    command.add_argument("topics", metavar="TOPIC[:N,N]", nargs="*", type=types.topic, help=about)
+    add_option(command, "--at", "TIME", "the first offset at or after this time", type=types.time)
 
 
 def offsets(args: argparse.Namespace) -> int:
@@ -40,6 +59,18 @@ def offsets(args: argparse.Namespace) -> int:
 
 def _time(timestamp: int | None) -> str:
     return "at the end" if timestamp is None else moment(timestamp).replace(" ", "T")
+
+
+def delete_records_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = TIMES
+    command.add_argument("topic", metavar="TOPIC[:N,N]", type=types.topic)
+    to = command.add_mutually_exclusive_group(required=True)
+    add_option(to, "--before", "N", "delete the records below this offset", type=types.count)
+    add_option(
+        to, "--at", "TIME", "delete up to the first record at or after this time", type=types.time
+    )
+    add_flag(command, "--yes", "delete the records")
 
 
 def delete_records(args: argparse.Namespace) -> int:

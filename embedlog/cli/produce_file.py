@@ -6,10 +6,44 @@ import argparse
 import shlex
 from typing import IO
 
+from embedlog.cli import argument_types as types
 from embedlog.cli import produce as produce_lines
+from embedlog.cli.file_formats import add_file_format
 from embedlog.cli.open_log import to_read, to_write
-from embedlog.cli.parser import OK
+from embedlog.cli.parser import OK, CommandParser, add_flag, add_option
 from embedlog.errors import InvalidConfigError, UnknownTopicOrPartitionError
+
+LINES = """\
+Without --from, each line of stdin is a record.  With --json each line is an object with value,
+key, headers ({name: value} or [[name, value], ...]), partition and timestamp (ms); all of them are
+optional.
+
+The rows of a Parquet, CSV or JSON lines file become records of a typed topic, each column by its
+name; -z compresses them.  Of a topic of bytes, the lines of a file of JSON lines are the values.
+
+examples:
+  embedlog produce flights --from flights.parquet -z zstd
+  echo '{"key": "UA", "value": "United"}' | embedlog produce airlines --json
+"""
+
+
+def produce_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = LINES
+    command.add_argument("topic", metavar="TOPIC")
+    add_option(command, "--key-separator -K", "TEXT", "each line is key, TEXT, value")
+    add_option(command, "--partition -p", "N", "append to this partition only", type=int)
+    command.add_argument(
+        *("--compression", "-z"),
+        choices=("none", "lz4", "zstd"),
+        default="none",
+        help="the codec of batches, by default none",
+    )
+    about = "append the rows of this Parquet, CSV or JSON lines file to a typed topic; - is stdin"
+    add_option(command, "--from", "FILE", about, dest="source")
+    add_file_format(command, dest="file_format")
+    add_option(command, "--skip", "N", "skip the first N rows of FILE", type=types.count, default=0)
+    add_flag(command, "--sync", "flush to the disk before the command ends, to survive a power cut")
 
 
 def produce(args: argparse.Namespace) -> int:

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from embedlog.cli import argument_types as types
 from embedlog.cli.open_log import to_read, to_write
-from embedlog.cli.parser import FAILED, OK
+from embedlog.cli.parser import FAILED, OK, CommandParser, add_flag, add_option
 from embedlog.cli.printing import note, say_result
 from embedlog.cli.tables import table
 from embedlog.display import plural
@@ -22,8 +23,44 @@ if TYPE_CHECKING:
     from embedlog.api import Log
     from embedlog.api.replicas import ReassignmentResult
 
+REPLICAS = """\
+A log in several directories, each on a disk of its own, has copies of its partitions: `embedlog
+topics create --replication-factor`.  Any directory leads to all.  A directory that breaks is
+offline until it works again; then it catches up by itself.
 
-def show(args: argparse.Namespace) -> int:
+examples:
+  embedlog replicas add /disk2/log --rack controller-b
+  embedlog replicas remove /disk1/log
+"""
+
+REASSIGN = """\
+Without moves, the fewest that make the copies even over all directories.  A move names the
+directories of a partition by their ids in `embedlog replicas list`, the preferred leader first;
+more or fewer than before change how many copies it has.  With --replication-factor, all topics, or
+those that are named, get so many copies.  Without --execute nothing is changed.
+
+A file has the form of kafka-reassign-partitions:
+  {"partitions": [{"topic": "flights", "partition": 0, "replicas": [1, 2]}]}
+
+examples:
+  embedlog reassign
+  embedlog reassign --execute --throttle 50000000
+  embedlog reassign flights:0=1,2 flights:1=2,1 --execute
+  embedlog reassign --replication-factor 3 flights --execute
+"""
+
+
+def _throttle(command: CommandParser) -> None:
+    about = "copy at most so many bytes per second"
+    add_option(command, "--throttle", "BYTES", about, type=types.rate)
+
+
+def list_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = REPLICAS
+
+
+def list_(args: argparse.Namespace) -> int:
     """Print the directories; fails if one is offline."""
     with to_read(args) as log:
         directories = log.replicas()
@@ -32,6 +69,15 @@ def show(args: argparse.Namespace) -> int:
     if not args.json:
         note(directories.title)
     return OK if all(each.online for each in directories) else FAILED
+
+
+def add_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = REPLICAS
+    command.add_argument("path", metavar="PATH")
+    add_option(
+        command, "--rack", "LABEL", "what fails together with it; copies are in different racks"
+    )
 
 
 def add(args: argparse.Namespace) -> int:
@@ -45,6 +91,15 @@ def add(args: argparse.Namespace) -> int:
         "with --replication-factor N what to copy"
     )
     return OK
+
+
+def remove_options(command: CommandParser) -> None:
+    """Add the options."""
+    about = "the path of a directory, as `embedlog replicas list` has it"
+    command.add_argument("paths", metavar="DIRECTORY", nargs="+", help=about)
+    about = "also if it has the only copy of records, or too few others are left to decide"
+    add_flag(command, "--force", about)
+    _throttle(command)
 
 
 def remove(args: argparse.Namespace) -> int:
@@ -65,6 +120,20 @@ def _to_remove(args: argparse.Namespace) -> Log:
         if not args.force:
             raise
         return to_read(args)
+
+
+def reassign_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = REASSIGN
+    command.add_argument("moves", metavar="TOPIC:N=ID,ID", nargs="*")
+    add_option(
+        *(command, "--replication-factor", "N", "how many copies to have, of the named topics"),
+        type=int,
+    )
+    add_option(command, "--from", "FILE", "a file with moves; - is stdin", dest="source")
+    add_flag(command, "--execute", "move the copies")
+    add_flag(command, "--cancel", "keep the old copies of partitions that are being moved")
+    _throttle(command)
 
 
 def reassign(args: argparse.Namespace) -> int:
@@ -163,6 +232,19 @@ def _chosen(words: list[str]) -> list[TopicPartition] | None:
             raise InvalidConfigError(f"A partition must be TOPIC:N, got {word!r}")
         chosen[TopicPartition(name, int(number))] = None
     return list(chosen) or None
+
+
+def elect_leaders_options(command: CommandParser) -> None:
+    """Add the options."""
+    about = "by default all topics"
+    command.add_argument("topics", metavar="TOPIC[:N,N]", nargs="*", type=types.topic, help=about)
+    command.add_argument(
+        "--election-type",
+        choices=("preferred", "unclean"),
+        default="preferred",
+        help="unclean: for partitions without a leader, the longest copy that is online, unless "
+        "one that is offline can be read and has more records; what only the others have is lost",
+    )
 
 
 def elect_leaders(args: argparse.Namespace) -> int:

@@ -9,15 +9,33 @@ import sys
 
 from embedlog.cli.file_formats import STANDARD_STREAM
 from embedlog.cli.open_log import to_read, to_write
-from embedlog.cli.parser import FAILED, OK
+from embedlog.cli.parser import FAILED, OK, CommandParser, add_option
 from embedlog.cli.printing import say, say_json, say_result
 from embedlog.cli.tables import table
 from embedlog.display import plural
 
+SUBJECTS = """\
+A subject has versions.  That of the values of a topic is TOPIC-value, that of its keys TOPIC-key.
+
+examples:
+  embedlog topics create orders --key str --value avro
+  embedlog schemas register orders-value order.avsc
+"""
+
 _WITH_VERSION = re.compile(r"(.+):(\d+)")
 
 
-def show_subjects(args: argparse.Namespace) -> int:
+def _schema_file(command: CommandParser) -> None:
+    command.add_argument("subject", metavar="SUBJECT")
+    command.add_argument("file", metavar="FILE", help="the schema as JSON; - is stdin")
+
+
+def list_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = SUBJECTS
+
+
+def list_(args: argparse.Namespace) -> int:
     """Print each subject with its latest version."""
     with to_read(args) as log:
         latest = list(map(log.schemas.latest, log.schemas.subjects()))
@@ -30,6 +48,11 @@ def show_subjects(args: argparse.Namespace) -> int:
     documents = [dict(zip(fields, row, strict=True)) for row in rows]
     say_result(args, documents, table(("SUBJECT", "VERSION", "ID", "COMPATIBILITY"), rows))
     return OK
+
+
+def show_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("subject", metavar="SUBJECT[:VERSION]")
 
 
 def show(args: argparse.Namespace) -> int:
@@ -51,6 +74,12 @@ def show(args: argparse.Namespace) -> int:
     return OK
 
 
+def register_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = SUBJECTS
+    _schema_file(command)
+
+
 def register(args: argparse.Namespace) -> int:
     """Register the schema in a file, and print its version and id."""
     schema = _text_of(args.file)
@@ -61,6 +90,11 @@ def register(args: argparse.Namespace) -> int:
     text = f"The schema is version {entry.version} of {entry.subject}, with the id {entry.id}"
     say_result(args, document, [text])
     return OK
+
+
+def check_options(command: CommandParser) -> None:
+    """Add the options."""
+    _schema_file(command)
 
 
 def check(args: argparse.Namespace) -> int:
@@ -76,6 +110,14 @@ def check(args: argparse.Namespace) -> int:
     return FAILED if reasons else OK
 
 
+def compatibility_options(command: CommandParser) -> None:
+    """Add the options."""
+    about = "by default all subjects without a level of their own"
+    command.add_argument("subject", metavar="SUBJECT", nargs="?", help=about)
+    about = "NONE; BACKWARD, FORWARD or FULL; or one of these with _TRANSITIVE"
+    add_option(command, "--set", "LEVEL", about, type=str.upper)
+
+
 def compatibility(args: argparse.Namespace) -> int:
     """Print the compatibility level of a subject, or of all without one; or set it."""
     if args.set is None:
@@ -87,6 +129,12 @@ def compatibility(args: argparse.Namespace) -> int:
             level = log.schemas.compatibility(args.subject)
     say_result(args, {"subject": args.subject, "compatibility": level}, [level])
     return OK
+
+
+def delete_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("subject", metavar="SUBJECT")
+    add_option(command, "--version", "N", "delete only this version", type=int)
 
 
 def delete(args: argparse.Namespace) -> int:

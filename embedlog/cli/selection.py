@@ -8,9 +8,18 @@ from typing import Any
 
 from embedlog.api import Log, TopicView
 from embedlog.api.offset_range import OffsetRange
+from embedlog.cli import argument_types as types
+from embedlog.cli.parser import CommandParser, add_option
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.partition import PartitionLog
 from embedlog.times import to_timestamp
+
+
+def add_rows(command: CommandParser) -> None:
+    """Add the options for columns and rows of a typed topic."""
+    about = "only these columns of a typed topic"
+    add_option(command, "--columns", "NAME,NAME", about, type=types.column_names)
+    add_option(command, "--where", "CONDITION", "only rows for which this SQL is true")
 
 
 def partitions(log: Log, topic: str, numbers: list[int]) -> list[PartitionLog]:

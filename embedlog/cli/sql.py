@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 from embedlog.cli.open_log import to_read
-from embedlog.cli.parser import OK
+from embedlog.cli.parser import OK, CommandParser, add_flag
 from embedlog.cli.printing import say
 from embedlog.cli.tables import table
-from embedlog.cli.typed_files import CsvRows, JsonRows
+from embedlog.cli.typed_files import add_table_format, write_result
 from embedlog.lazy import pa
 from embedlog.schemas.column_types import stored_type
 from embedlog.schemas.json_columns import json_objects
+
+SQL = """\
+Every topic is a table, and Polars runs the query: pip install "embedlog[polars]".  A typed topic
+has its own columns, a topic of bytes key and value; each has offset, partition and timestamp.
+Write a name such as "my-topic" in double quotes.
+
+examples:
+  embedlog sql "select carrier, avg(dep_delay) from flights group by carrier"
+  embedlog sql "select * from flights where carrier = 'UA'" --format csv > united.csv
+"""
+
+
+def sql_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = SQL
+    command.add_argument("query", metavar="QUERY")
+    about = "let the query read files and URLs, with read_csv and the like"
+    add_flag(command, "--files", about)
+    add_table_format(command, "a list of JSON objects")
 
 
 def sql(args: argparse.Namespace) -> int:
@@ -27,11 +45,7 @@ def sql(args: argparse.Namespace) -> int:
         cells = (list(row.values()) for row in json_objects(rows))
         say(*table(names, (list(map(_cell, row)) for row in cells)))
     else:
-        out = sys.stdout.buffer
-        writer = JsonRows(out) if args.format == "jsonl" else CsvRows(out, rows.schema)
-        writer.write(rows)
-        writer.close()
-        out.flush()
+        write_result(rows, args.format)
     return OK
 
 

@@ -11,9 +11,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from embedlog import keyspace, kv
-from embedlog.cli.hints import settings_options
 from embedlog.cli.open_log import root_of, to_read, to_write
-from embedlog.cli.parser import OK
+from embedlog.cli.parser import OK, CommandParser, add_flag, add_list, add_option
 from embedlog.cli.printing import note, say_json, say_result
 from embedlog.display import plural
 from embedlog.errors import (
@@ -23,6 +22,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.files.paths import FORMAT_FILE
+from embedlog.hints import settings_options
 from embedlog.keyspace import FORMAT_VERSION
 from embedlog.progress import format_bytes
 
@@ -34,9 +34,42 @@ if TYPE_CHECKING:
         TopicDescription,
     )
 
+CREATE = """\
+With --schema-from it is a typed topic: its values are rows with the columns of FILE, of which
+nothing else is used; then --key names the key column, or several, as in origin,dest.  Parquet has
+the types of its columns; those of CSV and JSON lines are inferred from the first 64 MB.
+
+examples:
+  embedlog topics create flights -p 4 --schema-from flights.csv --key tailnum --timestamp time_hour
+  embedlog topics create fleet --key str --value json -c cleanup.policy=compact
+"""
+
 _INTERNAL = "__"
 """The prefix of the names of internal topics, as in `catalog`, which takes longer to load than
 everything else that listing needs."""
+
+
+def _settings(command: CommandParser) -> None:
+    about = "a topic setting with Kafka's name, such as retention.ms=60000; may be repeated"
+    add_list(command, "--config -c", "NAME=VALUE", about)
+
+
+def create_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.epilog = CREATE
+    command.add_argument("topic", metavar="TOPIC")
+    about = "the number of partitions, by default 1"
+    add_option(command, "--partitions -p", "N", about, type=int)
+    about = "how many copies each partition has, by default 3 or as many as there are directories"
+    add_option(command, "--replication-factor", "N", about, type=int)
+    about = "how keys are stored: bytes, str, int, float, uuid, json, avro or pickle"
+    add_option(command, "--key", "NAME", f"{about}; with --schema-from the key column")
+    add_option(command, "--value", "NAME", "how values are stored, likewise")
+    about = "make a typed topic with the columns of this Parquet, CSV or JSON lines file"
+    add_option(command, "--schema-from", "FILE", about)
+    add_option(command, "--timestamp", "COLUMN", "with --schema-from, the column of timestamps")
+    add_flag(command, "--if-not-exists", "succeed if the topic exists with these settings")
+    _settings(command)
 
 
 def create(args: argparse.Namespace) -> int:
@@ -110,7 +143,12 @@ def _parse_settings(options: list[str]) -> dict[str, str]:
     return settings
 
 
-def show_names(args: argparse.Namespace) -> int:
+def list_options(command: CommandParser) -> None:
+    """Add the options."""
+    add_flag(command, "--internal", "include names that begin with __")
+
+
+def list_(args: argparse.Namespace) -> int:
     """Print the names of all topics, without loading pyarrow."""
     names = [name for name in topic_names(args) if args.internal or not name.startswith(_INTERNAL)]
     say_result(args, names, names)
@@ -141,6 +179,11 @@ def _is_ordinary(root: str) -> bool:
         return is_current and os.path.isdir(os.path.join(root, "state"))
     except OSError:
         return False
+
+
+def describe_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("topics", metavar="TOPIC", nargs="*", help="by default all topics")
 
 
 def describe(args: argparse.Namespace) -> int:
@@ -205,6 +248,14 @@ def _roles(column: ColumnDescription, schema: SchemaDescription) -> Iterator[str
         yield f"default {column['default']}"
 
 
+def alter_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("topic", metavar="TOPIC")
+    add_option(command, "--partitions -p", "N", "the new number of partitions", type=int)
+    add_list(command, "--reset", "NAME", "set a setting back to its default")
+    _settings(command)
+
+
 def alter(args: argparse.Namespace) -> int:
     """Change settings, then the number of partitions."""
     changes: dict[str, Any] = {**_parse_settings(args.config), **dict.fromkeys(args.reset)}
@@ -220,6 +271,12 @@ def alter(args: argparse.Namespace) -> int:
         if args.json:
             say_json(log.describe_topic(args.topic))
     return OK
+
+
+def delete_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("topics", metavar="TOPIC", nargs="+")
+    add_flag(command, "--yes", "delete them")
 
 
 def delete(args: argparse.Namespace) -> int:

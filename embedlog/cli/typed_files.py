@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
@@ -16,6 +17,7 @@ from embedlog.cli.file_formats import (
     open_parquet,
     parquet_tables,
 )
+from embedlog.cli.parser import CommandParser
 from embedlog.errors import InvalidRecordError, InvalidSchemaError
 from embedlog.lazy import pa
 from embedlog.schemas.infer import columns_of
@@ -347,6 +349,25 @@ class JsonRows:
 
     def close(self) -> None:
         """Do nothing: the last line is complete."""
+
+
+def add_table_format(command: CommandParser, json: str) -> None:
+    """Add the option for the format of a result; ``json`` says what JSON holds."""
+    command.add_argument(
+        "--format",
+        choices=("table", "csv", "jsonl", "json"),
+        default="table",
+        help=f"by default a table; with --json {json}",
+    )
+
+
+def write_result(table: Any, file_format: str) -> None:
+    """Write a result to stdout, as JSON lines or CSV."""
+    out = sys.stdout.buffer
+    writer = JsonRows(out) if file_format == "jsonl" else CsvRows(out, table.schema)
+    writer.write(table)
+    writer.close()
+    out.flush()
 
 
 def with_plain_timestamp(table: Any) -> Any:

@@ -193,6 +193,6 @@ def _verdict(cleanable: CleanableRange) -> str:
         return (
             "waits: all dirty records are in the active segment, which is never compacted; "
             f"it is rolled at segment.bytes {config.segment_bytes} or "
-            f"segment.ms {config.segment_ms}, or by compact(force=True)."
+            f"segment.ms {config.segment_ms}, or when a compaction is forced."
         )
     return "nothing to do: everything is compacted."

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NoReturn, Self
 
 from embedlog.config.network import is_network_setting
 from embedlog.errors import InvalidConfigError
+from embedlog.hints import Hint
 
 _HINTS = {
     "default_offset_commit_callback": "Pass a callback to commit_async.",
@@ -80,7 +81,10 @@ class Settings:
         if is_network_setting(name):
             raise InvalidConfigError(
                 f"{spelling} is a setting for connections to brokers, and embedlog has no brokers",
-                todo="Leave it out; the path of the log is an argument of embedlog.open.",
+                todo=Hint(
+                    "Leave it out; the path of the log is an argument of embedlog.open.",
+                    "Leave it out; the path of the log is --root.",
+                ),
                 setting=name,
             )
         if name in _HINTS:

@@ -154,7 +154,7 @@ class TopicConfig(Settings):
     """Refuse appends with ``acks="all"`` while fewer copies are in sync (H1); a partition with
     fewer replicas requires all of them."""
     unclean_leader_election_enable: bool = only(
-        False, "a copy that is not in sync leads only after `embedlog elect-leaders`"
+        False, "a copy that is not in sync leads only after an unclean election"
     )
     """Only the default: a copy that is not in sync leads only after an operator's command (H15)."""
     replica_lag_time_max_ms: int = number(30_000, 1)

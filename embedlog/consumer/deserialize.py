@@ -23,6 +23,7 @@ from embedlog.errors import (
     RecordDeserializationError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.hints import VERIFY, Hint
 from embedlog.lazy import pa
 from embedlog.record import Record, TopicPartition
 from embedlog.registry import binder
@@ -233,11 +234,14 @@ class FailedRow(NamedTuple):
         """Return the error that says so."""
         cause, todo = (
             self.cause,
-            "Seek past the record, correct the deserializer, or read the record as bytes.",
+            Hint(
+                "Seek past the record, correct the deserializer, or read the record as bytes.",
+                "Use --raw to export the stored bytes.",
+            ),
         )
         reason = str(cause)
         if isinstance(cause, EmbedlogError):
-            reason, todo = cause.what, f"{cause.todo} {todo}" if cause.todo else todo
+            reason, todo = cause.what, cause.todo + todo if cause.todo else todo
         with_key = f" with the key {shortened(key)}" if key and self.field == "value" else ""
         error = RecordDeserializationError(
             f"The {self.field} of the record{with_key} cannot be deserialized: "
@@ -503,7 +507,7 @@ def locate_error(
     """Return the error with topic, partition and offset, and how to continue."""
     after = batch.next_offset
     facts = {**error.facts, **partition._asdict(), "offset": position, "next_offset": after}
-    todo = f"Seek to {after}, after the batch, and run `embedlog verify`."
+    todo = f"Seek to {after}, after the batch." + VERIFY
     return CorruptBatchError(error.what, todo=todo, **facts)
 
 

@@ -323,7 +323,7 @@ class GroupClient:
             if 0 < partitions < len(current.members):
                 _log.warning(
                     "Group %s has %d members for %s, so member %s gets no records; run "
-                    "fewer members, or add partitions with create_partitions",
+                    "fewer members, or add partitions",
                     *(group.name, len(current.members), plural(partitions, "partition"), member.id),
                 )
 

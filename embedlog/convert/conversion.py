@@ -15,13 +15,11 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from embedlog.audit.range_counts import report_published
-from embedlog.avro.arrow_types import avro_schema
-from embedlog.avro.record_decoder import RowError
-from embedlog.avro.schema import AvroType, parse
 from embedlog.catalog import TopicInfo, refuse_internal
 from embedlog.config import TopicConfig
+from embedlog.convert.avro_types import avro_schema, parse
 from embedlog.convert.keys import KeyDecoder, check_keys
-from embedlog.convert.stored_rows import StoredRows, read_rows
+from embedlog.convert.stored_rows import RowError, StoredRows, read_rows
 from embedlog.convert.stored_values import (
     AvroValues,
     JsonValues,
@@ -45,6 +43,7 @@ from embedlog.errors import (
     UnknownSchemaError,
 )
 from embedlog.files import process_id
+from embedlog.hints import Hint, alter_topic
 from embedlog.lazy import np, pa, pc
 from embedlog.partition import journal
 from embedlog.publish import app_versions, staging
@@ -87,6 +86,9 @@ class ConversionOptions:
     """The names of columns by those of the fields of the values."""
     skip_invalid: bool = False
     """Whether records that do not fit are left out."""
+
+
+_PASS_SCHEMA = Hint("Pass schema, with the types.", "Add --schema-from FILE.")
 
 
 class ConvertedPartition(NamedTuple):
@@ -175,11 +177,14 @@ class Conversion:
                         todo="Leave it out.",
                     )
         elif self._source.config.value_serializer not in ("avro", "json"):
+            alter = alter_topic(self._source.name, {"value.serializer": "avro"})
             raise InvalidConfigError(
                 f"The values of the topic are {self._source.config.value_serializer}, and only "
                 "those of avro and json have columns",
                 topic=self._source.name,
-                todo="If they are, say so: `embedlog topics alter NAME -c value.serializer=avro`.",
+                todo=Hint(
+                    f"If they are, say so: {alter}.", f"If they are, say so: `{alter.shell}`."
+                ),
             )
 
     # What is done
@@ -273,9 +278,12 @@ class Conversion:
             partition=rows.partition,
             offset=rows.offset(row),
             column=column,
-            todo="The records before it were copied. Change the schema so that it fits, or leave "
-            "such records out with skip_invalid (--skip-invalid), and repeat the conversion: it "
-            "goes on here.",
+            todo="The records before it were copied."
+            + Hint(
+                "Change the schema so that it fits, or leave such records out with skip_invalid.",
+                "Change the schema so that it fits, or leave such records out with --skip-invalid.",
+            )
+            + "Then repeat the conversion: it goes on here.",
         )
 
     # Where it begins
@@ -514,7 +522,7 @@ class Conversion:
             raise InvalidSchemaError(
                 "The topic has no values whose columns could be inferred",
                 topic=self._source.name,
-                todo="Pass schema (--schema-from).",
+                todo=_PASS_SCHEMA,
             )
         try:
             schema = read_json(lines, None).schema
@@ -522,7 +530,7 @@ class Conversion:
             raise InvalidSchemaError(
                 f"The columns cannot be inferred from the values: {error}",
                 topic=self._source.name,
-                todo="Pass schema (--schema-from).",
+                todo=_PASS_SCHEMA,
             ) from error
         for column in schema:
             if pa.types.is_null(column.type):
@@ -530,7 +538,7 @@ class Conversion:
                     f"The field {column.name} of the values is always null",
                     topic=self._source.name,
                     column=column.name,
-                    todo="Pass schema (--schema-from) with its type.",
+                    todo=_PASS_SCHEMA,
                 )
         return schema
 
@@ -569,8 +577,9 @@ class Conversion:
                         topic=self._source.name,
                         partition=number,
                         offset=rows.offset(row),
-                        todo="Pass key (--key): the column of the values that has the key, or the "
-                        "name of a column to add for it.",
+                        todo=Hint("Pass key=.", "Add --key NAME.")
+                        + "It is the column of the values that has the key, or the name of a "
+                        "column to add for it.",
                     )
                 break
 
@@ -595,7 +604,10 @@ class TypedConverter(NamedTuple):
         if not schema.key:
             _refuse_keyed(rows)
         present = pa.array(np.nonzero(~rows.deleted)[0])
-        values = self.values.columns(stored.take(present) if rows.deleted.any() else stored)
+        try:
+            values = self.values.columns(stored.take(present) if rows.deleted.any() else stored)
+        except RowError as error:
+            raise error.among(present.to_pylist()) from error
         names = [self.options.rename.get(name, name) for name in values.schema.names]
         values = pa.RecordBatch.from_arrays(values.columns, names=names)
         keys = rows.keys.take(present)
@@ -623,9 +635,9 @@ def _refuse_keyed(rows: StoredRows) -> None:
         raise RowError(int(keyed.argmax()), "", "it has a key, and the topic has no key column")
 
 
-def _property_names(schema: AvroType, name: str, columns: set[str]) -> tuple[str, ...]:
+def _property_names(schema: Mapping[str, Any], name: str, columns: set[str]) -> tuple[str, ...]:
     """Return the columns that a property of a record names, if they are there."""
-    value = schema.properties.get(name)
+    value = schema.get(name)
     names = value if isinstance(value, list) else [value]
     if not all(isinstance(column, str) and column in columns for column in names):
         return ()
@@ -635,9 +647,11 @@ def _property_names(schema: AvroType, name: str, columns: set[str]) -> tuple[str
 def _first_failure(rows: StoredRows, convert: Convert, error: Exception) -> tuple[int, Exception]:
     """Return the first record that cannot be converted, and why; ``error`` is of all."""
     low, high = 0, rows.size
+    row = error.row if isinstance(error, RowError) else high // 2
+    guesses = iter((row, row + 1))
     while low < high:
         # Once there is one record left, it is tried by itself, for an error of its own.
-        middle = max((low + high) // 2, low + 1)
+        middle = min(max(next(guesses, (low + high) // 2), low + 1), high)
         try:
             convert(rows.slice(low, middle))
         except _ROW_ERRORS as failure:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from embedlog.avro.arrow_types import arrow_type
-from embedlog.avro.record_decoder import AvroDecoder, RowError
-from embedlog.avro.schema import AvroField, AvroType, parse
 from embedlog.batch.key_bytes import key_bytes
-from embedlog.convert.stored_values import wire_ids
+from embedlog.convert.avro_columns import AvroDecoder, to_columns
+from embedlog.convert.avro_types import arrow_type, column_name, parse
+from embedlog.convert.stored_rows import RowError
+from embedlog.convert.stored_values import PREFIX, wire_id
 from embedlog.errors import InvalidSchemaError, UnknownSchemaError
 from embedlog.lazy import np, pa, pc
 
@@ -55,10 +55,12 @@ class KeyDecoder:
             return pa.float32() if is_short else pa.float64()
         with suppress(RowError, ValueError):  # Of a first key that is neither Avro nor JSON.
             if self._serializer == "avro":
-                schema = self._schema(int(wire_ids(keys)[0]))
-                fields = {field.column: field.type for field in schema.fields}
-                if schema.kind != "record" or name in fields:
-                    return arrow_type(fields.get(name, schema), name)
+                schema = parse(self._schema_of(wire_id(keys[0].as_py())))
+                if isinstance(schema, list) or schema["type"] != "record":
+                    return arrow_type(schema, name)
+                fields = {column_name(field): field["type"] for field in schema["fields"]}
+                if name in fields:
+                    return arrow_type(fields[name], name)
             if self._serializer == "json":
                 key = json.loads(keys[0].as_py())
                 key = key.get(name) if isinstance(key, dict) else key
@@ -129,40 +131,51 @@ class KeyDecoder:
             raise ValueError("it has another length")
         return parts
 
-    def _schema(self, schema_id: int) -> AvroType:
-        return parse(self._schema_of(schema_id))
-
     def _avro_columns(self, keys: Any, fields: Sequence[Any]) -> list[Any]:
-        present = np.nonzero(keys.is_valid().to_numpy(zero_copy_only=False))[0]
-        values = keys.take(pa.array(present))
-        ids = wire_ids(values)
-        parts, order = [], []
-        for schema_id in np.unique(ids).tolist():
-            (rows,) = np.nonzero(ids == schema_id)
+        rows_of: dict[int, list[int]] = {}
+        stored = keys.to_pylist()
+        for row, key in enumerate(stored):
+            if key is not None:
+                try:
+                    rows_of.setdefault(wire_id(key), []).append(row)
+                except RowError as error:
+                    raise error.among([row]) from error
+        parts, order = [[pa.nulls(1, field.type)] for field in fields], [-1]
+        for schema_id, rows in rows_of.items():
             try:
-                schema = self._schema(schema_id)
-            except (UnknownSchemaError, InvalidSchemaError) as error:
-                raise RowError(int(present[rows[0]]), "", error.what) from error
-            if schema.kind != "record":
+                columns = self._columns_of(schema_id, [stored[row] for row in rows], fields)
+            except RowError as error:
+                raise error.among(rows) from error
+            for part, column in zip(parts, columns, strict=True):
+                part.append(column)
+            order += rows
+        # Of a row without a key the first one is taken, which is null.
+        where = np.zeros(len(keys), np.int64)
+        where[order[1:]] = np.arange(1, len(order))
+        return [pa.concat_arrays(part).take(pa.array(where)) for part in parts]
+
+    def _columns_of(self, schema_id: int, keys: list[bytes], fields: Sequence[Any]) -> list[Any]:
+        """Return the columns of keys of one schema."""
+        try:
+            schema = parse(self._schema_of(schema_id))
+            if isinstance(schema, list) or schema["type"] != "record":
                 # A record of one field has the same encoding as its field.
-                field = AvroField(fields[0].name, schema, column=fields[0].name)
-                schema = AvroType("record", fields=(field,))
-            names = [field.column for field in schema.fields]
+                field = {"name": fields[0].name, "type": schema}
+                schema = {"type": "record", "name": "key", "fields": [field]}
+            names = list(map(column_name, schema["fields"]))
             if sorted(names) != sorted(field.name for field in fields):
-                raise RowError(
-                    int(present[rows[0]]), "", f"the key has the fields {', '.join(names)}"
-                )
-            batch = AvroDecoder(schema).decode(values.take(pa.array(rows)), 5)
-            columns = [batch.column(field.name).cast(field.type) for field in fields]
-            parts.append(columns)
-            order.append(present[rows])
-        if not parts:
-            return [pa.nulls(len(keys), field.type) for field in fields]
-        where = np.full(len(keys), -1)
-        joined = np.concatenate(order)
-        where[joined] = np.arange(len(joined))
-        indices = pa.array(where, mask=where < 0)
-        return [pa.concat_arrays(list(column)).take(indices) for column in zip(*parts, strict=True)]
+                raise RowError(0, "", f"the key has the fields {', '.join(names)}")
+            decoder = AvroDecoder(schema)
+        except (UnknownSchemaError, InvalidSchemaError) as error:
+            raise RowError(0, "", error.what) from error
+        records = []
+        for row, key in enumerate(keys):
+            try:
+                records.append(decoder.decode(key, PREFIX.size))
+            except RowError as error:
+                raise RowError(row, error.column, error.reason) from error
+        batch = to_columns(records, schema)
+        return [batch.column(field.name).cast(field.type) for field in fields]
 
 
 def _value_of(data: bytes, data_type: Any) -> Any:

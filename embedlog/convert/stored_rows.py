@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from embedlog.batch import tables
@@ -16,6 +16,24 @@ _READ_BYTES = 8 << 20
 CHUNK_BYTES = 16 << 20
 CHUNK_ROWS = 1 << 17
 """A chunk ends with the batch that reaches one of these; both are of decoded columns."""
+
+
+class RowError(Exception):
+    """A record cannot be converted.
+
+    Args:
+        row: Its number among those that were given.
+        column: The path of the field.
+        reason: Why, as the end of a sentence.
+    """
+
+    def __init__(self, row: int, column: str, reason: str) -> None:
+        super().__init__(row, column, reason)
+        self.row, self.column, self.reason = row, column, reason
+
+    def among(self, rows: Sequence[int]) -> RowError:
+        """Return the error with the number of its row among all, of which some were given."""
+        return RowError(int(rows[self.row]), self.column, self.reason)
 
 
 class StoredRows(NamedTuple):

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cached_property
-from struct import pack
+from struct import Struct
 from typing import Any, Protocol
 
-from embedlog.avro.arrow_types import columns_of
-from embedlog.avro.record_decoder import AvroDecoder, RowError
-from embedlog.avro.record_encoder import encode
-from embedlog.avro.schema import AvroType, parse
-from embedlog.batch.arrays import data
+from embedlog.convert.avro_columns import AvroDecoder, encode, to_columns
+from embedlog.convert.avro_types import columns_of, parse
+from embedlog.convert.stored_rows import RowError
 from embedlog.errors import InvalidRecordError, InvalidSchemaError, UnknownSchemaError
-from embedlog.lazy import np, pa, pc
+from embedlog.lazy import pa
 from embedlog.schemas.json_columns import (
     from_json,
     json_objects,
@@ -22,8 +20,8 @@ from embedlog.schemas.json_columns import (
     read_json,
 )
 
-_PREFIX_BYTES = 5
-"""Before the encoding: a zero, and the id of the schema as a big-endian int32."""
+PREFIX = Struct(">bi")
+"""Before the encoding: a zero, and the id of the schema."""
 
 
 class ValueDecoder(Protocol):
@@ -49,10 +47,10 @@ class AvroValues:
 
     Args:
         schema_of: Returns the schema with an id, as JSON.
-        reader: The schema to which those of the values are resolved.
+        reader: The schema to which those of the values are resolved, as `parse` returns it.
     """
 
-    def __init__(self, schema_of: Callable[[int], str], reader: AvroType) -> None:
+    def __init__(self, schema_of: Callable[[int], str], reader: Any) -> None:
         self._schema_of, self._reader = schema_of, reader
         self._decoders: dict[int, AvroDecoder] = {}
 
@@ -63,66 +61,40 @@ class AvroValues:
 
     def columns(self, values: Any) -> Any:
         """Return values as a `pyarrow.RecordBatch`."""
-        ids = wire_ids(values)
-        distinct = np.unique(ids).tolist()
-        if len(distinct) <= 1:
-            return self._decoder(distinct[0] if distinct else None, 0).decode(values, _PREFIX_BYTES)
-        parts, order = [], []
-        for schema_id in distinct:
-            (rows,) = np.nonzero(ids == schema_id)
-            decoder = self._decoder(schema_id, int(rows[0]))
+        records = []
+        for row, value in enumerate(values.to_pylist()):
             try:
-                parts.append(decoder.decode(values.take(pa.array(rows)), _PREFIX_BYTES))
+                records.append(self._decoder(wire_id(value)).decode(value, PREFIX.size))
             except RowError as error:
-                raise RowError(int(rows[error.row]), error.column, error.reason) from None
-            order.append(rows)
-        inverse = np.argsort(np.concatenate(order))
-        table = pa.Table.from_batches(parts).combine_chunks()
-        return table.to_batches()[0].take(pa.array(inverse))
+                raise RowError(row, error.column, error.reason) from error
+        return to_columns(records, self._reader)
 
-    def _decoder(self, schema_id: int | None, row: int) -> AvroDecoder:
-        if schema_id is None:
-            return AvroDecoder(self._reader)
+    def _decoder(self, schema_id: int) -> AvroDecoder:
         decoder = self._decoders.get(schema_id)
         if decoder is None:
             try:
-                writer = parse(self._schema_of(schema_id))
-                decoder = AvroDecoder(writer, self._reader)
+                decoder = AvroDecoder(parse(self._schema_of(schema_id)), self._reader)
             except (UnknownSchemaError, InvalidSchemaError) as error:
                 column = getattr(error, "column", None)
-                raise RowError(row, column or "", f"{error.what} (schema {schema_id})") from error
+                raise RowError(0, column or "", f"{error.what} (schema {schema_id})") from error
             self._decoders[schema_id] = decoder
         return decoder
 
 
-def wire_ids(values: Any) -> Any:
-    """Return the ids of the schemas of values, as a numpy array.
+def wire_id(value: bytes) -> int:
+    """Return the id of the schema of a value.
 
     Raises:
-        RowError: A value is not in the wire format.
+        RowError: The value is not in the wire format.
     """
-    count = len(values)
-    if not count:
-        return np.zeros(0, np.int64)
-    ends = np.frombuffer(values.buffers()[1], np.int32, count + 1, 4 * values.offset)
-    content = np.frombuffer(values.buffers()[2] or b"\0", np.uint8)
-    lengths = np.diff(ends)
-    short = lengths < _PREFIX_BYTES
-    start = np.where(short, 0, ends[:-1])
-    prefix = content[np.minimum(start[:, None] + np.arange(_PREFIX_BYTES), len(content) - 1)]
-    wrong = short | (prefix[:, 0] != 0)
-    if wrong.any():
-        raise RowError(
-            int(wrong.argmax()), "", "it does not begin with 0 and the id of a schema in 4 bytes"
-        )
-    return np.ascontiguousarray(prefix[:, 1:]).view(">i4")[:, 0].astype(np.int64)
+    if len(value) < PREFIX.size or value[0] != 0:
+        raise RowError(0, "", "it does not begin with 0 and the id of a schema in 4 bytes")
+    return int(PREFIX.unpack_from(value)[1])
 
 
-def avro_values(columns: Any, schema: AvroType, schema_id: int) -> Any:
+def avro_values(columns: Any, schema: Any, schema_id: int) -> Any:
     """Return rows in Confluent's wire format, as a `pyarrow.BinaryArray`."""
-    prefix = data(pack(">bi", 0, schema_id), pa.binary())
-    encoded = encode(columns, schema)
-    return pc.binary_join_element_wise(prefix, encoded, data(b"", pa.binary()))
+    return pa.array(encode(columns, schema, PREFIX.pack(0, schema_id)), pa.binary())
 
 
 class JsonValues:

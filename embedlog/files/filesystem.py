@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Final
 
 from embedlog.errors import DiskFullError, StorageError, UnsupportedFilesystemError
+from embedlog.hints import Hint
 
 OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -66,9 +67,9 @@ def storage_error(
     what = f"{operation} failed: {reason} ({errno.errorcode.get(number, number)})"
     todo = None
     if number == errno.EACCES:
-        todo = (
-            "Run it as the user who owns the log; share(group) lets Spark's executors of other "
-            "users read and stage."
+        todo = "Run it as the user who owns the log." + Hint(
+            "share(group) lets Spark's executors of other users read and stage.",
+            "`embedlog share GROUP` lets Spark's executors of other users read and stage.",
         )
     return kind(what, errno=number, operation=operation, path=path, todo=todo)
 
@@ -86,8 +87,8 @@ def refuse_remote(magic: int, path: str) -> None:
         raise UnsupportedFilesystemError(
             f"Opening a log over a remote file system ({REMOTE_FILESYSTEMS[magic]}) can destroy it",
             todo="Open it on the host that has its disk; Spark executors on other hosts read and "
-            "write it through their mounts. Pass unsafe_filesystem=True only if no other host "
-            "opens it.",
+            "write it through their mounts."
+            + Hint("Pass unsafe_filesystem=True only if no other host opens it.", ""),
             path=path,
         )
 
@@ -102,7 +103,9 @@ def refuse_public(mode: int, path: str) -> None:
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise UnsupportedFilesystemError(
             "Anyone may replace the files of this directory",
-            todo="Run chmod o-w on it, or pass unsafe_filesystem=True.",
+            todo=Hint(
+                "Run chmod o-w on it, or pass unsafe_filesystem=True.", "Run chmod o-w on it."
+            ),
             path=path,
         )
 

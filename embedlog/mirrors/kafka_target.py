@@ -28,6 +28,7 @@ from embedlog.batch import CONTROL, EXPLICIT_OFFSETS, MERGED, EncodedBatch, Plac
 from embedlog.batch.add_headers import add_headers, to_batch
 from embedlog.config.values import setting_text
 from embedlog.errors import FencedError, MirrorConflictError, MirrorDivergedError, raised_in_body
+from embedlog.hints import AS_SITE, Hint
 from embedlog.lazy import np, pa
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.hops import Hop, Place, with_hop
@@ -185,7 +186,10 @@ class KafkaTarget:
             raise MirrorConflictError(
                 "The values of the topic are columns, and those of Kafka are bytes",
                 topic=topic.name,
-                todo="Copy it to a topic of Avro or JSON with `embedlog convert`, and mirror that.",
+                todo=Hint(
+                    "Copy it to a topic of Avro or JSON with log.convert, and mirror that.",
+                    "Copy it to a topic of Avro or JSON with `embedlog convert`, and mirror that.",
+                ),
             )
         if topic.registry is not None and name not in self._source_topics:
             _logger.warning(
@@ -317,7 +321,7 @@ class KafkaTarget:
             raise MirrorConflictError(
                 "There is such a topic, which is no copy, and has records of its own",
                 topic=name,
-                todo="Mirror as a site, which becomes a part of the names of the copies; or merge.",
+                todo=AS_SITE,
             )
         return True
 

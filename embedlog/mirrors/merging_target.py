@@ -29,6 +29,7 @@ from embedlog.batch.add_headers import to_batch
 from embedlog.batch.wire import headers_type, schema, timestamp_type
 from embedlog.config import TopicConfig
 from embedlog.errors import MirrorConflictError, OffsetOutOfRangeError
+from embedlog.hints import Hint
 from embedlog.lazy import np, pa
 from embedlog.mirrors.audit_counts import CopyCounts
 from embedlog.mirrors.avro_ids import SchemaIds, prepare_schemas
@@ -134,7 +135,10 @@ class MergingTarget:
             raise MirrorConflictError(
                 "The topic has other columns than at the source",
                 topic=name,
-                todo="Give both topics the same schema with alter_topic.",
+                todo=Hint(
+                    "Give both topics the same schema with alter_topic.",
+                    "Give both topics the same schema with a Python program.",
+                ),
             )
         if name not in self._topics:
             lock = f"{source.site_id} into {info.id}"

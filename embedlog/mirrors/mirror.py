@@ -27,6 +27,7 @@ from embedlog.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.hints import Hint
 from embedlog.maintenance.activity import Event, report
 from embedlog.mirrors.audit_counts import AuditCounts
 from embedlog.mirrors.ends import MirrorPosition, MirrorSource, MirrorTarget, SourceTopic
@@ -102,7 +103,10 @@ class MirrorOptions:
         if self.groups is not None and self.merge:
             raise InvalidConfigError(
                 "Offsets of groups are not copied by a mirror that merges, which has other offsets",
-                todo="Use a time: `embedlog groups reset GROUP --by-duration 1h`.",
+                todo=Hint(
+                    'Use a time: log.group(name).reset_offsets("1h").',
+                    "Use a time: `embedlog groups reset GROUP --by-duration 1h`.",
+                ),
             )
 
     def match(self, topic: str) -> bool:
@@ -589,7 +593,10 @@ def _diverged(topic: str, partition: int, offset: int, cut: int) -> MirrorDiverg
         partition=partition,
         offset=offset,
         next_offset=cut,
-        todo=f"Truncate the copy with log.partition(…).truncate_to({cut}), or delete it.",
+        todo=Hint(
+            f"Truncate the copy with log.partition(…).truncate_to({cut}), or delete it.",
+            f"Truncate the copy at offset {cut} with a Python program, or delete it.",
+        ),
     )
 
 

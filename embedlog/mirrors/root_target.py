@@ -27,6 +27,7 @@ from embedlog.errors import (
     UnexpectedAppendOffsetError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.hints import AS_SITE, MIRRORS, Hint, alter_topic
 from embedlog.mirrors.audit_counts import CopyCounts
 from embedlog.mirrors.avro_ids import SchemaIds, prepare_schemas
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
@@ -105,7 +106,10 @@ class RootTarget:
             raise MirrorConflictError(
                 f"The topic is a copy of {info.config.mirror_source}, not of {wanted.source}",
                 topic=name,
-                todo="Mirror as another site, which becomes a part of the names of the copies.",
+                todo=Hint(
+                    "Mirror as another site, which becomes a part of the names of the copies.",
+                    "Pass another name with --as, which becomes a part of the names of the copies.",
+                ),
             )
         copy = MIRRORED_TOPICS.get(self.root.context.state, info.id)
         if copy is None:
@@ -145,18 +149,19 @@ class RootTarget:
         """
         before = MIRRORED_TOPICS.get(self.root.context.state, info.id)
         if before is not None and before.source == copy.source:
+            again = alter_topic(info.name, {"mirror.source": copy.source})
             raise MirrorConflictError(
                 f"The topic is no copy of {copy.source} any more, since a failover",
                 topic=info.name,
-                todo="Mirror into the other direction now. To make it a copy again, delete it; or, "
-                f'if nothing was written to it since, call alter_topic("{info.name}", '
-                f'{{"mirror.source": "{copy.source}"}}).',
+                todo="Mirror into the other direction now. To make it a copy again, delete it."
+                # In both forms, since the status of the mirror keeps it as text.
+                f" Or, if nothing was written to it since, call {again}, or run `{again.shell}`.",
             )
         logs = [self.root.partition(info.name, number) for number in range(info.partitions)]
         if any(log.tail().log_end_offset for log in logs) or (
             bool(info.schema_version) is not bool(topic.schemas)
         ):
-            todo = "Mirror as a site, which becomes a part of the names of the copies; or merge."
+            todo: str = AS_SITE
             if topic.copy_of == source_name(self.site_id, info.name):
                 todo = (
                     "The topic of the source was a copy of it until a failover. To make it the "
@@ -257,7 +262,7 @@ class RootTarget:
                     topic=name,
                     partition=partition,
                     next_offset=end,
-                    todo="A mirror that follows copies them again; otherwise repeat the call.",
+                    todo="A mirror that follows copies them again; otherwise mirror again.",
                 ) from error
             raise MirrorConflictError(
                 "Another process wrote to the copy",
@@ -345,7 +350,7 @@ def hold_topic_lock(root: Root, name: str, topic: str, source: str) -> Iterator[
                 topic=topic,
                 pid=error.pid,
                 state=error.state,
-                todo="Run one mirror of a source and a topic; `embedlog mirror status` lists them.",
+                todo="Run one mirror of a source and a topic." + MIRRORS,
             ) from error
         yield
 
@@ -367,7 +372,7 @@ def hold_lock(root: Root, name: str) -> Iterator[None]:
             raise LockTimeoutError(
                 f"Another process runs the mirror {name}",
                 **error.facts,
-                todo="`embedlog mirror status` says what it does.",
+                todo=MIRRORS,
             ) from error
         yield
     finally:

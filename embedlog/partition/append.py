@@ -17,6 +17,7 @@ from embedlog.batch import EXPLICIT_OFFSETS, EncodedBatch
 from embedlog.batch.add_headers import with_timestamp
 from embedlog.errors import CorruptionError, DiskFullError, NotLeaderOrFollowerError
 from embedlog.files.files import LINK_CHECK_SECONDS
+from embedlog.hints import REPAIR
 from embedlog.index import IndexEntry
 from embedlog.partition import flush, producer_state, roll, validation
 from embedlog.partition.append_fast import append_fast
@@ -105,7 +106,7 @@ def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
             **log.where,
             path=file.path,
             position=size,
-            todo="Run `embedlog repair`, which first reports what it would drop.",
+            todo=REPAIR,
         )
     return file, tail
 
@@ -312,7 +313,7 @@ class PendingAppend:
                         f"The log ends at offset {current.log_end_offset}, and ended at "
                         f"{before.log_end_offset} when the append began",
                         **log.where,
-                        todo="Repeat the call.",
+                        todo="Try again.",
                     )
                 self.tail = self.tail.with_flush(current)
         packed = self.tail.pack()

@@ -19,6 +19,7 @@ from embedlog.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
+from embedlog.hints import VERIFY
 from embedlog.partition import lookup
 from embedlog.partition.recovery import current_tail
 from embedlog.partition.state import PartitionState
@@ -335,7 +336,7 @@ class PartitionReader:
             log.refresh()
             next_good = log.visible_end(current_tail(log))
         facts = {**error.facts, **log.where, "offset": self.offset, "next_offset": next_good}
-        todo = f"Seek to {next_good}, which can be read again, and run `embedlog verify`."
+        todo = f"Seek to {next_good}, which can be read again." + VERIFY
         return CorruptBatchError(error.what, todo=todo, **facts)
 
 

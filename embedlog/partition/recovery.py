@@ -22,6 +22,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.groups import offsets
+from embedlog.hints import REPAIR
 from embedlog.index import IndexEntry
 from embedlog.partition import (
     journal,
@@ -338,7 +339,7 @@ def _damaged(
         offset=segment.base_offset,
         path=log.path_of(segment),
         position=position,
-        todo="Nothing was cut; run `embedlog repair`, which first reports what it would drop.",
+        todo="Nothing was cut." + REPAIR,
     )
 
 

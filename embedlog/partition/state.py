@@ -34,6 +34,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files, WakePage
 from embedlog.files.reserve import Reserve
+from embedlog.hints import REPAIR
 from embedlog.partition import producer_state
 from embedlog.partition.bounded_clock import last_reading
 from embedlog.partition.log_lock import LogLock
@@ -616,7 +617,7 @@ class PartitionState:
             "A flush failed; what was written since the last good one may be lost",
             **self.where,
             errno=errno,
-            todo="Check the disk, then run `embedlog repair`.",
+            todo="Check the disk." + REPAIR,
         )
 
 

@@ -20,6 +20,7 @@ from embedlog.errors import (
     RecordBatchTooLargeError,
     RecordTooLargeError,
 )
+from embedlog.hints import FAILOVER
 from embedlog.partition.state import PartitionState
 from embedlog.schemas.statistics import text_columns_of
 from embedlog.schemas.topic_schema import OTHER_LOG, TopicSchema
@@ -133,7 +134,7 @@ def check_writer(log: PartitionState, mirror: str = "") -> None:
         f"The topic is a copy of {source}, and only its mirror writes to it",
         **log.where,
         source=source,
-        todo="Write to the source; if that is lost, run `embedlog failover` here first.",
+        todo=FAILOVER,
     )
 
 

@@ -38,7 +38,7 @@ _NAMED = ("record", "error", "enum", "fixed")
 _TIMES = datetime.date | datetime.time | str
 
 
-def _children(schema: Any) -> tuple[str, Any]:
+def type_and_attributes(schema: Any) -> tuple[str, Any]:
     """Return the type of a schema and its attributes; a union is the type ``union``."""
     if isinstance(schema, list):
         return "union", schema
@@ -46,7 +46,7 @@ def _children(schema: Any) -> tuple[str, Any]:
         return schema, {}
     kind = schema["type"]
     # A type in parentheses, such as {"type": {"type": "array", ...}}.
-    return _children(kind) if isinstance(kind, dict | list) else (kind, schema)
+    return type_and_attributes(kind) if isinstance(kind, dict | list) else (kind, schema)
 
 
 # Checks
@@ -64,7 +64,7 @@ def checker_of(schema: Any) -> Check | None:
 
 
 def _checker(schema: Any, path: str, named: dict[str, Check | None]) -> Check | None:
-    kind, attributes = _children(schema)
+    kind, attributes = type_and_attributes(schema)
     logical = attributes.get("logicalType") if isinstance(attributes, dict) else None
     if kind in _INT_BITS:
         return _int_checker(kind, logical, path)
@@ -242,7 +242,7 @@ def parser_of(schema: Any) -> Parse:
 
 
 def _parser(schema: Any, named: dict[str, Parse]) -> Parse:
-    kind, attributes = _children(schema)
+    kind, attributes = type_and_attributes(schema)
     logical = attributes.get("logicalType") if isinstance(attributes, dict) else None
     parse = _LOGICAL.get((kind, logical)) or _PRIMITIVE.get(kind)
     if kind in _NAMED and parse is not None:

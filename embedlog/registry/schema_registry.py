@@ -22,6 +22,7 @@ from embedlog.errors import (
     InvalidSchemaError,
     UnknownSchemaError,
 )
+from embedlog.hints import Hint
 from embedlog.keyspace import (
     COMPATIBILITY_LEVELS,
     REGISTERED_SCHEMAS,
@@ -323,8 +324,10 @@ class SchemaRegistry:
                 return current
         raise UnknownSchemaError(
             f"The registry has no subject {subject!r}",
-            todo="Register a schema with log.schemas.register(subject, schema), or with "
-            "`embedlog schemas register`.",
+            todo=Hint(
+                "Register a schema with log.schemas.register(subject, schema).",
+                "Register a schema with `embedlog schemas register`.",
+            ),
             subject=subject,
         )
 

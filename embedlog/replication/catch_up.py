@@ -31,6 +31,7 @@ from embedlog.errors import (
 )
 from embedlog.failures import Failures
 from embedlog.files.throttle import Throttle
+from embedlog.hints import REPAIR
 from embedlog.partition import leader_epochs
 from embedlog.partition.tail import Tail
 from embedlog.replication.copies import lock_copy, remove_copies
@@ -196,8 +197,7 @@ class ReplicaCopy:
                     f"The leader's copy is damaged at byte {piece.position}, and is not copied",
                     **self.log.where,
                     path=f"{leader.directory.path}/{leader.path}",
-                    todo="No other copy that is in sync has it; run `embedlog repair`, which "
-                    "first reports what it would drop.",
+                    todo="No other copy that is in sync has it." + REPAIR,
                 )
         if not target.has(piece):
             self._throttle.spend(len(piece.data), self._check_stopped)

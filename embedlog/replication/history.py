@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from embedlog import catalog, kv
 from embedlog.catalog import PartitionInfo
 from embedlog.errors import ReplicasDivergedError
+from embedlog.hints import Hint
 from embedlog.keyspace import LIVE_EPOCHS, LIVE_VERSION, METADATA_EPOCHS, METADATA_VERSION
 from embedlog.partition.tail import TAILS
 from embedlog.replication.directory import LogDirectory
@@ -122,8 +123,14 @@ def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError
         f"{first.path} and {second.path} were each written to without the other",
         todo=f"After epoch {parted} of the metadata they have {extra_writes(first, second)} and "
         f"{extra_writes(second, first)} writes of their own; {records}. Decide which one counts, "
-        f"and remove the other: `embedlog --root {first.path} replicas remove --force "
-        f"{second.path}`, or the other way round. Then move its files away, and add it again.",
+        "and remove the other."
+        + Hint(
+            f"Open {first.path} and call remove_replica({second.path!r}, force=True), or the other "
+            "way round.",
+            f"Run `embedlog --root {first.path} replicas remove --force {second.path}`, or the "
+            "other way round.",
+        )
+        + "Then move its files away, and add it again.",
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from embedlog import kv
 from embedlog.errors import NotEnoughReplicasError
+from embedlog.hints import GIVE_UP, Hint
 from embedlog.keyspace import ASSIGNMENTS as _ASSIGNMENTS
 from embedlog.keyspace import DIRECTORIES as _DIRECTORIES
 from embedlog.keyspace import METADATA_EPOCHS
@@ -139,8 +140,9 @@ def check_quorum(image: MetadataImage, online: Collection[int]) -> None:
         raise NotEnoughReplicasError(
             f"{len(online)} of {count} directories of the log are online, and a change of its "
             f"metadata needs {required}; {', '.join(offline)} cannot be used",
-            todo="Bring a directory back, or give it up with "
-            '`embedlog replicas remove PATH --force`; mode="r" reads what is there.',
+            todo="Bring a directory back."
+            + GIVE_UP
+            + Hint('Open the log with mode="r" to read what is there.', ""),
             in_sync=len(online),
             required=required,
         )

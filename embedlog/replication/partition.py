@@ -316,7 +316,7 @@ class ReplicatedPartition(PartitionLog):
         return NotLeaderOrFollowerError(
             "The partition has another leader, or other replicas, than before",
             **self.where,
-            todo="Repeat the call.",
+            todo="Try again.",
         )
 
     def remove_unnamed(self, files: Files) -> int:

@@ -31,6 +31,7 @@ from embedlog.failures import Failures
 from embedlog.files.paths import FORMAT_FILE
 from embedlog.files.reserve import RESERVE_FILE
 from embedlog.files.throttle import Throttle
+from embedlog.hints import Hint
 from embedlog.record import TopicPartition
 from embedlog.replication.catch_up import copy_partition
 from embedlog.replication.copies import remove_copies
@@ -176,7 +177,7 @@ def _check_directories(image: MetadataImage, replicas: Sequence[int], **where: A
         raise InvalidReplicationAssignmentError(
             f"The log has no directory {unknown[0]}",
             **where,
-            todo="`embedlog replicas list` shows the directories.",
+            todo=Hint("See log.replicas().", "See `embedlog replicas list`."),
         )
 
 
@@ -416,8 +417,11 @@ def remove_directories(
             + ", ".join(f"{name}-{number}" for name, number in only[:5])
             + (", …" if len(only) > 5 else ""),
             replicas=tuple(image.directories[each].path for each in broken),
-            todo="Bring the directory back; or lose these records with "
-            "remove_replica(path, force=True).",
+            todo="Bring the directory back."
+            + Hint(
+                "Or lose these records with remove_replica(path, force=True).",
+                "Or lose these records with `embedlog replicas remove PATH --force`.",
+            ),
         )
     moves = plan(root, gone)
     opened = {each: controller.directories.get(each) for each in gone}
@@ -442,7 +446,7 @@ def remove_directories(
             raise NotEnoughReplicasError(
                 f"{plural(len(left), 'partition')} still have copies in the directories, such as "
                 f"{left[0]}: {why}",
-                todo="Repeat the call.",
+                todo="Try again.",
             )
         if not gone or controller.remove(gone):
             break

@@ -118,7 +118,7 @@ def add_directory(root: BaseReplicatedRoot, path: str, rack: str | None = None) 
             raise NotALogError(
                 "The directory is a log of its own",
                 path=path,
-                todo="Name a new or empty directory; `embedlog mirror` copies other logs.",
+                todo="Name a new or empty directory; a mirror copies other logs.",
             )
         check_format(files, replicated=True)
     finally:

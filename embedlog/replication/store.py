@@ -262,7 +262,7 @@ class ReplicatedStore:
         if not any(each in online for each in committed):
             raise NotEnoughReplicasError(
                 "The directories failed that had the change, one after the other",
-                todo="Repeat the call: it may not be known whether the change was made.",
+                todo="Try again: it may not be known whether the change was made.",
             )
 
     def _commit(

@@ -19,6 +19,7 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.hints import GIVE_UP
 from embedlog.partition import PartitionLog
 from embedlog.partition.tail import TAILS
 from embedlog.record import TopicPartition
@@ -85,7 +86,7 @@ def _longest(
             f"The copy in {paths[0]} has {plural(counts[leader], 'record')}, and that in "
             f"{paths[1]}, which is offline, has {counts[longest]:,}",
             **log.where,
-            todo="Bring that directory back; or give it up with remove_replica(path, force=True).",
+            todo="Bring that directory back." + GIVE_UP,
         )
     return leader
 

@@ -45,6 +45,7 @@ from embedlog.files import Files, WakePage
 from embedlog.files.paths import FORMAT_FILE, is_there
 from embedlog.files.reserve import RESERVE_FILE, Reserve, is_reserve
 from embedlog.groups import offsets
+from embedlog.hints import ADD_REPLICA, Hint
 from embedlog.keyspace import FORMAT_VERSION
 from embedlog.partition import flush, tail
 from embedlog.partition.log_lock import LogLock
@@ -215,14 +216,14 @@ class Root:
             raise InvalidReplicationAssignmentError(
                 "The log is in one directory, so there is nothing to choose",
                 path=self.path,
-                todo="Add directories with `embedlog replicas add PATH`.",
+                todo=ADD_REPLICA,
             )
         if replication_factor not in (None, 1):
             raise InvalidReplicationFactorError(
                 f"The log is in one directory, so there is no second place for a copy: "
                 f"replication_factor must be 1, got {replication_factor!r}",
                 path=self.path,
-                todo="Add directories with `embedlog replicas add PATH`.",
+                todo=ADD_REPLICA,
             )
         return None
 
@@ -295,7 +296,10 @@ class Root:
                 f"The topic has partitions 0 to {info.partitions - 1}",
                 topic=topic,
                 partition=number,
-                todo="Add partitions with create_partitions.",
+                todo=Hint(
+                    "Add partitions with create_partitions.",
+                    "Add partitions with `embedlog topics alter TOPIC -p N`.",
+                ),
             )
         with self._lock:
             log = self._partitions.get((topic, number))

@@ -7,6 +7,7 @@ from typing import Any
 from embedlog.batch.arrays import number
 from embedlog.batch.decode import offset_range
 from embedlog.errors import SerializationError
+from embedlog.hints import Hint
 from embedlog.lazy import pa, pc
 from embedlog.schemas.column_types import stored_type
 from embedlog.schemas.infer import INDEX
@@ -33,7 +34,10 @@ def conform(table: pa.Table, schema: TopicSchema, topic: str) -> pa.Table:
                 f"The topic has no column {name!r}, only {', '.join(names)}",
                 topic=topic,
                 column=name,
-                todo="Leave it out, rename it, or add it with alter_topic.",
+                todo=Hint(
+                    "Leave it out, rename it, or add it with alter_topic.",
+                    "Leave it out, rename it, or add it with alter_topic in Python.",
+                ),
             )
         if table.column_names.count(name) > 1:
             raise SerializationError(
@@ -299,7 +303,10 @@ def _check_cast(source: Any, target: Any, name: str, topic: str, *, inside: bool
                     f"Column {name} of the topic has no field {field.name!r}",
                     topic=topic,
                     column=name,
-                    todo="Leave it out, or add it with alter_topic.",
+                    todo=Hint(
+                        "Leave it out, or add it with alter_topic.",
+                        "Leave it out, or add it with alter_topic in Python.",
+                    ),
                 )
             inner = fields[field.name]
             _check_cast(field.type, inner, f"{name}.{field.name}", topic, inside=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from embedlog.display import need
 from embedlog.errors import EmbedlogError, InvalidQueryError, InvalidSchemaError
+from embedlog.hints import Hint
 from embedlog.lazy import pa, pc
 from embedlog.schemas.pushdown import PushedFilter, pushed_filter
 from embedlog.schemas.reading import TOMBSTONE, names_in, text_of
@@ -214,7 +215,7 @@ def _not_in_polars(field: Any, topic: str) -> InvalidSchemaError:
         f"Polars does not have the type {field.type} of the column {field.name}",
         topic=topic,
         column=field.name,
-        todo="Read the topic with to_arrow(columns=…).",
+        todo=Hint("Read the topic with to_arrow(columns=…).", "Use `embedlog export TOPIC FILE`."),
     )
 
 

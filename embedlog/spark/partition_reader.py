@@ -30,6 +30,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.files.paths import FORMAT_FILE
+from embedlog.hints import VERIFY
 from embedlog.segment import SegmentFile
 from embedlog.spark import arrow_columns
 from embedlog.spark.plan import FileChunk, LogInputPartition, PartitionSlice
@@ -367,7 +368,7 @@ def _read_copy(
             "Not a segment of this log: its schema is longer than the file",
             path=chunk.path,
             position=0,
-            todo="Run `embedlog verify`.",
+            todo=VERIFY,
         )
     read = file.mapped_fast if chunk.sealed else file.read_fast
     while position < end:

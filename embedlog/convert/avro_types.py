@@ -27,12 +27,29 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from embedlog.avro.schema import ARROW_NAME, ARROW_TYPE, AvroType, parse
 from embedlog.errors import InvalidSchemaError
 from embedlog.lazy import pa
+from embedlog.registry.avro_schema import parse_stored
+from embedlog.registry.avro_values import type_and_attributes
 
+ARROW_TYPE, ARROW_NAME = "arrow.type", "arrow.name"
+"""Properties that embedlog adds: the Arrow type of a value, and the name of a column, where
+Avro has no such type or does not allow the name."""
 MOST_DIGITS = 76
 """The digits of Arrow's largest decimal."""
+_LOGICAL_TYPES = {
+    "decimal": ("bytes", "fixed"),
+    "date": ("int",),
+    "time-millis": ("int",),
+    "time-micros": ("long",),
+    **{
+        f"{prefix}timestamp-{unit}": ("long",)
+        for prefix in ("", "local-")
+        for unit in ("millis", "micros", "nanos")
+    },
+}
+"""The logical types that have a type of Arrow, and the types that they annotate; other ones are
+ignored, as Avro demands."""
 _UNITS = {"s": "millis", "ms": "millis", "us": "micros", "ns": "nanos"}
 _MAP = "map"
 _FIXED_SIZE_LIST = re.compile(r"fixed_size_list\[(\d+)\]")
@@ -45,62 +62,127 @@ _SMALL_INTEGERS = ("int8", "int16", "uint8", "uint16")
 # From Avro
 
 
-def columns_of(schema: AvroType) -> pa.Schema:
+def parse(text: str) -> Any:
+    """Return a schema in which the definition of each type stands in the place of its name.
+
+    A union is a list, and any other type a dict with its attributes.
+
+    Args:
+        text: A schema of the registry, as JSON.
+
+    Raises:
+        InvalidSchemaError: It is recursive.
+    """
+    parsed = parse_stored(text).parsed
+    named = parsed.get("__named_schemas", {}) if isinstance(parsed, dict) else {}
+    return _inlined(parsed, named, "", ())
+
+
+def _inlined(schema: Any, named: Mapping[str, Any], where: str, outer: tuple[str, ...]) -> Any:
+    kind, attributes = type_and_attributes(schema)
+    if kind == "union":
+        return [_inlined(branch, named, where, outer) for branch in attributes]
+    if kind in named and not attributes:
+        kind, attributes = type_and_attributes(named[kind])
+    name = attributes.get("name")
+    if name in outer:
+        _refuse(
+            f"The type {name} contains itself, and columns cannot be recursive",
+            where,
+            "Store these values as JSON or bytes, or leave the field out of the schema.",
+        )
+    result = {**attributes, "type": "record" if kind == "error" else kind}
+    for part, suffix in (("items", "[]"), ("values", "{}")):
+        if part in attributes:
+            result[part] = _inlined(attributes[part], named, where + suffix, outer)
+    if "fields" in attributes:
+        result["fields"] = [
+            {
+                **field,
+                "type": _inlined(
+                    field["type"], named, path(where, column_name(field)), (*outer, name)
+                ),
+            }
+            for field in attributes["fields"]
+        ]
+    return result
+
+
+def path(where: str, name: str) -> str:
+    """Return the path of a field."""
+    return f"{where}.{name}" if where else name
+
+
+def column_name(field: Mapping[str, Any]) -> str:
+    """Return the name of the column of a field, which Avro may not allow for the field."""
+    name: str = field.get(ARROW_NAME) or field["name"]
+    return name
+
+
+def columns_of(schema: Any) -> pa.Schema:
     """Return the columns of a record.
 
     Raises:
         InvalidSchemaError: It is not a record, or has a type that no column can have.
     """
-    if schema.kind != "record":
+    kind = "union" if isinstance(schema, list) else schema["type"]
+    if kind != "record":
         _refuse(
-            f"The values are of the type {schema.kind}, and not records",
+            f"The values are of the type {kind}, and not records",
             "",
             "A typed topic needs records, whose fields become its columns.",
         )
-    return pa.schema([column_of(field.type, field.column) for field in schema.fields])
+    return pa.schema([_column_of(field) for field in schema["fields"]])
 
 
-def column_of(schema: AvroType, name: str) -> Any:
-    """Return a type as a column of a name.
-
-    Raises:
-        InvalidSchemaError: No column can have this type.
-    """
-    return pa.field(name, arrow_type(schema, name), is_nullable(schema))
+def _column_of(field: Mapping[str, Any]) -> Any:
+    name = column_name(field)
+    return pa.field(name, arrow_type(field["type"], name), _is_nullable(field["type"]))
 
 
-def is_nullable(schema: AvroType) -> bool:
-    """Return whether a type is a union that has null."""
-    return any(branch.kind == "null" for branch in schema.branches)
+def _is_nullable(schema: Any) -> bool:
+    return any(branch["type"] == "null" for branch in branches(schema))
 
 
-def value_type(schema: AvroType, where: str) -> AvroType:
+def branches(schema: Any) -> list[Any]:
+    """Return the types of a union; of another type only that."""
+    return schema if isinstance(schema, list) else [schema]
+
+
+def value_type(schema: Any, where: str) -> dict[str, Any]:
     """Return the type of values that are not null.
 
     Raises:
         InvalidSchemaError: It is null, or a union of several types.
     """
-    if schema.kind == "null":
+    others = [branch for branch in branches(schema) if branch["type"] != "null"]
+    if not others and not isinstance(schema, list):
         _refuse("The field is always null", where, "Leave it out of the schema, or give it a type.")
-    if schema.kind != "union":
-        return schema
-    branches = [branch for branch in schema.branches if branch.kind != "null"]
-    if len(branches) != 1 or branches[0].kind == "union":
-        kinds = ", ".join(branch.name or branch.kind for branch in branches) or "null only"
+    if len(others) != 1:
+        kinds = ", ".join(branch.get("name", branch["type"]) for branch in others) or "null only"
         _refuse(
             f"The field is a union of {kinds}, and a column has one type",
             where,
             'Register a version of the schema in which it is a union of "null" and one type, such '
             "as a record with a field for each of these types, or string.",
         )
-    return branches[0]
+    result: dict[str, Any] = others[0]
+    return result
 
 
-def arrow_type(schema: AvroType, where: str) -> Any:
+def logical_type(schema: Mapping[str, Any]) -> str | None:
+    """Return the logical type of a type, if there is one of Arrow for it."""
+    logical = schema.get("logicalType")
+    if logical == "decimal" and not schema.get("precision"):
+        return None
+    return logical if schema["type"] in _LOGICAL_TYPES.get(str(logical), ()) else None
+
+
+def arrow_type(schema: Any, where: str) -> Any:
     """Return the Arrow type of the values of a type.
 
     Args:
-        schema: The type.
+        schema: The type, as `parse` returns it.
         where: The path of the field, for errors.
 
     Raises:
@@ -110,24 +192,25 @@ def arrow_type(schema: AvroType, where: str) -> Any:
     declared = _declared(schema, where)
     if declared is not None:
         return declared
-    if schema.logical is not None:
-        return _logical_type(schema, where)
-    if schema.kind == "record":
-        if not schema.fields:
+    if logical_type(schema) is not None:
+        return _logical_arrow_type(schema, where)
+    kind = schema["type"]
+    if kind == "record":
+        if not schema["fields"]:
             _refuse("The record has no fields", where, "Give it one, or leave it out.")
         return pa.struct(
             [
-                (field.column, arrow_type(field.type, f"{where}.{field.column}"))
-                for field in schema.fields
+                (column_name(field), arrow_type(field["type"], path(where, column_name(field))))
+                for field in schema["fields"]
             ]
         )
-    if schema.kind == "array":
-        return pa.list_(arrow_type(schema.inner, f"{where}[]"))
-    if schema.kind == "map":
-        return pa.map_(pa.string(), arrow_type(schema.inner, f"{where}{{}}"))
-    if schema.kind == "fixed":
-        return pa.binary(schema.size)
-    return _plain_types()[schema.kind]
+    if kind == "array":
+        return pa.list_(arrow_type(schema["items"], f"{where}[]"))
+    if kind == "map":
+        return pa.map_(pa.string(), arrow_type(schema["values"], f"{where}{{}}"))
+    if kind == "fixed":
+        return pa.binary(schema["size"])
+    return _plain_types()[kind]
 
 
 def _plain_types() -> dict[str, Any]:
@@ -143,52 +226,52 @@ def _plain_types() -> dict[str, Any]:
     }
 
 
-def _logical_type(schema: AvroType, where: str) -> Any:
-    if schema.logical == "decimal":
-        if schema.precision > MOST_DIGITS:
+def _logical_arrow_type(schema: Mapping[str, Any], where: str) -> Any:
+    logical = str(logical_type(schema))
+    if logical == "decimal":
+        precision = schema["precision"]
+        if precision > MOST_DIGITS:
             _refuse(
-                f"The decimal has {schema.precision} digits, and Arrow's have at most "
-                f"{MOST_DIGITS}",
+                f"The decimal has {precision} digits, and Arrow's have at most {MOST_DIGITS}",
                 where,
                 "Register a version of the schema with fewer digits, or with string.",
             )
-        decimal = pa.decimal128 if schema.precision <= 38 else pa.decimal256
-        return decimal(schema.precision, schema.scale)
-    name, _, precision = str(schema.logical).rpartition("-")
+        decimal = pa.decimal128 if precision <= 38 else pa.decimal256
+        return decimal(precision, schema.get("scale", 0))
+    name, _, precision = logical.rpartition("-")
     unit = {"millis": "ms", "micros": "us", "nanos": "ns"}.get(precision, "")
-    if schema.logical == "date":
+    if logical == "date":
         return pa.date32()
     if name == "time":
         return pa.time32(unit) if unit == "ms" else pa.time64(unit)
     return pa.timestamp(unit, tz="UTC" if name == "timestamp" else None)
 
 
-def _declared(schema: AvroType, where: str) -> Any:
+def _declared(schema: Mapping[str, Any], where: str) -> Any:
     """Return the type that the property ``arrow.type`` names, if the Avro type holds its values."""
-    text = schema.arrow
-    if text is None:
+    text = schema.get(ARROW_TYPE)
+    if not isinstance(text, str):
         return None
-    if schema.kind == "array":
+    if schema["type"] == "array":
+        items = schema["items"]
         if match := _FIXED_SIZE_LIST.fullmatch(text):
-            return pa.list_(arrow_type(schema.inner, f"{where}[]"), int(match[1]))
-        pair = schema.inner
-        if text == _MAP and pair.kind == "record" and len(pair.fields) == 2:
-            key, value = (arrow_type(field.type, f"{where}{{}}") for field in pair.fields)
+            return pa.list_(arrow_type(items, f"{where}[]"), int(match[1]))
+        if text == _MAP and not isinstance(items, list) and len(items.get("fields", ())) == 2:
+            key, value = (arrow_type(field["type"], f"{where}{{}}") for field in items["fields"])
             return pa.map_(key, value)
         return None
-    data_type = named_type(text)
+    data_type = _named_type(text)
     if data_type is None or pa.types.is_nested(data_type):
         return None
-    same = parse(_AvroNames("x").type_of(data_type, "x"))
-    is_same = _form(same) == _form(schema) and same.arrow == text
+    same = _AvroNames("x").type_of(data_type, "x")
+    if not isinstance(same, dict) or same.get(ARROW_TYPE) != text:
+        return None
+    form = ("type", "logicalType", "precision", "scale", "size")
+    is_same = all(same.get(name) == schema.get(name) for name in form)
     return data_type if is_same else None
 
 
-def _form(schema: AvroType) -> tuple[Any, ...]:
-    return schema.kind, schema.logical, schema.precision, schema.scale, schema.size
-
-
-def named_type(text: str) -> Any:
+def _named_type(text: str) -> Any:
     """Return a type of Arrow without others inside, by its text; None if there is none."""
     try:
         if match := _DECIMAL.fullmatch(text):

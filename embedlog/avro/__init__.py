@@ -1,1 +1,0 @@
-"""Avro's schemas and binary encoding, as columns of Arrow: no Python code runs per record."""
