@@ -83,13 +83,6 @@ class WrittenCounts:
         # producer or, for one with a name, by an earlier one.
         self._end = log.end_offset()
 
-    def add(self, receipt: Appended, batch: EncodedBatch, identity: Identity) -> None:
-        """Count a batch that the log has; one thread at a time calls it."""
-        windows = windows_of(batch, receipt.timestamp)
-        self.queue.append((receipt, windows, batch.count, batch.size, identity))
-        if len(self.queue) > _MAX_QUEUED:
-            self.merge()
-
     def merge(self) -> None:
         """Put together what is in the queue."""
         with self._lock:
@@ -123,18 +116,17 @@ class ProducerCounts(Counts):
     def restart(self) -> None:
         """See `Counts.restart`."""
         super().restart()
-        self._partitions: dict[tuple[int, int], WrittenCounts] = {}
+        self._partitions: dict[PartitionLog, WrittenCounts] = {}
         self._started: dict[tuple[Identity, int], Report] = {}
         self._ended: list[Report] = []
 
     def _open(self, log: PartitionLog) -> WrittenCounts:
         """Return the counts for a partition; begin to count it, unless it is counted already."""
-        key = log.topic_id, log.partition
-        counts = self._partitions.get(key)
+        counts = self._partitions.get(log)
         if counts is None:
             self.reporter.add(self)
             new = WrittenCounts(log, exact=self.process.tier == COPY)
-            counts = self._partitions.setdefault(key, new)
+            counts = self._partitions.setdefault(log, new)
         return counts
 
     def identified(self, log: PartitionLog, identity: tuple[int, int]) -> None:
@@ -151,12 +143,16 @@ class ProducerCounts(Counts):
     def written(
         self, log: PartitionLog, receipt: Appended, batch: EncodedBatch, identity: Identity
     ) -> None:
-        """Count a batch that the log has."""
-        self._open(log).add(receipt, batch, identity)
+        """Count a batch that the log has; one thread at a time calls it for a partition."""
+        counts = self._partitions.get(log) or self._open(log)
+        windows, queue = windows_of(batch, receipt.timestamp), counts.queue
+        queue.append((receipt, windows, batch.count, batch.size, identity))
+        if len(queue) > _MAX_QUEUED:
+            counts.merge()
 
     def ceased(self, log: PartitionLog) -> None:
         """Note that a topic is not audited any more: its last report is not the end."""
-        counts = self._partitions.pop((log.topic_id, log.partition), None)
+        counts = self._partitions.pop(log, None)
         if counts is not None:
             self.reporter.report(reports=[self._report(COUNT, log, run) for run in counts.take()])
         for identity, topic_id in list(self._started):
