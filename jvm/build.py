@@ -52,7 +52,11 @@ def main() -> int:
         # Another process may be starting Spark with the jar: replace it in one step.
         partial = JAR.with_suffix(f".{os.getpid()}.partial")
         manifest = Path(directory, "MANIFEST.MF")
-        manifest.write_text(f"Implementation-Version: {version()}\n")
+        version = runpy.run_path(str(VERSION))
+        manifest.write_text(
+            f"Implementation-Version: {version['__version__']}\n"
+            f"Specification-Version: {' '.join(version['TESTED_SPARK_VERSIONS'])}\n"
+        )
         archive = [jar, "--create", "--file", partial, "--date", _ENTRY_DATE]
         archive += ["--manifest", manifest]
         content = ["-C", classes, ".", "-C", HERE / "resources", "."]
@@ -67,11 +71,6 @@ def release_of(javac: str) -> int:
     process = subprocess.run([javac, "-version"], capture_output=True, text=True)
     found = re.search(r"javac (\d+)", process.stdout + process.stderr)
     return int(found[1]) if found else 0
-
-
-def version() -> str:
-    """Return the version of embedlog, which the jar compares with that of the Python package."""
-    return str(runpy.run_path(str(VERSION))["__version__"])
 
 
 def find_tool(name: str) -> str | None:

@@ -16,8 +16,6 @@ from support.audit_faults import double, lose
 import embedlog
 from embedlog import TopicPartition
 from embedlog.audit import audit_topic
-from embedlog.audit.audit_topic import MIRROR
-from embedlog.audit.range_counts import RangeCount, count_batches, report_ranges
 from embedlog.audit.reporter import reporter_of
 from embedlog.catalog import AUDIT
 from embedlog.cli import main
@@ -25,6 +23,7 @@ from embedlog.compaction.rebatch import rebatch
 from embedlog.config import ProducerConfig
 from embedlog.errors import InvalidConfigError, InvalidTopicError
 from embedlog.kafka.transactions import Transactions
+from embedlog.listeners import MIRROR, Client, CopiedRange, count_minutes
 
 HOUR = 3_600_000
 NOON = 1_700_049_600_000 // HOUR * HOUR
@@ -667,11 +666,15 @@ def test_a_mirror_reports_what_it_copied(log):
 
     def counted(first, stop):
         batches = [b for b in whole if first <= b.base_offset < stop]
-        return RangeCount(partition, first, stop, count_batches(batches))
+        return CopiedRange(partition, first, stop, count_minutes(batches))
 
-    report_ranges(log.root, MIRROR, "north", [counted(0, 300)])
+    client = Client(MIRROR, "north")
+    (listener,) = log.root.listeners.of(partition.config, client)
+    listener.copied(counted(0, 300))
+    reporter_of(log.root).report_all()
     assert values(log.audit("t", "1h"), "mirror", "unread") == dict.fromkeys(range(3), 200)
-    report_ranges(log.root, MIRROR, "north", [counted(600, 900)])
+    listener.copied(counted(600, 900))
+    client.close()
 
     result = log.audit("t", "1h")
 

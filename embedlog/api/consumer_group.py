@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +14,6 @@ from embedlog.api.reset_offsets import (
     To,
     reset_target,
 )
-from embedlog.audit.group_counts import report_reset
 from embedlog.consumer.arguments import to_topic_partition
 from embedlog.consumer.group_client import open_group
 from embedlog.display import NONE, cut, html_table, moment, need, plural, public_names, text_table
@@ -29,6 +28,7 @@ from embedlog.errors import (
 )
 from embedlog.group import Group, GroupSnapshot
 from embedlog.groups.offsets import CommittedOffset, check_group_id
+from embedlog.listeners import GROUP, Client
 from embedlog.partition.reader import record_at
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
@@ -324,8 +324,21 @@ class ConsumerGroup:
             positions[partition] = OffsetAndMetadata(after, metadata, offsets.leader_epoch)
         if not dry_run:
             group.reset(positions)
-            report_reset(self._root, self.name, changes)
+            self._tell_of_reset(changes)
         return OffsetResetResult(self.name, changes, dry_run)
+
+    def _tell_of_reset(self, changes: Mapping[TopicPartition, OffsetChange]) -> None:
+        """Tell listeners where the group begins, or what it leaves out."""
+        client = Client(GROUP, self.name)
+        for partition, (before, after) in changes.items():
+            log = self._root.partition(*partition)
+            log.refresh()
+            for listener in self._root.listeners.of(log.config, client):
+                if before is None:
+                    listener.began(log, after)
+                elif before < after:
+                    listener.skipped(log, before, after)
+        client.close()
 
     def _select(
         self, topics: str | Iterable[str] | None, partitions: Partitions | None

@@ -28,6 +28,7 @@ from typing import (
     overload,
 )
 
+from embedlog import audit
 from embedlog.api.topic import Topic
 from embedlog.catalog import (
     INTERNAL,
@@ -805,7 +806,6 @@ class Log:
         """Reopen the log in two directories."""
         from embedlog.api.replicas import id_of, several
         from embedlog.files.paths import real_path
-        from embedlog.replication.root import ReplicatedRoot
 
         self._check_no_clients()
         before, path = self.root, real_path(path)
@@ -815,7 +815,7 @@ class Log:
                 self._maintenance = None
         before.close()
         try:
-            self.root = ReplicatedRoot([before.path, path], racks={path: rack}, **before.options())
+            self.root = open_root([before.path, path], racks={path: rack}, **before.options())
         except BaseException:
             self.root = open_root(before.path, **before.options())
             raise
@@ -1515,7 +1515,7 @@ def open_root(
         paths = [directory_of(each) for each in path]
     else:
         try:
-            return Root(directory_of(cast("str", path)), **options)
+            return audit.subscribe(Root(directory_of(cast("str", path)), **options))
         except HasReplicasError:
             paths = [directory_of(cast("str", path))]
     # Imported here: most logs are in one directory.
@@ -1524,7 +1524,7 @@ def open_root(
     from embedlog.replication.root import ReplicatedRoot
 
     labels = {real_path(directory_of(each)): rack for each, rack in (racks or {}).items()}
-    return ReplicatedRoot(real_paths(paths), racks=labels, **options)
+    return audit.subscribe(ReplicatedRoot(real_paths(paths), racks=labels, **options))
 
 
 def open_logs() -> list[Log]:

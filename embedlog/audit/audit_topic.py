@@ -21,6 +21,7 @@ from embedlog.catalog import AUDIT
 from embedlog.config import TopicConfig
 from embedlog.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError
 from embedlog.lazy import np, pa
+from embedlog.listeners import COPY, GROUP, MIRROR, PIPELINE, PRODUCER
 from embedlog.partition import PartitionLog
 from embedlog.root.root import Root
 from embedlog.schemas.reading import TypedReader
@@ -28,19 +29,14 @@ from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import first_version
 from embedlog.schemas.typed_batch import encode_typed
 
-PRODUCER, COPY, GROUP, PIPELINE, MIRROR = "producer", "copy", "group", "pipeline", "mirror"
 TIERS = (PRODUCER, COPY, GROUP, PIPELINE, MIRROR)
-"""The tiers that report; the log itself is counted when it is asked for.  A mirror is a `MIRROR` in
-the log that it reads, and a `COPY` in the log that it writes."""
+"""The tiers that report; the log itself is counted when it is asked for."""
 
 START, END = "start", "end"
 COUNT, SKIP, RETURN = "count", "skip", "return"
 """Kinds of reports: a client begins, and a producer was closed; records were written, or read
 and committed; a reader moved over offsets without reading them; records were read and given back
 uncommitted."""
-
-NO_MINUTE = -(1 << 40)
-"""In place of a minute: the records of batches that span minutes, as readers count them."""
 
 SETTINGS: Final[Mapping[str, object]] = {
     "segment.bytes": 4 << 20,
@@ -54,8 +50,8 @@ _BATCH_ROWS = 20_000
 """Rows per batch, so that no batch is larger than ``max.message.bytes``."""
 
 
-class Client(NamedTuple):
-    """Who counted."""
+class ClientProcess(NamedTuple):
+    """Who counted: a client, and the process that it was in."""
 
     tier: str
     name: str
@@ -69,7 +65,7 @@ class Client(NamedTuple):
 class Report(NamedTuple):
     """What a client counted in a partition."""
 
-    client: Client
+    client: ClientProcess
     kind: str
     topic: str
     topic_id: int
@@ -221,7 +217,7 @@ def _add_rows(reports: dict[int, Report], stored: dict[str, Any], topic_id: int)
         process, _, partition, first, stop, producer, epoch, number, records, size, minute = facts
         report = reports.get(number)
         if report is None:
-            who = Client(tier, name, client, host, process)
+            who = ClientProcess(tier, name, client, host, process)
             report = reports[number] = Report(
                 *(who, kind, topic, topic_id, partition, first, stop, {}, producer, epoch, number)
             )

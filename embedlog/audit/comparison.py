@@ -13,30 +13,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog import keyspace
 from embedlog.audit import audit_topic
-from embedlog.audit.audit_topic import (
-    COPY,
-    COUNT,
-    END,
-    GROUP,
-    NO_MINUTE,
-    PRODUCER,
-    RETURN,
-    SKIP,
-    START,
-    Report,
-)
+from embedlog.audit.audit_topic import COUNT, END, RETURN, SKIP, START, Report
 from embedlog.audit.log_counts import PartitionCounts, sums
 from embedlog.batch import MINUTE_MS
 from embedlog.display import html_table, moment, need, plural, text_table
 from embedlog.errors import InvalidConfigError
 from embedlog.group import Group
 from embedlog.lazy import np, pa
+from embedlog.listeners import COPY, GROUP, NO_MINUTE, PRODUCER
 from embedlog.partition import PartitionLog
 from embedlog.partition import tail as tails
 from embedlog.record import TopicPartition
@@ -100,9 +90,6 @@ class AuditRow(NamedTuple):
     counts: WindowCounts
 
 
-_Rows = dict[tuple[int, Counted], WindowCounts]
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class AuditResult:
     """The audit of a topic; see `Log.audit`."""
@@ -128,20 +115,17 @@ class AuditResult:
 
     def to_arrow(self) -> pa.Table:
         """Return a `pyarrow.Table` with a row per window and tier."""
-        names = [item.name for item in fields(WindowCounts)]
-        who = zip(*(row.who for row in self.rows), strict=True) if self.rows else [()] * 5
-        numbers = [astuple(row.counts) for row in self.rows]
-        counts = zip(*numbers, strict=True) if numbers else [()] * len(names)
-        windows = pa.array([row.window for row in self.rows], pa.timestamp("ms", tz="UTC"))
-        types = [pa.string()] * 4 + [pa.int64()]
-        columns = {"window": windows} | {
-            name: pa.array(column, data_type)
-            for name, column, data_type in zip(Counted._fields, who, types, strict=True)
-        }
-        return pa.table(
-            columns
-            | {name: pa.array(col, pa.int64()) for name, col in zip(names, counts, strict=True)}
+        types = {"window": pa.timestamp("ms", tz="UTC")}
+        types |= dict.fromkeys(Counted._fields, pa.string())
+        types |= dict.fromkeys(
+            ["process", *(each.name for each in fields(WindowCounts))], pa.int64()
         )
+        return pa.Table.from_pylist(self._dicts(), pa.schema(types))
+
+    def _dicts(self) -> list[dict[str, object]]:
+        return [
+            {"window": row.window, **row.who._asdict(), **asdict(row.counts)} for row in self.rows
+        ]
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Return the rows to any library that takes Arrow data."""
@@ -160,15 +144,10 @@ class AuditResult:
 
     def to_dict(self) -> dict[str, object]:
         """Return everything as plain dicts and lists, for JSON."""
-        names = [item.name for item in fields(WindowCounts)]
         return {
             "topic": self.topic,
             "window_ms": self.window_ms,
-            "rows": [
-                {"window": row.window, **row.who._asdict()}
-                | dict(zip(names, astuple(row.counts), strict=True))
-                for row in self.rows
-            ],
+            "rows": self._dicts(),
             "differences": self.differences,
             "audited": self.audited,
         }
@@ -249,12 +228,20 @@ class _Selection:
     since: int | None
     until: int | None
     """Numbers of windows: the first, and the one after the last; None for no limit."""
-    rows: _Rows = field(default_factory=lambda: defaultdict(WindowCounts))
+    rows: defaultdict[tuple[int, Counted], WindowCounts] = field(
+        default_factory=lambda: defaultdict(WindowCounts)
+    )
 
     def has(self, window: int) -> bool:
         """Return whether a window is selected."""
         after = self.since is None or window >= self.since
         return after and (self.until is None or window < self.until)
+
+    def add(self, window: int, who: Counted, **counts: int) -> None:
+        """Add to what a tier has of a window; the names are those of `WindowCounts`."""
+        row = self.rows[window, who]
+        for name, number in counts.items():
+            setattr(row, name, getattr(row, name) + number)
 
     def told(self, report: Report) -> dict[int, list[int]]:
         """Return records and bytes of a report by window."""
@@ -382,11 +369,9 @@ def _compare_partition(
     )
     deleted_below = max(counts.start, cleaned)
     for window, records in selection.selected(counts.by_window()):
-        row = selection.rows[window, Counted(LOG)]
-        row.records += records
-        row.log_records += records
+        selection.add(window, Counted(LOG), records=records, log_records=records)
     for window, size in selection.selected(counts.sizes()):
-        selection.rows[window, Counted(LOG)].bytes += size
+        selection.add(window, Counted(LOG), bytes=size)
     copies = [report for report in reports if report.client.tier == COPY]
     copied = _compare_copies(selection, counts, copies, deleted_below)
     written = [report for report in reports if report.client.tier == PRODUCER]
@@ -404,7 +389,7 @@ def _compare_partition(
     if not clients.any:
         # With reports of producers, the loss is named with the producer.
         for window, records in lost.items():
-            selection.rows[window, Counted(LOG)].missing += records
+            selection.add(window, Counted(LOG), missing=records)
 
 
 def _reached(
@@ -433,7 +418,7 @@ def _compare_copies(
 
     Returns which cells they wrote.
     """
-    copied, rows = np.zeros(len(counts.first), bool), selection.rows
+    copied = np.zeros(len(counts.first), bool)
     for report in reports:
         cells, who = counts.between(report.first_offset, report.next_offset), report.client.name
         copied[cells] = True
@@ -442,15 +427,12 @@ def _compare_copies(
         deleted = max(min(report.next_offset, deleted_below) - report.first_offset, 0)
         for window in sorted({*told, *actual}):
             (records, size), found = told.get(window, (0, 0)), actual.get(window, 0)
-            row = rows[window, Counted(COPY, who)]
-            row.records += records
-            row.bytes += size
-            row.log_records += found
-            row.doubled += max(found - records, 0)
-            gone = min(max(records - found, 0), deleted)
+            lost, more = max(records - found, 0), max(found - records, 0)
+            gone = min(lost, deleted)
             deleted -= gone
-            row.deleted += gone
-            row.missing += max(records - found, 0) - gone
+            wrote = {"records": records, "bytes": size, "log_records": found}
+            compared = {"doubled": more, "deleted": gone, "missing": lost - gone}
+            selection.add(window, Counted(COPY, who), **wrote, **compared)
     return copied
 
 
@@ -481,7 +463,6 @@ def _compare_producers(
     reported = np.zeros(len(counts.first), bool)
     ends: dict[tuple[int, int], int] = {}
     deficits: dict[int, list[_Deficit]] = defaultdict(list)
-    rows = selection.rows
     for report in reports:
         if report.kind != COUNT:
             continue
@@ -498,34 +479,29 @@ def _compare_producers(
         told = selection.told(report)
         rank = 2 if report.first_offset < deleted_below else 0 if anonymous else 1
         for window, (records, size) in told.items():
-            row, found = rows[window, who], actual.pop(window, 0)
-            row.records += records
-            row.bytes += size
-            row.log_records += found
+            found = actual.pop(window, 0)
+            more = max(found - records, 0)
+            wrote = {"records": records, "bytes": size, "log_records": found}
+            selection.add(window, who, **wrote, doubled=more)
             if records > found:
                 deficits[window].append(_Deficit(rank, who, records - found))
-            else:
-                row.doubled += found - records
         for window, found in selection.selected(actual):
-            rows[window, who].log_records += found
-            rows[window, who].doubled += found
+            selection.add(window, who, log_records=found, doubled=found)
     _count_unreported(selection, counts, reported, clients, ends)
     anonymous_records = counts.by_window(chosen=(counts.producer_id < 0) & ~copied)
     deleted: dict[int, int] = {}
     for window in {*deficits, *anonymous_records}:
         if selection.has(window):
             unnamed = anonymous_records.get(window, 0)
-            left, deleted[window] = _settle_deficits(rows, window, deficits[window], unnamed)
+            left, deleted[window] = _settle_deficits(selection, window, deficits[window], unnamed)
             if left:
-                row = rows[window, Counted(PRODUCER, NO_ID)]
-                row.records += left
-                row.unreported += left
-                row.log_records += left
+                unknown = Counted(PRODUCER, NO_ID)
+                selection.add(window, unknown, records=left, unreported=left, log_records=left)
     return deleted
 
 
 def _settle_deficits(
-    rows: _Rows, window: int, deficits: list[_Deficit], anonymous_records: int
+    selection: _Selection, window: int, deficits: list[_Deficit], anonymous_records: int
 ) -> tuple[int, int]:
     """Explain deficits by records that have no producer id.
 
@@ -539,15 +515,12 @@ def _settle_deficits(
     for rank, who, records in sorted(deficits):
         explained = min(records, anonymous_records)
         anonymous_records -= explained
-        row = rows[window, who]
-        row.log_records += explained
-        if rank == 2:
-            row.deleted += records - explained
-            deleted += records - explained
-        else:
-            row.missing += records - explained
+        left = records - explained
+        gone = left if rank == 2 else 0
+        selection.add(window, who, log_records=explained, deleted=gone, missing=left - gone)
+        deleted += gone
     if deleted:
-        rows[window, Counted(LOG)].deleted += deleted
+        selection.add(window, Counted(LOG), deleted=deleted)
     return anonymous_records, deleted
 
 
@@ -578,17 +551,12 @@ def _count_unreported(
         if identity in clients.closed and identity in ends:
             behind = own & (counts.first >= ends[identity])
             for window, records in selection.selected(counts.by_window(chosen=behind)):
-                row = selection.rows[window, who]
-                row.log_records += records
-                row.doubled += records
+                selection.add(window, who, log_records=records, doubled=records)
             own &= ~behind
         sizes = counts.sizes(own)
         for window, records in selection.selected(counts.by_window(chosen=own)):
-            row = selection.rows[window, who]
-            row.log_records += records
-            row.records += records
-            row.unreported += records
-            row.bytes += sizes[window]
+            found = {"records": records, "log_records": records, "unreported": records}
+            selection.add(window, who, **found, bytes=sizes[window])
 
 
 # Groups and other readers
@@ -619,8 +587,7 @@ class ReaderComparison:
         records = counts.records if weights is None else counts.records * weights
         windows = sums(counts.window[chosen], records[chosen])
         for window, number in self._selection.selected(windows):
-            row = self._selection.rows[window, self._who]
-            setattr(row, field_name, getattr(row, field_name) + number)
+            self._selection.add(window, self._who, **{field_name: number})
 
     def compare(self, reports: list[Report], reached: int, goes_on: bool) -> None:
         """Compare the reports of all members with the log, up to where they have read."""
@@ -645,7 +612,7 @@ class ReaderComparison:
         self._add("records", unreported)
         sizes = counts.sizes(unreported)
         for window, size in self._selection.selected(sizes):
-            self._selection.rows[window, self._who].bytes += size
+            self._selection.add(window, self._who, bytes=size)
         # As in `_skipped`, a member that began without a commit has left out what is before.
         unread = [(start, r.first_offset) for r in reports if r.kind == START]
         unread += [(r.first_offset, r.next_offset) for r in reports if r.kind == SKIP]
@@ -685,9 +652,7 @@ class ReaderComparison:
                 missing[window] += more
                 left -= more
         for window, records in missing.items():
-            row = self._selection.rows[window, self._who]
-            row.missing += records
-            row.deleted_unread += records
+            self._selection.add(window, self._who, missing=records, deleted_unread=records)
 
     def _skipped(self, reports: list[Report], read: Any) -> Any:
         """Return which cells the reader is known to have left out."""
@@ -707,24 +672,21 @@ class ReaderComparison:
 
     def _compare_report(self, report: Report, cells: slice) -> None:
         """Compare what was read in a range with what the log has there now."""
-        rows, selection = self._selection.rows, self._selection
+        selection, who = self._selection, self._who
         actual = self._counts.by_window(cells)
         told = selection.told(report)
         self._divide(report, told, actual)
         for window, (records, size) in told.items():
-            row, found = rows[window, self._who], actual.pop(window, 0)
-            row.records += records
-            row.bytes += size
-            if records < found:
-                row.missing += found - records
-            elif report.first_offset < self._deleted_below:
-                row.deleted += records - found
+            found = actual.pop(window, 0)
+            selection.add(window, who, records=records, bytes=size, missing=max(found - records, 0))
+            if report.first_offset < self._deleted_below and records >= found:
+                selection.add(window, who, deleted=records - found)
                 if window in self._deleted:
                     self._deleted[window] = max(self._deleted[window] - (records - found), 0)
             elif records > found:
                 self.lost[window] += records - found
         for window, found in selection.selected(actual):
-            rows[window, self._who].missing += found
+            selection.add(window, who, missing=found)
 
     def _divide(self, report: Report, told: dict[int, list[int]], actual: dict[int, int]) -> None:
         """Add the records that were read without a minute to the windows that the log has.

@@ -12,29 +12,22 @@ minute, which the audit takes from the log, by their offsets.
 from __future__ import annotations
 
 import logging
-import os
-import threading
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from embedlog.audit.audit_topic import (
     COUNT,
-    GROUP,
-    NO_MINUTE,
     RETURN,
     SKIP,
     START,
-    Client,
     Report,
 )
 from embedlog.audit.producer_counts import CountedRun
-from embedlog.audit.reporter import reporter_of, this_client
+from embedlog.audit.reporter import Counts
 from embedlog.batch import MINUTE_MS, Batch
 from embedlog.errors import EmbedlogError
+from embedlog.listeners import NO_MINUTE
 from embedlog.partition import PartitionLog
-from embedlog.record import TopicPartition
-from embedlog.root.root import Root
 
 _MAX_PENDING = 1000
 """Ranges that are pending one by one; of a consumer that never commits they are joined."""
@@ -71,9 +64,9 @@ class ReadCounts:
     """What a member of a group read of one partition; the caller holds the lock of the group."""
 
     def __init__(
-        self, client: Client, log: PartitionLog, committed: int | None, late: bool
+        self, counts: GroupCounts, log: PartitionLog, committed: int | None, late: bool
     ) -> None:
-        self._client, self.log, self._late = client, log, late
+        self._group, self.log, self._late = counts, log, late
         self._pending: list[ReadRange] = []
         self._committed: CountedRun | None = None
         """What was committed and is not reported."""
@@ -199,98 +192,73 @@ class ReadCounts:
         return reports + [self._report_run(RETURN, run) for run in returned]
 
     def _report_run(self, kind: str, run: CountedRun) -> Report:
-        return self._report(kind, run.first, run.stop, run.minutes())
+        return self._group.report(kind, self.log, run.first, run.stop, run.minutes())
 
-    def _report(
-        self, kind: str, first: int, stop: int, minutes: Mapping[int, Sequence[int]] | None = None
-    ) -> Report:
-        log = self.log
-        where = log.topic, log.topic_id, log.partition, first, stop
-        return Report(self._client, kind, *where, minutes or {})
+    def _report(self, kind: str, first: int, stop: int) -> Report:
+        return self._group.report(kind, self.log, first, stop)
 
 
-class GroupCounts:
-    """What a consumer counts for its group, in all partitions of audited topics.
-
-    Args:
-        root: The log.
-        group: The id of the group.
-        client_id: The ``client_id`` of the consumer.
-    """
-
-    def __init__(self, root: Root, group: str, client_id: str) -> None:
-        self._root, self._name = root, (group, client_id)
-        self.restart()
-        _all.add(self)
+class GroupCounts(Counts):
+    """What a consumer counts for its group, in all partitions of audited topics."""
 
     def restart(self) -> None:
-        """Begin without counts, at first or in a forked child: the parent reports its own."""
-        self._client = this_client(GROUP, *self._name)
-        # Guards all counts: the reporter takes them in its own thread.
-        self._lock = threading.Lock()
+        """See `Counts.restart`."""
+        super().restart()
         self._partitions: dict[tuple[str, int], ReadCounts] = {}
         self._finished: list[Report] = []
         self._new: set[ReadCounts] = set()
         """Those without a commit by this member yet."""
-        self._reporting = False
 
     # Reading
 
-    def begin(self, log: PartitionLog, committed: int | None, late: bool) -> ReadCounts:
-        """Return new counts for a partition that was assigned.
-
-        Args:
-            log: The partition.
-            committed: The committed offset at which the member begins; None if it begins
-                elsewhere.
-            late: Whether the member has read records of it before they were counted.
-        """
-        counts = ReadCounts(self._client, log, committed, late)
-        with self._lock:
+    def assigned(self, log: PartitionLog, committed: int | None, *, late: bool) -> None:
+        """Begin to count a partition."""
+        counts = ReadCounts(self, log, committed, late)
+        with self.lock:
             self._partitions[log.topic, log.partition] = counts
             self._new.add(counts)
-        if not self._reporting:
-            self._reporting = True
-            reporter_of(self._root).add(self)
-        return counts
+        self.reporter.add(self)
 
-    def read(self, counts: ReadCounts, batch: Batch, first: int, stop: int) -> None:
+    def read(self, log: PartitionLog, batch: Batch, first: int, stop: int) -> None:
         """Count the records of a batch in a range of offsets, which a poll returns."""
+        counts = self._partitions.get((log.topic, log.partition))
+        if counts is None:
+            return  # assigned to a parent, which counts it
         records, size, base = batch.count, batch.size, batch.base_offset
         if first > base or stop < batch.next_offset:
-            records = _records_between(counts.log, batch, max(first, base), stop)
+            records = _records_between(log, batch, max(first, base), stop)
             size = size * records // batch.count
         minute = batch.min_timestamp // MINUTE_MS
         if batch.max_timestamp // MINUTE_MS != minute:
             minute = NO_MINUTE
-        with self._lock:
+        with self.lock:
             counts.add(first, stop, minute, records, size)
 
-    def recall(self, counts: ReadCounts, offset: int) -> None:
+    def recalled(self, log: PartitionLog, offset: int) -> None:
         """Take back the records from an offset on, of the batch that was counted last."""
-        with self._lock:
-            counts.recall(offset)
+        with self.lock:
+            counts = self._partitions.get((log.topic, log.partition))
+            if counts is not None:
+                counts.recall(offset)
 
-    def end(self, counts: ReadCounts) -> None:
-        """Report what is left of a partition, which is not assigned any more."""
-        where = counts.log.topic, counts.log.partition
-        with self._lock:
-            # In a forked child, there are none of the parent's.
-            if self._partitions.get(where) is counts:
+    def ceased(self, log: PartitionLog) -> None:
+        """Report what is left of a partition, which is not assigned or audited any more."""
+        with self.lock:
+            counts = self._partitions.pop((log.topic, log.partition), None)
+            if counts is not None:
                 self._finished += counts.close()
                 self._new.discard(counts)
-                del self._partitions[where]
 
     # Commits
 
-    def before_commit(self, positions: Mapping[Any, Any]) -> None:
+    def committing(self, positions: Mapping[Any, Any]) -> None:
         """Report, before its first commit, where this member begins.
 
         So what is committed can be counted, even if this process is killed after the commit.
         """
         if not self._new:
             return
-        with self._lock:
+        with self.lock:
             reports = []
             for partition, position in positions.items():
                 counts = self._partitions.get(partition)
@@ -299,14 +267,14 @@ class GroupCounts:
                     reports.append(start)
                     self._new.discard(counts)
         if reports:
-            reporter_of(self._root).report(reports=reports)
+            self.reporter.report(reports=reports)
 
-    def after_commit(self, positions: Mapping[Any, Any]) -> None:
+    def committed(self, positions: Mapping[Any, Any]) -> None:
         """Count what was committed."""
         partitions = self._partitions
         if not partitions:
             return
-        with self._lock:
+        with self.lock:
             for partition, position in positions.items():
                 counts = partitions.get(partition)
                 if counts is not None:
@@ -316,49 +284,11 @@ class GroupCounts:
 
     def take_reports(self) -> list[Report]:
         """Return what was counted since the last call."""
-        with self._lock:
+        with self.lock:
             reports, self._finished = self._finished, []
             for counts in self._partitions.values():
                 reports += counts.take()
         return reports
-
-    def close(self) -> None:
-        """Report what was counted; does nothing if no topic is audited."""
-        if self._reporting:
-            self._reporting = False
-            reporter_of(self._root).remove(self)
-
-
-_all: weakref.WeakSet[GroupCounts] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for counts in list(_all):
-        counts.restart()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def report_reset(
-    root: Root, group: str, changes: Mapping[TopicPartition, tuple[int | None, int]]
-) -> None:
-    """Report that the committed offsets of a group were set, in partitions of audited topics.
-
-    Args:
-        root: The log.
-        group: The id of the group.
-        changes: The committed offset before, or None, and the new one.
-    """
-    reports, client = [], this_client(GROUP, group)
-    for (topic, number), (before, after) in changes.items():
-        log = root.partition(topic, number)
-        log.refresh()
-        if log.config.audit and (before is None or before < after):
-            kind, first = (START, after) if before is None else (SKIP, before)
-            reports.append(Report(client, kind, topic, log.topic_id, number, first, after, {}))
-    if reports:
-        reporter_of(root).report(reports=reports)
 
 
 def _records_between(log: PartitionLog, batch: Batch, first: int, stop: int) -> int:

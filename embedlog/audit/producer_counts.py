@@ -9,24 +9,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
 
-from embedlog.audit.audit_topic import COUNT, END, PRODUCER, START, Client, Report
-from embedlog.audit.reporter import reporter_of, this_client
-from embedlog.batch import MINUTE_MS, EncodedBatch, windows_of
+from embedlog.audit.audit_topic import COUNT, END, START, Report
+from embedlog.audit.reporter import Counts
+from embedlog.batch import EncodedBatch, windows_of
 from embedlog.batch.time_windows import Windows, added, as_dict
+from embedlog.listeners import COPY, Identity
 from embedlog.partition import PartitionLog
 from embedlog.record import Appended
-from embedlog.root.root import Root
 
-Identity = tuple[int, int]
-"""The id and the epoch of a producer."""
-
-_NO_IDENTITY: Identity = (-1, -1)
 _MAX_QUEUED = 512
 _MAX_WINDOWS = 64
 
-_Written = tuple[Appended, "int | Windows", int, int, "Identity | None"]
+_Written = tuple[Appended, "int | Windows", int, int, "Identity"]
 """Where a batch is, its minute or its records by minute, its records, bytes and producer."""
 
 
@@ -35,7 +30,7 @@ class CountedRun:
 
     __slots__ = ("_minutes", "_windows", "_windows_size", "first", "identity", "stop")
 
-    def __init__(self, first: int, identity: Identity = _NO_IDENTITY) -> None:
+    def __init__(self, first: int, identity: Identity = None) -> None:
         self.first = self.stop = first
         self.identity = identity
         self._minutes: dict[int, list[int]] = {}
@@ -59,14 +54,6 @@ class CountedRun:
         if len(self._windows) > _MAX_WINDOWS:
             self._windows = added(self._windows)
 
-    def add_batch(self, receipt: Appended, batch: EncodedBatch) -> None:
-        """Count a batch that was written, up to which the range extends then."""
-        self.stop, minute = receipt.next_offset, windows_of(batch, receipt.timestamp)
-        if isinstance(minute, int):
-            self.add(minute, batch.count, batch.size)
-        else:
-            self.add_windows(minute, batch.size)
-
     def minutes(self) -> dict[int, tuple[int, int]]:
         """Return records and bytes by minute; bytes of batches that span some are divided."""
         minutes = {minute: (count[0], count[1]) for minute, count in self._minutes.items()}
@@ -83,32 +70,18 @@ class CountedRun:
 class WrittenCounts:
     """What a producer wrote to one partition, as far as it is not reported."""
 
-    __slots__ = ("_end", "_lock", "_runs", "log", "queue")
+    __slots__ = ("_end", "_exact", "_lock", "_runs", "log", "queue")
 
-    def __init__(self, log: PartitionLog) -> None:
+    def __init__(self, log: PartitionLog, exact: bool) -> None:
         self.log = log
+        self._exact = exact
+        """Whether a range must not have batches of others, as where no id tells them apart."""
         self.queue: deque[_Written] = deque()
         self._runs: list[CountedRun] = []
         self._lock = threading.Lock()
         # A batch that is found to be a duplicate below this end was counted before, by this
         # producer or, for one with a name, by an earlier one.
         self._end = log.end_offset()
-
-    def add(self, receipt: Appended, batch: EncodedBatch, identity: Identity | None) -> None:
-        """Count a batch that the log has; the caller holds the drain lock of the topic."""
-        windows = windows_of(batch, receipt.timestamp)
-        self.queue.append((receipt, windows, batch.count, batch.size, identity))
-        if len(self.queue) > _MAX_QUEUED:
-            self.merge()
-
-    def add_one(
-        self, receipt: Appended, timestamp: int, size: int, identity: Identity | None
-    ) -> None:
-        """Count a batch of one record; as `add`."""
-        queue = self.queue
-        queue.append((receipt, timestamp // MINUTE_MS, 1, size, identity))
-        if len(queue) > _MAX_QUEUED:
-            self.merge()
 
     def merge(self) -> None:
         """Put together what is in the queue."""
@@ -120,8 +93,8 @@ class WrittenCounts:
                 first, stop, _, duplicate = receipt
                 if duplicate and first < self._end:
                     continue
-                if run is None or run.identity != (identity or _NO_IDENTITY):
-                    run = CountedRun(first, identity or _NO_IDENTITY)
+                if run is None or run.identity != identity or (self._exact and run.stop != first):
+                    run = CountedRun(first, identity)
                     runs.append(run)
                 run.stop = self._end = stop
                 if type(minute) is int:
@@ -129,68 +102,79 @@ class WrittenCounts:
                 else:
                     run.add_windows(minute, size)  # type: ignore[arg-type]
 
-    def take(self, client: Client) -> Iterator[Report]:
-        """Yield reports of what was counted since the last call."""
+    def take(self) -> list[CountedRun]:
+        """Return what was counted since the last call."""
         self.merge()
         with self._lock:
             runs, self._runs = self._runs, []
-        log = self.log
-        for run in runs:
-            where = log.topic, log.topic_id, log.partition, run.first, run.stop
-            yield Report(client, COUNT, *where, run.minutes(), *run.identity)
+        return runs
 
 
-class ProducerCounts:
-    """What a producer counts, in all partitions of audited topics.
+class ProducerCounts(Counts):
+    """What a producer, a publication, or a mirror that writes, counts in all partitions."""
 
-    Args:
-        root: The log.
-        name: The ``producer_name``.
-        client_id: The ``client_id``.
-    """
-
-    def __init__(self, root: Root, name: str, client_id: str) -> None:
-        self._reporter, self._client = reporter_of(root), this_client(PRODUCER, name, client_id)
-        self._partitions: dict[tuple[int, int], WrittenCounts] = {}
+    def restart(self) -> None:
+        """See `Counts.restart`."""
+        super().restart()
+        self._partitions: dict[PartitionLog, WrittenCounts] = {}
         self._started: dict[tuple[Identity, int], Report] = {}
         self._ended: list[Report] = []
-        self._reporter.add(self)
 
-    def partition(self, log: PartitionLog) -> WrittenCounts:
-        """Return the counts for a partition."""
-        key = log.topic_id, log.partition
-        counts = self._partitions.get(key)
-        return self._partitions.setdefault(key, WrittenCounts(log)) if counts is None else counts
+    def _open(self, log: PartitionLog) -> WrittenCounts:
+        """Return the counts for a partition; begin to count it, unless it is counted already."""
+        counts = self._partitions.get(log)
+        if counts is None:
+            self.reporter.add(self)
+            new = WrittenCounts(log, exact=self.process.tier == COPY)
+            counts = self._partitions.setdefault(log, new)
+        return counts
 
-    def begin(self, identity: Identity, log: PartitionLog) -> None:
+    def identified(self, log: PartitionLog, identity: tuple[int, int]) -> None:
         """Report, before the first batch for a topic, which producer has an id and an epoch.
 
         So the batches of a producer that is killed can be counted for it.
         """
+        self._open(log)
         if (identity, log.topic_id) not in self._started:
-            where = log.topic, log.topic_id, log.partition, 0, 0
-            report = Report(self._client, START, *where, {}, *identity)
+            report = self._report(START, log, CountedRun(0, identity))
             self._started[identity, log.topic_id] = report
-            self._reporter.report(reports=[report])
+            self.reporter.report(reports=[report])
 
-    def cease(self, log: PartitionLog) -> None:
+    def written(
+        self, log: PartitionLog, receipt: Appended, batch: EncodedBatch, identity: Identity
+    ) -> None:
+        """Count a batch that the log has; one thread at a time calls it for a partition."""
+        counts = self._partitions.get(log) or self._open(log)
+        windows, queue = windows_of(batch, receipt.timestamp), counts.queue
+        queue.append((receipt, windows, batch.count, batch.size, identity))
+        if len(queue) > _MAX_QUEUED:
+            counts.merge()
+
+    def ceased(self, log: PartitionLog) -> None:
         """Note that a topic is not audited any more: its last report is not the end."""
-        counts = self._partitions.pop((log.topic_id, log.partition), None)
+        counts = self._partitions.pop(log, None)
         if counts is not None:
-            self._reporter.report(reports=list(counts.take(self._client)))
+            self.reporter.report(reports=[self._report(COUNT, log, run) for run in counts.take()])
         for identity, topic_id in list(self._started):
             if topic_id == log.topic_id:
                 self._started.pop((identity, topic_id), None)
 
+    def _report(self, kind: str, log: PartitionLog, run: CountedRun) -> Report:
+        report = self.report(kind, log, run.first, run.stop, run.minutes())
+        producer_id, epoch = run.identity or (-1, -1)
+        return report._replace(producer_id=producer_id, producer_epoch=epoch)
+
     def take_reports(self) -> list[Report]:
         """Return what was counted since the last call."""
         partitions = list(self._partitions.values())
-        reports = [report for counts in partitions for report in counts.take(self._client)]
+        reports = [
+            self._report(COUNT, counts.log, run) for counts in partitions for run in counts.take()
+        ]
         ended, self._ended = self._ended, []
         return reports + ended
 
-    def close(self) -> None:
+    def closed(self) -> None:
         """Report what was counted, and that no more will be written."""
         # After the counts, in the same append.
         self._ended = [report._replace(kind=END) for report in self._started.values()]
-        self._reporter.remove(self)
+        super().closed()

@@ -12,13 +12,14 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Protocol
 
 from embedlog.audit import audit_topic
-from embedlog.audit.audit_topic import Client, Report
+from embedlog.audit.audit_topic import SKIP, START, ClientProcess, Report
 from embedlog.errors import ClosedError
+from embedlog.listeners import Client, Listener
+from embedlog.partition import PartitionLog
 from embedlog.root.root import Root
 
 REPORT_SECONDS = 10.0
@@ -27,13 +28,6 @@ REPORT_SECONDS = 10.0
 _MAX_UNWRITTEN = 10_000
 """Reports that are kept while none can be appended; older ones are dropped."""
 _log = logging.getLogger("embedlog.audit")
-
-
-class AuditedClient(Protocol):
-    """A client that counts."""
-
-    def take_reports(self) -> list[Report]:
-        """Return what was counted since the last call; any thread may call it."""
 
 
 class AuditReporter:
@@ -47,7 +41,7 @@ class AuditReporter:
         # Weak: the root is the key under which the reporter is kept.
         self._root = weakref.ref(root)
         self.generation = root.generation
-        self._counters: weakref.WeakSet[AuditedClient] = weakref.WeakSet()
+        self._counters: weakref.WeakSet[Counts] = weakref.WeakSet()
         self._unwritten: list[Report] = []
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -55,7 +49,7 @@ class AuditReporter:
         # Random bits, so that the numbers of two processes differ; they must not be negative.
         self._numbers = itertools.count(int.from_bytes(os.urandom(7)) << 7)
 
-    def add(self, counter: AuditedClient) -> None:
+    def add(self, counter: Counts) -> None:
         """Report what a client counts, from now on until it is garbage."""
         with self._lock:
             self._counters.add(counter)
@@ -73,7 +67,7 @@ class AuditReporter:
                     # What it counts is reported when it is closed, or by a later thread.
                     _log.warning("Counts are not reported meanwhile: %s", error)
 
-    def remove(self, counter: AuditedClient) -> None:
+    def remove(self, counter: Counts) -> None:
         """Report what a client counted, now and for the last time."""
         self.report([counter])
         with self._lock:
@@ -85,9 +79,7 @@ class AuditReporter:
             counters = list(self._counters)
         self.report(counters)
 
-    def report(
-        self, counters: Sequence[AuditedClient] = (), reports: Sequence[Report] = ()
-    ) -> None:
+    def report(self, counters: Sequence[Counts] = (), reports: Sequence[Report] = ()) -> None:
         """Append what clients counted, and other reports, now."""
         root = self._root()
         with self._lock:
@@ -139,20 +131,76 @@ def reporter_of(root: Root) -> AuditReporter:
         return reporter
 
 
-def _after_fork_in_child() -> None:
-    # The parent's thread may have held it.
-    global _reporters_lock
-    _reporters_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
 @cache
 def _host() -> str:
     return socket.gethostname()
 
 
-def this_client(tier: str, name: str, client: str = "") -> Client:
-    """Return a client of this process."""
-    return Client(tier, name, client, _host(), os.getpid())
+class Counts(Listener):
+    """What one client counts in topics with ``audit=true``.
+
+    Args:
+        root: The log.
+        client: The client.
+    """
+
+    def __init__(self, root: Root, client: Client) -> None:
+        self.root, self.client = root, client
+        self.restart()
+        _all.add(self)
+
+    def restart(self) -> None:
+        """Begin without counts, at first or in a forked child: the parent reports its own."""
+        client = self.client
+        self.process = ClientProcess(
+            client.kind, client.name, client.client_id, _host(), os.getpid()
+        )
+        self.lock = threading.Lock()
+        """Guards the counts: the reporter takes them in its own thread."""
+
+    @property
+    def reporter(self) -> AuditReporter:
+        """Where the counts are reported; another one in a forked child."""
+        return reporter_of(self.root)
+
+    def take_reports(self) -> list[Report]:
+        """Return what was counted since the last call; any thread may call it."""
+        return []
+
+    def report(
+        self,
+        kind: str,
+        log: PartitionLog,
+        first: int,
+        stop: int,
+        minutes: Mapping[int, Sequence[int]] | None = None,
+    ) -> Report:
+        """Return a report about a range of offsets of a partition."""
+        where = log.topic, log.topic_id, log.partition, first, stop
+        return Report(self.process, kind, *where, minutes or {})
+
+    def began(self, log: PartitionLog, offset: int) -> None:
+        """Report where the client begins."""
+        self.reporter.report(reports=[self.report(START, log, offset, offset)])
+
+    def skipped(self, log: PartitionLog, first: int, stop: int) -> None:
+        """Report a range that is left out."""
+        self.reporter.report([self], [self.report(SKIP, log, first, stop)])
+
+    def closed(self) -> None:
+        """Report what was counted, for the last time."""
+        self.reporter.remove(self)
+
+
+_all: weakref.WeakSet[Counts] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    # The parent's thread may have held it.
+    global _reporters_lock
+    _reporters_lock = threading.Lock()
+    for counts in list(_all):
+        counts.restart()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from embedlog.audit.group_counts import GroupCounts
 from embedlog.consumer.cursor import CommittedLookup, PartitionCursor
 from embedlog.consumer.deserialize import RecordDecoder
 from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.errors import EmbedlogError, IllegalStateError
+from embedlog.listeners import Client
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 
@@ -26,11 +26,11 @@ class Assignment:
         decoder: RecordDecoder,
         committed: CommittedLookup,
         counts: ConsumerCounts,
-        audit: GroupCounts | None = None,
+        client: Client,
     ) -> None:
         self._root, self._decoder, self._committed = root, decoder, committed
-        self.audit = audit
-        """Counts for the group of the consumer; None without one."""
+        self.client = client
+        """What listeners know of the consumer; its name is that of the group."""
         self._counts = counts
         self._cursors: dict[TopicPartition, PartitionCursor] = {}
         """In the order in which they are served."""
@@ -141,7 +141,7 @@ class Assignment:
     def _new_cursor(self, partition: TopicPartition, reset: str) -> PartitionCursor:
         counts = self._counts.topic(partition.topic)
         return PartitionCursor(
-            *(self._root, self._decoder, partition, reset, self._committed, counts, self.audit)
+            *(self._root, self._decoder, partition, reset, self._committed, counts, self.client)
         )
 
     def add(self, partition: TopicPartition, reset: str) -> PartitionCursor:

@@ -13,7 +13,6 @@ from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, Unpack, overload
 
-from embedlog.audit.group_counts import GroupCounts
 from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig, describe_network_settings
 from embedlog.consumer.arguments import (
@@ -44,6 +43,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
     hint_at_missing,
 )
+from embedlog.listeners import GROUP, Client
 from embedlog.metrics import Metrics, Sample, nested
 from embedlog.record import (
     K_co,
@@ -129,10 +129,8 @@ class Consumer(Generic[K_co, V_co]):
         self._counts = counts = ConsumerCounts()
         decoder = self._decoder_type(self.config, root)
         group_id, client_id = self.config.group_id, self.config.client_id
-        audit = None
-        if group_id is not None and root.mode == "rw":
-            audit = GroupCounts(root, group_id, client_id or "")
-        self._assignment = Assignment(root, decoder, self._committed_position, counts, audit)
+        client = Client(GROUP, group_id or "", client_id or "")
+        self._assignment = Assignment(root, decoder, self._committed_position, counts, client)
         self._create = create = explicitly_enabled(config, "allow_auto_create_topics")
         self._group = GroupClient(root, self.config, self._assignment, counts, create)
         self._subscription: StaticAssignment | GroupClient | None = None

@@ -10,9 +10,9 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from embedlog.audit.group_counts import GroupCounts, ReadCounts
 from embedlog.batch import CONTROL, Batch
 from embedlog.catalog import INTERNAL
+from embedlog.config import TopicConfig
 from embedlog.consumer.deserialize import (
     ArrowDecoder,
     ColumnQuery,
@@ -32,6 +32,7 @@ from embedlog.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.listeners import Client, Listener
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.reader import PartitionReader
 from embedlog.partition.tail import unpack as unpack_tail
@@ -60,15 +61,16 @@ class PartitionCursor:
         reset: str,
         committed: CommittedLookup,
         counts: FetchCounts,
-        audit: GroupCounts | None = None,
+        client: Client,
     ) -> None:
         self._root, self._decoder, self.partition = root, decoder, partition
         self._counts = counts
         """Of all partitions of the topic."""
-        self._audit = None if partition.topic.startswith(INTERNAL) else audit
-        """None without a group."""
-        self._read_counts: ReadCounts | None = None
-        """What is counted for the audit; None if the topic is not audited."""
+        self._client = client
+        self._listeners: tuple[Listener, ...] = ()
+        """Those of the topic that have seen the partition assigned."""
+        self._config: TopicConfig | None = None
+        """The settings that they subscribed to."""
         self._resumed_at: int | None = None
         """The committed position at which it began; None if it began elsewhere."""
         self._fetched = False
@@ -83,6 +85,8 @@ class PartitionCursor:
         """Used when the position is resolved; None after that, and after a seek."""
         log = root.partition(*partition)
         self.topic_id, self.tail_key = log.topic_id, log.tail_key
+        self._assigned_log = log
+        """The log that listeners were told of."""
         self.paused = False
         self._position: int | None = None
         self._last_set: int | None = None
@@ -236,8 +240,8 @@ class PartitionCursor:
         if self._run is not None:
             self._position = position = self._run.position
             left = self._run.left
-            if self._audit is not None and self._read_counts is not None:
-                self._audit.recall(self._read_counts, position)
+            for listener in self._listeners:
+                listener.recalled(self._assigned_log, position)
             self._counts.records -= left
             self._counts.bytes -= left * self._record_bytes
             self._run.recall()
@@ -252,19 +256,24 @@ class PartitionCursor:
     def close(self) -> None:
         """Discard what was fetched ahead; the partition is not assigned any more."""
         self.discard_buffer()
-        if self._audit is not None and self._read_counts is not None:
-            self._audit.end(self._read_counts)
-            self._read_counts = None
+        self._set_listeners(())
 
-    def _set_audited(self, audit: GroupCounts, audited: bool) -> None:
-        """Begin or cease to count what is returned, as the topic's setting ``audit`` says."""
-        counts = self._read_counts
-        if counts is None and audited:
-            committed = None if self._fetched else self._resumed_at
-            self._read_counts = audit.begin(self.log, committed, self._fetched)
-        elif counts is not None and not audited:
-            audit.end(counts)
-            self._read_counts = None
+    def _update_listeners(self, config: TopicConfig) -> None:
+        """Take the listeners that have subscribed to a topic with these settings."""
+        self._config = config
+        if self._client.name and not self.partition.topic.startswith(INTERNAL):
+            self._set_listeners(self._root.listeners.of(config, self._client))
+
+    def _set_listeners(self, listeners: tuple[Listener, ...]) -> None:
+        before, self._listeners = self._listeners, listeners
+        for listener in before:
+            if listener not in listeners:
+                listener.ceased(self._assigned_log)
+        for listener in listeners:
+            if listener not in before:
+                self._assigned_log = self.log
+                committed = None if self._fetched else self._resumed_at
+                listener.assigned(self._assigned_log, committed, late=self._fetched)
 
     # Fetching
 
@@ -322,9 +331,8 @@ class PartitionCursor:
                 size = sum([batch.size for batch in useful])
                 if useful:
                     self._counts.count_fetch(size)
-                    audit, audited = self._audit, reader.config.audit
-                    if audit is not None and audited is (self._read_counts is None):
-                        self._set_audited(audit, audited)
+                    if reader.config is not self._config:
+                        self._update_listeners(reader.config)
                     self._fetched = True
                 return size
 
@@ -346,9 +354,8 @@ class PartitionCursor:
         if self._batches or self._reset == "none":
             raise error
         before, after = self._position, self._offset_of(self._reset)
-        if self._audit is not None:
-            # What is left out is counted also if it is committed before anything is returned.
-            self._set_audited(self._audit, bool(self.log.config.audit))
+        # They must know of what is left out, also if it is committed before anything is returned.
+        self._update_listeners(self.log.config)
         self._set_position(after)
         _log.warning(
             "%s-%d: offset %s is out of range; reset to %d (auto_offset_reset=%s)",
@@ -401,8 +408,8 @@ class PartitionCursor:
                 run = self._decoder.decode(head, self.partition, position, deserializers)
                 self._run = run
                 self._count_records(head, run.left)
-                if self._audit is not None and self._read_counts is not None:
-                    self._audit.read(self._read_counts, head, position, head.next_offset)
+                for listener in self._listeners:
+                    listener.read(self._assigned_log, head, position, run.next_offset)
             if run.position < head.next_offset:
                 return run
         return None
@@ -423,8 +430,9 @@ class PartitionCursor:
             except CorruptBatchError as error:
                 raise locate_error(error, head, self.partition, position) from error
             self._position = max(after, position)
-            if self._audit is not None and self._read_counts is not None and after > position:
-                self._audit.read(self._read_counts, head, position, after)
+            if after > position:
+                for listener in self._listeners:
+                    listener.read(self._assigned_log, head, position, after)
             if rows is not None and rows.num_rows:
                 self._count_records(head, rows.num_rows)
                 return rows

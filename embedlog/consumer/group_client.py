@@ -405,12 +405,12 @@ class GroupClient:
     # Offsets
 
     def _commit(self, positions: Positions, timeout_ms: float | None) -> None:
-        began, audit = monotonic(), self._assignment.audit
-        if audit is not None:
-            audit.before_commit(positions)
+        began, listeners = monotonic(), self._assignment.client.listeners
+        for listener in listeners:
+            listener.committing(positions)
         self._write_commit(positions, timeout_ms)
-        if audit is not None:
-            audit.after_commit(positions)
+        for listener in listeners:
+            listener.committed(positions)
         self._counts.count_commit(monotonic() - began)
 
     def _write_commit(self, positions: Positions, timeout_ms: float | None) -> None:
@@ -474,8 +474,7 @@ class GroupClient:
             # Not earlier: the listener commits as the member that this still is.
             self.subscribed = False
             self._assignment.clear()
-            if self._assignment.audit is not None:
-                self._assignment.audit.close()
+            self._assignment.client.close()
 
     def _leave(self, autocommit: bool) -> None:
         self._left = True

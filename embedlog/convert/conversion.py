@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from embedlog.audit.range_counts import report_published
 from embedlog.catalog import TopicInfo, refuse_internal
 from embedlog.config import TopicConfig
 from embedlog.convert.avro_types import avro_schema, parse
@@ -45,6 +44,7 @@ from embedlog.errors import (
 from embedlog.files import process_id
 from embedlog.hints import Hint, alter_topic
 from embedlog.lazy import np, pa, pc
+from embedlog.listeners import PRODUCER, Client
 from embedlog.partition import journal
 from embedlog.publish import app_versions, staging
 from embedlog.publish.staging import StagedFileWriter
@@ -258,7 +258,8 @@ class Conversion:
         )
         try:
             # Flushed with the offset: otherwise a power cut could lose one without the other.
-            report = partial(report_published, self._root, publication.application)
+            client = Client(PRODUCER, publication.application)
+            report = partial(self._root.listeners.published, client)
             publish(self._root, staged, publication, durability="fsync", report=report)
         finally:
             staging.remove(files, staged)

@@ -14,7 +14,6 @@ import uuid
 from functools import partial
 from typing import Any, NoReturn
 
-from embedlog.audit.range_counts import report_published
 from embedlog.batch import BatchLimits
 from embedlog.batch.limits import request_size
 from embedlog.catalog import refuse_internal
@@ -27,6 +26,7 @@ from embedlog.errors import (
     RecordBatchTooLargeError,
 )
 from embedlog.files import process_id
+from embedlog.listeners import PRODUCER, Client
 from embedlog.partitioner import partition_for_key
 from embedlog.producer.future import RecordFuture
 from embedlog.producer.row_batches import Rows, chunks, encode_rows
@@ -230,11 +230,12 @@ class Transactions:
                 writer.add(topic, info.id, partition, batch)
 
     def _publish(self, staged: list[StagedFile], version: int) -> None:
+        client = Client(PRODUCER, self._name, self._config.client_id)
         before = publish(
             self._root,
             staged,
             Publication(self._source, version, self._source, self._run),
-            report=partial(report_published, self._root, self._name, client=self._config.client_id),
+            report=partial(self._root.listeners.published, client),
         ).repeated
         # An attempt of this producer may have failed after it was committed.
         if before is not None and (before.version, before.run) != (version, self._run):

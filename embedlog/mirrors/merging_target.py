@@ -10,7 +10,7 @@ of the source in a batch that a mirror wrote (`MERGED`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import groupby
 from time import monotonic
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from embedlog.config import TopicConfig
 from embedlog.errors import MirrorConflictError, OffsetOutOfRangeError
 from embedlog.hints import Hint
 from embedlog.lazy import np, pa
-from embedlog.mirrors.audit_counts import CopyCounts
+from embedlog.listeners import COPY, Client
 from embedlog.mirrors.avro_ids import SchemaIds, prepare_schemas
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.hops import Hop, Place, last_hop, with_hop
@@ -86,7 +86,7 @@ class MergingTarget:
     def __init__(self, root: Root, durability: str | None = None, *, relay: bool = False) -> None:
         root.context.check_writable()
         self.root, self.address, self.site_id = root, root.path, root.id
-        self._durability, self._relay, self._audit = durability, relay, CopyCounts(root)
+        self._durability, self._relay, self._client = durability, relay, Client(COPY, "")
         self._source_id = ""
         self._topics: dict[str, SourceTopic] = {}
         self._positions: dict[tuple[str, int], MirrorPosition] = {}
@@ -97,7 +97,8 @@ class MergingTarget:
     @contextmanager
     def exclusive(self, mirror: str) -> Iterator[None]:
         """Hold the lock of a mirror; see `MirrorTarget.exclusive`."""
-        with hold_lock(self.root, mirror), self._audit.of(mirror):
+        self._client = Client(COPY, mirror)
+        with hold_lock(self.root, mirror), closing(self._client):
             yield
 
     # Topics
@@ -184,7 +185,9 @@ class MergingTarget:
         encoded = list(self._merged(log, name, partition, fetch))
         if encoded:
             receipts = log.append(encoded, durability=self._durability)
-            self._audit.add(log, receipts, encoded)
+            for listener in self.root.listeners.of(log.config, self._client):
+                for receipt, batch in zip(receipts, encoded, strict=True):
+                    listener.written(log, receipt, batch, None)
         self._positions[name, partition] = MirrorPosition(fetch.next_offset, fetch.leader_epoch)
         now = monotonic()
         if now - self._stored_at.setdefault((name, partition), now) >= _CHECKPOINT_SECONDS:

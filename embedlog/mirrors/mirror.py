@@ -28,10 +28,12 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.hints import Hint
+from embedlog.listeners import MIRROR, Client, CopiedRange, Listener, count_minutes
 from embedlog.maintenance.activity import Event, report
-from embedlog.mirrors.audit_counts import AuditCounts
 from embedlog.mirrors.ends import MirrorPosition, MirrorSource, MirrorTarget, SourceTopic
+from embedlog.mirrors.root_source import RootSource
 from embedlog.mirrors.status import MirrorStatus, TopicStatus, put_status
+from embedlog.partition import PartitionLog
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 
@@ -201,7 +203,7 @@ class Mirror:
             pid=os.getpid(),
             started_ms=root.clock(),
         )
-        self._audit = AuditCounts(source, name)
+        self._client = Client(MIRROR, name)
         self._warned_of_none = False
         self._stop = Flag()
         self.begun = Flag()
@@ -268,7 +270,7 @@ class Mirror:
         if self._root.closed:
             return
         with suppress(ClosedError):
-            self._audit.report()
+            self._client.close()
             self._report_activity(always=True)
             self._report(self._began_at)
 
@@ -407,9 +409,14 @@ class Mirror:
             return
         if fetch.topic not in (None, self._prepared[topic]) and not self._prepare(fetch.topic):
             return  # A schema was added after the topics were listed, and cannot be copied.
-        self._audit.begin(topic, partition, position.offset)
+        listening = self._listening(*key)
+        for listener, log in listening:
+            listener.began(log, position.offset)
         written = self._target.append(name, partition, fetch)
-        self._audit.add(topic, partition, fetch)
+        for listener, log in listening:
+            minutes = count_minutes(batch for _, batch in fetch.batches)
+            copied = CopiedRange(log, position.offset, fetch.next_offset, minutes)
+            listener.copied(copied)
         self._positions[key] = MirrorPosition(fetch.next_offset, fetch.leader_epoch)
         self._note_lag(key, fetch.end_offset - fetch.next_offset)
         read = fetch.records
@@ -420,6 +427,15 @@ class Mirror:
         status.batches += len(fetch.batches)
         if written:
             status.copied_ms = self._root.clock()
+
+    def _listening(self, topic: str, partition: int) -> list[tuple[Listener, PartitionLog]]:
+        """Return the listeners of a partition of the source, with its log; none in Kafka."""
+        if not isinstance(self._source, RootSource):
+            return []
+        root = self._source.root
+        log = root.partition(topic, partition)
+        log.refresh()
+        return [(listener, log) for listener in root.listeners.of(log.config, self._client)]
 
     def _skip(self, key: tuple[str, int], offset: int, error: OffsetOutOfRangeError) -> None:
         """Go on where the source begins, if retention deleted records before they were copied.
@@ -433,8 +449,9 @@ class Mirror:
         if start <= offset:
             raise error  # The source has the offset again: a later round tries it.
         self._target.skip_to(self.target_name(topic), partition, start)
-        self._audit.begin(topic, partition, offset)
-        self._audit.skip(topic, partition, start)
+        for listener, log in self._listening(*key):
+            listener.began(log, offset)
+            listener.skipped(log, offset, start)
         self._positions[key] = MirrorPosition(start)
         count = start - offset
         self.status.skipped += count
@@ -512,7 +529,6 @@ class Mirror:
         report(self._root, [Event(kind, name, {"mirror": name, **facts})])
 
     def _report_if_due(self) -> None:
-        self._audit.report_if_due()
         seconds, status = monotonic() - self._reported_at, self.status
         is_idle = (status.records, status.bytes) == self._reported
         if seconds >= (_IDLE_REPORT_SECONDS if is_idle else _REPORT_SECONDS):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 from embedlog.catalog import SchemaChange, TopicInfo
 from embedlog.config import TopicConfig
@@ -28,7 +28,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.hints import AS_SITE, MIRRORS, Hint, alter_topic
-from embedlog.mirrors.audit_counts import CopyCounts
+from embedlog.listeners import COPY, Client
 from embedlog.mirrors.avro_ids import SchemaIds, prepare_schemas
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.mirrored_topic import (
@@ -65,7 +65,7 @@ class RootTarget:
     def __init__(self, root: Root, durability: str | None = None) -> None:
         root.context.check_writable()
         self.root, self.address, self.site_id = root, root.path, root.id
-        self._durability, self._audit = durability, CopyCounts(root)
+        self._durability, self._client = durability, Client(COPY, "")
         self._copies: dict[str, MirroredTopic] = {}
         """By the name of the copy: its row, as it is in `state`."""
         self._publications: PublicationCopier | None = None
@@ -76,7 +76,8 @@ class RootTarget:
     @contextmanager
     def exclusive(self, mirror: str) -> Iterator[None]:
         """Hold the lock of a mirror; see `MirrorTarget.exclusive`."""
-        with hold_lock(self.root, mirror), self._audit.of(mirror):
+        self._client = Client(COPY, mirror)
+        with hold_lock(self.root, mirror), closing(self._client):
             yield
 
     # Topics
@@ -272,7 +273,9 @@ class RootTarget:
                 todo="Is another mirror running that copies the same topic?",
             ) from error
         self._ends[key] = receipts[-1].next_offset
-        self._audit.add(log, receipts, [batch for _, batch in batches])
+        for listener in self.root.listeners.of(log.config, self._client):
+            for receipt, (_, batch) in zip(receipts, batches, strict=True):
+                listener.written(log, receipt, batch, None)
         if self._publications is not None:
             self._publications.copy()
         return fetch.records

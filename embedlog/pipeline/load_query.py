@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from embedlog.audit.audit_topic import PIPELINE
-from embedlog.audit.range_counts import RangeCount, report_ranges, report_starts
 from embedlog.errors import EmbedlogError, InvalidConfigError
+from embedlog.listeners import PIPELINE, Client, CopiedRange, Listener
 from embedlog.pipeline.parquet_audit import AuditReport, audit
 from embedlog.pipeline.parquet_output import HIDDEN, ParquetOutput, count_rows
 from embedlog.record import TopicPartition
@@ -309,29 +308,40 @@ class LoadQuery:
                 if not self._stopped:
                     end = planned_end(self._options.checkpoint_location, batch_id)
                     ends = self._output.published.ends
-                    counts = self._count(stage, ends, end.offsets)
-                    root, name = self._log.root, self._options.into
-                    new = [c for c in counts if (c.log.topic, c.log.partition) not in ends]
-                    report_starts(root, PIPELINE, name, new)
+                    client = Client(PIPELINE, self._options.into)
+                    ranges = self._ranges(client, stage, ends, end.offsets)
+                    for listener, counted in ranges:
+                        if (counted.log.topic, counted.log.partition) not in ends:
+                            listener.began(counted.log, counted.first_offset)
                     self._output.publish(stage, end)
                     # If this process dies before, the audit counts up to where the next begins.
-                    report_ranges(root, PIPELINE, name, counts)
+                    for listener, counted in ranges:
+                        listener.copied(counted)
+                    client.close()
         except BaseException as error:
             if isinstance(error, EmbedlogError | OSError):
                 self._failure = error
             raise
 
-    def _count(
-        self, stage: str, before: Mapping[TopicPartition, int], after: Mapping[TopicPartition, int]
-    ) -> list[RangeCount]:
-        """Count the staged rows of audited topics by partition and minute."""
-        root, counts = self._log.root, []
-        audited = {tp: root.partition(*tp) for tp in after if root.topic(tp.topic).config.audit}
-        minutes = count_rows(stage, {tp.topic for tp in audited}) if audited else {}
-        for tp, log in audited.items():
+    def _ranges(
+        self,
+        client: Client,
+        stage: str,
+        before: Mapping[TopicPartition, int],
+        after: Mapping[TopicPartition, int],
+    ) -> list[tuple[Listener, CopiedRange]]:
+        """Return what listeners hear of the staged rows, counted by partition and minute."""
+        root = self._log.root
+        heard = {tp: root.listeners.of(root.topic(tp.topic).config, client) for tp in after}
+        topics = {tp.topic for tp, listeners in heard.items() if listeners}
+        minutes = count_rows(stage, topics) if topics else {}
+        ranges = []
+        for tp, listeners in heard.items():
+            log = root.partition(*tp)
             first = before.get(tp, log.start_offset())
-            counts.append(RangeCount(log, first, after[tp], minutes.get(tp, {})))
-        return counts
+            counted = CopiedRange(log, first, after[tp], minutes.get(tp, {}))
+            ranges += [(listener, counted) for listener in listeners]
+        return ranges
 
     def _write_files(self, frame: Any, stage: str) -> None:
         new_rows = frame.where(unpublished_filter(self._output.published.ends))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from embedlog.audit.producer_counts import ProducerCounts
 from embedlog.config import ProducerConfig
 from embedlog.errors import EmbedlogError
+from embedlog.listeners import PRODUCER, Client
 from embedlog.producer import sender
 from embedlog.producer.buffer_pool import BufferPool
 from embedlog.producer.delivery import DeliveryQueue
@@ -68,7 +68,9 @@ class ProducerContext:
         """The error that says that a newer producer has the name of this one (G17)."""
         self.reports = DeliveryReports(self.buffer_pool)
         self.sender = sender.Sender(self.lock, queues)
-        self._audit: ProducerCounts | None = None
+        config = self.config
+        self.client = Client(PRODUCER, config.producer_name or "", config.client_id or "")
+        """What listeners know of the producer."""
 
     def identity(self) -> tuple[int, int]:
         """Return the producer id and epoch, which the log assigns when they are first needed."""
@@ -80,18 +82,3 @@ class ProducerContext:
     def drop_identity(self) -> None:
         """Have a new identity assigned when it is next needed."""
         self._identity = None
-
-    def audit(self) -> ProducerCounts:
-        """Return what counts the records of audited topics."""
-        with self._identity_lock:
-            if self._audit is None:
-                config = self.config
-                self._audit = ProducerCounts(
-                    self.root, config.producer_name or "", config.client_id or ""
-                )
-            return self._audit
-
-    def close_audit(self) -> None:
-        """Report what was counted; does nothing without an audited topic."""
-        if self._audit is not None:
-            self._audit.close()

@@ -11,9 +11,8 @@ from logging import INFO, WARNING
 from time import monotonic
 from typing import Any
 
-from embedlog.audit.producer_counts import WrittenCounts
 from embedlog.batch import EncodedBatch
-from embedlog.config import ProducerConfig
+from embedlog.config import ProducerConfig, TopicConfig
 from embedlog.errors import (
     ClosedError,
     DurabilityError,
@@ -21,6 +20,7 @@ from embedlog.errors import (
     InvalidProducerEpochError,
     LockTimeoutError,
 )
+from embedlog.listeners import Listener
 from embedlog.partition import PartitionLog, producer_state
 from embedlog.partition.producer_state import LAST_SEQUENCE, REMEMBERED, ProducerState, SentBatch
 from embedlog.partition.producers import fence_producer, read_producer
@@ -60,8 +60,8 @@ class PartitionWriter:
         """The log has a warning that appends fail."""
         # One append waits request_timeout_ms for its locks, but no longer than other appends do.
         self._lock_timeout = min(context.config.request_timeout_ms / 1000, log.context.lock_timeout)
-        self.audit: WrittenCounts | None = None
-        """Counts what is written; None if the topic is not audited."""
+        self._listeners: tuple[Listener, ...] = ()
+        """Those of the topic."""
         self._append_singly = 0
         """How many batches to append one by one, to find the one that the log refuses."""
 
@@ -75,25 +75,25 @@ class PartitionWriter:
             if self._context.config.producer_name is not None:
                 state = fence_producer(self.log, *identity, self._lock_timeout)
             self._identity = identity
-            if self.audit is not None:
-                self._context.audit().begin(identity, self.log)
+            for listener in self._listeners:
+                listener.identified(self.log, identity)
         else:
             state = read_producer(self.log, identity[0])
         last = state.batches[-1].last_sequence if state is not None and state.batches else None
         self._next_sequence = 0 if last is None else producer_state.after(last, 1)
         return state
 
-    def set_audited(self, audited: bool) -> None:
-        """Begin or cease to count what is written, as the topic's setting ``audit`` says."""
-        if not audited:
-            if self.audit is not None:
-                self._context.audit().cease(self.log)
-            self.audit = None
-        elif self.audit is None:
-            counts = self._context.audit()
-            if self._identity is not None:
-                counts.begin(self._identity, self.log)
-            self.audit = counts.partition(self.log)
+    def update_listeners(self, config: TopicConfig) -> None:
+        """Take the listeners that have subscribed to a topic with these settings."""
+        client, before = self._context.client, self._listeners
+        self._listeners = self._context.root.listeners.of(config, client)
+        for listener in before:
+            if listener not in self._listeners:
+                listener.ceased(self.log)
+        if self._identity is not None:
+            for listener in self._listeners:
+                if listener not in before:
+                    listener.identified(self.log, self._identity)
 
     def _assign_sequences(self, group: list[ProducerBatch]) -> None:
         if self._next_sequence is None or self._identity is None:
@@ -217,16 +217,17 @@ class PartitionWriter:
             if seconds > LONG_WAIT:
                 self._warn_of_slow_append(seconds)
             self._reports.record_written(open_batch, counts, encoded.size, receipt.duplicate)
-            if self.audit is not None:
-                self.audit.add_one(receipt, timestamp, encoded.size, self._identity)
+            for listener in self._listeners:
+                listener.written(log, receipt, encoded, self._identity)
 
     def _finish_first(
         self, receipt: Appended | None = None, error: BaseException | None = None
     ) -> None:
         """Set the outcome of the first waiting batch, remove it, and report it."""
         batch = self.waiting[0]
-        if receipt is not None and self.audit is not None and batch.encoded is not None:
-            self.audit.add(receipt, batch.encoded, self._identity)
+        if receipt is not None and batch.encoded is not None:
+            for listener in self._listeners:
+                listener.written(self.log, receipt, batch.encoded, self._identity)
         batch.receipt = receipt
         if error is not None:
             self._reports.batch_failed(batch, error)

@@ -675,7 +675,7 @@ class Producer(Generic[K, V]):
                 self._queues.clear()
             self._context.reports.notify()
             self._context.sender.stop()
-            self._context.close_audit()
+            self._context.client.close()
 
     def __enter__(self) -> Self:
         return self

@@ -72,7 +72,7 @@ class TopicQueue:
         self.plain = not (self._general or settings.serializes or typed)
         """Whether `send` may add a record of bytes as it is."""
         for writer in list(self.writers.values()):
-            writer.set_audited(settings.info.config.audit)
+            writer.update_listeners(settings.info.config)
 
     # Memory
 
@@ -380,7 +380,7 @@ class TopicQueue:
                 )
                 writer.fail_all(error)
             writer = PartitionWriter(self.context, log)
-            writer.set_audited(self.settings.info.config.audit)
+            writer.update_listeners(self.settings.info.config)
             self.writers[partition] = writer
         return writer
 

@@ -47,6 +47,7 @@ from embedlog.files.reserve import RESERVE_FILE, Reserve, is_reserve
 from embedlog.groups import offsets
 from embedlog.hints import ADD_REPLICA, Hint
 from embedlog.keyspace import FORMAT_VERSION
+from embedlog.listeners import Listeners
 from embedlog.partition import flush, tail
 from embedlog.partition.log_lock import LogLock
 from embedlog.partition.open_files import OpenFiles, limit_for
@@ -112,6 +113,8 @@ class Root:
         self.unsafe_filesystem, self.files = unsafe_filesystem, files
         self.allow_pickle, self.must_exist = allow_pickle, must_exist
         self.closed = False
+        self.listeners = Listeners()
+        """What is told of what the clients of this log do."""
         self.generation = 0
         """Grows with each fork, after which no object taken from this root is valid."""
         self.startup_report: list[str] = []

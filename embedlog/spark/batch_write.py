@@ -12,7 +12,6 @@ from typing import Any
 
 import embedlog
 from embedlog.api import Log
-from embedlog.audit.range_counts import report_published
 from embedlog.batch import BatchLimits
 from embedlog.catalog import OWN_TOPICS, TopicInfo, check_topic_name
 from embedlog.config import TopicConfig
@@ -22,6 +21,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files, process_id
+from embedlog.listeners import PRODUCER, Client
 from embedlog.publish import staging, transaction
 from embedlog.publish.staging import StagedFile
 from embedlog.publish.transaction import Publication, PublishResult
@@ -167,6 +167,7 @@ def publish(
     with open_log(options, keep=keep) as log:
         files = log.root.context.files
         staged_files = _resolve_new_topic(log.root, staged)
+        client = Client(PRODUCER, _client_name(publication))
         result = transaction.publish(
             log.root,
             staged_files,
@@ -174,7 +175,7 @@ def publish(
             durability=options.durability,
             timeout=options.lock_timeout,
             restart=options.allow_restart,
-            report=partial(report_published, log.root, _audit_name(publication)),
+            report=partial(log.root.listeners.published, client),
         )
         if result.repeated is not None and publication is not None:
             transaction.log_repetition(publication, result)
@@ -183,7 +184,7 @@ def publish(
     return result
 
 
-def _audit_name(publication: Publication | None) -> str:
+def _client_name(publication: Publication | None) -> str:
     """Return the name under which a write of Spark is counted."""
     return "spark" if publication is None else f"spark {publication.application}"
 

@@ -11,12 +11,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from embedlog.errors import SparkSetupError
+from embedlog.version import TESTED_SPARK_VERSIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TESTED_VERSIONS = ("4.1", "4.2", "4.3")
-"""The versions of Spark that the tests run with; `ReaderChoice.java` has the same list."""
 READER = "spark.embedlog.reader"
 """The setting of a session that selects the reader: "jvm" or "python"."""
 
@@ -45,7 +44,7 @@ def problem(version: str) -> str | None:
     """Return why the reader in the JVM cannot serve a version of Spark; None if it can."""
     if not os.path.exists(_JAR):
         return "this installation of embedlog has no jar, since it was built without a JDK 17"
-    if ".".join(version.split(".")[:2]) not in TESTED_VERSIONS:
+    if ".".join(version.split(".")[:2]) not in TESTED_SPARK_VERSIONS:
         return f"it was not tested with Spark {version}"
     return None
 

@@ -18,9 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedlog import batch as batches
 from embedlog.batch import Batch, BatchRun, Reread
-from embedlog.batch.tables import PieceRows, rows_in_range, table
+from embedlog.batch.tables import PieceRows, rows_in_range
 from embedlog.errors import (
     CorruptBatchError,
     CorruptionError,
@@ -32,9 +31,8 @@ from embedlog.files import Files
 from embedlog.files.paths import FORMAT_FILE
 from embedlog.hints import VERIFY
 from embedlog.segment import SegmentFile
-from embedlog.spark import arrow_columns
 from embedlog.spark.plan import FileChunk, LogInputPartition, PartitionSlice
-from embedlog.spark.typed_reader import TypedSliceReader
+from embedlog.spark.slice_reader import SliceReader, TypedSliceReader
 
 TARGET_ROWS = 32_768
 """Rows to yield at once: with fewer, Spark spends more on each; with more, little is gained."""
@@ -82,12 +80,11 @@ def read_input_partition(
         for part in partition.slices:
             versions = partition.schemas.get(part.topic)
             if versions is None:
-                groups = _row_groups(directories, part, _schemas_of_bytes, fail_on_data_loss)
-                yield from _read_slice(groups, part, names)
+                reader = SliceReader(part, names)
             else:
-                reader = TypedSliceReader(fields, part, versions)
-                groups = _row_groups(directories, part, reader.stored_schemas, fail_on_data_loss)
-                yield from _read_typed_slice(groups, reader)
+                reader = TypedSliceReader(part, fields, versions)
+            groups = _row_groups(directories, part, reader.stored_schemas, fail_on_data_loss)
+            yield from _read_slice(groups, reader)
     finally:
         directories.close()
 
@@ -163,25 +160,12 @@ def open_files(root: str, *, writable: bool, maps_segments: bool = True) -> File
     )
 
 
-def _read_slice(
-    groups: Iterable[list[PieceRows]], part: PartitionSlice, names: tuple[str, ...]
-) -> Iterator[Any]:
-    schema = arrow_columns.segment_schema(names)
-    by_type = groupby(groups, lambda rows: int(rows[0][0].is_log_append_time))
-    for timestamp_type, same_type in by_type:
-        for rows in _combined(same_type, lambda group: table(group, part.partition, schema)):
-            for start in range(0, rows.num_rows, MAX_ROWS):
-                yield from arrow_columns.spark_batches(
-                    rows.slice(start, MAX_ROWS), names, part.topic, part.partition, timestamp_type
-                )
-
-
-def _read_typed_slice(groups: Iterable[list[PieceRows]], rows: TypedSliceReader) -> Iterator[Any]:
+def _read_slice(groups: Iterable[list[PieceRows]], reader: SliceReader) -> Iterator[Any]:
     by_type = groupby(groups, lambda group: int(group[0][0].is_log_append_time))
     for timestamp_type, same_type in by_type:
-        for table_of_rows in _combined(same_type, rows.table):
-            for start in range(0, table_of_rows.num_rows, MAX_ROWS):
-                yield from rows.batches(table_of_rows.slice(start, MAX_ROWS), timestamp_type)
+        for rows in _combined(same_type, reader.table):
+            for start in range(0, rows.num_rows, MAX_ROWS):
+                yield from reader.batches(rows.slice(start, MAX_ROWS), timestamp_type)
 
 
 def _combined(
@@ -265,13 +249,6 @@ def _limited_groups(rows: list[PieceRows]) -> Iterator[list[PieceRows]]:
         count += row[2] - row[1]
     if group:
         yield group
-
-
-def _schemas_of_bytes(chunk: FileChunk) -> tuple[Any, ...]:
-    """Return the schemas that a file of a topic of bytes may have."""
-    return tuple(
-        batches.schema(headers=chunk.headers, offsets=offsets) for offsets in (False, True)
-    )
 
 
 def _read_batches(

@@ -19,7 +19,13 @@ from typing import Any, TypeVar
 from embedlog.errors import EmbedlogError, IllegalStateError, InvalidConfigError
 from embedlog.partition.leases import release_all
 from embedlog.record import TopicPartition
-from embedlog.spark import kafka_columns, sink_options, table_options, topic_tables, typed_plan
+from embedlog.spark import (
+    kafka_columns,
+    query_schemas,
+    sink_options,
+    table_options,
+    topic_tables,
+)
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.log_cache import LogCache
 from embedlog.spark.micro_batch import MicroBatchStream, StreamState
@@ -36,7 +42,7 @@ T = TypeVar("T")
 _logger = logging.getLogger("embedlog.spark")
 
 
-class QueryPlanner:
+class QueryPlanner(WritePlanner):
     """The open streams and logs of a Spark session, and the methods that Spark's driver calls.
 
     Any thread may call it, but the calls for one stream must not overlap.
@@ -51,11 +57,11 @@ class QueryPlanner:
     )
 
     def __init__(self) -> None:
+        super().__init__()
         self._logs = LogCache()
         self._session = str(uuid.uuid4())
         self._streams: dict[int, MicroBatchStream] = {}
         self._stream_numbers = itertools.count(1)
-        self._writers = WritePlanner()
 
     def close(self) -> None:
         """Release the leases of all queries, and close the logs."""
@@ -98,20 +104,26 @@ class QueryPlanner:
             _logger.warning(
                 "These options are about brokers and have no effect: %s", ", ".join(parsed.ignored)
             )
-        checked = self._check_columns(parsed, fields, schema)
+        names, pattern, assigned = parsed.subscription
         return {
-            **checked,
-            "topics": _topics(parsed),
+            **self._check_columns(parsed, fields, schema),
+            "topics": ",".join(names or assigned or ()) if pattern is None else pattern,
             "fail_on_data_loss": parsed.fail_on_data_loss,
         }
 
     def _check_columns(
         self, options: SourceOptions, fields: Sequence[Sequence[str]] | None, schema: str | None
     ) -> Json:
-        typed = typed_plan.typed_reader(self._logs, options, schema)
+        typed = query_schemas.typed_reader(self._logs, options, schema)
         if typed is not None:
             return typed
-        return {"columns": _columns(_column_names(options, fields)), "typed": None}
+        if fields is None:
+            names = kafka_columns.columns(options.include_headers)
+        else:
+            pairs = [(name, spark_type) for name, spark_type in fields]
+            names = kafka_columns.projected_columns(pairs, options.include_headers)
+        types = [[name, kafka_columns.SPARK_TYPES[name]] for name in names]
+        return {"columns": types, "typed": None}
 
     def plan_batch(
         self,
@@ -207,7 +219,7 @@ class QueryPlanner:
             schema: The same as the JSON of a ``StructType``.
         """
         parsed = table_options.check(options)
-        typed_plan.check_topics(self._logs, parsed, [name for name, _ in fields or ()])
+        query_schemas.check_topics(self._logs, parsed, [name for name, _ in fields or ()])
         return self._check_columns(parsed, fields, schema)
 
     def table_reader_options(self, options: Json, of_query: Json) -> Json:
@@ -288,56 +300,12 @@ class QueryPlanner:
         finally:
             self._logs.release(log)
 
-    def plan_write(
-        self, options: Json, fields: Sequence[Sequence[str]], batch: bool, overwrite: bool
-    ) -> Json:
-        """Check a write, and return what its tasks need; see `WritePlanner.plan`."""
-        return self._writers.plan(options, fields, batch, overwrite)
-
-    def publish_batch(self, options: Json, staged: Sequence[Json], topics: Sequence[int]) -> Json:
-        """Publish what the tasks of a batch write staged; see `WritePlanner.publish_batch`."""
-        return self._writers.publish_batch(options, staged, topics)
-
-    def publish_micro_batch(
-        self,
-        options: Json,
-        staged: Sequence[Json],
-        batch_id: int,
-        query_id: str,
-        run_id: str | None = None,
-    ) -> Json:
-        """Publish what the tasks of a micro-batch staged, unless it was published before."""
-        return self._writers.publish_micro_batch(options, staged, batch_id, query_id, run_id)
-
-    def discard(self, options: Json, staged: Sequence[Json]) -> None:
-        """Remove what the tasks of a write staged."""
-        self._writers.discard(options, staged)
-
     def _stream(self, number: int) -> MicroBatchStream:
         if not self.is_open(number):
             raise IllegalStateError(
                 f"The planner has no open stream {number!r}", todo="Start the query again."
             )
         return self._streams[number]
-
-
-def _column_names(
-    options: SourceOptions, fields: Sequence[Sequence[str]] | None
-) -> tuple[str, ...]:
-    if fields is None:
-        return kafka_columns.columns(options.include_headers)
-    pairs = [(name, spark_type) for name, spark_type in fields]
-    return kafka_columns.projected_columns(pairs, options.include_headers)
-
-
-def _columns(names: Sequence[str]) -> list[list[str]]:
-    """Return pairs of name and type."""
-    return [[name, kafka_columns.SPARK_TYPES[name]] for name in names]
-
-
-def _topics(options: SourceOptions) -> str:
-    names, pattern, assigned = options.subscription
-    return pattern if pattern is not None else ",".join(names or assigned or ())
 
 
 def _limit(options: SourceOptions) -> list[Any] | None:

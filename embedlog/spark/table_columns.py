@@ -14,7 +14,7 @@ from embedlog.spark.kafka_columns import SPARK_TYPES
 from embedlog.spark.sink_options import COLUMNS as WRITER_COLUMNS
 from embedlog.spark.typed_columns import (
     RECORD_COLUMNS,
-    WRITTEN_TYPES,
+    RECORD_TYPES,
     is_struct_of_columns,
     type_name,
 )
@@ -68,7 +68,7 @@ def _own_fields(fields: Iterable[Json]) -> Iterator[Json]:
     for field in fields:
         if is_struct_of_columns(field):
             yield from field["type"]["fields"]
-        elif type_name(field["type"]) not in WRITTEN_TYPES.get(field["name"], ()):
+        elif type_name(field["type"]) != RECORD_TYPES.get(field["name"]):
             yield field
 
 

@@ -49,16 +49,6 @@ RECORD_COLUMNS: dict[str, Json] = {
     "headers": _HEADERS,
 }
 """The columns of every record, besides those of the topic."""
-WRITTEN_TYPES = {
-    "topic": ("string",),
-    "partition": ("int",),
-    "offset": ("bigint",),
-    "timestamp": ("timestamp",),
-    "timestampType": ("int",),
-    TOMBSTONE: ("boolean",),
-    "headers": ("array<struct<key:string,value:binary>>",),
-}
-"""Spark's names of the types that these columns may have in rows that are written."""
 
 MAX_DIGITS = 38
 """A decimal of Spark has at most so many digits."""
@@ -214,6 +204,10 @@ def type_name(spark_type: Json) -> str:
         fields = (f"{field['name']}:{type_name(field['type'])}" for field in spark_type["fields"])
         return f"struct<{','.join(fields)}>"
     return str(spark_type["type"])
+
+
+RECORD_TYPES = {name: type_name(kind) for name, kind in RECORD_COLUMNS.items()}
+"""Spark's names of the types of `RECORD_COLUMNS`."""
 
 
 def check_projection(

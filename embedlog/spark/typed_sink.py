@@ -21,7 +21,7 @@ from embedlog.schemas.reading import TOMBSTONE
 from embedlog.schemas.segment_schema import absent, segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.spark import typed_columns
-from embedlog.spark.typed_columns import VALUE, WRITTEN_TYPES, from_spark, type_name
+from embedlog.spark.typed_columns import RECORD_TYPES, VALUE, from_spark, type_name
 
 _IGNORED = ("topic", "offset", "timestampType")
 """Columns of a reader that mean nothing to a writer; ``partition`` is used elsewhere."""
@@ -44,10 +44,10 @@ def check_frame(fields: Sequence[dict[str, Any]], schema: TopicSchema, topic: st
     fields = [{**field, "name": name} for field, name in zip(fields, names, strict=True)]
     for field in fields:
         name, field_type = field["name"], type_name(field["type"])
-        if name in WRITTEN_TYPES:
-            if field_type not in (*WRITTEN_TYPES[name], "void"):
+        if name in RECORD_TYPES:
+            if field_type not in (RECORD_TYPES[name], "void"):
                 raise InvalidConfigError(
-                    f"{name} must be a(n) {' or '.join(WRITTEN_TYPES[name])}",
+                    f"{name} must be a(n) {RECORD_TYPES[name]}",
                     todo=f"It is {field_type}: cast it or leave it out.",
                 )
         elif typed_columns.is_struct_of_columns(field):

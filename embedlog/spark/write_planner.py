@@ -32,7 +32,7 @@ class WritePlanner:
         self._lock = threading.Lock()
         self._options: dict[tuple[tuple[str, str], ...], SinkOptions] = {}
 
-    def plan(
+    def plan_write(
         self, options: Json, fields: Sequence[Sequence[str]], batch: bool, overwrite: bool
     ) -> Json:
         """Check a write, create its topic if that is possible now, and plan its tasks.
@@ -93,7 +93,7 @@ class WritePlanner:
         staged: Sequence[Json],
         batch_id: int,
         query_id: str,
-        run_id: str | None,
+        run_id: str | None = None,
     ) -> Json:
         """Publish what the tasks of a micro-batch staged, unless it was published before.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support import spark_versions
 
-from embedlog.spark.jvm_reader import TESTED_VERSIONS
+from embedlog.version import TESTED_SPARK_VERSIONS
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ def _home(version: str) -> Path:
 
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("reader", ["jvm", "python"])
-@pytest.mark.parametrize("version", TESTED_VERSIONS[:-1])
+@pytest.mark.parametrize("version", TESTED_SPARK_VERSIONS[:-1])
 def test_a_version_of_spark_reads_and_writes(tmp_path, version, reader):
     """Batches, filters, limits, headers, streams, both sinks, tables, a catalog, typed topics."""
     if not _home(version).exists():
@@ -71,13 +71,3 @@ def test_a_version_of_spark_reads_and_writes(tmp_path, version, reader):
         assert refused[2].startswith("Required attribute")
         assert failed[:2] == ["SparkRuntimeException", "EMBEDLOG_INVALID_RECORD"]
         assert failed[2].startswith("Null topic")
-
-
-def test_the_jar_knows_the_same_versions():
-    """`ReaderChoice` falls back to Python for the others."""
-    path = ROOT / "jvm" / "src" / "embedlog" / "spark" / "ReaderChoice.java"
-    if not path.exists():
-        pytest.skip("the sources of the jar are not beside the tests of a wheel")
-    source = path.read_text()
-    listed = ", ".join(f'"{version}"' for version in TESTED_VERSIONS)
-    assert f"Set.of({listed})" in source

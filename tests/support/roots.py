@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from embedlog import batch, kv
+from embedlog import audit, batch, kv
 from embedlog.batch import EncodedBatch
 from embedlog.config import TopicConfig
 from embedlog.files import Files
@@ -34,7 +34,7 @@ def open_root(path: str | os.PathLike[str], **overrides: Any) -> Root:
         "unsafe_filesystem": False,
         "files": Files,
     }
-    return Root(os.fspath(path), **{**options, **overrides})
+    return audit.subscribe(Root(os.fspath(path), **{**options, **overrides}))
 
 
 def make_store(

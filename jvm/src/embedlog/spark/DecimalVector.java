@@ -70,33 +70,6 @@ final class DecimalVector extends StoredVector {
     }
   }
 
-  @Override
-  public int getInt(int row) {
-    long value = getLong(row);
-    if (value != (int) value) {
-      throw place.unfit(value, type.sql());
-    }
-    return (int) value;
-  }
-
-  @Override
-  public short getShort(int row) {
-    long value = getLong(row);
-    if (value != (short) value) {
-      throw place.unfit(value, type.sql());
-    }
-    return (short) value;
-  }
-
-  @Override
-  public byte getByte(int row) {
-    long value = getLong(row);
-    if (value != (byte) value) {
-      throw place.unfit(value, type.sql());
-    }
-    return (byte) value;
-  }
-
   private BigInteger unscaled(long at) {
     for (int number = 0; number < width; number++) {
       bytes[width - 1 - number] = Platform.getByte(null, at + number);

@@ -61,31 +61,4 @@ final class FloatVector extends StoredVector {
     }
     return (long) value;
   }
-
-  @Override
-  public int getInt(int row) {
-    double value = getDouble(row);
-    if (value != (int) value) {
-      throw place.unfit(value, type.sql());
-    }
-    return (int) value;
-  }
-
-  @Override
-  public short getShort(int row) {
-    double value = getDouble(row);
-    if (value != (short) value) {
-      throw place.unfit(value, type.sql());
-    }
-    return (short) value;
-  }
-
-  @Override
-  public byte getByte(int row) {
-    double value = getDouble(row);
-    if (value != (byte) value) {
-      throw place.unfit(value, type.sql());
-    }
-    return (byte) value;
-  }
 }

@@ -77,33 +77,6 @@ final class IntegerVector extends StoredVector {
   }
 
   @Override
-  public int getInt(int row) {
-    long value = getLong(row);
-    if (value != (int) value) {
-      throw place.unfit(value, type.sql());
-    }
-    return (int) value;
-  }
-
-  @Override
-  public short getShort(int row) {
-    long value = getLong(row);
-    if (value != (short) value) {
-      throw place.unfit(value, type.sql());
-    }
-    return (short) value;
-  }
-
-  @Override
-  public byte getByte(int row) {
-    long value = getLong(row);
-    if (value != (byte) value) {
-      throw place.unfit(value, type.sql());
-    }
-    return (byte) value;
-  }
-
-  @Override
   public float getFloat(int row) {
     return getLong(row);
   }

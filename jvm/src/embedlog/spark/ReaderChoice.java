@@ -17,8 +17,9 @@ final class ReaderChoice {
   /** The setting of a session that decides: "jvm" or "python". */
   private static final String SETTING = "spark.embedlog.reader";
 
-  /** The versions of Spark that the tests run with. */
-  private static final Set<String> TESTED_VERSIONS = Set.of("4.1", "4.2", "4.3");
+  /** The versions of Spark that the tests run with; the build takes them from Python. */
+  private static final Set<String> TESTED_VERSIONS =
+      Set.of(ReaderChoice.class.getPackage().getSpecificationVersion().split(" "));
 
   private static final Logger LOGGER = LoggerFactory.getLogger("embedlog.spark");
   private static final AtomicBoolean WARNED = new AtomicBoolean();

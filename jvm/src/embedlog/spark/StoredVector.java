@@ -61,4 +61,33 @@ abstract class StoredVector extends LogVector {
 
   /** Makes a row of the batch row 0: adds it to what rows are counted from. */
   protected abstract void moveTo(int row);
+
+  // An integer that was widened since the query began fits where its value does.
+
+  @Override
+  public int getInt(int row) {
+    long value = getLong(row);
+    if (value != (int) value) {
+      throw place.unfit(value, type.sql());
+    }
+    return (int) value;
+  }
+
+  @Override
+  public short getShort(int row) {
+    long value = getLong(row);
+    if (value != (short) value) {
+      throw place.unfit(value, type.sql());
+    }
+    return (short) value;
+  }
+
+  @Override
+  public byte getByte(int row) {
+    long value = getLong(row);
+    if (value != (byte) value) {
+      throw place.unfit(value, type.sql());
+    }
+    return (byte) value;
+  }
 }

@@ -1,20 +1,25 @@
-"""The rows of a typed topic as Arrow batches for Spark, in a task."""
+"""The rows of a part of a partition as Arrow batches with the columns of a query, in a task.
+
+Spark compares the schema of the first batch strictly: names, order, types and nullability.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedlog import batch as batches
 from embedlog.batch import Batch
-from embedlog.batch.tables import PieceRows
+from embedlog.batch.arrays import data, number, repeated
+from embedlog.batch.tables import PieceRows, table
 from embedlog.errors import InvalidRecordError
 from embedlog.schemas.reading import HEADERS, OFFSET, TIMESTAMP, TOMBSTONE, TypedReader
 from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import TopicSchema, field_id
-from embedlog.spark import arrow_columns
 from embedlog.spark.plan import FileChunk, PartitionSlice, TopicVersions
 from embedlog.spark.typed_columns import (
     RECORD_COLUMNS,
@@ -24,48 +29,28 @@ from embedlog.spark.typed_columns import (
     to_spark,
 )
 
+_SPARK_TYPES = {"key": "binary", "value": "binary", **RECORD_COLUMNS}
+_SEGMENT_FIELDS = {field.name: field.with_nullable(True) for field in batches.schema(headers=True)}
 _WITH_ROWS = (TIMESTAMP, HEADERS, TOMBSTONE)
 
 
-class TypedSliceReader:
-    """Decodes the rows of a part of a partition, with the columns of a query.
+class SliceReader:
+    """Decodes the rows of a part of a partition of a topic of bytes.
 
     Args:
-        fields: The columns: fields of Spark's schema, as JSON.
         part: Which part it is.
-        versions: The schemas of the topic.
+        names: The columns, in Spark's order.
     """
 
-    def __init__(
-        self, fields: Sequence[dict[str, Any]], part: PartitionSlice, versions: TopicVersions
-    ) -> None:
-        self._part, self._versions = part, versions
-        self._fields = fields
-        self._schema = pa.schema(
-            [(field["name"], arrow_type(field["type"]), field["nullable"]) for field in fields]
-        )
-        self._reader = TypedReader(_widest(versions))
-        self._read = self._reader.select(self._stored_names())
-
-    def _stored_names(self) -> list[str]:
-        """Return the columns to decode; always the offset, so that there are as many rows."""
-        names = [OFFSET]
-        for field in self._fields:
-            if field["name"] == VALUE:
-                names += [part["name"] for part in field["type"]["fields"]]
-            elif field["name"] in _WITH_ROWS or field["name"] not in RECORD_COLUMNS:
-                names.append(field["name"])
-        return names
+    def __init__(self, part: PartitionSlice, names: Sequence[str]) -> None:
+        self._part = part
+        self._schema = pa.schema([(name, arrow_type(_SPARK_TYPES[name])) for name in names])
+        stored = [_SEGMENT_FIELDS[name] for name in names if name in _SEGMENT_FIELDS]
+        self._stored = pa.schema([*stored, pa.field(OFFSET, pa.int64())])
 
     def stored_schemas(self, chunk: FileChunk) -> tuple[Any, ...]:
         """Return the schemas that a file may have."""
-        stored = self._versions.stored[chunk.schema_version]
-        return tuple(
-            segment_schema(
-                stored, headers=chunk.headers, tombstones=chunk.tombstones, offsets=offsets
-            )
-            for offsets in (False, True)
-        )
+        return tuple(batches.schema(headers=chunk.headers, offsets=each) for each in (False, True))
 
     def table(self, rows: list[PieceRows]) -> Any:
         """Return the rows of batches of one segment as a `pyarrow.Table` of stored columns.
@@ -73,14 +58,13 @@ class TypedSliceReader:
         Raises:
             CorruptBatchError: A column that is read is damaged.
         """
-        batches = cast("list[tuple[Batch, int, int]]", rows)
-        return self._reader.table(batches, self._part.partition, self._read)
+        return table(rows, self._part.partition, self._stored)
 
-    def batches(self, table: Any, timestamp_type: int) -> Iterator[Any]:
+    def batches(self, stored: Any, timestamp_type: int) -> Iterator[Any]:
         """Yield rows as record batches for Spark, usually as one.
 
         Args:
-            table: What `table` returned.
+            stored: What `table` returned.
             timestamp_type: 0 if the producer set the timestamps, 1 if the log did.
 
         Raises:
@@ -91,9 +75,9 @@ class TypedSliceReader:
             "partition": self._part.partition,
             "timestampType": timestamp_type,
         }
-        for rows in table.combine_chunks().to_batches():
+        for rows in stored.combine_chunks().to_batches():
             arrays = [
-                arrow_columns.constant(constants[field.name], field.type, rows.num_rows)
+                _constant(constants[field.name], field.type, rows.num_rows)
                 if field.name in constants
                 else self._column(rows, field)
                 for field in self._schema
@@ -101,22 +85,93 @@ class TypedSliceReader:
             yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _column(self, rows: Any, field: Any) -> Any:
-        part, name = self._part, field.name
-        if name == "timestamp":
-            return arrow_columns.microseconds(rows.column(name), part.topic, part.partition)
-        if name == "headers":
-            return arrow_columns.headers(rows.column(name))
+        part, column = self._part, rows.column(field.name)
+        if field.name == "timestamp":
+            try:
+                return column.cast(field.type)
+            except pa.ArrowInvalid as error:
+                raise InvalidRecordError(
+                    f"A record has a timestamp that Spark cannot hold: {error}",
+                    topic=part.topic,
+                    partition=part.partition,
+                    todo="Leave the column out: .schema('key binary, value binary').",
+                ) from error
+        if field.name == "headers":
+            # With Spark's names of the fields; null for a record without any, as in Kafka's source.
+            is_empty = pc.equal(pc.list_value_length(column), number(0, pa.int32()))
+            if pc.any(is_empty).as_py():
+                column = pc.if_else(is_empty, pa.nulls(1, column.type)[0], column)
+            return column.cast(field.type)
+        return column
+
+
+def _constant(value: str | int, arrow_type: Any, count: int) -> Any:
+    """Return a column that has the same value in each row."""
+    # Built for the next power of two and sliced, so that one cached array serves many batches.
+    return _constants(value, arrow_type, 1 << max(count - 1, 0).bit_length()).slice(0, count)
+
+
+@lru_cache(maxsize=16)
+def _constants(value: str | int, arrow_type: Any, count: int) -> Any:
+    if isinstance(value, int):
+        return repeated(value, arrow_type, count)
+    return pa.repeat(data(value.encode(), arrow_type), count)
+
+
+class TypedSliceReader(SliceReader):
+    """The same for a typed topic.
+
+    Args:
+        part: Which part it is.
+        fields: The columns: fields of Spark's schema, as JSON.
+        versions: The schemas of the topic.
+    """
+
+    def __init__(
+        self, part: PartitionSlice, fields: Sequence[dict[str, Any]], versions: TopicVersions
+    ) -> None:
+        self._part, self._versions = part, versions
+        self._schema = pa.schema(
+            [(field["name"], arrow_type(field["type"]), field["nullable"]) for field in fields]
+        )
+        # Always the offset, so that there are as many rows.
+        names = [OFFSET]
+        for field in fields:
+            if field["name"] == VALUE:
+                names += [part["name"] for part in field["type"]["fields"]]
+            elif field["name"] in _WITH_ROWS or field["name"] not in RECORD_COLUMNS:
+                names.append(field["name"])
+        self._reader = TypedReader(_widest(versions))
+        self._read = self._reader.select(names)
+
+    def stored_schemas(self, chunk: FileChunk) -> tuple[Any, ...]:
+        """See `SliceReader.stored_schemas`."""
+        stored = self._versions.stored[chunk.schema_version]
+        return tuple(
+            segment_schema(
+                stored, headers=chunk.headers, tombstones=chunk.tombstones, offsets=offsets
+            )
+            for offsets in (False, True)
+        )
+
+    def table(self, rows: list[PieceRows]) -> Any:
+        """See `SliceReader.table`."""
+        whole = cast("list[tuple[Batch, int, int]]", rows)
+        return self._reader.table(whole, self._part.partition, self._read)
+
+    def _column(self, rows: Any, field: Any) -> Any:
+        name = field.name
         if name == VALUE:
             parts = [self._own_column(rows, inner.name, inner.type) for inner in field.type]
             return pa.StructArray.from_arrays(parts, fields=list(field.type))
-        if name in (OFFSET, TOMBSTONE):
-            return rows.column(name)
+        if name in (OFFSET, *_WITH_ROWS):
+            return super()._column(rows, field)
         column = self._own_column(rows, name, field.type)
         if column.null_count and not field.nullable:
             raise InvalidRecordError(
                 f"A record has no {name}, and the query's schema says that all have one",
-                topic=part.topic,
-                partition=part.partition,
+                topic=self._part.topic,
+                partition=self._part.partition,
                 todo="Leave NOT NULL out of .schema(…).",
             )
         return column
