@@ -576,7 +576,7 @@ def _flushed(directory: int, txn: kv.Txn) -> dict[bytes, FlushedCopy]:
             if each.directory == directory:
                 found[key] = each
         info = catalog.PARTITIONS.get(txn, key)
-        if directory in assignment.isr and info is not None:
+        if directory in assignment.isr and info is not None and info.recovery_offset:
             offset = info.recovery_offset
             epoch = leader_epochs.epoch_at(catalog.epochs(txn, key), offset - 1)
             found[key] = FlushedCopy(directory, offset, epoch)
