@@ -272,8 +272,8 @@ class ReplicatedFiles(Files):
             try:
                 self._open_copies(handle)
             except StorageError as error:
-                is_online = handle.copies[0][0] in self._controller.online
-                if handle.how["write"] or not error.missing or not is_online:
+                is_open = handle.copies and handle.copies[0][0] in self._controller.online
+                if handle.how["write"] or not error.missing or not is_open:
                     raise
                 # It was unlinked since: its reader finishes with what it has open.
                 handle.image = self._controller.image
@@ -311,15 +311,15 @@ class ReplicatedFiles(Files):
             self._find(handle.path)  # it must exist somewhere
         opened, copies = dict(handle.copies), Copies()
         for directory in directories if changes or is_lock else directories[:1]:
-            fd = opened.pop(directory, None)
-            if fd is not None and not _is_linked(directory, fd):
-                _close_each([(directory, fd)])
-                fd = None
-            if fd is None:
+            fd = opened.get(directory)
+            if fd is None or not _is_linked(directory, fd):
                 handle.copies = [*copies, *opened.items()]  # if it cannot be opened
+                unlinked = [] if fd is None else [(directory, fd)]
                 fd = self._open_copy(handle, directory, is_leader=directory is directories[0])
                 if handle.kept:
                     directory.files.keep(fd)
+                _close_each(unlinked)
+            opened.pop(directory, None)
             copies.append((directory, fd))
         _close_each(opened.items())
         handle.copies, handle.image = copies, image

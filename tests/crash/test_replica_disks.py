@@ -11,13 +11,14 @@ from support import forks
 from support.faulty_files import scratch_directory
 from support.forks import tell
 from support.loop_disks import FAULTS, loop_disks
-from support.mutants import Change
+from support.mutants import Behaviour, Change
 from support.replica_disks import DiskRun, as_text, check_replica_disks
 from support.replicas import notice
 from support.tiers import choose
 
 import embedlog
 from embedlog.replication import catch_up, recovery
+from embedlog.replication.files import ReplicatedFiles
 
 
 @pytest.fixture
@@ -63,12 +64,17 @@ def test_disks_power_and_programs_fail_and_no_acknowledged_record_is_lost(
     assert done["acknowledged"] > 10 * faults
 
 
+def _sync_leader(files: ReplicatedFiles, fd: int) -> None:
+    directory, copy = files.copies(fd)[0]
+    directory.files.sync(copy)
+
+
 BUGS = {
     "a copy joins the ISR before it is flushed": Change(
-        "embedlog.replication.catch_up:ReplicaCopy._copy", {"files.sync(target)": "..."}
+        "embedlog.replication.segment_copies:SegmentCopy.close", {"files.sync(fd)": "..."}
     ),
-    "the recovery point moves past what followers have flushed": Change(
-        "embedlog.replication.files:ReplicatedFiles.sync", {"self._each(": "self._first("}
+    "the recovery point moves past what followers have flushed": Behaviour(
+        "embedlog.replication.files:ReplicatedFiles.sync", _sync_leader
     ),
 }
 FOUND = ("acknowledged records are lost", "A segment is damaged below the recovery point")
