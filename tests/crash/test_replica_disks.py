@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import forks
@@ -64,7 +65,7 @@ def test_disks_power_and_programs_fail_and_no_acknowledged_record_is_lost(
     assert done["acknowledged"] > 10 * faults
 
 
-def _sync_leader(files: ReplicatedFiles, fd: int) -> None:
+def _sync_leader(files: ReplicatedFiles, fd: int, *_: Any, **__: Any) -> None:
     directory, copy = files.copies(fd)[0]
     directory.files.sync(copy)
 
