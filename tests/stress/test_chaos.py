@@ -138,12 +138,17 @@ def test_random_kills_and_stops_lose_and_repeat_nothing() -> None:
 
 def test_nothing_is_torn_from_readers_of_what_is_cut_and_deleted() -> None:
     """P20: they finish what they hold, or get OffsetOutOfRangeError; none dies of SIGBUS."""
-    with scratch_directory() as directory:
-        opens = choose(test=6_000, all=100_000)
-        done = check_concurrent_deletes(directory, opens, seed=1)
-    tell(f"seed 1: {dict(done)}")
-    assert done["opens"] >= opens
-    assert min(done[kind] for kind in ("cuts", "deletions", "overtaken", "held")) >= 10
+    opens = choose(test=6_000, all=100_000)
+
+    def run(seed: int) -> dict[str, int]:
+        with scratch_directory() as directory:
+            done = check_concurrent_deletes(directory, opens, seed)
+        tell(f"seed {seed}: {dict(done)}")
+        return done
+
+    # On a busy machine fewer of them meet.
+    least = dict.fromkeys(("cuts", "deletions", "overtaken", "held"), 10)
+    assert until_enough(run, least)["opens"] >= opens
 
 
 @pytest.mark.tier("nightly")
