@@ -153,6 +153,10 @@ class SegmentFile:
         assert self.fd is not None, "the segment was closed"
         return self._files.size(self.fd)
 
+    def longest(self) -> int:
+        """Return the length of its longest copy, of a log over several directories."""
+        return self._files.longest(self._open_fd())
+
     def check_linked(self) -> None:
         """Raise `LogDeletedError` if the file was deleted."""
         self._files.check_linked(self._open_fd())

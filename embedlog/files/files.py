@@ -301,6 +301,10 @@ class Files:
         except OSError as error:
             raise self._failed(error, "size", fd) from error
 
+    def longest(self, fd: int) -> int:
+        """Return how many bytes the longest copy of the file has; here there is only one."""
+        return self.size(fd)
+
     def allocated_bytes(self, fd: int) -> int:
         """Return for how many bytes of the file the disk has room."""
         with self._errors("stat", fd):

@@ -187,7 +187,7 @@ def make_visible(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> Non
 def _undo(log: PartitionState, tail: Tail) -> None:
     """Remove what a publication that was never committed wrote, then its row."""
     file = log.active_file()
-    if file.size() > tail.log_end_position:
+    if file.longest() > tail.log_end_position:
         # Before the row is deleted: without it recovery would take this for a part of the log.
         log.cut(file, tail.log_end_position)
     forget(log)

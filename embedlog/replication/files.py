@@ -478,6 +478,18 @@ class ReplicatedFiles(Files):
         """As `Files.size`."""
         return self._first(fd, lambda files, copy: files.size(copy))
 
+    def longest(self, fd: int) -> int:
+        """As `Files.longest`: a killed writer may have written to followers only."""
+
+        def once() -> int:
+            sizes: _list[int] = [
+                _attempt(directory, methodcaller("size", copy))
+                for directory, copy in self._all_copies(fd)
+            ]
+            return max(sizes)
+
+        return self._repeat(once)
+
     def check_linked(self, fd: int) -> None:
         """As `Files.check_linked`."""
         self._first(fd, lambda files, copy: files.check_linked(copy))
