@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import threading
 import time
 
@@ -10,10 +11,13 @@ import lmdb
 import pytest
 from support import forks
 from support.replicas import assignment, bring_back, notice, send, values
+from support.staged_files import publish, stage
 
 from embedlog import catalog, errors, kv
+from embedlog.files import Files
 from embedlog.files.reserve import Reserve
 from embedlog.partition import leader_epochs, uncommitted_files
+from embedlog.partition import recovery as partition_recovery
 from embedlog.partition.replace import Replacement
 from embedlog.record import TopicPartition
 from embedlog.replication import catch_up, reassign, recovery, root
@@ -377,6 +381,40 @@ def test_what_a_killed_writer_left_in_a_follower_is_not_taken_for_a_copy(directo
     directories.lose(log, leader)
 
     assert values(log, "t") == [b"x", b"y"]
+
+
+def test_a_publication_that_was_undone_does_not_come_back_in_one_partition(
+    directories, monkeypatch
+):
+    """Killed between a follower and the leader, undone in that partition, and then a power cut."""
+    with directories.open() as log:
+        log.create_topic("t", replicas=[(2, 1), (1, 2)])
+
+    def publish_half() -> None:
+        log = directories.open()
+        staged = stage(log.root, t_0=[b"x"], t_1=[b"x"])
+        files, positions = log.root.controller.directories[1].files, []
+        write = files.write
+
+        def write_once(fd, buffers, position):
+            positions.extend([position] if position else ())  # not those of the schemas
+            if len(positions) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return write(fd, buffers, position)
+
+        files.write = write_once
+        publish(log.root, [staged])
+
+    def undo() -> None:
+        log = directories.open().root.partition("t", 1)
+        with log.locked():
+            partition_recovery.tail_locked(log)
+
+    assert forks.was_killed(publish_half)
+    forks.call(undo)
+    monkeypatch.setattr(Files, "boot_id", lambda _: "another")
+    with directories.open() as log:
+        assert values(log, "t") == []
 
 
 @pytest.mark.parametrize(("homes", "away"), [([1, 2], [2, 3]), ([1, 3], [1, 2]), ([1], [2])])

@@ -187,8 +187,9 @@ def make_visible(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> Non
 def _undo(log: PartitionState, tail: Tail) -> None:
     """Remove what a publication that was never committed wrote, then its row."""
     file = log.active_file()
-    if file.size() > tail.log_end_position:
+    if file.size() >= tail.log_end_position:
         # Before the row is deleted: without it recovery would take this for a part of the log.
+        # Also where this copy ends there: its writer may have written to other copies only.
         log.cut(file, tail.log_end_position)
     forget(log)
 
