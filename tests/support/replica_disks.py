@@ -35,6 +35,7 @@ from embedlog.config import MaintenanceConfig
 from embedlog.errors import (
     CommitFailedError,
     FencedError,
+    IllegalStateError,
     LockTimeoutError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
@@ -421,6 +422,10 @@ def administer(setting: Setting, life: int) -> None:
         shutil.rmtree(setting.spare)
         log.add_replica(setting.spare)
 
+    def cancel() -> None:
+        with suppress(IllegalStateError):  # only replicas that it added are in sync
+            log.cancel_reassignment()
+
     def verify() -> None:
         findings = [*map(str, log.verify(replicas=True)), *log.repair(dry_run=False)]
         # A repair also removes what killed processes staged.
@@ -442,7 +447,7 @@ def administer(setting: Setting, life: int) -> None:
 
     calls: tuple[Callable[[], object], ...] = (
         *(move, add_or_remove, create_and_delete, verify),
-        *(log.elect_leaders, log.cancel_reassignment),
+        *(log.elect_leaders, cancel),
         lambda: log.alter_topic("all", {"retention.bytes": dice.randint(1 << 40, 1 << 41)}),
     )
     while not setting.stopped:
