@@ -167,7 +167,6 @@ class ReplicaCopy:
         if info.sealed and (info.next_offset or 0) <= self._trusted_offset:
             start = max(start, batches_end)
         target = SegmentCopy(self.log, info, self.directory)
-        target.changed = target.file is not None  # what is equal may not have been flushed
         try:
             start = _equal_end(info, leader, target, start, batches_end)
             for piece in pieces(self.log, info, [leader], batches_end, start):
@@ -181,7 +180,7 @@ class ReplicaCopy:
                     target.truncate(stop)
         finally:
             leader.close()
-            target.close()
+            target.close(flush=True)  # what is equal may not have been flushed
         self._done[info.id] = stop
         return stop - start
 

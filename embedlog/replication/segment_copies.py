@@ -46,8 +46,8 @@ class SegmentCopy:
         self.file: SegmentFile | None = None
         self.header, self.schema = b"", None
         """What it begins with, if that is the schema of the segment."""
-        self.changed = False
-        """Whether to flush it when it is closed."""
+        self._fd: int | None = None
+        """What it is written by, if it is."""
         try:
             self.file = log.open_segment(info, files=directory.files)
             self.header, self.schema = self.file.bytes(0, self.file.start), self.file.schema
@@ -114,29 +114,31 @@ class SegmentCopy:
 
     def write(self, piece: Piece) -> None:
         """Write a piece to the file, which may be missing."""
-        files = self.directory.files
-        make_parents(files, self.path)
-        self.changed = True
-        with files.opened(self.path, write=True, create=True) as fd:
-            files.write(fd, [piece.data], piece.position)
+        self.directory.files.write(self._open(), [piece.data], piece.position)
 
     def truncate(self, size: int) -> None:
         """Cut the file."""
-        self.changed = True
-        with self.directory.files.opened(self.path, write=True) as fd:
-            self.directory.files.truncate(fd, size)
+        self.directory.files.truncate(self._open(), size)
 
-    def close(self) -> None:
-        """Flush what was written, and close the file."""
-        files = self.directory.files
+    def _open(self) -> int:
+        if self._fd is None:
+            make_parents(self.directory.files, self.path)
+            self._fd = self.directory.files.open(self.path, write=True, create=True)
+        return self._fd
+
+    def close(self, *, flush: bool = False) -> None:
+        """Flush what was written, or with ``flush`` all of it, and close the file."""
+        files, fd, self._fd = self.directory.files, self._fd, None
         if self.file is not None:
             with closing(self.file):
-                if self.changed:
+                if flush:
                     self.file.sync()
-        elif self.changed:
-            with files.opened(self.path, write=True) as fd:
+        if fd is not None:
+            try:
                 files.sync(fd)
-            for path in self._log.directories:
+            finally:
+                files.close(fd)
+            for path in self._log.directories if self.file is None else ():
                 files.sync_directory(path)
 
 
