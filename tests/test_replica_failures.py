@@ -146,6 +146,38 @@ def test_a_directory_with_an_old_copy_leads_nothing(directories):
     log.close()
 
 
+def test_a_directory_that_comes_back_is_compared_with_what_is_on_its_disk(
+    directories, log, monkeypatch
+):
+    """The kernel takes a page for clean that it could not write, and has it in its cache."""
+    log.create_topic("t", replication_factor=2)
+    send(log, "t", [b"a", b"b"])
+    leader, follower = assignment(log, "t").isr
+    (file,) = directories.path(follower).glob("topics/t-*/0/*.arrows")
+    (whole,) = directories.path(leader).glob("topics/t-*/0/*.arrows")
+    directories.lose(log, follower)
+    directories.put_back(follower)
+    cached = {str(file): file.read_bytes()}
+    file.write_bytes(cached[str(file)][:-64] + bytes(64))
+    read, drop_cache = Files.read, Files.drop_cache
+
+    def read_from_cache(self, fd, length, position):
+        data = cached.get(self._absolute(fd))
+        if data is None:
+            return read(self, fd, length, position)
+        return data[position : position + length]
+
+    def drop(self, fd):
+        cached.pop(self._absolute(fd), None)
+        drop_cache(self, fd)
+
+    monkeypatch.setattr(Files, "read", read_from_cache)
+    monkeypatch.setattr(Files, "drop_cache", drop)
+    bring_back(log)
+
+    assert file.read_bytes() == whole.read_bytes()
+
+
 # The wrong moment
 
 

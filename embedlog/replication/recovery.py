@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 from embedlog import catalog, kv
+from embedlog.catalog import PartitionInfo
 from embedlog.errors import (
     CorruptionError,
     DiskFullError,
@@ -39,6 +40,7 @@ from embedlog.replication.metadata import (
 )
 from embedlog.root import startup
 from embedlog.root.root import Root, check_format
+from embedlog.segment import path_of
 
 T = TypeVar("T")
 JUST_ADDED = "it was just added"
@@ -212,6 +214,30 @@ def _prepare(root: BaseReplicatedRoot, directory: LogDirectory) -> None:
                 kv.discard(files, name)
             directory.attach(root.lock_timeout)
     directory.open_stores(root.lock_timeout)
+    _drop_caches(directory)
+
+
+def _drop_caches(directory: LogDirectory) -> None:
+    """Have what was not flushed be read from the disk from now on.
+
+    The kernel takes a page for clean whose write has failed.  So its cache may have what the disk
+    lacks, and no later flush would write it.
+    """
+
+    def unflushed(txn: kv.Txn) -> Iterator[str]:
+        for topic in catalog.topics(txn):
+            for partition in range(topic.partitions):
+                key = topic.key(partition)
+                flushed = (catalog.PARTITIONS.get(txn, key) or PartitionInfo()).recovery_offset
+                for info in catalog.segments(txn, key):
+                    if not info.sealed or (info.next_offset or 0) > flushed:
+                        yield path_of(topic.directory, partition, info.file_name)
+
+    files = directory.files
+    for path in directory.state.read(lambda txn: list(unflushed(txn))):
+        with startup.ignore_missing(), files.opened(path, write=True) as fd:
+            files.sync(fd)
+            files.drop_cache(fd)
 
 
 def _is_new(root: BaseReplicatedRoot, directory: LogDirectory) -> bool:
