@@ -217,8 +217,8 @@ def encode_json(item: Any) -> bytes:
 
     Dataclasses become objects, and datetimes, dates, times and UUIDs text.
 
-    >>> encode_json({"gate": "A1", "delays": [1.5, None]})
-    b'{"gate":"A1","delays":[1.5,null]}'
+    >>> encode_json({"gate": "Gate 1", "delays": [1.5, None]})
+    b'{"gate":"Gate 1","delays":[1.5,null]}'
 
     Raises:
         TypeError, ValueError: JSON cannot express it, such as bytes or NaN.

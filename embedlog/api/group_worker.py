@@ -116,7 +116,7 @@ def _terminate_with(parent: int) -> None:
 class GroupWorker:
     """Polls, calls the handler, and commits what was handled.
 
-    Each poll auto-commits the records of the polls before it (E20), which were all handled.
+    Each poll auto-commits the records of the polls before it, which were all handled.
     If a poll ends early or its records take long, this class commits those that were handled.
     """
 

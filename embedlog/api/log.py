@@ -349,7 +349,7 @@ class Log:
                     raise
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic, its records, and the offsets committed for it (A38).
+        """Delete a topic, its records, and the offsets committed for it.
 
         Readers can finish with the files they have open.
         """
@@ -357,7 +357,7 @@ class Log:
         self.root.delete_topic(name)
 
     def create_partitions(self, name: str, total: int) -> None:
-        """Increase the number of partitions to ``total``; keys may move to other ones (G5).
+        """Increase the number of partitions to ``total``; keys may move to other ones.
 
         Raises:
             MirroredTopicError: The topic is a copy, whose mirror adds the partitions of the source.
@@ -1149,7 +1149,7 @@ class Log:
             topic: A topic whose ``cleanup.policy`` has ``compact``.
             force: Compact partitions that are not due too, and the records in the active
                 segment, which is rolled first; also remove tombstones that have expired
-                where nothing is dirty (D19).
+                where nothing is dirty.
             progress: Called with the bytes done, and all bytes.  By default a progress bar
                 in terminals and notebooks; False shows none.
             settings: Kafka's ``log.cleaner.dedupe.buffer.size``, ``.io.buffer.size``,

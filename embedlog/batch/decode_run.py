@@ -252,7 +252,7 @@ class BatchRun:
 
     @property
     def is_log_append_time(self) -> bool:
-        """Whether the log, not the producers, set the timestamps (A7)."""
+        """Whether the log, not the producers, set the timestamps."""
         return bool(self.flags & LOG_APPEND_TIME)
 
     @property

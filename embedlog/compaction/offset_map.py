@@ -1,4 +1,4 @@
-"""The last offset of each key, in an amount of memory that is fixed in advance (D7).
+"""The last offset of each key, in an amount of memory that is fixed in advance.
 
 An open hash table in one array with 24 bytes per slot, as in Kafka: 128 bits of hash and
 an offset.  Keys are looked up and entered by the thousands: each round of the loop moves

@@ -78,7 +78,7 @@ class ScannedBatches:
         return offset_map.ends(*self.hashes) <= offsets + 1
 
     def data_rows(self) -> BoolArray | None:
-        """Return which rows are records, not transaction markers; None if all are (D21)."""
+        """Return which rows are records, not transaction markers; None if all are."""
         markers = [bool(batch.flags & CONTROL) for batch in self.batches]
         if not any(markers):
             return None

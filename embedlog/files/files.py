@@ -90,7 +90,7 @@ class Files:
 
     Raises:
         NotALogError: `root` is not a directory.
-        UnsupportedFilesystemError: Locks and maps cannot be trusted there (P23).
+        UnsupportedFilesystemError: Locks and maps cannot be trusted there.
         StorageError: The directory cannot be opened.
     """
 
@@ -337,7 +337,7 @@ class Files:
         """Return once the file's bytes and size are on the disk.
 
         Raises:
-            DurabilityError: They may be lost, and a retry would only hide it (P9).
+            DurabilityError: They may be lost, and a retry would only hide it.
         """
         with self._errors("sync", fd, DurabilityError):
             os.fdatasync(fd)
@@ -474,7 +474,7 @@ class Files:
         """Return once the names in the directory are on the disk.
 
         Raises:
-            DurabilityError: They may be lost, and a retry would only hide it (P9).
+            DurabilityError: They may be lost, and a retry would only hide it.
         """
         with (
             self._directory(path, "sync directory") as directory,
@@ -492,7 +492,7 @@ class Files:
         shares it until it closes its copies, see `after_fork`.
 
         Raises:
-            LockTimeoutError: Another holder; the error has its process and state (P16).
+            LockTimeoutError: Another holder; the error has its process and state.
         """
         try:
             fcntl.flock(fd, _SHARED if shared else _EXCLUSIVE)
@@ -625,7 +625,7 @@ class Files:
     def after_fork(self) -> None:
         """In a forked child: close what was inherited, so that its owner opens it again.
 
-        Closing leaves the parent its locks; unlocking would take them from it (P18).
+        Closing leaves the parent its locks; unlocking would take them from it.
         The root stays open: it carries neither lock nor position.
         """
         self._close_descriptors()

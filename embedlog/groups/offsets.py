@@ -37,7 +37,7 @@ class CommittedOffset(NamedTuple):
 
 
 def encode(position: OffsetAndMetadata, committed_ms: int) -> bytes:
-    """Return the row of a position that a program commits (E21).
+    """Return the row of a position that a program commits.
 
     Raises:
         ValueError: The offset or the epoch is negative, or too large for Kafka.
@@ -146,7 +146,7 @@ def _clamped(committed: CommittedOffset, end: int) -> CommittedOffset:
 
 
 def clamp(state: kv.Store, partition: bytes, end: int) -> None:
-    """Move offsets past the recovered end of a partition back to it (P5).
+    """Move offsets past the recovered end of a partition back to it.
 
     A power cut took those records.  This must happen before the next append; otherwise a
     group that is used later would skip records that it never saw.  The leader epoch of a

@@ -72,7 +72,7 @@ def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
     """Return the file and the tail to append at; cuts what a killed writer left behind it.
 
     Raises:
-        DurabilityError: A flush failed before (P9).
+        DurabilityError: A flush failed before.
         CorruptionError: The file is shorter than what was written.
         LogDeletedError: The file was deleted.
     """
@@ -216,10 +216,10 @@ class PendingAppend:
         return True
 
     def receipt_of_repeated(self, batch: EncodedBatch) -> Appended | None:
-        """Return the first receipt of a batch that was sent before (G16); None if it was not.
+        """Return the first receipt of a batch that was sent before; None if it was not.
 
         Raises:
-            OutOfOrderSequenceError, InvalidProducerEpochError: G16, G17.
+            OutOfOrderSequenceError, InvalidProducerEpochError: As `PartitionLog.append`.
         """
         if batch.producer_id is None:
             return None

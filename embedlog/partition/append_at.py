@@ -1,4 +1,4 @@
-"""Appending at given offsets, as a copy of another log does (A8).
+"""Appending at given offsets, as a copy of another log does.
 
 A batch says in its head how many offsets before it have no record.  So the active segment
 takes batches with gaps before them, and recovery can tell a gap from lost records: the batch

@@ -19,7 +19,7 @@ from embedlog.partition.tail import TAILS, Tail
 
 
 def with_epoch(epochs: Sequence[tuple[int, int]], epoch: int, offset: int) -> list[tuple[int, int]]:
-    """Return epochs, as `catalog.epochs` does, with one that begins at an offset (A37).
+    """Return epochs, as `catalog.epochs` does, with one that begins at an offset.
 
     Nothing changes if it is the last one already.  Epochs that do not end before it are
     dropped: those that start at the offset or past it have no records, and larger ones were
@@ -71,7 +71,7 @@ def _raise(log: PartitionState, tail: Tail, epoch: int) -> Tail:
     """Write the tail with another epoch.
 
     Raises:
-        DurabilityError: A flush failed, now or before (P9).
+        DurabilityError: A flush failed, now or before.
     """
     after = tail._replace(leader_epoch=epoch)
     if tail.high_watermark < tail.log_end_offset:

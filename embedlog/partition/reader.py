@@ -72,7 +72,7 @@ class PartitionReader:
         )
 
     def _follow_epoch(self, tail: Tail) -> None:
-        """Follow the log into another epoch, unless it was cut below the position (A36, A37)."""
+        """Follow the log into another epoch, unless it was cut below the position."""
         if self.leader_epoch is not None:
             log, own_epoch = self._log, self.leader_epoch
             epochs = log.context.state.read(lambda txn: catalog.epochs(txn, log.key))

@@ -1,8 +1,8 @@
-"""The tail of a partition, and finding it again from the segments (R7).
+"""The tail of a partition, and finding it again from the segments.
 
 Recovery is needed where `live` has no row for a partition: on first use, after a reboot,
 or when `live` was lost.  The scan begins at the recovery point.  Past it the first
-damaged batch ends the log; damage below it is an error, and nothing is cut (R7).  A
+damaged batch ends the log; damage below it is an error, and nothing is cut.  A
 recovery that is killed can be repeated.
 """
 
@@ -140,7 +140,7 @@ class RecoveryScan:
     epoch: int = 0
 
     def add(self, batch: Batch, interval: int, now_ms: int) -> None:
-        """Count a good batch: index it as the append did (B1), and note its producer."""
+        """Count a good batch: index it as the append did, and note its producer."""
         if self.unindexed > interval:
             self.entries.append(IndexEntry(batch.base_offset, batch.position, self.max_timestamp))
             self.unindexed = 0
@@ -367,7 +367,7 @@ def rebuild(log: PartitionState, limit: int = _NO_LIMIT) -> Tail:
     """Find the end, cut what is past it, and write the tail row; under the partition's lock.
 
     The leader epoch grows, because records that readers may have seen can be
-    gone (A37).  A recovery that was killed is repeated with the same result (A26).
+    gone.  A recovery that was killed is repeated with the same result.
     """
     log.mend()
     result = scan(log, limit)
@@ -466,7 +466,7 @@ def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
     """Copy what a truncation leaves of a segment to a new file, if it removes anything.
 
     Other processes may read the old file or have it mapped, and a map of a file that
-    shrinks is a SIGBUS: they finish on the old one (P20).  Killed before the manifest
+    shrinks is a SIGBUS: they finish on the old one.  Killed before the manifest
     names the copy, the copy is garbage; after that, the old file is.
     """
     old = result.active
@@ -491,7 +491,7 @@ def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
 
 
 def _start_over(log: PartitionState, result: RecoveryScan, offset: int) -> Tail:
-    """Drop every segment and begin an empty one at ``offset`` (A29, A35)."""
+    """Drop every segment and begin an empty one at ``offset``."""
     old = [*result.whole, result.active, *result.dropped]
     epoch = result.info.leader_epoch + 1
     info = PartitionInfo(offset, offset, epoch)

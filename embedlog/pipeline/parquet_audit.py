@@ -333,7 +333,7 @@ def _audit_topic(
 def _leased_ranges(
     log: Log, topic: str, ends: Mapping[int, int], since: Mapping[int, int]
 ) -> Iterator[dict[int, OffsetRange]]:
-    """Lease the new records that the log still has while they are compared (C1, D22).
+    """Lease the new records that the log still has while they are compared.
 
     Yields the offsets to compare by partition; the range is empty if all records are deleted
     or were compared before.

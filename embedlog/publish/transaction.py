@@ -512,7 +512,7 @@ def _flush(plan: PartitionPlan, files: list[SegmentFile]) -> None:
     """Put all of it on the disk, with what was written before it.
 
     Raises:
-        DurabilityError: The active segment or a name could not be flushed: that is final (P9).
+        DurabilityError: The active segment or a name could not be flushed: that is final.
         StorageError: A new file could not be flushed; nothing is lost, since it is not named.
     """
     sync_files(plan.log, plan.before, files[0])

@@ -80,7 +80,7 @@ def retain(
 ) -> list[RetentionResult]:
     """Delete what the settings ask for in every partition, and unlink the files that are due.
 
-    Uses the settings as they are now (C10).  If a partition fails, the others are done
+    Uses the settings as they are now.  If a partition fails, the others are done
     nevertheless, and the first error is raised at the end.
 
     Args:
@@ -291,7 +291,7 @@ def delete_records(log: PartitionLog, offset: int) -> int:
     including the active one.
 
     Raises:
-        OffsetOutOfRangeError: The offset is past the end (A30).
+        OffsetOutOfRangeError: The offset is past the end.
         Exception: As `log_start.move_log_start`.
     """
     log.refresh()

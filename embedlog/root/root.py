@@ -255,7 +255,7 @@ class Root:
         return info
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic; readers that have its files open finish with them (A38).
+        """Delete a topic; readers that have its files open finish with them.
 
         Housekeeping, or the next open, removes what cannot be removed now.
         """

@@ -292,7 +292,7 @@ def stray_files(context: Context) -> list[str]:
 
 
 def rebuild_index(root: Root, topic: str | None = None) -> int:
-    """Rebuild the index of a topic, or of all topics, from the segments (A28, B5).
+    """Rebuild the index of a topic, or of all topics, from the segments.
 
     Returns how many entries it has.
 
@@ -317,7 +317,7 @@ def rebuild_index(root: Root, topic: str | None = None) -> int:
 def rebuild_segment(log: PartitionLog, segment: SegmentInfo, stop: int) -> int:
     """Rebuild the index of one segment, under the partition's lock; return how many entries.
 
-    They are those that appending its batches would have made (B1).
+    They are those that appending its batches would have made.
     """
     entries: list[IndexEntry] = []
     file, unindexed, newest = log.open_segment(segment), 0, -(1 << 63)
@@ -344,7 +344,7 @@ def rebuild_segment(log: PartitionLog, segment: SegmentInfo, stop: int) -> int:
 def index_is_wrong(log: PartitionLog, segment: SegmentInfo) -> bool:
     """Whether the index of a sealed segment, whose file is whole, could mislead a read.
 
-    Missing entries only make reads slower (B5); each recovery rebuilds the index of the
+    Missing entries only make reads slower; each recovery rebuilds the index of the
     active segment.
     """
     if not segment.sealed:

@@ -381,7 +381,7 @@ def _copied_to(log: PartitionLog, topic_id: int) -> int | None:
 
 
 def _truncated_to(log: PartitionLog, epoch: int | None, offset: int) -> int | None:
-    """Return where the log was truncated below an offset since a leader epoch, if it was (A36)."""
+    """Return where the log was truncated below an offset since a leader epoch, if it was."""
     if epoch is None or log.tail().leader_epoch == epoch:
         return None
     epochs = log.context.state.read(lambda txn: catalog.epochs(txn, log.key))
