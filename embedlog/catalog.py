@@ -130,7 +130,7 @@ class SegmentInfo(NamedTuple):
     dense: bool = False
     """Whether each of its offsets has a record; if not, records must be counted."""
     tombstones: bool = False
-    """Whether it has the column of a typed topic that says which rows are tombstones."""
+    """Whether it has a column that marks tombstones, as typed topics have."""
     schema_version: int = 0
     """The version of the topic's schema that its batches have; 0 for a topic of bytes."""
 

@@ -601,7 +601,7 @@ class MirrorConflictError(EmbedlogError):
 class KafkaClusterError(EmbedlogError):
     """A Kafka cluster, which is an end of a mirror, does not answer, or refuses a request.
 
-    Nothing is lost or doubled: the mirror goes on where it was.  A retry may help; a mirror that
+    Nothing is lost or doubled: the mirror continues where it was.  A retry may help; a mirror that
     follows tries again by itself.
     """
 
@@ -611,9 +611,9 @@ class KafkaClusterError(EmbedlogError):
 class MirrorDivergedError(EmbedlogError):
     """The source does not have the records any more from which a copy was made.
 
-    It was cut, restored, or created again, and may have other records at the same offsets.
-    Nothing was written.  A retry does not help: cut the copy at ``next_offset``, from which on it
-    differs, or delete it.
+    It was truncated, restored, or created again, and may have other records at the same offsets.
+    Nothing was written.  A retry does not help: truncate the copy at ``next_offset``, where it
+    begins to differ, or delete it.
     """
 
     next_offset: int | None = None

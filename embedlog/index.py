@@ -58,7 +58,7 @@ def pack(index: Iterable[IndexEntry]) -> bytes:
 
 
 def unpack(blob: bytes) -> list[IndexEntry]:
-    """Return the entries of a sealed segment, without what remains of one that was cut."""
+    """Return the entries of a sealed segment, without what remains of one that was truncated."""
     whole = len(blob) // _ENTRY.size * _ENTRY.size
     return [IndexEntry(*fields) for fields in _ENTRY.iter_unpack(blob[:whole])]
 

@@ -401,7 +401,7 @@ class ConsumerGroup:
     # Display
 
     def __dir__(self) -> list[str]:
-        """Return what completion offers."""
+        """Return the names that completion offers."""
         return public_names(self, "name")
 
     def __repr__(self) -> str:

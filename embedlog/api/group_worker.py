@@ -171,7 +171,7 @@ class GroupWorker:
                 self._commit(consumer)
 
     def _call(self, consumer: Consumer, records: list[Record]) -> bool:
-        """Handle some records of a partition; return whether to go on with those of the poll."""
+        """Handle some records of a partition; return whether to continue with those of the poll."""
         last = records[-1]
         result = self._handler(records if self._batch else last)
         if result is not None:

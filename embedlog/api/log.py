@@ -581,7 +581,7 @@ class Log:
         topics: str | Iterable[str] | None = None,
         dry_run: bool = True,
     ) -> FailoverResult:
-        """Let programs write to topics that are copies, and say where consumer groups go on.
+        """Let programs write to topics that are copies, and say where consumer groups continue.
 
         From then on the mirror of these topics is refused.  The result says for each group and
         partition how many offsets are, or may be, read again or never.
@@ -638,7 +638,7 @@ class Log:
     ) -> ConversionResult:
         """Copy the records of a topic to one of another form: of Avro or JSON to columns, or back.
 
-        Each record is copied once, whatever happens: a conversion that was interrupted goes on
+        Each record is copied once, whatever happens: a conversion that was interrupted continues
         when it is repeated, and a complete one copies what has been appended since.  Keys,
         timestamps, headers and tombstones stay the same, and so do the partitions of records if
         their number and the bytes of the keys do.
@@ -908,7 +908,7 @@ class Log:
     ) -> ReassignmentResult:
         """Move copies to other directories, in this thread; the records stay readable meanwhile.
 
-        Also finishes moves that had begun.  If it is interrupted, the housekeeping goes on.  The
+        Also finishes moves that had begun.  If it is interrupted, the housekeeping continues.  The
         result names the moves that wait for a directory (``pending``), and those that another
         process cancelled or replaced (``superseded``).
 
@@ -1095,7 +1095,7 @@ class Log:
         return rebuild_index(self.root, topic)
 
     def metrics(self) -> Metrics:
-        """Return what to monitor, by name and in groups, with the names of Kafka's exporters.
+        """Return metrics by name, in groups, with the names of Kafka's exporters.
 
         There are groups for each partition (``"kafka.log.orders-0"``), consumer group
         (``"consumergroup.billing.orders-0"``) and background job.  The metrics of open producers
@@ -1236,7 +1236,7 @@ class Log:
         self._closing(autocommit=True).close()
 
     def _closing(self, autocommit: bool) -> ExitStack:
-        """Return what closes everything: the last callback runs first, and all do if one raises."""
+        """Return a stack of closers: the last one runs first, and all run if one raises."""
         closing = ExitStack()
         if self.root.closed:
             return closing
@@ -1275,7 +1275,7 @@ class Log:
         return _reopen, (open_root, self._maintenance_config)
 
     def __dir__(self) -> list[str]:
-        """Return what completion offers."""
+        """Return the names that completion offers."""
         return public_names(self)
 
     def __repr__(self) -> str:

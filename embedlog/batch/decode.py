@@ -353,7 +353,7 @@ class Batch:
 
     @property
     def is_typed(self) -> bool:
-        """Whether it has the columns of a typed topic."""
+        """Whether the batch has the columns of a typed topic."""
         return bool(self.flags & TYPED)
 
     @property

@@ -67,7 +67,7 @@ def request_size(
     key: bytes | None,
     headers: Sequence[tuple[str, bytes | None]] | None = None,
 ) -> int:
-    """Return what Kafka's producer compares with ``max_request_size`` for one record."""
+    """Return the size of one record that Kafka compares with ``max_request_size``."""
     size = BATCH_OVERHEAD + RECORD_OVERHEAD + _field_size(key) + _field_size(value)
     size += varint_size(len(headers or ()))
     for name, data in headers or ():

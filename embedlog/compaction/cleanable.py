@@ -54,7 +54,7 @@ class CleanableRange(NamedTuple):
 
 
 def inspect(log: PartitionLog, now_ms: int) -> CleanableRange:
-    """Return what can be compacted of a partition at a time; reads no records.
+    """Return the range of a partition that can be compacted now; reads no records.
 
     Raises:
         CorruptionError: The manifest, or the beginning of a dirty segment, is damaged.

@@ -101,7 +101,7 @@ def clean_round(
         now_ms: The time.
         failed: Partitions to skip, with the error of their last compaction.  Those that
             fail in this round are added; the caller removes them.
-        options: How to clean.  After a `FencedError` the round goes on with the next
+        options: How to clean.  After a `FencedError` the round continues with the next
             partition, which calls the fence again.
 
     Raises:
@@ -163,7 +163,7 @@ def try_clean(
 def clean(log: PartitionLog, now_ms: int, options: CleanOptions = DEFAULT_OPTIONS) -> CleanResult:
     """Compact a partition as far as possible now, whether or not it is due.
 
-    Makes as many passes as the size of the offset map requires.  Readers and writers go on
+    Makes as many passes as the size of the offset map requires.  Readers and writers continue
     meanwhile; each group of segments is swapped in as soon as it is done.
 
     Args:
@@ -398,7 +398,7 @@ class CleanPass:
         return delete_horizon <= self._cleaner.now_ms and not self.left_out
 
     def _kept_rows(self, chunk: ScannedBatches) -> BoolArray:
-        """Return which rows have no later one of their key, tombstones included."""
+        """Return a mask of the rows that are the last of their key, tombstones included."""
         kept = chunk.last_rows(self._map)
         if chunk.valid is not None:
             kept &= chunk.valid

@@ -145,7 +145,7 @@ class Consumer(Generic[K_co, V_co]):
             self.subscribe(topics)
 
     def __dir__(self) -> list[str]:
-        """Return what completion offers."""
+        """Return the names that completion offers."""
         return public_names(self)
 
     def __repr__(self) -> str:
@@ -636,7 +636,7 @@ class Consumer(Generic[K_co, V_co]):
     def _next(
         self, take: Callable[[PartitionCursor, int | None], T | None], ends: Ends | None
     ) -> T | None:
-        """Return what is taken of the next partition; None ends the iteration."""
+        """Take from the next partition; None ends the iteration."""
         timeout_ms = self.config.consumer_timeout_ms if ends is None else 0
         try:
             with self._guard:
@@ -650,7 +650,7 @@ class Consumer(Generic[K_co, V_co]):
     def _fetch_one(
         self, take: Callable[[PartitionCursor, int | None], T | None], ends: Ends | None
     ) -> T | None:
-        """Return what ``take`` returns for the first partition that has something below its end."""
+        """Return the result of ``take`` for the first partition with a record below its end."""
         max_bytes = self.config.max_partition_fetch_bytes
         for cursor in self._fetchable():
             try:
@@ -672,7 +672,7 @@ class Consumer(Generic[K_co, V_co]):
         take: Callable[[PartitionCursor, int], tuple[list[Any], int] | None],
         max_records: int,
     ) -> dict[TopicPartition, list[Any]]:
-        """Return what ``take`` returns for each partition, up to ``max_records`` in all."""
+        """Return the results of ``take`` by partition, up to ``max_records`` in all."""
         taken: dict[TopicPartition, list[Any]] = {}
         budget = self.config.fetch_max_bytes
         partition_budget = self.config.max_partition_fetch_bytes

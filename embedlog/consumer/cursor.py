@@ -74,7 +74,7 @@ class PartitionCursor:
         self._resumed_at: int | None = None
         """The committed position at which it began; None if it began elsewhere."""
         self._fetched = False
-        """Whether it has fetched records."""
+        """Whether the cursor has fetched records."""
         self._record_bytes = 0.0
         """Bytes per record of the batch that is being returned."""
         self._reset = reset
@@ -441,7 +441,7 @@ class PartitionCursor:
         return None
 
     def _arrow_decoder(self, query: ColumnQuery) -> ArrowDecoder | TypedArrowDecoder:
-        """Return what decodes what was fetched; of a typed topic with its current schema."""
+        """Return the decoder of the fetched batches; a typed topic's has the current schema."""
         if (deserializers := self._deserializers) is None:
             deserializers = self._decoder.deserializers(self.partition.topic)
             self._deserializers = deserializers

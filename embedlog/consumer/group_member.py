@@ -139,7 +139,7 @@ class GroupMember:
         self._checked_version = -1
 
     def check_assignment(self, assignors: Mapping[str, Assignor]) -> MemberAssignment:
-        """Return what it keeps, must release, may acquire and waits for; rebalance if needed.
+        """Return the partitions to keep, release, acquire and wait for; rebalance if needed.
 
         Raises:
             UnknownMemberIdError, FencedInstanceIdError: It was removed.

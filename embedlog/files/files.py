@@ -324,7 +324,7 @@ class Files:
             )
 
     def truncate(self, fd: int, size: int) -> None:
-        """Cut the file to `size` bytes, or extend it with zeros."""
+        """Truncate the file to `size` bytes, or extend it with zeros."""
         with self._errors("truncate", fd):
             os.ftruncate(fd, size)
 
@@ -343,7 +343,7 @@ class Files:
             os.fdatasync(fd)
 
     def complete(self, fd: int, position: int) -> None:
-        """Have all copies of a file end at a position, durably; there is only one.
+        """Make every copy of the file exactly this long and flush it; here there is only one.
 
         For a file that was written without the lock of its partition, by the holder of the lock.
         """
@@ -551,7 +551,7 @@ class Files:
             return "/".join([self.root, *parts(relative)])
 
     def directories_of(self, relative: str) -> tuple[str, ...]:
-        """Return which directories have a file, of a log of several; that of the leader first."""
+        """Return the directories that hold the file, the leader's first."""
         return ()
 
     def identity(self) -> tuple[int, int]:

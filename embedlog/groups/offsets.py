@@ -114,7 +114,7 @@ def remove(txn: kv.Txn, group: bytes, partitions: Iterable[bytes]) -> None:
 def of_group(
     txn: kv.Txn, group: bytes, table: keyspace.Table[CommittedOffset] = COMMITTED
 ) -> dict[bytes, CommittedOffset]:
-    """Return what a group committed, by partition.
+    """Return the committed offsets of a group by partition.
 
     Args:
         txn: A transaction of the table's database.
@@ -169,7 +169,7 @@ def clamp(state: kv.Store, partition: bytes, end: int) -> None:
 def in_partition(
     table: keyspace.Table[CommittedOffset], txn: kv.Txn, partition: bytes
 ) -> dict[bytes, CommittedOffset | None]:
-    """Return what every group committed in a partition; None if the row is damaged.
+    """Return each group's commit in a partition; None if the row is damaged.
 
     Args:
         table: `COMMITTED` or `CHECKPOINTS`.

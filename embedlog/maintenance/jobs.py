@@ -87,11 +87,11 @@ class JobContext:
             raise FencedError(
                 "Another process took over the maintenance of the log",
                 path=self.root.path,
-                todo="Nothing to do: it continues there.",
+                todo="No action needed: the other process runs the jobs.",
             )
 
     def check(self) -> None:
-        """Check that this process still is the owner, and is to go on.
+        """Check that this process is still the owner, and should continue.
 
         Raises:
             FencedError: It is not.

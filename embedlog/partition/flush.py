@@ -227,7 +227,7 @@ def _file_of(log: PartitionState, tail: Tail) -> SegmentFile:
             # Sealed and compacted meanwhile, which flushes first: nothing is left to do,
             # and any file serves.
             return log.active_file()
-        raise OffsetOutOfRangeError("The log was cut while it was flushed", **log.where)
+        raise OffsetOutOfRangeError("The log was truncated while it was flushed", **log.where)
     return log.open_segment(info, write=True)
 
 

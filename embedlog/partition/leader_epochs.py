@@ -1,8 +1,8 @@
 """Leader epochs: where each began, in `state`, and the one of new batches, in the tail.
 
-A recovery and a truncation begin an epoch in the transaction that cuts the log.  A copy of another
-log begins those of its batches: first `state` notes the epoch and its start, then the tail gets
-it, and only then are batches of it written.  If the process is killed between the first two,
+A recovery and a truncation begin an epoch in the transaction that truncates the log.  A copy of
+another log begins those of its batches: first `state` notes the epoch and its start, then the tail
+gets it, and only then are batches of it written.  If the process is killed between the first two,
 the next one to use the partition moves the tail (`finish`).
 """
 
@@ -76,7 +76,7 @@ def _raise(log: PartitionState, tail: Tail, epoch: int) -> Tail:
     after = tail._replace(leader_epoch=epoch)
     if tail.high_watermark < tail.log_end_offset:
         # Another process flushes these batches at the moment.  It does not publish what belongs to
-        # an earlier epoch, which may have been cut, so this does.
+        # an earlier epoch, which may have been truncated, so this does.
         sync_files(log, tail, log.active_file())
         after = after._replace(
             high_watermark=tail.log_end_offset,

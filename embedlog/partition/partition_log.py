@@ -150,7 +150,7 @@ class PartitionLog(PartitionState):
         )
 
     def skip_to(self, offset: int, *, mirror: str = "") -> None:
-        """Let the log go on at an offset, without records before it; durable when it returns.
+        """Advance the log end to ``offset``, leaving a gap; durable when it returns.
 
         Does nothing if it has reached the offset.
 
@@ -183,7 +183,7 @@ class PartitionLog(PartitionState):
         """Remove every record at or above ``offset``; False if there is none.
 
         A batch that straddles ``offset`` is removed entirely.  The leader epoch
-        grows, so a reader that was past the cut gets an error.
+        grows, so a reader that was past that offset gets an error.
 
         Raises:
             ValueError: The offset is negative.
@@ -199,11 +199,11 @@ class PartitionLog(PartitionState):
         Args:
             offset: The first offset to return.
             leader_epoch: The epoch in which the offset was read, if the caller kept it:
-                the reader then raises if the log was cut below the offset since.
+                the reader then raises if the log was truncated below the offset since.
 
         Raises:
             OffsetOutOfRangeError: Below the start, or past the end.
-            LogTruncatedError: The log was cut below it since that epoch.
+            LogTruncatedError: The log was truncated below it since that epoch.
         """
         return PartitionReader(self, offset, leader_epoch)
 

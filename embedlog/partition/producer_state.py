@@ -125,7 +125,7 @@ def note(
 
 
 def below(producer: ProducerState, offset: int) -> ProducerState:
-    """Return the state of a producer after the log was cut at ``offset``."""
+    """Return the state of a producer after the log was truncated at ``offset``."""
     batches = [sent for sent in producer.batches if sent.next_offset <= offset]
     return remembered(producer.epoch, last_ms(producer.row), batches)
 

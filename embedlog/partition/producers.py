@@ -18,7 +18,7 @@ from embedlog.partition.state import PartitionState
 
 
 def read_producer(log: PartitionState, producer_id: int) -> ProducerState | None:
-    """Return what the partition remembers of a producer."""
+    """Return the partition's state of a producer."""
     current_tail(log)  # recovers the partition after a reboot
     return PRODUCERS.get(log.context.live, log.key, producer_id)
 

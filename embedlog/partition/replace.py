@@ -223,7 +223,7 @@ class Replacement:
 
 def _check_epoch(log: PartitionState, tail: Tail, epoch: int | None) -> None:
     if epoch not in (None, tail.leader_epoch):
-        raise _fenced(log, "it was cut meanwhile")
+        raise _fenced(log, "it was truncated meanwhile")
 
 
 def _check_segments(log: PartitionState, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:

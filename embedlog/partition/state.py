@@ -397,7 +397,7 @@ class PartitionState:
         return self.context.bounded_ms() - self.config.producer_id_expiration_ms + 1
 
     def remembered_producers(self) -> dict[int, ProducerState]:
-        """Return what the partition remembers of its producers, without those idle too long."""
+        """Return the partition's producer states, without those idle too long."""
         oldest = self.oldest_producer_ms()
         return self.context.live.read(
             lambda txn: producer_state.active_since(txn, self.key, oldest)
@@ -545,12 +545,12 @@ class PartitionState:
         log_end_offset: int,
         publish: kv.Step[T],
     ) -> T:
-        """Write bytes that end at an offset, and publish them; after a failure cut them off."""
+        """Write bytes that end at an offset, and publish them; after a failure truncate them."""
         try:
             file.write(buffers, position)
             return self.context.live.write(publish)
         except BaseException:
-            # A dead disk may refuse even this: then the next writer cuts it.
+            # A dead disk may refuse even this: then the next writer truncates it.
             with suppress(EmbedlogError):
                 # An interrupt can come after the commit: what is published stays.
                 tail = TAILS.get(self.context.live, self.key)
@@ -559,9 +559,9 @@ class PartitionState:
             raise
 
     def cut(self, file: SegmentFile, position: int) -> None:
-        """Cut a file, and flush that.
+        """Truncate a file, and flush that.
 
-        Otherwise a power cut could bring back what was cut, behind what is written next.
+        Otherwise a power cut could bring back what was truncated, behind what is written next.
 
         Raises:
             DurabilityError: As `sync`.

@@ -129,7 +129,7 @@ class AuditedTopic:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> AuditedTopic:
-        """Return what `to_json` wrote, or `NOT_AUDITED` for another version of the JSON."""
+        """Inverse of `to_json`; `NOT_AUDITED` for another version of the JSON."""
         if value.get("form") != _JSON_VERSION:
             return NOT_AUDITED
         maps = {name: dict(value[name]) for name in _MAPS}

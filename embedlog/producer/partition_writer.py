@@ -108,7 +108,7 @@ class PartitionWriter:
             batch.encoded.set_producer(*self._identity, batch.sequence)
 
     def _find_written(self, group: list[ProducerBatch]) -> dict[int | None, SentBatch]:
-        """Return which of the batches the log has, by sequence; the others get new numbers."""
+        """Return the batches that the log has, by sequence; number the others again."""
         self._next_sequence = None
         try:
             state = None if self._identity is None else read_producer(self.log, self._identity[0])

@@ -106,7 +106,7 @@ class Producer(Generic[K, V]):
         self._closed = False
 
     def __dir__(self) -> list[str]:
-        """Return what completion offers."""
+        """Return the names that completion offers."""
         return public_names(self)
 
     def __repr__(self) -> str:

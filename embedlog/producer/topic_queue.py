@@ -304,7 +304,7 @@ class TopicQueue:
                 self.open_batch = OpenBatch(self)
 
     def _put_back(self) -> None:
-        """Return what a drain took and could not encode, or was interrupted at."""
+        """Put records back that a drain took and could not encode, or was interrupted at."""
         with self.context.lock:
             while self.encoding:
                 open_batch = self.encoding[-1]

@@ -134,7 +134,7 @@ class PartitionPlan(NamedTuple):
         return self.segments[-1].pending.tail
 
     def published(self, encoded: list[EncodedBatch]) -> PublishedBatches:
-        """Return what was written, given the batches of the partition."""
+        """Describe the batches that were written to the partition."""
         receipts = [receipt for segment in self.segments for receipt in segment.pending.receipts]
         return PublishedBatches(self.log, list(zip(receipts, encoded, strict=True)))
 

@@ -121,7 +121,7 @@ class SegmentCopy:
             files.write(fd, [piece.data], piece.position)
 
     def truncate(self, size: int) -> None:
-        """Cut the file."""
+        """Truncate the file."""
         self.changed = True
         with self.directory.files.opened(self.path, write=True) as fd:
             self.directory.files.truncate(fd, size)

@@ -210,7 +210,7 @@ def inspect(log: PartitionLog, now_ms: int) -> PartitionView:
 
 
 def _constraints(view: PartitionView, txn: kv.Txn) -> list[RetentionConstraint]:
-    """Return what leases and groups keep of a partition, in a transaction of `live`."""
+    """Return the limits that leases and groups set on retention, in a transaction of `live`."""
     log = view.log
     constraints = [
         RetentionConstraint(offset, f"lease {name!r} holds them for another {ms_left // 1000} s")

@@ -130,7 +130,7 @@ def mark_clean(files: Files) -> None:
 
 
 def _problems_at_close(files: Files, name: str) -> list[str]:
-    """Return what is wrong with a database that no other process uses.
+    """Return the problems of a database that no other process uses.
 
     An unusually large database is not checked, since a close must not take long.
     """
@@ -176,7 +176,7 @@ def _copy_is_good(files: Files) -> bool:
 
 
 def _damage(files: Files, name: str) -> list[str]:
-    """Return what is wrong with `state`, or a copy of it.
+    """Return the problems of `state`, or of a copy of it.
 
     Rows are checked too: if the key of a segment's row is damaged, its file would be removed
     as garbage.

@@ -225,7 +225,7 @@ def _verify_segment(
     # Includes what is written but not flushed yet, since the index has it already.
     stop = segment.end_position if segment.sealed else tail.log_end_position
     if size < stop:
-        yield size, f"the file is cut short: {stop} bytes were written"
+        yield size, f"the file is truncated: {stop} bytes were written"
         return
     if segment.sealed and size != segment.size:
         yield size, f"the file was sealed with {segment.size} bytes"
@@ -271,7 +271,7 @@ def _verify_batches(
 
 
 def gaps(segment: SegmentInfo, batch: Batch, expected: int) -> list[str]:
-    """Return what is wrong with the offsets of a batch in a segment that must have no gaps."""
+    """Return the problems with a batch's offsets in a segment that must have no gaps."""
     if not segment.dense:
         return []
     problems = []
