@@ -287,7 +287,7 @@ ERRORS: dict[str, dict[str, str]] = {
         "UnknownTopicOrPartitionError": "Create the topic, or add partitions; check the spelling.",
         "OffsetOutOfRangeError": "Seek to an offset between the start and the end of the log.",
         "NoOffsetForPartitionError": "`seek`, or set `auto_offset_reset`.",
-        "LogTruncatedError": "Go on at `next_offset`, and undo what came from records past it.",
+        "LogTruncatedError": "Continue at `next_offset`, and undo what came from records past it.",
         "RecordDeserializationError": "Handle the bytes in the error; `seek` past the record.",
         "WakeupError": "Nothing: this is how `wakeup` ends a call that waits.",
     },

@@ -3,7 +3,7 @@
 The manifest in `state` decides which files exist: a file that it does not name is
 garbage, a named empty active segment that is missing is created again, and a named
 sealed segment that is missing is an error.  Hence the order: name a file, then create
-it; drop the name, then unlink the file (R5).
+it; drop the name, then unlink the file.
 
 A function that takes a transaction is one step of the caller's transaction.  The rows
 are declared in `keyspace`.
@@ -130,7 +130,7 @@ class SegmentInfo(NamedTuple):
     dense: bool = False
     """Whether each of its offsets has a record; if not, records must be counted."""
     tombstones: bool = False
-    """Whether it has the column of a typed topic that says which rows are tombstones."""
+    """Whether it has a column that marks tombstones, as typed topics have."""
     schema_version: int = 0
     """The version of the topic's schema that its batches have; 0 for a topic of bytes."""
 
@@ -160,7 +160,7 @@ class PartitionInfo(NamedTuple):
 
     start_offset: int = 0
     recovery_offset: int = 0
-    """Everything below was flushed: recovery need not look at it (A23)."""
+    """Everything below was flushed: recovery need not look at it."""
     leader_epoch: int = 0
     appended_ms: int = 0
     """When everything below `appended_offset` was appended at the latest, as `Tail.appended_ms`."""
@@ -375,7 +375,7 @@ class Catalog:
         assign: NewPartitions | None = None,
         mirror: str = "",
     ) -> TopicInfo:
-        """Add partitions to a topic; existing records stay where they are (G5).
+        """Add partitions to a topic; existing records stay where they are.
 
         Raises:
             MirroredTopicError: The topic is a copy, and the caller is not its ``mirror``.
@@ -467,7 +467,7 @@ class Catalog:
     def producer_identity(self, name: str | None) -> tuple[int, int]:
         """Return a new producer's (id, epoch); a named one keeps its id, and its epoch grows.
 
-        The epoch fences an older producer of the same name (G17, KIP-98).
+        The epoch fences an older producer of the same name (KIP-98).
         """
 
         def step(txn: kv.Txn) -> tuple[int, int]:
@@ -790,11 +790,11 @@ def uncommitted_files(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
 
 
 def clamp_cleaned_offset(txn: kv.Txn, key: bytes, end: int) -> None:
-    """Lower the cleaned offset to ``end``: appends after a truncation are not compacted (D26)."""
+    """Lower the cleaned offset to ``end``: appends after a truncation are not compacted."""
     if (keyspace.CLEANED_OFFSETS.get(txn, key) or 0) > end:
         keyspace.CLEANED_OFFSETS.put(txn, key, value=end)
 
 
 def epochs(txn: kv.Txn, key: bytes) -> list[tuple[int, int]]:
-    """Return (leader epoch, its first offset), both strictly increasing (A37)."""
+    """Return (leader epoch, its first offset), both strictly increasing."""
     return keyspace.LEADER_EPOCHS.get(txn, key) or [(0, 0)]

@@ -116,7 +116,7 @@ class ClosedError(EmbedlogError):
 
 
 class IllegalStateError(EmbedlogError):
-    """The call is not possible in this state, such as polling without an assignment (E8).
+    """The call is not possible in this state, such as polling without an assignment.
 
     A retry does not help: make the missing call first, which the error names.
     """
@@ -196,7 +196,7 @@ class InvalidPartitionError(EmbedlogError, TypeError):
 
 
 class InvalidRecordError(EmbedlogError, ValueError):
-    """A record is not valid for its topic, such as one without a key in a compacted topic (A6).
+    """A record is not valid for its topic, such as one without a key in a compacted topic.
 
     Nothing was written.  A retry does not help: correct the records, whose ``indices`` the
     error may have, or the settings of the topic.
@@ -205,21 +205,21 @@ class InvalidRecordError(EmbedlogError, ValueError):
 
 class InvalidTimestampError(InvalidRecordError):
     """A timestamp is further from the clock than ``message.timestamp.before.max.ms`` or
-    ``message.timestamp.after.max.ms`` of the topic allow (A7).
+    ``message.timestamp.after.max.ms`` of the topic allow.
 
     Nothing was written.  A retry does not help: correct the timestamps, or the settings.
     """
 
 
 class OffsetsOutOfOrderError(EmbedlogError, ValueError):
-    """Batches with given offsets do not have ascending offsets (A8).
+    """Batches with given offsets do not have ascending offsets.
 
     Nothing was written.  A retry does not help: sort the batches.
     """
 
 
 class UnexpectedAppendOffsetError(EmbedlogError, ValueError):
-    """A batch with given offsets begins below the log end, or the log ends elsewhere (A8).
+    """A batch with given offsets begins below the log end, or the log ends elsewhere.
 
     Nothing was written.  A retry does not help: skip the batches that the log has already, or
     append those that it lacks first.
@@ -234,7 +234,7 @@ class SerializationError(EmbedlogError, TypeError):
 
 
 class RecordTooLargeError(EmbedlogError, ValueError):
-    """A batch is larger than ``max.message.bytes``, or a record than ``max_request_size`` (A4).
+    """A batch is larger than ``max.message.bytes``, or a record than ``max_request_size``.
 
     Both limits count bytes as Kafka would (`embedlog.batch.limits`).  Nothing was written.  A
     retry does not help: split the data, or raise the limit.
@@ -242,7 +242,7 @@ class RecordTooLargeError(EmbedlogError, ValueError):
 
 
 class RecordBatchTooLargeError(RecordTooLargeError):
-    """A batch takes more bytes on the disk than ``segment.bytes`` (A4).
+    """A batch takes more bytes on the disk than ``segment.bytes``.
 
     Nothing was written.  A retry does not help: append smaller batches, or raise the setting.
     """
@@ -266,14 +266,14 @@ class UnknownTopicOrPartitionError(EmbedlogError, LookupError):
 
 
 class OffsetOutOfRangeError(EmbedlogError, LookupError):
-    """The offset is below the log start offset or past the log end (A17).
+    """The offset is below the log start offset or past the log end.
 
     A retry does not help: seek to an offset between `beginning_offsets` and `end_offsets`.
     """
 
 
 class NoOffsetForPartitionError(EmbedlogError, LookupError):
-    """There is no committed offset, and ``auto_offset_reset`` is ``"none"`` (E1).
+    """There is no committed offset, and ``auto_offset_reset`` is ``"none"``.
 
     A retry does not help: seek, reset the offsets of the group, or set
     ``auto_offset_reset``.
@@ -281,7 +281,7 @@ class NoOffsetForPartitionError(EmbedlogError, LookupError):
 
 
 class LogTruncatedError(OffsetOutOfRangeError):
-    """The log was truncated below a position that was read already (A36, KIP-320).
+    """The log was truncated below a position that was read already (KIP-320).
 
     Records before the position are lost, perhaps in a power cut, and others may have their
     offsets now.  A retry does not help: seek to ``next_offset``, where the log was truncated.
@@ -292,7 +292,7 @@ class LogTruncatedError(OffsetOutOfRangeError):
 
 
 class RecordDeserializationError(EmbedlogError):
-    """A deserializer failed (E10).
+    """A deserializer failed.
 
     ``key_bytes`` and ``value_bytes`` hold the stored bytes.  A retry reads the same record:
     correct the deserializer, or seek past the record.
@@ -303,7 +303,7 @@ class RecordDeserializationError(EmbedlogError):
 
 
 class WakeupError(EmbedlogError):
-    """``wakeup()`` was called while, or before, the consumer waited (E12).
+    """``wakeup()`` was called while, or before, the consumer waited.
 
     Nothing is wrong: continue or close the consumer.
     """
@@ -313,42 +313,42 @@ class WakeupError(EmbedlogError):
 
 
 class InconsistentGroupProtocolError(EmbedlogError):
-    """The members of a group have no assignor in common (M5).
+    """The members of a group have no assignor in common.
 
     A retry does not help: let all members list at least one assignor in common.
     """
 
 
 class InvalidGroupIdError(EmbedlogError, ValueError):
-    """A group id is missing or not valid (E18).
+    """A group id is missing or not valid.
 
     A retry does not help: pass a ``group_id`` of 1 to 360 bytes.
     """
 
 
 class UnknownMemberIdError(EmbedlogError):
-    """The group does not have this member: its session ended, or it was removed (M11).
+    """The group does not have this member: its session ended, or it was removed.
 
     The consumer joins the group again at its next ``poll``.
     """
 
 
 class MaxPollExceededError(UnknownMemberIdError):
-    """The consumer did not poll for longer than ``max_poll_interval_ms``, and was removed (M9).
+    """The consumer did not poll for longer than ``max_poll_interval_ms``, and was removed.
 
     It joins the group again at its next ``poll``.
     """
 
 
 class FencedInstanceIdError(EmbedlogError):
-    """Another member took over the ``group_instance_id`` (M13).
+    """Another member took over the ``group_instance_id``.
 
     A retry does not help: close this consumer, or give each member its own id.
     """
 
 
 class FencedError(EmbedlogError):
-    """Another process took over this work while this process was silent (P14).
+    """Another process took over this work while this process was silent.
 
     Nothing was changed by the refused call.  A retry does not help: the work continues in the
     other process.
@@ -356,7 +356,7 @@ class FencedError(EmbedlogError):
 
 
 class CommitFailedError(EmbedlogError):
-    """The partitions belong to another member, so nothing was committed (E23).
+    """The partitions belong to another member, so nothing was committed.
 
     A retry does not help: call ``poll``, and expect the records again in the new owner.
     """
@@ -370,14 +370,14 @@ class OffsetMetadataTooLargeError(EmbedlogError, ValueError):
 
 
 class NonEmptyGroupError(EmbedlogError):
-    """A group with members cannot be deleted, and its offsets cannot be reset (M15).
+    """A group with members cannot be deleted, and its offsets cannot be reset.
 
     Nothing was changed.  Stop all consumers of the group first.
     """
 
 
 class GroupSubscribedToTopicError(EmbedlogError):
-    """The committed offsets of a topic that a member reads cannot be deleted (M15).
+    """The committed offsets of a topic that a member reads cannot be deleted.
 
     Nothing was changed.  Stop the consumers of the topic first.
     """
@@ -391,7 +391,7 @@ class GroupIdNotFoundError(EmbedlogError, LookupError):
 
 
 class GroupMaxSizeReachedError(EmbedlogError):
-    """The group has its maximum of members (M12).
+    """The group has its maximum of members.
 
     Never raised at present: embedlog has no limit for the size of a group.
     """
@@ -451,7 +451,7 @@ class TimeoutError(EmbedlogError, builtins.TimeoutError):  # noqa: A001 - Kafka'
 
 
 class BufferExhaustedError(TimeoutError):
-    """``buffer_memory`` was full for ``max_block_ms`` (G8).
+    """``buffer_memory`` was full for ``max_block_ms``.
 
     The record was not sent.  A retry may help: send more slowly, or raise one of the settings.
     """
@@ -472,14 +472,14 @@ class DeliveryFailedError(EmbedlogError):
 
 
 class OutOfOrderSequenceError(EmbedlogError):
-    """A producer skipped sequence numbers, or repeated only a part of a batch (G16).
+    """A producer skipped sequence numbers, or repeated only a part of a batch.
 
     Nothing was written.  A retry does not help: make a new producer.
     """
 
 
 class FencedLeaderEpochError(EmbedlogError, ValueError):
-    """A batch that keeps its leader epoch follows one of a later epoch (A8, A37).
+    """A batch that keeps its leader epoch follows one of a later epoch.
 
     Nothing was written.  A retry does not help: the histories of the two logs part below the
     batch; truncate the copy to there, and copy from there on.
@@ -487,7 +487,7 @@ class FencedLeaderEpochError(EmbedlogError, ValueError):
 
 
 class InvalidProducerEpochError(EmbedlogError):
-    """A newer producer with the same ``producer_name`` has taken over (G17).
+    """A newer producer with the same ``producer_name`` has taken over.
 
     Nothing was written.  A retry does not help: close this producer.
     """
@@ -524,7 +524,7 @@ class InvalidReplicationAssignmentError(EmbedlogError, ValueError):
 
 
 class NotEnoughReplicasError(EmbedlogError):
-    """Too few copies are in sync, or too few directories are online; nothing was written (H1).
+    """Too few copies are in sync, or too few directories are online; nothing was written.
 
     Retriable: an append succeeds once a directory has come back and caught up.  ``in_sync`` and
     ``required`` are the numbers of copies, or of directories.
@@ -601,7 +601,7 @@ class MirrorConflictError(EmbedlogError):
 class KafkaClusterError(EmbedlogError):
     """A Kafka cluster, which is an end of a mirror, does not answer, or refuses a request.
 
-    Nothing is lost or doubled: the mirror goes on where it was.  A retry may help; a mirror that
+    Nothing is lost or doubled: the mirror continues where it was.  A retry may help; a mirror that
     follows tries again by itself.
     """
 
@@ -611,9 +611,9 @@ class KafkaClusterError(EmbedlogError):
 class MirrorDivergedError(EmbedlogError):
     """The source does not have the records any more from which a copy was made.
 
-    It was cut, restored, or created again, and may have other records at the same offsets.
-    Nothing was written.  A retry does not help: cut the copy at ``next_offset``, from which on it
-    differs, or delete it.
+    It was truncated, restored, or created again, and may have other records at the same offsets.
+    Nothing was written.  A retry does not help: truncate the copy at ``next_offset``, where it
+    begins to differ, or delete it.
     """
 
     next_offset: int | None = None
@@ -655,7 +655,7 @@ class LogDeletedError(StorageError):
 
 
 class DurabilityError(StorageError):
-    """A flush failed, so the partition is read-only for all processes (P9, R6).
+    """A flush failed, so the partition is read-only for all processes.
 
     A failed fsync is final, so a retry does not help: check the disk, then call
     `Log.repair`.
@@ -673,14 +673,14 @@ class LockTimeoutError(TimeoutError):
 
 
 class CorruptionError(EmbedlogError):
-    """Bytes below the recovery point, or metadata, are not those that were written (R7).
+    """Bytes below the recovery point, or metadata, are not those that were written.
 
     Nothing was changed.  A retry does not help: see `Log.verify` and `Log.repair`.
     """
 
 
 class CorruptBatchError(CorruptionError):
-    """The bytes of a batch are not those that were written (A32).
+    """The bytes of a batch are not those that were written.
 
     A retry does not help: seek past the batch, or call `Log.repair`.  ``reason`` says what is
     wrong with it.

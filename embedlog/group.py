@@ -9,7 +9,7 @@ are assigned to it.
 A partition never has two owners: a member acquires it only if its row names no owner,
 releases only what it owns, and loses its partitions only together with its membership.
 A commit is checked against that row in the transaction that writes it, so a commit of a
-member that was stopped and replaced meanwhile is refused (M22).
+member that was stopped and replaced meanwhile is refused.
 
 The kernel reports the death of a process: each member holds the lock of its own file.  A
 member that sends no heartbeat within its session timeout is removed as well, by
@@ -83,7 +83,7 @@ class GroupSnapshot:
 
     group: str
     state: str
-    """Kafka's name: Empty, PreparingRebalance, CompletingRebalance or Stable (M1)."""
+    """Kafka's name: Empty, PreparingRebalance, CompletingRebalance or Stable."""
     generation: int
     assignor: str | None
     members: tuple[MemberInfo, ...]
@@ -202,9 +202,9 @@ class Group:
         return replaced
 
     def remove_dead_members(self, exclude: str | None = None) -> list[str]:
-        """Remove members whose process died or whose session is over; return their ids (M8, M10).
+        """Remove members whose process died or whose session is over; return their ids.
 
-        A static member stays until its session is over, even if its process died (M13).
+        A static member stays until its session is over, even if its process died.
 
         Args:
             exclude: The id of a member that is alive.
@@ -341,7 +341,7 @@ class Group:
     # Committed offsets
 
     def committed(self, partitions: Partitions) -> dict[TopicPartition, CommittedOffset | None]:
-        """Return the last commit of each partition, None without one (E4).
+        """Return the last commit of each partition, None without one.
 
         Raises:
             UnknownTopicOrPartitionError: A partition does not exist.
@@ -358,7 +358,7 @@ class Group:
         return self.context.live.read(step)
 
     def commit(self, positions: Positions, timeout: float | None = None) -> None:
-        """Commit for a group without being a member, which only an empty group accepts (M14).
+        """Commit for a group without being a member, which only an empty group accepts.
 
         Waits ``timeout`` seconds for each lock, by default the ``lock_timeout`` of the log.
 
@@ -529,7 +529,7 @@ class Group:
         self.context.live.write(step)
 
     def expire_offsets(self, now_ms: int, retention_ms: int) -> int:
-        """Delete commits older than that, but of subscribed topics; return how many (M15)."""
+        """Delete commits older than that, but of subscribed topics; return how many."""
         topics = {info.id: name for name, info in self.context.catalog.topics().items()}
 
         def expired(txn: kv.Txn, group: Membership) -> list[bytes]:
@@ -593,13 +593,13 @@ class Group:
 
 
 def _subscribed_topics(group: Membership, catalog: Mapping[str, TopicInfo]) -> membership.Topics:
-    """Return the topics that members subscribe to and that exist (M27)."""
+    """Return the topics that members subscribe to and that exist."""
     names = sorted(group.subscribed & catalog.keys())
     return {name: (catalog[name].id, catalog[name].partitions) for name in names}
 
 
 def _state(group: Membership, owners: Mapping[TopicPartition, str]) -> str:
-    """Return Kafka's name for the state of a group (M1)."""
+    """Return Kafka's name for the state of a group."""
     if not group.members:
         return "Empty"
     if not group.target_is_current:

@@ -1,11 +1,11 @@
 """The sparse index: at which batch to start reading, by offset or by time.
 
 It is derived: reads give the same answers whether it is complete, empty or missing,
-only slower (B5), and on any doubt it is rebuilt from the segments.  Entries of the
+only slower, and on any doubt it is rebuilt from the segments.  Entries of the
 active segment are rows in `live`; those of a sealed one are a single value in `state`,
 written once at the roll.  An entry stands for the batch that begins at ``position``:
 its base offset, and the largest timestamp of all batches before it in the segment,
-which makes a lookup by time a bisection (B8).
+which makes a lookup by time a bisection.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class IndexEntry(NamedTuple):
 
 
 def put(txn: kv.Txn, key: bytes, segment_id: int, entry: IndexEntry) -> None:
-    """Add an entry of the active segment; offsets only grow (B3)."""
+    """Add an entry of the active segment; offsets only grow."""
     _ENTRIES.put(txn, key, segment_id, entry.offset, value=entry[1:])
 
 
 def entries(txn: kv.Txn, key: bytes, segment_id: int) -> list[IndexEntry]:
     """Return the entries of the active segment, in offset order.
 
-    Leaves out damaged rows: reads are slower without them (B5, B7).
+    Leaves out damaged rows: reads are slower without them.
     """
     rows = _ENTRIES.scan_valid(txn, key, segment_id)
     return [IndexEntry(offset, *fields) for (_, _, offset), fields in rows]
@@ -58,7 +58,7 @@ def pack(index: Iterable[IndexEntry]) -> bytes:
 
 
 def unpack(blob: bytes) -> list[IndexEntry]:
-    """Return the entries of a sealed segment, without what remains of one that was cut (B7)."""
+    """Return the entries of a sealed segment, without what remains of one that was truncated."""
     whole = len(blob) // _ENTRY.size * _ENTRY.size
     return [IndexEntry(*fields) for fields in _ENTRY.iter_unpack(blob[:whole])]
 
@@ -83,7 +83,7 @@ class SealedIndex(Sequence[IndexEntry]):
 
 
 def position_of_offset(index: Sequence[IndexEntry], offset: int) -> int | None:
-    """Return where the last indexed batch at or below ``offset`` begins (B2)."""
+    """Return where the last indexed batch at or below ``offset`` begins."""
     if isinstance(index, SealedIndex):
         after = bisect_right(range(len(index)), offset, key=index.offset)
     else:
@@ -98,7 +98,7 @@ def position_from_offset(index: Sequence[IndexEntry], offset: int) -> int | None
 
 
 def position_of_time(index: Sequence[IndexEntry], timestamp: int) -> int | None:
-    """Return a position before which every record is older than ``timestamp`` (B9)."""
+    """Return a position before which every record is older than ``timestamp``."""
     after = bisect_left(index, timestamp, key=attrgetter("timestamp_before"))
     return index[after - 1].position if after else None
 

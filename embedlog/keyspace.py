@@ -144,7 +144,7 @@ class Layout:
             self._last, self._last_size = self._types[-1].decode, self._types[-1].size
 
     def _packer(self, count: int) -> Callable[..., bytes]:
-        """Return what encodes the first ``count`` fields, behind the prefix."""
+        """Return an encoder of the first ``count`` fields, behind the prefix."""
         prefix, fields, numbers = self._prefix, self._types[:count], min(self._numbers, count)
         codes = "".join(field.code for field in fields[:numbers])
         head = struct.Struct(f">{len(prefix)}s{codes}").pack
@@ -222,7 +222,7 @@ class Table(Generic[V]):
         self.key: Callable[..., bytes] = self.key_layout.pack
         """Return the key of a row."""
         self.prefix: Callable[..., bytes] = self.key_layout.pack_first
-        """Return what the keys of the rows with these first fields begin with."""
+        """Return the common prefix of the keys of rows with these first fields."""
         self.pack: Callable[[V], bytes]
         """Encode a value, without its checksum."""
         self.unpack: Callable[[bytes], V]
@@ -571,8 +571,8 @@ MIRROR_POSITIONS = Table[Any](
     "O",
     "partition: partition key, source: text",
     "offset: i64, leader_epoch: i32, target_offset: i64, target_epoch: i64",
-    "Where a mirror that merges the records of a source, `SITE/TOPIC_ID`, goes on, as of an offset "
-    "of the partition",
+    "Where a mirror that merges the records of a source, `SITE/TOPIC_ID`, continues, as of an "
+    "offset of the partition",
     optional=True,
 )
 

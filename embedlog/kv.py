@@ -359,7 +359,8 @@ class LmdbStore:
     def _check_length(self) -> None:
         """Raise if the file became shorter: to touch its map would be a SIGBUS.
 
-        LMDB never cuts its file.  `get` omits this check, which would make it half as slow again.
+        LMDB never truncates its file.  `get` omits this check, which would
+        make it half as slow again.
         """
         data = self._data
         if data is not None:
@@ -367,7 +368,7 @@ class LmdbStore:
             before, length = self._length, self._files.size(data)
             if length < before:
                 # From now on `_attach` raises, so `get` and `version` do not touch the map.
-                self._damage = f"The database was cut from {before} to {length} bytes"
+                self._damage = f"The database was truncated from {before} to {length} bytes"
                 self._shared, self._pages = None, None
                 raise self._damaged()
             if length > self._length:
@@ -597,7 +598,7 @@ class LmdbStore:
         return shared
 
     def _check_pages(self, shared: _Environment) -> None:
-        """Raise if the file was cut while other processes had it open, so that none checked it.
+        """Raise if the file was truncated while other processes had it open, so none checked it.
 
         A file that lacks pages may be whole: LMDB does not write those that a transaction
         allocated and freed.  Then all of its rows are checked.
@@ -610,7 +611,7 @@ class LmdbStore:
                 problems = findings(self.path)
                 if not problems:
                     return
-            self._damage = f"The database was cut to {self._length} bytes ({problems[0]})"
+            self._damage = f"The database was truncated to {self._length} bytes ({problems[0]})"
             raise self._damaged()
 
     def _meta_pages(self, shared: _Environment, data: int) -> memoryview | None:
@@ -661,7 +662,7 @@ class LmdbStore:
                 self._queue.release()
 
     def is_whole(self) -> bool:
-        """Return whether the file is at least as long as it ever was, so was not cut."""
+        """Return whether the file is at least as long as it ever was, so was not truncated."""
         if self._shared is not None:
             with suppress(CorruptionError), self._shared.reading:
                 self._check_length()

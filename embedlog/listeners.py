@@ -149,7 +149,7 @@ class Listeners:
         self._all.append((wants, create))
 
     def of(self, config: TopicConfig, client: Client) -> tuple[Listener, ...]:
-        """Return what listens to a client in a topic with these settings."""
+        """Return the listeners to a client in a topic with these settings."""
         return tuple([client.listener(create) for wants, create in self._all if wants(config)])
 
     def published(self, client: Client, published: Iterable[PublishedBatches]) -> None:

@@ -1,6 +1,6 @@
 """Chooses partitions: Kafka's murmur2 for keys; sticky or round-robin without a key.
 
-A key gets the same partition as with Kafka's Java client, bit for bit (G1, G2), whether one key
+A key gets the same partition as with Kafka's Java client, bit for bit, whether one key
 or a whole Arrow column is hashed.
 """
 
@@ -43,7 +43,7 @@ _WORDS = [struct.Struct(f"<{count}I").unpack_from for count in range(17)]
 
 
 def murmur2(key: bytes) -> int:
-    """Return Kafka's hash of a key as a signed 32-bit number (G2).
+    """Return Kafka's hash of a key as a signed 32-bit number.
 
     >>> murmur2(b"foobar")
     -790332482
@@ -64,7 +64,7 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_for_key(key: bytes, partitions: int) -> int:
-    """Return the partition of a key, also of an empty one (G1).
+    """Return the partition of a key, also of an empty one.
 
     >>> partition_for_key(b"key-1", 12)
     0
@@ -179,7 +179,7 @@ def partitions_for_keys(keys: pa.Array, partitions: int) -> Int32Array:
 
     Args:
         keys: A ``binary``, ``large_binary``, ``string`` or ``large_string`` array.
-        partitions: The number of partitions, available or not (G1).
+        partitions: The number of partitions, available or not.
 
     Raises:
         TypeError: The array has another type.
@@ -204,7 +204,7 @@ _OFFSET_TYPES = {"binary": "i4", "string": "i4", "large_binary": "i8", "large_st
 
 
 class StickyPartitioner:
-    """Chooses a partition for records without a key, and keeps it for a while (G3).
+    """Chooses a partition for records without a key, and keeps it for a while.
 
     Each partition has a turn before any has a second one, in a random order each time.
     Not thread-safe: the caller holds the queue's drain lock.
@@ -278,7 +278,7 @@ class StickyPartitioner:
 
 
 class RoundRobinPartitioner:
-    """Chooses the partitions of one topic in turn, record by record (G4).
+    """Chooses the partitions of one topic in turn, record by record.
 
     The count advances once per record, not when a batch is opened: old versions of Kafka did
     both, and so filled only every second partition (KAFKA-9965).

@@ -29,7 +29,7 @@ class TopicPartition(NamedTuple):
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """The result of a lookup by time (B13)."""
+    """The result of a lookup by time."""
 
     offset: int
     timestamp: int
@@ -45,7 +45,7 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record was written; ``offset`` is -1 with ``acks=0`` (G9)."""
+    """Where a record was written; ``offset`` is -1 with ``acks=0``."""
 
     topic: str
     partition: int
@@ -61,7 +61,7 @@ class RecordMetadata(NamedTuple):
 class Record(NamedTuple, Generic[K_co, V_co]):
     """One record as a consumer reads it; ``timestamp`` is in milliseconds since 1970.
 
-    ``timestamp_type`` is 0 for the producer's timestamp and 1 for the log append time (A7).
+    ``timestamp_type`` is 0 for the producer's timestamp and 1 for the log append time.
     For type checkers, ``Record[str, Order]`` has such a key and value.
     """
 
@@ -87,6 +87,6 @@ class Appended(NamedTuple):
     base_offset: int
     next_offset: int
     timestamp: int | None = None
-    """The log append time in ms, if the topic stamps records with it (A7)."""
+    """The log append time in ms, if the topic stamps records with it."""
     duplicate: bool = False
-    """The batch was written before; these are its offsets (G16)."""
+    """The batch was written before; these are its offsets."""

@@ -47,7 +47,7 @@ class SegmentFile:
     """One open segment file.
 
     It closes itself when there are no references to it, so a reader can finish with a
-    segment that its log has dropped (A21).  Not shared across a fork.
+    segment that its log has dropped.  Not shared across a fork.
 
     If given, ``schema`` overrides the one in the file (used when that one is damaged).
     If given, ``expected`` returns the schemas that the file may have: no checksum covers its own.
@@ -167,11 +167,11 @@ class SegmentFile:
         self._files.truncate(self._open_fd(), size)
 
     def sync(self) -> None:
-        """Flush the file to the disk; a failure is final (R6)."""
+        """Flush the file to the disk; a failure is final."""
         self._files.sync(self._open_fd())
 
     def drop_cache(self) -> None:
-        """Drop the file from the page cache, to read what is on the disk (P9)."""
+        """Drop the file from the page cache, to read what is on the disk."""
         self._files.drop_cache(self._open_fd())
 
     # Reading
@@ -186,7 +186,7 @@ class SegmentFile:
 
         Raises:
             CorruptBatchError: The first batch is damaged; a damaged batch behind good ones
-                is left for the next call (E10).
+                is left for the next call.
         """
         return self._decoded(BatchSource.batches, position, stop, max_bytes)
 

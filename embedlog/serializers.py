@@ -217,8 +217,8 @@ def encode_json(item: Any) -> bytes:
 
     Dataclasses become objects, and datetimes, dates, times and UUIDs text.
 
-    >>> encode_json({"gate": "A1", "delays": [1.5, None]})
-    b'{"gate":"A1","delays":[1.5,null]}'
+    >>> encode_json({"gate": "Gate 1", "delays": [1.5, None]})
+    b'{"gate":"Gate 1","delays":[1.5,null]}'
 
     Raises:
         TypeError, ValueError: JSON cannot express it, such as bytes or NaN.
@@ -368,7 +368,7 @@ def adapt(
 
 
 def maker_of(owner: type) -> Callable[[Mapping[str, Any]], Any]:
-    """Return what makes an instance of a dataclass of a dict, also of those inside of it.
+    """Return a function that makes a dataclass of a dict, and those nested in it.
 
     Columns that the class does not have are left out.
     """
@@ -393,7 +393,7 @@ def _makers(owner: type) -> Mapping[str, Callable[[Any], Any] | None]:
 
 
 def _maker(hint: Any) -> Callable[[Any], Any] | None:
-    """Return what converts the value of a field; None if it stays as it is."""
+    """Return the converter of a field's values; None if they stay as they are."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         others = [_maker(argument) for argument in arguments if argument is not types.NoneType]
@@ -424,7 +424,7 @@ def adapt_for_topic(
     allow_pickle: bool,
     bind: Bind,
 ) -> Adapter | None:
-    """Return what a client uses for a topic; None if it takes and returns bytes.
+    """Return the adapter of a client for a topic; None if it takes and returns bytes.
 
     Args:
         topic: The topic.

@@ -365,7 +365,7 @@ def test_a_database_truncated_while_it_is_open_is_damage_and_not_a_sigbus(tmp_pa
             *(lambda store: put(store, b"key", b"value"), kv.LmdbStore.readers),
         ]
         for use in uses:
-            with pytest.raises(CorruptionError, match="cut from") as caught:
+            with pytest.raises(CorruptionError, match="truncated from") as caught:
                 use(store)
             assert caught.value.path == data
         assert not store.is_whole()

@@ -1,4 +1,4 @@
-"""Rule codes such as (A17) are defined once, in docs/semantics.md, and stay out of messages.
+"""Rule codes such as (A17) are defined once, in docs/semantics.md, and only comments cite them.
 
 A reader who meets a code can look it up, a user never meets one, and nothing
 refers to a page that the repository does not have.
@@ -76,6 +76,14 @@ def lines_with(pattern, text):
             yield number, match.group()
 
 
+def docstrings(tree):
+    """Yield the docstrings of a module, those of attributes too, with their lines."""
+    for node in ast.walk(tree):
+        constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if constant and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
 def strings(tree):
     """Yield the string literals of a module, with their lines, except docstrings."""
     nodes = list(ast.walk(tree))
@@ -127,6 +135,19 @@ def test_no_message_has_a_code():
     ]
 
     assert offenders == [], "strings with a rule code:\n" + "\n".join(offenders)
+
+
+def test_no_docstring_has_a_code():
+    """`help` shows docstrings to users; comments and tests cite the rules."""
+    offenders = [
+        f"{path}:{number}: {code}"
+        for path, text in sources().items()
+        if path.startswith(PACKAGES) and path.endswith(".py")
+        for number, docstring in docstrings(ast.parse(text, path))
+        for code in code_pattern().findall(docstring)
+    ]
+
+    assert offenders == [], "docstrings with a rule code:\n" + "\n".join(offenders)
 
 
 def test_no_document_is_cited_that_a_reader_does_not_have():

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pandas
 
 DEAD = "Dead"
-"""Kafka's state of a group that does not exist (M1)."""
+"""Kafka's state of a group that does not exist."""
 
 Partitions = Iterable[TopicPartition]
 
@@ -47,7 +47,7 @@ class MemberDescription(NamedTuple):
 
     member_id: str
     group_instance_id: str | None
-    """The instance id of a static member (M13)."""
+    """The instance id of a static member."""
     client_id: str
     pid: int
     topics: tuple[str, ...]
@@ -152,8 +152,8 @@ class ConsumerGroup:
     """A consumer group of a log, as of each call; it need not exist yet.
 
     Describing it changes nothing and works with ``mode="r"``.  Members whose process died are
-    not counted, even if no other member has removed them yet (M10).  Changes are refused
-    while the group has members, because the members would not notice them (M15).
+    not counted, even if no other member has removed them yet.  Changes are refused
+    while the group has members, because the members would not notice them.
 
     >>> import embedlog, tempfile
     >>> with embedlog.open(tempfile.mkdtemp()) as log:
@@ -356,7 +356,7 @@ class ConsumerGroup:
 
         Raises:
             GroupIdNotFoundError: There is no such group.
-            GroupSubscribedToTopicError: A member reads one of the topics (M15).
+            GroupSubscribedToTopicError: A member reads one of the topics.
             UnknownTopicOrPartitionError: A topic or partition does not exist.
             ReadOnlyError: The log was opened with ``mode="r"``.
         """
@@ -366,7 +366,7 @@ class ConsumerGroup:
         group.delete_offsets(sorted(selected))
 
     def delete(self) -> None:
-        """Delete the group and its committed offsets, durably (M15).
+        """Delete the group and its committed offsets, durably.
 
         Raises:
             GroupIdNotFoundError: There is no such group.
@@ -401,7 +401,7 @@ class ConsumerGroup:
     # Display
 
     def __dir__(self) -> list[str]:
-        """Return what completion offers."""
+        """Return the names that completion offers."""
         return public_names(self, "name")
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Makes copies the topics to write to, and says where consumer groups go on in them.
+"""Makes copies the topics to write to, and says where consumer groups continue in them.
 
 Order: the setting ``mirror.source`` of the topics is set back first, in a transaction for each;
 from then on their mirror is refused and their ends do not move, except by new writers.  Then
@@ -36,7 +36,7 @@ STRATEGIES = ("offsets", "time", "earliest", "latest")
 
 
 class FailoverPartition(NamedTuple):
-    """Where a group goes on in a partition of a copy, and what that may mean."""
+    """Where a group continues in a partition of a copy, and what that may mean."""
 
     group: str
     topic: str
@@ -44,7 +44,7 @@ class FailoverPartition(NamedTuple):
     committed: int | None
     """What the mirror copied of the group's commits, or the group committed here; None without."""
     offset: int | None
-    """Where the group goes on; None if ``auto_offset_reset`` of its consumers decides."""
+    """Where the group continues; None if ``auto_offset_reset`` of its consumers decides."""
     repeats: int
     """How many offsets it certainly gets again: those between `offset` and `committed`."""
     may_repeat: int
@@ -160,7 +160,7 @@ class Failover:
         self._groups = _names(groups)
         if not self._groups and strategy != "offsets":
             raise InvalidConfigError(
-                "A strategy says where groups go on, and no group is named",
+                "A strategy sets where groups continue, and no group is named",
                 todo="Name the groups; without a group and a strategy, a failover only lets "
                 "programs write to the copies.",
             )
@@ -298,7 +298,7 @@ class Failover:
             if self._named and self._strategy != "offsets":
                 return {}
             raise GroupIdNotFoundError(
-                "The group does not exist in this log, and has no commits to go on at",
+                "The group does not exist in this log, and has no commits to continue at",
                 group=name,
                 todo=Hint(
                     "See log.groups(). A group that the mirror has not copied needs a strategy "

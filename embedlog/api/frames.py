@@ -38,7 +38,7 @@ _EMPTY = re.compile(r": null\b|: struct<>")
 
 
 def stored_columns(names: Sequence[str] | None) -> list[str] | None:
-    """Return which stored columns are needed for some columns of a decoded table; None for all."""
+    """Return the stored columns that some columns of a decoded table need; None for all."""
     if names is None:
         return None
     needed = {name if name in STORED else "value" for name in names}

@@ -116,7 +116,7 @@ def _terminate_with(parent: int) -> None:
 class GroupWorker:
     """Polls, calls the handler, and commits what was handled.
 
-    Each poll auto-commits the records of the polls before it (E20), which were all handled.
+    Each poll auto-commits the records of the polls before it, which were all handled.
     If a poll ends early or its records take long, this class commits those that were handled.
     """
 
@@ -171,7 +171,7 @@ class GroupWorker:
                 self._commit(consumer)
 
     def _call(self, consumer: Consumer, records: list[Record]) -> bool:
-        """Handle some records of a partition; return whether to go on with those of the poll."""
+        """Handle some records of a partition; return whether to continue with those of the poll."""
         last = records[-1]
         result = self._handler(records if self._batch else last)
         if result is not None:

@@ -1,4 +1,4 @@
-"""The latest value of each key of a topic, whether or not it was compacted (D19)."""
+"""The latest value of each key of a topic, whether or not it was compacted."""
 
 from __future__ import annotations
 

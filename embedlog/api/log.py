@@ -349,7 +349,7 @@ class Log:
                     raise
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic, its records, and the offsets committed for it (A38).
+        """Delete a topic, its records, and the offsets committed for it.
 
         Readers can finish with the files they have open.
         """
@@ -357,7 +357,7 @@ class Log:
         self.root.delete_topic(name)
 
     def create_partitions(self, name: str, total: int) -> None:
-        """Increase the number of partitions to ``total``; keys may move to other ones (G5).
+        """Increase the number of partitions to ``total``; keys may move to other ones.
 
         Raises:
             MirroredTopicError: The topic is a copy, whose mirror adds the partitions of the source.
@@ -581,7 +581,7 @@ class Log:
         topics: str | Iterable[str] | None = None,
         dry_run: bool = True,
     ) -> FailoverResult:
-        """Let programs write to topics that are copies, and say where consumer groups go on.
+        """Let programs write to topics that are copies, and say where consumer groups continue.
 
         From then on the mirror of these topics is refused.  The result says for each group and
         partition how many offsets are, or may be, read again or never.
@@ -638,7 +638,7 @@ class Log:
     ) -> ConversionResult:
         """Copy the records of a topic to one of another form: of Avro or JSON to columns, or back.
 
-        Each record is copied once, whatever happens: a conversion that was interrupted goes on
+        Each record is copied once, whatever happens: a conversion that was interrupted continues
         when it is repeated, and a complete one copies what has been appended since.  Keys,
         timestamps, headers and tombstones stay the same, and so do the partitions of records if
         their number and the bytes of the keys do.
@@ -908,7 +908,7 @@ class Log:
     ) -> ReassignmentResult:
         """Move copies to other directories, in this thread; the records stay readable meanwhile.
 
-        Also finishes moves that had begun.  If it is interrupted, the housekeeping goes on.  The
+        Also finishes moves that had begun.  If it is interrupted, the housekeeping continues.  The
         result names the moves that wait for a directory (``pending``), and those that another
         process cancelled or replaced (``superseded``).
 
@@ -1095,7 +1095,7 @@ class Log:
         return rebuild_index(self.root, topic)
 
     def metrics(self) -> Metrics:
-        """Return what to monitor, by name and in groups, with the names of Kafka's exporters.
+        """Return metrics by name, in groups, with the names of Kafka's exporters.
 
         There are groups for each partition (``"kafka.log.orders-0"``), consumer group
         (``"consumergroup.billing.orders-0"``) and background job.  The metrics of open producers
@@ -1149,7 +1149,7 @@ class Log:
             topic: A topic whose ``cleanup.policy`` has ``compact``.
             force: Compact partitions that are not due too, and the records in the active
                 segment, which is rolled first; also remove tombstones that have expired
-                where nothing is dirty (D19).
+                where nothing is dirty.
             progress: Called with the bytes done, and all bytes.  By default a progress bar
                 in terminals and notebooks; False shows none.
             settings: Kafka's ``log.cleaner.dedupe.buffer.size``, ``.io.buffer.size``,
@@ -1236,7 +1236,7 @@ class Log:
         self._closing(autocommit=True).close()
 
     def _closing(self, autocommit: bool) -> ExitStack:
-        """Return what closes everything: the last callback runs first, and all do if one raises."""
+        """Return a stack of closers: the last one runs first, and all run if one raises."""
         closing = ExitStack()
         if self.root.closed:
             return closing
@@ -1275,7 +1275,7 @@ class Log:
         return _reopen, (open_root, self._maintenance_config)
 
     def __dir__(self) -> list[str]:
-        """Return what completion offers."""
+        """Return the names that completion offers."""
         return public_names(self)
 
     def __repr__(self) -> str:

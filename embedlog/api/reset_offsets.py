@@ -110,7 +110,7 @@ def _integer(value: object, name: str) -> int:
 
 
 def _at_timestamp(timestamp: int, offsets: PartitionToReset) -> int:
-    """Return the offset of the first record at or after a time (B10), or the log end."""
+    """Return the offset of the first record at or after a time, or the log end."""
     record = offsets.log.offset_for_timestamp(timestamp)
     return offsets.end if record is None else record.offset
 

@@ -358,7 +358,7 @@ class GroupRun:
         raise IllegalStateError("A GroupRun cannot be pickled: it belongs to its process")
 
     def __dir__(self) -> list[str]:
-        """Return what completion offers."""
+        """Return the names that completion offers."""
         return public_names(self)
 
     def __repr__(self) -> str:

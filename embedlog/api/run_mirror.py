@@ -65,7 +65,7 @@ def mirror(
 
     Copies in a log have the offsets, keys, headers, timestamps, settings, partitions and schemas
     of their source, and no other program may write to them, until `Log.failover`.  A mirror that
-    was interrupted at any instant goes on exactly where it was when it is started again.
+    was interrupted at any instant continues exactly where it was when it is started again.
 
     Args:
         source: Where to copy from: an open log, its directory, or ``kafka://host:port``.
@@ -75,8 +75,8 @@ def mirror(
         site: The name of the source at the target: the topic ``t`` becomes ``site.t``.
         groups: A regular expression of the groups whose committed offsets are copied.  They only
             move forward, and not while the group has members at the target.
-        follow: Go on until `MirrorRun.stop`, in a thread, also with topics that are created later;
-            by default return once all that there was is copied.
+        follow: Continue until `MirrorRun.stop`, in a thread, also with topics that are created
+            later; by default return once all that there was is copied.
         merge: Append to topics of the same names that others write to, too.  A header of each
             record says where it was, and no mirror sends it there again; offsets differ.
         relay: With ``merge``, also copy records that came to the source from other sites.
@@ -246,7 +246,7 @@ def _kafka_ends() -> Any:
 class MirrorRun:
     """A mirror that was started; returned by `mirror`.
 
-    It ends with `stop`, its ``with`` block, or the end of this process; the next one goes on
+    It ends with `stop`, its ``with`` block, or the end of this process; the next one continues
     where it was.
     """
 
@@ -265,7 +265,7 @@ class MirrorRun:
 
     @property
     def running(self) -> bool:
-        """Whether it goes on."""
+        """Whether the mirror is running."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
@@ -332,7 +332,7 @@ class MirrorRun:
     # Display
 
     def __dir__(self) -> list[str]:
-        """Return what completion offers."""
+        """Return the names that completion offers."""
         return public_names(self)
 
     def __repr__(self) -> str:

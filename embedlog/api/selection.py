@@ -64,7 +64,7 @@ class Selection:
         return bool(self._view._serializers() == ("bytes", "bytes"))
 
     def _rows(self) -> dict[str, Any]:
-        """Return which rows were chosen, as `TopicView.to_arrow` takes it."""
+        """Return the chosen rows as arguments of `TopicView.to_arrow`."""
         return {
             "where": self._where,
             "latest": self._latest,
@@ -118,7 +118,7 @@ class Selection:
         return reader.__arrow_c_stream__(requested_schema)
 
     def __dir__(self) -> list[str]:
-        """Return what completion offers."""
+        """Return the names that completion offers."""
         return public_names(self)
 
     def _title(self) -> str:

@@ -637,7 +637,7 @@ class TopicView(Generic[K, V]):
     # Display
 
     def __dir__(self) -> list[str]:
-        """Return what completion offers."""
+        """Return the names that completion offers."""
         return public_names(self, "name", "raw")
 
     def __repr__(self) -> str:

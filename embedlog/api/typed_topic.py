@@ -291,7 +291,7 @@ class TypedTopic(TypedTopicView, Topic[Any, Any]):
 
 
 def _role(schema: TopicSchema, name: str) -> str:
-    """Return what a column is for, and its default."""
+    """Return the role of a column, and its default."""
     roles = []
     if name in schema.key:
         roles.append("key" if len(schema.key) == 1 else f"key {schema.key.index(name) + 1}")

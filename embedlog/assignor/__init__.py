@@ -13,7 +13,7 @@ and a test needs nothing but values.
 - `select`: configured assignors, and the one that a group uses.
 
 Where Kafka's result depends on the order of a Java hash table, members are processed in
-the order of `sort_members` (M26).
+the order of `sort_members`.
 """
 
 from __future__ import annotations

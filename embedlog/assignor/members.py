@@ -19,7 +19,7 @@ class Member(NamedTuple):
 
     id: str
     topics: frozenset[str]
-    """The subscription; topics that do not exist are ignored (M27)."""
+    """The subscription; topics that do not exist are ignored."""
 
     owned: frozenset[TopicPartition] = frozenset()
     """Partitions that it claims to own; of conflicting claims the higher `generation` wins."""
@@ -28,7 +28,7 @@ class Member(NamedTuple):
     """The generation in which it was assigned `owned`."""
 
     instance_id: str | None = None
-    """The `group_instance_id` of a static member, which outlives its member id (M13)."""
+    """The `group_instance_id` of a static member, which outlives its member id."""
 
     user_data: bytes | None = None
     """Data for a custom assignor."""
@@ -51,7 +51,7 @@ class Assignor(Protocol):
 
     @property
     def cooperative(self) -> bool:
-        """Whether a rebalance revokes only partitions that move (M20), or all of them (M19)."""
+        """Whether a rebalance revokes only partitions that move, or all of them."""
 
     def assign(self, partitions: Mapping[str, int], members: Sequence[Member]) -> Assignment:
         """Assign every partition of every subscribed topic.
@@ -63,7 +63,7 @@ class Assignor(Protocol):
 
 
 def sort_members(members: Iterable[Member]) -> list[Member]:
-    """Sort members as Kafka does: static ones by instance id, then dynamic ones by id (M26).
+    """Sort members as Kafka does: static ones by instance id, then dynamic ones by id.
 
     >>> static = Member("b", frozenset(), instance_id="second")
     >>> [member.id for member in sort_members([Member("a", frozenset()), static])]

@@ -29,7 +29,7 @@ class RebalanceStep(NamedTuple):
 def next_step(
     target: Set[TopicPartition], owned: Set[TopicPartition], owned_by_others: Set[TopicPartition]
 ) -> RebalanceStep:
-    """Return what one member may do now, so that no partition ever has two owners (M22).
+    """Return the next step of one member, so that no partition ever has two owners.
 
     Kafka removes awaited partitions from the assignment and runs the assignor again after
     they were released.  Here the target stays the same and the steps are computed again

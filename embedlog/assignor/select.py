@@ -1,4 +1,4 @@
-"""The assignors that a member has configured, and the one that its group uses (M5)."""
+"""The assignors that a member has configured, and the one that its group uses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def configured(strategies: Iterable[str | Assignor | type[Assignor]]) -> dict[st
         strategies: Names or custom assignors; classes are accepted too, as in kafka-python.
 
     Raises:
-        InvalidConfigError: There is none (E16), a name is unknown, or a name is repeated.
+        InvalidConfigError: There is none, a name is unknown, or a name is repeated.
     """
     assignors: dict[str, Assignor] = {}
     for strategy in [strategies] if isinstance(strategies, str) else strategies:
@@ -60,7 +60,7 @@ def configured(strategies: Iterable[str | Assignor | type[Assignor]]) -> dict[st
 
 
 def select_assignor(supported: Mapping[str, Sequence[str]]) -> str:
-    """Return the assignor that all members support and most of them prefer (M5).
+    """Return the assignor that all members support and most of them prefer.
 
     Each member votes for the first of its assignors that all support.  Kafka resolves a
     tie arbitrarily; here the first name wins.

@@ -6,7 +6,7 @@ The audit listens to the clients of topics with ``audit=true`` (`embedlog.listen
 its batches (`log_counts`).  `comparison` names every difference.
 
 A report says which offsets it is about.  So a difference is exact, and a tier that has read
-only a part, or was killed before it reported, is told apart from a loss.
+only a part, or was killed before it reported, is distinguished from a loss.
 """
 
 from __future__ import annotations

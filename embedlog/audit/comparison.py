@@ -1,7 +1,7 @@
 """Compares what the tiers counted with the log, and names every difference.
 
 Each report is about a range of offsets, and is compared with what the log has there: of the
-batches of its producer, or of all.  What no report covers is told apart:
+batches of its producer, or of all.  What no report covers is distinguished:
 
 - of a producer that was killed before it reported, or still runs: counted from its batches;
 - of a group whose member was killed after a commit: counted from the commit;
@@ -395,7 +395,7 @@ def _compare_partition(
 def _reached(
     root: Root, log: PartitionLog, who: tuple[str, str], reports: list[Report]
 ) -> tuple[int, bool]:
-    """Return up to which offset a reader has read, and whether it may go on there."""
+    """Return up to which offset a reader has read, and whether it may continue there."""
     reached = max((r.next_offset for r in reports if r.kind in (COUNT, SKIP)), default=0)
     goes_on = True
     if who[0] == GROUP:
@@ -655,7 +655,7 @@ class ReaderComparison:
             self._selection.add(window, self._who, missing=records, deleted_unread=records)
 
     def _skipped(self, reports: list[Report], read: Any) -> Any:
-        """Return which cells the reader is known to have left out."""
+        """Return a mask of the cells that the reader is known to have skipped."""
         counts = self._counts
         skipped = np.zeros(len(read), bool)
         for report in reports:

@@ -174,14 +174,14 @@ class ReadCounts:
             self._reports.append(self._report_run(COUNT, committed))
 
     def take(self) -> list[Report]:
-        """Return what was committed since the last call."""
+        """Return the commits since the last call."""
         self._settle()
         self._finish()
         reports, self._reports = self._reports, []
         return reports
 
     def close(self) -> list[Report]:
-        """Return what is left: the partition goes to another member, or to none."""
+        """Return the last counts: the partition goes to another member, or to none."""
         reports = self.take()
         returned: list[CountedRun] = []
         for read in self._pending:
@@ -283,7 +283,7 @@ class GroupCounts(Counts):
     # Reports
 
     def take_reports(self) -> list[Report]:
-        """Return what was counted since the last call."""
+        """Return the counts since the last call."""
         with self.lock:
             reports, self._finished = self._finished, []
             for counts in self._partitions.values():
@@ -303,6 +303,6 @@ def _count(log: PartitionLog, first: int, stop: int) -> int:
     try:
         return log.record_counts.count(first, stop)
     except EmbedlogError as error:
-        # The log was closed, or is damaged there; the program goes on.
+        # The log was closed, or is damaged there; the program continues.
         _log.warning("Cannot count what was read of %s-%d: %s", log.topic, log.partition, error)
         return stop - first

@@ -26,7 +26,7 @@ _Cell = tuple[int, int, int, int, int, int]
 
 
 def _columns(layout: BufferLayout) -> set[int]:
-    """Return which columns say when a record was written, and which offset it has."""
+    """Return the columns of timestamps and offsets."""
     return {layout.time, len(layout.names) - 1} if layout.has_offsets else {layout.time}
 
 
@@ -102,7 +102,7 @@ class PartitionCounts:
                     cells.append((edge, number, records, batch.size * records // count, *who))
 
     def between(self, first: int, stop: int) -> slice:
-        """Return which cells lie between two of the offsets that were given."""
+        """Return the slice of cells between two of the given offsets."""
         return slice(*self.first.searchsorted((first, stop)).tolist())
 
     def by_window(self, cells: slice = _ALL, chosen: Any = None) -> dict[int, int]:

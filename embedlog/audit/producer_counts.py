@@ -103,7 +103,7 @@ class WrittenCounts:
                     run.add_windows(minute, size)  # type: ignore[arg-type]
 
     def take(self) -> list[CountedRun]:
-        """Return what was counted since the last call."""
+        """Return the counts since the last call."""
         self.merge()
         with self._lock:
             runs, self._runs = self._runs, []
@@ -165,7 +165,7 @@ class ProducerCounts(Counts):
         return report._replace(producer_id=producer_id, producer_epoch=epoch)
 
     def take_reports(self) -> list[Report]:
-        """Return what was counted since the last call."""
+        """Return the counts since the last call."""
         partitions = list(self._partitions.values())
         reports = [
             self._report(COUNT, counts.log, run) for counts in partitions for run in counts.take()

@@ -43,7 +43,7 @@ class RangeCounts(Counts):
         self.reporter.add(self)
 
     def take_reports(self) -> list[Report]:
-        """Return what was counted since the last call."""
+        """Return the counts since the last call."""
         with self.lock:
             runs, self._runs = self._runs, []
         return [

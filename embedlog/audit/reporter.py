@@ -100,7 +100,7 @@ class AuditReporter:
                 audit_topic.append(root, self._unwritten)
             except ClosedError:
                 self._stopped.set()  # the log was closed before the client
-            except Exception as error:  # noqa: BLE001 - the client goes on
+            except Exception as error:  # noqa: BLE001 - the client continues
                 count = len(self._unwritten)
                 _log.warning("Cannot append %d reports of %s: %s", count, root.path, error)
                 return
@@ -164,7 +164,7 @@ class Counts(Listener):
         return reporter_of(self.root)
 
     def take_reports(self) -> list[Report]:
-        """Return what was counted since the last call; any thread may call it."""
+        """Return the counts since the last call; any thread may call it."""
         return []
 
     def report(

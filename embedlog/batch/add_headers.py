@@ -82,7 +82,7 @@ def like(result: EncodedBatch, encoded: EncodedBatch) -> EncodedBatch:
 
 
 def rows_without_key(encoded: EncodedBatch) -> list[int]:
-    """Return the rows that have a null key; slow, for the message of an error (A6)."""
+    """Return the rows that have a null key; slow, for the message of an error."""
     keys = to_batch(encoded).keys(verify=False)
     return [row for row, is_null in enumerate(keys.is_null().to_pylist()) if is_null]
 

@@ -312,7 +312,7 @@ class Batch:
 
     @property
     def is_log_append_time(self) -> bool:
-        """Whether the log, not the producer, set the timestamps (A7)."""
+        """Whether the log, not the producer, set the timestamps."""
         return bool(self.flags & LOG_APPEND_TIME)
 
     @property
@@ -353,7 +353,7 @@ class Batch:
 
     @property
     def is_typed(self) -> bool:
-        """Whether it has the columns of a typed topic."""
+        """Whether the batch has the columns of a typed topic."""
         return bool(self.flags & TYPED)
 
     @property

@@ -85,13 +85,13 @@ class RunLayout:
         )
 
     def heads(self, data: bytes, starts: Array) -> Array:
-        """Return what the batches at ``starts`` have before their bodies, field by field."""
+        """Return the heads of the batches at ``starts``, field by field."""
         words = np.frombuffer(data, "<u8")
         heads = words.take((starts >> 3)[:, None] + np.arange(self.size >> 3))
         return heads.view(self.type)[:, 0]
 
     def are_usual(self, data: bytes, starts: Array, heads: Array) -> Array:
-        """Return which batches `Batch` would accept, if all of their lengths are usual."""
+        """Return a mask of the batches that `Batch` would accept, if their lengths are usual."""
         counts = heads["block"]["count"].astype("u8")
         body_bytes = (heads["block"]["size"] - self.size).astype("u8")
         conditions = [
@@ -252,7 +252,7 @@ class BatchRun:
 
     @property
     def is_log_append_time(self) -> bool:
-        """Whether the log, not the producers, set the timestamps (A7)."""
+        """Whether the log, not the producers, set the timestamps."""
         return bool(self.flags & LOG_APPEND_TIME)
 
     @property
@@ -403,7 +403,7 @@ def _gathered(data: bytes, begins: Array, ends: Array) -> Any:
 def batches_fast(
     source: BatchSource, start: int, stop: int, max_bytes: int
 ) -> list[Batch | BatchRun]:
-    """Return what `BatchSource.batches` does, with each run of small batches as one.
+    """As `BatchSource.batches`, with each run of small batches as one.
 
     Raises:
         CorruptBatchError: The first batch is damaged.

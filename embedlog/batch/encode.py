@@ -93,11 +93,11 @@ class EncodedBatch:
 
     @property
     def null_keys(self) -> int:
-        """How many records have no key: the null count in the column table (A6)."""
+        """How many records have no key: the null count in the column table."""
         return int(ENTRY.unpack_from(self.table, ENTRY.size)[2])
 
     def set_producer(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-        """Set the producer of the batch, and the sequence number of its first record (G16)."""
+        """Set the producer of the batch, and the sequence number of its first record."""
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.base_sequence = base_sequence
 
@@ -127,7 +127,7 @@ class EncodedBatch:
         Args:
             base_offset: The offset of the first record.
             leader_epoch: The leader epoch of the log.
-            append_time: The log append time in ms, if the topic stamps records with it (A7).
+            append_time: The log append time in ms, if the topic stamps records with it.
             next_offset: The first offset after the batch; by default that after its `span`.
             gap: How many offsets between it and the batch before have no record.
         """

@@ -27,7 +27,7 @@ it in its column (validity, if it is null, and offsets), its padding, its end an
 
 @lru_cache(maxsize=256)
 def _layout(key_length: int, value_length: int) -> OneRecordLayout:
-    """Return what all batches of one record with these lengths share; that of a None is -1."""
+    """Return the layout of batches of one record with these lengths; -1 is that of a None."""
     key, value = (
         all_null(1) if length < 0 else BinaryColumn(offsets_of([length])[0], 0, 0, length)
         for length in (key_length, value_length)

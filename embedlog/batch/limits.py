@@ -1,4 +1,4 @@
-"""The size of a batch, as Kafka counts it and as it is on the disk, and its limits (A4).
+"""The size of a batch, as Kafka counts it and as it is on the disk, and its limits.
 
 ``max.message.bytes`` limits the record batch (version 2) that Kafka would make of the same
 records, so it means what it means in Kafka, although embedlog stores columns, which take more
@@ -40,7 +40,7 @@ class BatchLimits(NamedTuple):
         return max(min(most, *self) - _STORED_OVERHEAD, 1)
 
     def split(self, columns: Any, encode: Callable[[Any], Encoded]) -> Iterator[Encoded]:
-        """Yield the batch of columns, or several, halved until they are within the limits (G13).
+        """Yield the batch of columns, or several, halved until they are within the limits.
 
         A batch of one record is yielded in any case: the append refuses it.
         """
@@ -67,7 +67,7 @@ def request_size(
     key: bytes | None,
     headers: Sequence[tuple[str, bytes | None]] | None = None,
 ) -> int:
-    """Return what Kafka's producer compares with ``max_request_size`` for one record."""
+    """Return the size of one record that Kafka compares with ``max_request_size``."""
     size = BATCH_OVERHEAD + RECORD_OVERHEAD + _field_size(key) + _field_size(value)
     size += varint_size(len(headers or ()))
     for name, data in headers or ():

@@ -93,7 +93,7 @@ def windows_of(batch: EncodedBatch, append_time: int | None = None) -> int | Win
 
     Args:
         batch: The batch.
-        append_time: The log append time in ms, if the topic stamps records with it (A7).
+        append_time: The log append time in ms, if the topic stamps records with it.
     """
     if append_time is not None:
         return append_time // MINUTE_MS

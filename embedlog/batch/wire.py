@@ -108,7 +108,7 @@ class BufferLayout:
         metadata = original.metadata or {}
         time = metadata.get(TIME)
         self.typed = time is not None
-        """Whether it has the columns of a typed topic."""
+        """Whether the batch has the columns of a typed topic."""
         self.time = 0 if time is None else self.names.index(time.decode())
         key: list[str] = json.loads(metadata.get(KEY, "[]")) if self.typed else ["key"]
         self.key = tuple(key)

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text_of(error: errors.EmbedlogError | OSError) -> str:
-    """Return what happened, and what to do in the words of the command line."""
+    """Return the message of an error, with its hint in the words of the command line."""
     if isinstance(error, errors.EmbedlogError):
         return f"{error.problem}. {for_shell(error.todo)}" if error.todo else error.problem
     return f"{error.strerror} [{error.filename}]" if error.filename else str(error)

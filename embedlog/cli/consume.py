@@ -140,7 +140,7 @@ def _run(args: argparse.Namespace, start: Start, max_records: int | None) -> int
 
 
 def _reader(log: Log, args: argparse.Namespace) -> Callable[[TopicView], Iterator[Record]]:
-    """Return what yields the records of a view, with keys and values as `writer` takes them."""
+    """Return a function that yields a view's records, with keys and values for `writer`."""
     columns, where = getattr(args, "columns", None), getattr(args, "where", None)
     info = log.root.topic(args.topic)
     if info.schema_version:

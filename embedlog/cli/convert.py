@@ -15,7 +15,7 @@ from embedlog.progress import ProgressBar
 
 CONVERT = """\
 Columns of a typed topic come from values of Avro, by the latest schema of TOPIC-value, or of JSON;
-and go back to them.  Each record is copied once: a conversion that was interrupted goes on when
+and go back to them.  Each record is copied once: a conversion that was interrupted continues when
 the command is repeated, and one that is complete copies what has been appended since.  Keys,
 timestamps, headers, tombstones, partitions and the settings of the topic stay the same.
 

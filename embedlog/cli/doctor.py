@@ -136,7 +136,7 @@ def _log(files: Files) -> Report:
 
 
 def _directories(member: DirectoryMember) -> Report:
-    """Return what is at the path of each directory of the log."""
+    """Report what is at the path of each directory of the log."""
     return {str(number): _directory(member, number) for number in sorted(member.paths)}
 
 

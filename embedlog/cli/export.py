@@ -155,7 +155,7 @@ class StoredRecords:
             yield decoded if self._filter is None else self._filter.keep(decoded)
 
     def writer(self, file_format: str, file: IO[bytes]) -> Writer:
-        """Return what writes them."""
+        """Return a writer of the records."""
         if file_format == PARQUET:
             return ParquetRecords(file, self._schema)
         if file_format == CSV:
@@ -190,7 +190,7 @@ class ExportedRows:
         return tables_of(self._view.batches(names, where=self._where))
 
     def writer(self, file_format: str, file: IO[bytes]) -> Writer:
-        """Return what writes them."""
+        """Return a writer of the records."""
         if file_format == PARQUET:
             return ChosenColumns(ParquetRecords(file, self._schema), self._schema.names)
         schema = with_plain_timestamp(self._schema.empty_table()).schema

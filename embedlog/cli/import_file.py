@@ -319,7 +319,7 @@ class ImportTarget:
 
 
 def _adapter(log: Log, topic: str, name: str, field: Field) -> Adapter:
-    """Return what serializes the keys or values of a file."""
+    """Return the serializer of a file's keys or values."""
     if name == "avro":
         return binder(log.root)(JsonToAvro(), "serialize", field, topic)
     return adapt("bytes" if name in NOT_TEXT else name, "serialize", field)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MIRROR = """\
 SOURCE and TARGET are directories of logs, or kafka://HOST:PORT.  Copies in a log have the offsets
 of their source, and no other program may write to them, until `embedlog failover`.  A mirror that
-was interrupted goes on where it was when the command is repeated.
+was interrupted continues where it was when the command is repeated.
 
 `embedlog mirror status` prints what the mirrors to a log have copied, and how far they are behind.
 
@@ -42,9 +42,9 @@ examples:
 
 FAILOVER = """\
 From then on programs may write to the copies, and their mirrors may not.  The strategy says where
-groups go on: at the offsets that the mirror copied (offsets), at the first record at or after a
+groups continue: at the offsets that the mirror copied (offsets), at the first record at or after a
 time (time, with --at), at the first record or at the log end (earliest, latest).  With --offset, a
-group goes on at that offset of the partition, and at the copied offsets in all others.
+group continues at that offset of the partition, and at the copied offsets in all others.
 
 Without GROUP, programs may write to the copies, and no group is moved.  A group that does not exist
 in this log needs --topic, and a strategy other than offsets.
@@ -80,7 +80,7 @@ def mirror_options(command: CommandParser) -> None:
     about = "the name of the source at the target: TOPIC becomes SITE.TOPIC"
     add_option(command, "--as", "SITE", about, dest="site")
     add_option(command, "--groups", "REGEX", "also copy the committed offsets of these groups")
-    add_flag(command, "--follow -f", "go on until the command is interrupted")
+    add_flag(command, "--follow -f", "continue until the command is interrupted")
     add_flag(command, "--merge", "append to topics that others write to, too")
     add_flag(command, "--relay", "with --merge, also copy what came to the source from other sites")
     add_option(command, "--name", "NAME", "the name of the mirror in its status")
@@ -200,10 +200,10 @@ def failover_options(command: CommandParser) -> None:
     command.add_argument(
         "--strategy",
         choices=("offsets", "time", "earliest", "latest"),
-        help="where groups go on, by default offsets",
+        help="where groups continue, by default offsets",
     )
     add_option(command, "--at", "TIME", "with the strategy time: the time", type=types.time)
-    about = "where groups go on in a partition; may be repeated"
+    about = "where groups continue in a partition; may be repeated"
     add_list(command, "--offset", "TOPIC:P=N", about)
     add_list(
         command,
@@ -218,7 +218,7 @@ def failover(args: argparse.Namespace) -> int:
     """Print what a failover would do to each group; with --execute do it."""
     if not args.groups and (args.strategy is not None or args.offset):
         raise InvalidConfigError(
-            "--strategy and --offset say where groups go on, and no GROUP is named",
+            "--strategy and --offset set where groups continue, and no GROUP is named",
             todo="Name the groups; without GROUP, programs may write to the copies, and no more.",
         )
     strategy: Any = args.strategy or "offsets"

@@ -82,7 +82,7 @@ COMMANDS = {
     "convert": "copy the records of a topic of Avro or JSON to one of columns, or back",
     "mirror": "copy topics to another log, or to or from Kafka, or print the status of mirrors",
     "failover": (
-        "let programs write to copies, and groups go on in them; a dry run without --execute"
+        "let programs write to copies, and groups continue in them; a dry run without --execute"
     ),
     "activity": "print what happened to the log: topics, segments, groups, maintenance",
     "audit": "compare what producers, the log and groups counted, by window of time",

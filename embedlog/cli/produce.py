@@ -140,7 +140,7 @@ FROM_TEXT: dict[str, Callable[[str], Any]] = {
 
 
 def _parse_all(serializer: str, texts: Sequence[bytes | None], lines_before: int) -> list[Any]:
-    """Return what a serializer takes, of text as it is typed."""
+    """Parse typed text into values for a serializer."""
     parse = FROM_TEXT.get(serializer)
     if parse is None:
         return list(texts)
@@ -207,7 +207,7 @@ def parse_record(line: bytes, number: int, serializers: tuple[str, str]) -> Inpu
 
 
 def _item(serializer: str, value: Any) -> Any:
-    """Return what a serializer takes, of a JSON value."""
+    """Convert a JSON value to one for a serializer."""
     if serializer == "bytes":
         return _bytes(value)
     return UUID(value) if serializer == "uuid" and isinstance(value, str) else value

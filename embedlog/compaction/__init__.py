@@ -1,4 +1,4 @@
-"""Log compaction keeps the last record of each key, at its offset (D1-D27).
+"""Log compaction keeps the last record of each key, at its offset.
 
 `cleanable` determines what can be cleaned and which partitions are due, and `cleaner`
 cleans them with the help of `offset_map` (the last offset of each key), `key_hash`,

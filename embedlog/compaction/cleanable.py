@@ -1,4 +1,4 @@
-"""Which part of a partition can be compacted, and which partitions are due (D1-D6, D14)."""
+"""Which part of a partition can be compacted, and which partitions are due."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class CleanableRange(NamedTuple):
 
     @property
     def cleanable_ratio(self) -> float:
-        """The cleanable bytes as a fraction of the clean and cleanable ones (D3)."""
+        """The cleanable bytes as a fraction of the clean and cleanable ones."""
         total = self.clean_bytes + self.cleanable_bytes
         return self.cleanable_bytes / total if total else 0.0
 
     @property
     def due(self) -> bool:
-        """Whether the partition should be cleaned (D3, D5)."""
+        """Whether the partition should be cleaned."""
         if not self.log.config.compacts or not self.cleanable_bytes:
             return False
         return self.overdue or self.cleanable_ratio > self.log.config.min_cleanable_dirty_ratio
 
 
 def inspect(log: PartitionLog, now_ms: int) -> CleanableRange:
-    """Return what can be compacted of a partition at a time; reads no records.
+    """Return the range of a partition that can be compacted now; reads no records.
 
     Raises:
         CorruptionError: The manifest, or the beginning of a dirty segment, is damaged.
@@ -93,7 +93,7 @@ def inspect(log: PartitionLog, now_ms: int) -> CleanableRange:
 def _before_young(
     dirty: list[SegmentInfo], max_timestamp: int, log: PartitionLog
 ) -> list[SegmentInfo]:
-    """Return the dirty segments before the first one with a younger record (D2)."""
+    """Return the dirty segments before the first one with a younger record."""
     if not log.config.min_compaction_lag_ms:
         return dirty
 
@@ -125,7 +125,7 @@ def _is_overdue(log: PartitionLog, dirty: list[SegmentInfo], now_ms: int) -> boo
 def select_due(
     logs: Iterable[PartitionLog], now_ms: int, failed: dict[PartitionLog, EmbedlogError]
 ) -> list[CleanableRange]:
-    """Return the partitions to clean, in the order to clean them (D3, D4).
+    """Return the partitions to clean, in the order to clean them.
 
     Overdue ones come first, so that a busy partition cannot starve them; then those with
     the highest cleanable ratio.

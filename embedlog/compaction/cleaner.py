@@ -1,4 +1,4 @@
-"""The log cleaner: keeps the last record of each key of one partition, in passes (D7-D21).
+"""The log cleaner: keeps the last record of each key of one partition, in passes.
 
 A pass reads the keys of the dirty part into the offset map, until the map is full or the
 part ends.  Then it rewrites the log from its start offset to the end of the map, segment
@@ -77,15 +77,15 @@ class CleanResult:
     """Records in the segments that were rewritten."""
     records_kept: int = 0
     keyless: int = 0
-    """Records removed because they had no key (D9)."""
+    """Records removed because they had no key."""
     tombstones: int = 0
-    """Tombstones removed because their delete horizon had passed (D17)."""
+    """Tombstones removed because their delete horizon had passed."""
     segments_before: int = 0
     segments_after: int = 0
     why: str = ""
     """In words: what was done, or why nothing was done."""
     error: EmbedlogError | None = field(default=None, repr=False)
-    """The error that ended it; other partitions were cleaned nevertheless (D4)."""
+    """The error that ended it; other partitions were cleaned nevertheless."""
 
 
 def clean_round(
@@ -94,14 +94,14 @@ def clean_round(
     failed: dict[PartitionLog, EmbedlogError],
     options: CleanOptions = DEFAULT_OPTIONS,
 ) -> list[CleanResult]:
-    """Clean the partitions that are due, the most urgent first (D3, D4).
+    """Clean the partitions that are due, the most urgent first.
 
     Args:
         logs: All partitions; those of topics that are not compacted are skipped.
         now_ms: The time.
         failed: Partitions to skip, with the error of their last compaction.  Those that
             fail in this round are added; the caller removes them.
-        options: How to clean.  After a `FencedError` the round goes on with the next
+        options: How to clean.  After a `FencedError` the round continues with the next
             partition, which calls the fence again.
 
     Raises:
@@ -120,7 +120,7 @@ def clean_round(
 
 
 def _roll_idle(log: PartitionLog, now_ms: int, failed: dict[PartitionLog, EmbedlogError]) -> None:
-    """Roll an expired active segment that gets no appends, so that it can be compacted (D6)."""
+    """Roll an expired active segment that gets no appends, so that it can be compacted."""
     try:
         log.refresh()
         tail = log.tail()
@@ -163,7 +163,7 @@ def try_clean(
 def clean(log: PartitionLog, now_ms: int, options: CleanOptions = DEFAULT_OPTIONS) -> CleanResult:
     """Compact a partition as far as possible now, whether or not it is due.
 
-    Makes as many passes as the size of the offset map requires.  Readers and writers go on
+    Makes as many passes as the size of the offset map requires.  Readers and writers continue
     meanwhile; each group of segments is swapped in as soon as it is done.
 
     Args:
@@ -398,7 +398,7 @@ class CleanPass:
         return delete_horizon <= self._cleaner.now_ms and not self.left_out
 
     def _kept_rows(self, chunk: ScannedBatches) -> BoolArray:
-        """Return which rows have no later one of their key, tombstones included (D8, D9)."""
+        """Return a mask of the rows that are the last of their key, tombstones included."""
         kept = chunk.last_rows(self._map)
         if chunk.valid is not None:
             kept &= chunk.valid
@@ -480,7 +480,7 @@ class CleanPass:
     def _split_by_horizon(
         self, group: SegmentGroup, chunk: ScannedBatches, index: int, rows: BoolArray
     ) -> list[tuple[BoolArray, int | None]]:
-        """Return the rows of a batch, with the delete horizon of the tombstones in them (D17)."""
+        """Return the rows of a batch, with the delete horizon of the tombstones in them."""
         batch = chunk.batches[index]
         if not batch.may_have_tombstones or batch.flags & CONTROL:
             return [(rows, None)]
@@ -506,7 +506,7 @@ class CleanPass:
 
 
 class SegmentGroup:
-    """Segments that become one (D12)."""
+    """Segments that become one."""
 
     def __init__(self, log: PartitionLog, first: SegmentInfo) -> None:
         self.sources: list[SegmentInfo] = []

@@ -114,7 +114,7 @@ def last_record(
 ) -> LastRecord | None:
     """Return the last record of one key in ``[start, stop)``, or None.
 
-    Reads the keys of the newest segment first, and goes on only until it finds the key.
+    Reads the keys of the newest segment first, and stops when it finds the key.
     ``value_at`` is needed for a typed topic.
     """
     value_at = value_at or _bytes_at

@@ -1,4 +1,4 @@
-"""The last offset of each key, in an amount of memory that is fixed in advance (D7).
+"""The last offset of each key, in an amount of memory that is fixed in advance.
 
 An open hash table in one array with 24 bytes per slot, as in Kafka: 128 bits of hash and
 an offset.  Keys are looked up and entered by the thousands: each round of the loop moves
@@ -71,7 +71,7 @@ class OffsetMap:
         return ends[ends != 0].view(np.int64)
 
     def replaced(self, start: int, stop: int) -> BoolArray | None:
-        """Return which of the offsets ``[start, stop)`` have a later one of the same key.
+        """Return a mask of the offsets ``[start, stop)`` whose key has a later one.
 
         None if that was not noted for all of them; `ends` always knows, but needs their hashes.
         """
@@ -113,7 +113,7 @@ class OffsetMap:
     def _compare(
         self, slots: Int64Array, high: UInt64Array, low: UInt64Array
     ) -> tuple[BoolArray, Int64Array]:
-        """Return which slots hold these keys, and the end in each slot: 0 if it is free."""
+        """Return a mask of the slots that hold these keys, and the end in each: 0 if it is free."""
         table = self._table
         same = table.take(slots) == high
         same &= table.take(slots + 1) == low

@@ -230,7 +230,7 @@ def _stays(batch: Batch, keep: set[int]) -> bool:
 
 
 def _kind(batch: Batch) -> tuple[Any, ...]:
-    """Return what batches must have in common to become one."""
+    """Return the properties that batches must share to be merged."""
     stamped = batch.max_timestamp if batch.is_log_append_time else None
     flags = batch.flags & INHERITED
     return batch.leader_epoch, flags, batch.codec, batch.delete_horizon, stamped

@@ -1,4 +1,4 @@
-"""Writes the rows that are kept as a few large batches of a new segment (D11, D12)."""
+"""Writes the rows that are kept as a few large batches of a new segment."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Rewriter:
     def note_epoch(self, epoch: int) -> None:
         """Note the leader epoch of a batch that was read, even if none of its rows is kept.
 
-        An empty batch gets the epoch around it: recovery takes a lower one for stale (A37).
+        An empty batch gets the epoch around it: recovery takes a lower one for stale.
         """
         self._epoch = max(self._epoch, epoch)
 
@@ -115,7 +115,7 @@ class Rewriter:
     def add_exact(self, rows: Any, kind: BatchKind, horizon: int | None, batch: Batch) -> None:
         """Add the rows, perhaps none, of a producer's last batch.
 
-        It keeps its offsets and sequence numbers (D11).
+        It keeps its offsets and sequence numbers.
         """
         assert batch.producer_id is not None
         assert batch.producer_epoch is not None
@@ -128,7 +128,7 @@ class Rewriter:
         self.note_epoch(kind.leader_epoch)
 
     def finish(self, end: int) -> None:
-        """Write the rest; the segment ends at ``end``, with or without a record before it (D11)."""
+        """Write the rest; the segment ends at ``end``, with or without a record before it."""
         self._flush()
         self._fill_up_to(end)
 

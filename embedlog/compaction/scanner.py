@@ -66,7 +66,7 @@ class ScannedBatches:
         return self._hasher.keys(self._keys)
 
     def last_rows(self, offset_map: OffsetMap) -> BoolArray:
-        """Return which rows have no later one of the same key in the map."""
+        """Return a mask of the rows whose key has no later offset in the map."""
         offsets = self.offsets
         if len(offsets):
             start, stop = int(offsets[0]), int(offsets[-1]) + 1
@@ -78,14 +78,14 @@ class ScannedBatches:
         return offset_map.ends(*self.hashes) <= offsets + 1
 
     def data_rows(self) -> BoolArray | None:
-        """Return which rows are records, not transaction markers; None if all are (D21)."""
+        """Return a mask of the rows that are not transaction markers; None if none is one."""
         markers = [bool(batch.flags & CONTROL) for batch in self.batches]
         if not any(markers):
             return None
         return np.repeat(~np.array(markers), np.diff(self.ends, prepend=0))
 
     def keyed_rows(self, start: int, stop: int) -> BoolArray | None:
-        """Return which rows are records with a key in ``[start, stop)``; None if all are."""
+        """Return a mask of the records with a key in ``[start, stop)``; None if all are."""
         rows, offsets, records = self.valid, self.offsets, self.data_rows()
         if records is not None:
             rows = records if rows is None else rows & records
@@ -147,7 +147,7 @@ def offsets_of(batch: Batch) -> Int64Array:
 
 
 def nulls(column: Any) -> BoolArray:
-    """Return which rows of a `pyarrow.Array` are null."""
+    """Return a mask of the nulls of a `pyarrow.Array`."""
     validity = column.buffers()[0]
     if validity is None:
         return np.zeros(len(column), bool)
@@ -155,7 +155,7 @@ def nulls(column: Any) -> BoolArray:
 
 
 def tombstone_rows(batch: Batch) -> BoolArray:
-    """Return which rows of a batch are tombstones."""
+    """Return a mask of the tombstones of a batch."""
     if not batch.is_typed:
         return nulls(batch.columns(("value",)).column(0))
     if not batch.may_have_tombstones:

@@ -48,11 +48,11 @@ class ConsumerConfig(Settings):
     group_instance_id: str | None = accepted(
         None, _is_instance_id, "1 to 249 letters, digits, '.', '_' and '-'"
     )
-    """The name of a static member, which keeps its partitions over a restart (M13)."""
+    """The name of a static member, which keeps its partitions over a restart."""
     partition_assignment_strategy: Any = checked(("range", "cooperative-sticky"), _assignors)
     """Names of assignors, or assignor objects, the preferred one first."""
     auto_offset_reset: Literal["latest", "earliest", "none"] = choice("latest", "earliest", "none")
-    """Where to start without a committed offset, or if it is out of range (E1)."""
+    """Where to start without a committed offset, or if it is out of range."""
     enable_auto_commit: bool = switch(True)
     """Commit the records that ``poll`` returned, in later calls of ``poll``."""
     auto_commit_interval_ms: int = number(5000, 0)
@@ -87,7 +87,7 @@ class ConsumerConfig(Settings):
     isolation_level: Literal["read_uncommitted", "read_committed"] = choice(
         "read_uncommitted", "read_committed"
     )
-    """Both are kept: unpublished records are never visible (G23)."""
+    """Both are kept: unpublished records are never visible."""
     exclude_internal_topics: bool = switch(True)
     """Whether patterns ignore internal topics."""
     allow_auto_create_topics: bool = switch(True)

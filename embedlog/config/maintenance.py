@@ -18,13 +18,13 @@ class MaintenanceConfig(Settings):
     """
 
     log_retention_check_interval_ms: int = number(30_000, 1)
-    """The interval of retention; Kafka's 300000 would save nothing here (C11)."""
+    """The interval of retention; Kafka's 300000 would save nothing here."""
     offsets_retention_minutes: int = number(10_080, 1)
-    """Delete the offsets of a group that was not used for this long (M15)."""
+    """Delete the offsets of a group that was not used for this long."""
     offsets_retention_check_interval_ms: int = number(600_000, 1)
     """The interval of the check for such groups."""
     producer_id_expiration_check_interval_ms: int = number(600_000, 1)
-    """The interval of the check for producers idle for ``producer_id_expiration_ms`` (G19)."""
+    """The interval of the check for producers idle for ``producer_id_expiration_ms``."""
     log_cleaner_enable: bool = switch(True)
     """Whether to compact topics with ``cleanup.policy=compact``."""
     log_cleaner_threads: int = number(1, 1, 64)

@@ -43,23 +43,23 @@ class ProducerOptions(TypedDict, Generic[K, V], total=False):
     """When a send is acknowledged: 0, once buffered; 1, once written and visible; ``"all"``, once
     as durable as the ``durability`` of the log."""
     batch_size: int | None
-    """A batch is full at this many bytes; larger than Kafka's 16384, for columns (G6)."""
+    """A batch is full at this many bytes; larger than Kafka's 16384, for columns."""
     linger_ms: int | None
-    """Wait this long for more records before a batch is written (G6)."""
+    """Wait this long for more records before a batch is written."""
     buffer_memory: int | None
-    """``send`` waits while this many bytes are not written yet (G8)."""
+    """``send`` waits while this many bytes are not written yet."""
     max_block_ms: int | None
-    """How long ``send`` waits before it raises (G8)."""
+    """How long ``send`` waits before it raises."""
     max_request_size: int | None
-    """Refuse larger records, by the estimate of Kafka's producer (G7)."""
+    """Refuse larger records, by the estimate of Kafka's producer."""
     compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] | None
     """``none``, ``lz4`` or ``zstd``; ``gzip`` means ``zstd``, and ``snappy`` ``lz4``."""
     enable_idempotence: bool | None
-    """Whether batches get sequence numbers, so that a retry is not written twice (G15).
+    """Whether batches get sequence numbers, so that a retry is not written twice.
 
-    On by default, unless other settings exclude it; an error if set together with those (G20)."""
+    On by default, unless other settings exclude it; an error if set together with those."""
     producer_name: str | None
-    """embedlog's own: a persistent identity; a new producer with it fences the older one (G17)."""
+    """embedlog's own: a persistent identity; a new producer with it fences the older one."""
     key_serializer: Serializer[K] | SerializerName | None
     """Converts keys to bytes; None uses the serializer of the topic, and ``"bytes"`` none."""
     value_serializer: Serializer[V] | SerializerName | None
@@ -67,32 +67,32 @@ class ProducerOptions(TypedDict, Generic[K, V], total=False):
     allow_pickle: bool | None
     """Whether a serializer, or that of a topic, may be ``"pickle"``."""
     partitioner: Literal["round_robin"] | Partitioner | None
-    """None: by key, without a key sticky (G1, G3); ``"round_robin"`` (G4); or kafka-python's
+    """None: by key, without a key sticky; ``"round_robin"``; or kafka-python's
     ``callable(key_bytes, all_partitions, available_partitions)``."""
     partitioner_ignore_keys: bool | None
-    """Distribute records with keys as if they had none (G1)."""
+    """Distribute records with keys as if they had none."""
     partitioner_sticky_bytes: int | None
     """embedlog's own: records without a key move on to another partition after this many bytes,
-    or ``batch_size`` if less (G3).
+    or ``batch_size`` if less.
 
     The default is that of Kafka's ``batch.size``; batches are larger here, and never split."""
     partitioner_sticky_ms: int | None
-    """embedlog's own: and after this time, so that slow streams reach all partitions (G3)."""
+    """embedlog's own: and after this time, so that slow streams reach all partitions."""
     partitioner_adaptive_partitioning_enable: bool | None
-    """Choose partitions with longer queues less often (G3)."""
+    """Choose partitions with longer queues less often."""
     retries: int | None
     """How often a failed append is retried; after that the record fails with the last error."""
     retry_backoff_ms: int | None
     """How long to wait before a retry."""
     delivery_timeout_ms: int | None
-    """A record fails if it is not written this long after ``send`` (G11).
+    """A record fails if it is not written this long after ``send``.
 
     By default two minutes, or ``linger_ms`` plus ``request_timeout_ms`` if that is more."""
     request_timeout_ms: int | None
     """How long an append waits for its locks."""
     max_in_flight_requests_per_connection: int | None
-    """An upper limit, which is kept at any value: appends are made one at a time (G12).  More
-    than 5 exclude idempotence, as in Kafka (G20)."""
+    """An upper limit, which is kept at any value: appends are made one at a time.  More
+    than 5 exclude idempotence, as in Kafka."""
     metadata_max_age_ms: int | None
     """An upper limit, which is kept at any value: a change of a topic is seen at once."""
     client_id: str | None
@@ -106,11 +106,11 @@ class GroupOptions(TypedDict, Generic[K, V], total=False):
     """The settings of the consumers of `run_group`."""
 
     group_instance_id: str | None
-    """The name of a static member, which keeps its partitions over a restart (M13)."""
+    """The name of a static member, which keeps its partitions over a restart."""
     partition_assignment_strategy: Assignors | None
     """Names of assignors, or assignor objects, the preferred one first."""
     auto_offset_reset: Literal["latest", "earliest", "none"] | None
-    """Where to start without a committed offset, or if it is out of range (E1)."""
+    """Where to start without a committed offset, or if it is out of range."""
     auto_commit_interval_ms: int | None
     """The interval of these commits."""
     max_poll_records: int | None
@@ -139,7 +139,7 @@ class GroupOptions(TypedDict, Generic[K, V], total=False):
     check_crcs: bool | None
     """Verify the checksum of every column that is read."""
     isolation_level: Literal["read_uncommitted", "read_committed"] | None
-    """Both are kept: unpublished records are never visible (G23)."""
+    """Both are kept: unpublished records are never visible."""
     exclude_internal_topics: bool | None
     """Whether patterns ignore internal topics."""
     allow_auto_create_topics: bool | None
@@ -174,29 +174,29 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     """The settings of a topic, with underscores."""
 
     segment_bytes: int | None
-    """Roll the active segment before it grows larger than this (A11)."""
+    """Roll the active segment before it grows larger than this."""
     segment_ms: int | None
-    """Roll the active segment once it spans more time than this (A11, A12)."""
+    """Roll the active segment once it spans more time than this."""
     segment_jitter_ms: int | None
     """Subtract up to this from ``segment_ms``, so that partitions do not roll at the same time."""
     segment_index_bytes: Literal[10485760] | None
     """Only the default: the index is in LMDB and grows as needed, so it ends no segment."""
     segment_max_offset_span: int | None
-    """Roll the active segment before it spans more offsets than this (embedlog's own; A11)."""
+    """Roll the active segment before it spans more offsets than this (embedlog's own)."""
     index_interval_bytes: int | None
-    """Add an index entry after this many bytes; larger than Kafka's 4096, as batches are (B1)."""
+    """Add an index entry after this many bytes; larger than Kafka's 4096, as batches are."""
     flush_messages: int | None
-    """Flush a partition once this many records are not on the disk (A22)."""
+    """Flush a partition once this many records are not on the disk."""
     flush_ms: int | None
-    """Flush a partition once a record has not been on the disk for this long (A22)."""
+    """Flush a partition once a record has not been on the disk for this long."""
     retention_ms: int | None
-    """Delete a segment this long after the time that ``retention_clock`` says; -1 is never (C2)."""
+    """Delete a segment this long after the time that ``retention_clock`` says; -1 is never."""
     retention_clock: Literal["append", "record"] | None
     """``append``: ``retention_ms`` counts from the last append to a segment, or from the
     timestamp of its youngest record if that is later (embedlog's own); ``record``: from the
-    timestamp of its youngest record, whenever that was appended, as in Kafka (C2)."""
+    timestamp of its youngest record, whenever that was appended, as in Kafka."""
     retention_bytes: int | None
-    """Delete the oldest segments as long as a partition keeps this much; -1 is never (C3)."""
+    """Delete the oldest segments as long as a partition keeps this much; -1 is never."""
     retention_topic_bytes: int | None
     """Delete the oldest segments while all partitions hold more; -1 is never (embedlog's own)."""
     retention_min_consumed: str | None
@@ -206,20 +206,20 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     """While a partition holds more, delete what is due in spite of leases and of
     ``retention_min_consumed``; -1 is never (embedlog's own)."""
     max_message_bytes: int | None
-    """Refuse larger batches, as Kafka counts: compressed, in its format (A4); a new typed topic
+    """Refuse larger batches, as Kafka counts: compressed, in its format; a new typed topic
     gets 4 MiB unless another limit is given."""
     cleanup_policy: Literal["delete", "compact", "compact,delete", "delete,compact"] | None
-    """``delete``, ``compact`` or ``compact,delete`` (C6)."""
+    """``delete``, ``compact`` or ``compact,delete``."""
     min_cleanable_dirty_ratio: float | None
-    """Compact a partition once more than this fraction of its bytes is dirty (D3)."""
+    """Compact a partition once more than this fraction of its bytes is dirty."""
     delete_retention_ms: int | None
-    """Keep a tombstone this long after the first compaction that saw it (D17)."""
+    """Keep a tombstone this long after the first compaction that saw it."""
     min_compaction_lag_ms: int | None
-    """Do not compact records younger than this (D2)."""
+    """Do not compact records younger than this."""
     max_compaction_lag_ms: int | None
-    """Compact records older than this, whatever the dirty ratio (D3)."""
+    """Compact records older than this, whatever the dirty ratio."""
     file_delete_delay_ms: int | None
-    """Unlink the file of a deleted segment after this delay (A39)."""
+    """Unlink the file of a deleted segment after this delay."""
     compression_type: Literal["producer", "none", "gzip", "snappy", "lz4", "zstd"] | None
     """``none``, ``lz4`` or ``zstd`` (``gzip`` means ``zstd``, ``snappy`` ``lz4``), whatever the
     producer uses; or ``producer``: as it does."""
@@ -241,24 +241,24 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     preallocate: Literal[False] | None
     """Only the default: segments take disk space as they grow."""
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] | None
-    """Whether timestamps come from the producer or from the clock of the log (A7)."""
+    """Whether timestamps come from the producer or from the clock of the log."""
     message_timestamp_before_max_ms: int | None
-    """Refuse records whose timestamp is further in the past than this (A7)."""
+    """Refuse records whose timestamp is further in the past than this."""
     message_timestamp_after_max_ms: int | None
-    """Refuse records whose timestamp is further in the future than this (A7)."""
+    """Refuse records whose timestamp is further in the future than this."""
     mirror_source: str | None
     """``SITE/TOPIC``: the topic is a copy of that topic of the log, or Kafka cluster, with the id
     ``SITE``, and only the mirror may write to it; a failover sets it back to ``""``
     (embedlog's own)."""
     producer_id_expiration_ms: int | None
-    """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
+    """Forget a producer after this long without an append; in Kafka a broker setting."""
     min_insync_replicas: int | None
-    """Refuse appends with ``acks="all"`` while fewer copies are in sync (H1); a partition with
+    """Refuse appends with ``acks="all"`` while fewer copies are in sync; a partition with
     fewer replicas requires all of them."""
     unclean_leader_election_enable: Literal[False] | None
-    """Only the default: a copy that is not in sync leads only after an operator's command (H15)."""
+    """Only the default: a copy that is not in sync leads only after an operator's command."""
     replica_lag_time_max_ms: int | None
-    """A copy that has not caught up for this long is not in sync any more (H8); in Kafka a broker
+    """A copy that has not caught up for this long is not in sync any more; in Kafka a broker
     setting."""
 
 
@@ -314,13 +314,13 @@ class _UnderscoredMaintenanceOptions(TypedDict, total=False):
     """The settings of the maintenance jobs, with underscores."""
 
     log_retention_check_interval_ms: int | None
-    """The interval of retention; Kafka's 300000 would save nothing here (C11)."""
+    """The interval of retention; Kafka's 300000 would save nothing here."""
     offsets_retention_minutes: int | None
-    """Delete the offsets of a group that was not used for this long (M15)."""
+    """Delete the offsets of a group that was not used for this long."""
     offsets_retention_check_interval_ms: int | None
     """The interval of the check for such groups."""
     producer_id_expiration_check_interval_ms: int | None
-    """The interval of the check for producers idle for ``producer_id_expiration_ms`` (G19)."""
+    """The interval of the check for producers idle for ``producer_id_expiration_ms``."""
     log_cleaner_enable: bool | None
     """Whether to compact topics with ``cleanup.policy=compact``."""
     log_cleaner_threads: int | None

@@ -41,24 +41,24 @@ class ProducerConfig(Settings):
     """When a send is acknowledged: 0, once buffered; 1, once written and visible; ``"all"``, once
     as durable as the ``durability`` of the log."""
     batch_size: int = number(256 << 10, 0, INT_MAX)
-    """A batch is full at this many bytes; larger than Kafka's 16384, for columns (G6)."""
+    """A batch is full at this many bytes; larger than Kafka's 16384, for columns."""
     linger_ms: int = number(0, 0)
-    """Wait this long for more records before a batch is written (G6)."""
+    """Wait this long for more records before a batch is written."""
     buffer_memory: int = number(32 << 20, 0)
-    """``send`` waits while this many bytes are not written yet (G8)."""
+    """``send`` waits while this many bytes are not written yet."""
     max_block_ms: int = number(60_000, 0)
-    """How long ``send`` waits before it raises (G8)."""
+    """How long ``send`` waits before it raises."""
     max_request_size: int = number(1 << 20, 0, INT_MAX)
-    """Refuse larger records, by the estimate of Kafka's producer (G7)."""
+    """Refuse larger records, by the estimate of Kafka's producer."""
     compression_type: Literal["none", "lz4", "zstd"] = checked("none", compression)
     """``none``, ``lz4`` or ``zstd``; ``gzip`` means ``zstd``, and ``snappy`` ``lz4``."""
     enable_idempotence: bool = switch(None)
-    """Whether batches get sequence numbers, so that a retry is not written twice (G15).
+    """Whether batches get sequence numbers, so that a retry is not written twice.
 
-    On by default, unless other settings exclude it; an error if set together with those (G20).
+    On by default, unless other settings exclude it; an error if set together with those.
     """
     producer_name: str | None = optional_text()
-    """embedlog's own: a persistent identity; a new producer with it fences the older one (G17)."""
+    """embedlog's own: a persistent identity; a new producer with it fences the older one."""
     key_serializer: Any = serializer("serialize", "key")
     """Converts keys to bytes; None uses the serializer of the topic, and ``"bytes"`` none."""
     value_serializer: Any = serializer("serialize", "value")
@@ -70,34 +70,34 @@ class ProducerConfig(Settings):
         lambda value: value in (None, "round_robin") or callable(value),
         "None, 'round_robin' or a callable(key, partitions, available)",
     )
-    """None: by key, without a key sticky (G1, G3); ``"round_robin"`` (G4); or kafka-python's
+    """None: by key, without a key sticky; ``"round_robin"``; or kafka-python's
     ``callable(key_bytes, all_partitions, available_partitions)``."""
     partitioner_ignore_keys: bool = switch(False)
-    """Distribute records with keys as if they had none (G1)."""
+    """Distribute records with keys as if they had none."""
     partitioner_sticky_bytes: int = number(16 << 10, 1, INT_MAX)
     """embedlog's own: records without a key move on to another partition after this many bytes,
-    or ``batch_size`` if less (G3).
+    or ``batch_size`` if less.
 
     The default is that of Kafka's ``batch.size``; batches are larger here, and never split.
     """
     partitioner_sticky_ms: int = number(100, 0)
-    """embedlog's own: and after this time, so that slow streams reach all partitions (G3)."""
+    """embedlog's own: and after this time, so that slow streams reach all partitions."""
     partitioner_adaptive_partitioning_enable: bool = switch(True)
-    """Choose partitions with longer queues less often (G3)."""
+    """Choose partitions with longer queues less often."""
     retries: int = number(INT_MAX, 0, INT_MAX)
     """How often a failed append is retried; after that the record fails with the last error."""
     retry_backoff_ms: int = number(100, 0)
     """How long to wait before a retry."""
     delivery_timeout_ms: int = checked(None, optional_ms)
-    """A record fails if it is not written this long after ``send`` (G11).
+    """A record fails if it is not written this long after ``send``.
 
     By default two minutes, or ``linger_ms`` plus ``request_timeout_ms`` if that is more.
     """
     request_timeout_ms: int = number(30_000, 0, INT_MAX)
     """How long an append waits for its locks."""
     max_in_flight_requests_per_connection: int = number(5, 1, INT_MAX)
-    """An upper limit, which is kept at any value: appends are made one at a time (G12).  More
-    than 5 exclude idempotence, as in Kafka (G20)."""
+    """An upper limit, which is kept at any value: appends are made one at a time.  More
+    than 5 exclude idempotence, as in Kafka."""
     metadata_max_age_ms: int = number(300_000, 0)
     """An upper limit, which is kept at any value: a change of a topic is seen at once."""
     client_id: str = label()

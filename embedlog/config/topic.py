@@ -66,29 +66,29 @@ class TopicConfig(Settings):
     """
 
     segment_bytes: int = number(1 << 30, 1)
-    """Roll the active segment before it grows larger than this (A11)."""
+    """Roll the active segment before it grows larger than this."""
     segment_ms: int = number(7 * 86_400_000, 1)
-    """Roll the active segment once it spans more time than this (A11, A12)."""
+    """Roll the active segment once it spans more time than this."""
     segment_jitter_ms: int = number(0, 0)
     """Subtract up to this from ``segment_ms``, so that partitions do not roll at the same time."""
     segment_index_bytes: int = only(10 << 20, "the index is in LMDB and is never full")
     """Only the default: the index is in LMDB and grows as needed, so it ends no segment."""
     segment_max_offset_span: int = number(INT_MAX, 1)
-    """Roll the active segment before it spans more offsets than this (embedlog's own; A11)."""
+    """Roll the active segment before it spans more offsets than this (embedlog's own)."""
     index_interval_bytes: int = number(64 << 10, 0, INT_MAX)
-    """Add an index entry after this many bytes; larger than Kafka's 4096, as batches are (B1)."""
+    """Add an index entry after this many bytes; larger than Kafka's 4096, as batches are."""
     flush_messages: int = number(LONG_MAX, 1)
-    """Flush a partition once this many records are not on the disk (A22)."""
+    """Flush a partition once this many records are not on the disk."""
     flush_ms: int = number(LONG_MAX, 0)
-    """Flush a partition once a record has not been on the disk for this long (A22)."""
+    """Flush a partition once a record has not been on the disk for this long."""
     retention_ms: int = number(7 * 86_400_000, -1)
-    """Delete a segment this long after the time that ``retention_clock`` says; -1 is never (C2)."""
+    """Delete a segment this long after the time that ``retention_clock`` says; -1 is never."""
     retention_clock: Literal["append", "record"] = choice("append", "record")
     """``append``: ``retention_ms`` counts from the last append to a segment, or from the
     timestamp of its youngest record if that is later (embedlog's own); ``record``: from the
-    timestamp of its youngest record, whenever that was appended, as in Kafka (C2)."""
+    timestamp of its youngest record, whenever that was appended, as in Kafka."""
     retention_bytes: int = number(-1, -1)
-    """Delete the oldest segments as long as a partition keeps this much; -1 is never (C3)."""
+    """Delete the oldest segments as long as a partition keeps this much; -1 is never."""
     retention_topic_bytes: int = number(-1, -1)
     """Delete the oldest segments while all partitions hold more; -1 is never (embedlog's own)."""
     retention_min_consumed: str = checked("", _groups)
@@ -98,22 +98,22 @@ class TopicConfig(Settings):
     """While a partition holds more, delete what is due in spite of leases and of
     ``retention_min_consumed``; -1 is never (embedlog's own)."""
     max_message_bytes: int = number(1_048_588, 0, INT_MAX)
-    """Refuse larger batches, as Kafka counts: compressed, in its format (A4); a new typed topic
+    """Refuse larger batches, as Kafka counts: compressed, in its format; a new typed topic
     gets 4 MiB unless another limit is given."""
     cleanup_policy: Literal["delete", "compact", "compact,delete"] = checked(
         "delete", _cleanup_policy
     )
-    """``delete``, ``compact`` or ``compact,delete`` (C6)."""
+    """``delete``, ``compact`` or ``compact,delete``."""
     min_cleanable_dirty_ratio: float = number(0.5, 0, 1)
-    """Compact a partition once more than this fraction of its bytes is dirty (D3)."""
+    """Compact a partition once more than this fraction of its bytes is dirty."""
     delete_retention_ms: int = number(86_400_000, 0)
-    """Keep a tombstone this long after the first compaction that saw it (D17)."""
+    """Keep a tombstone this long after the first compaction that saw it."""
     min_compaction_lag_ms: int = number(0, 0)
-    """Do not compact records younger than this (D2)."""
+    """Do not compact records younger than this."""
     max_compaction_lag_ms: int = number(LONG_MAX, 1)
-    """Compact records older than this, whatever the dirty ratio (D3)."""
+    """Compact records older than this, whatever the dirty ratio."""
     file_delete_delay_ms: int = number(60_000, 0)
-    """Unlink the file of a deleted segment after this delay (A39)."""
+    """Unlink the file of a deleted segment after this delay."""
     compression_type: Literal["producer", "none", "lz4", "zstd"] = checked(
         "producer", lambda value: value if value == "producer" else compression(value)
     )
@@ -139,26 +139,26 @@ class TopicConfig(Settings):
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = choice(
         "CreateTime", "LogAppendTime"
     )
-    """Whether timestamps come from the producer or from the clock of the log (A7)."""
+    """Whether timestamps come from the producer or from the clock of the log."""
     message_timestamp_before_max_ms: int = number(LONG_MAX, 0)
-    """Refuse records whose timestamp is further in the past than this (A7)."""
+    """Refuse records whose timestamp is further in the past than this."""
     message_timestamp_after_max_ms: int = number(LONG_MAX, 0)
-    """Refuse records whose timestamp is further in the future than this (A7)."""
+    """Refuse records whose timestamp is further in the future than this."""
     mirror_source: str = checked("", _mirror_source)
     """``SITE/TOPIC``: the topic is a copy of that topic of the log, or Kafka cluster, with the id
     ``SITE``, and only the mirror may write to it; a failover sets it back to ``""``
     (embedlog's own)."""
     producer_id_expiration_ms: int = number(86_400_000, 1)
-    """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
+    """Forget a producer after this long without an append; in Kafka a broker setting."""
     min_insync_replicas: int = number(1, 1)
-    """Refuse appends with ``acks="all"`` while fewer copies are in sync (H1); a partition with
+    """Refuse appends with ``acks="all"`` while fewer copies are in sync; a partition with
     fewer replicas requires all of them."""
     unclean_leader_election_enable: bool = only(
         False, "a copy that is not in sync leads only after an unclean election"
     )
-    """Only the default: a copy that is not in sync leads only after an operator's command (H15)."""
+    """Only the default: a copy that is not in sync leads only after an operator's command."""
     replica_lag_time_max_ms: int = number(30_000, 1)
-    """A copy that has not caught up for this long is not in sync any more (H8); in Kafka a broker
+    """A copy that has not caught up for this long is not in sync any more; in Kafka a broker
     setting."""
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 
 
 class SingleThreadGuard:
-    """A reentrant lock that refuses a second thread, and all once it is closed (E13)."""
+    """A reentrant lock that refuses a second thread, and all once it is closed."""
 
     def __init__(self) -> None:
         self._lock, self._pid = threading.RLock(), os.getpid()

@@ -15,7 +15,7 @@ from embedlog.root.root import Root
 
 
 class Assignment:
-    """A cursor for each assigned partition, the one served longest ago first (E9).
+    """A cursor for each assigned partition, the one served longest ago first.
 
     The partitions are chosen by the program, by `StaticAssignment`, or by the group.
     """
@@ -110,7 +110,7 @@ class Assignment:
         self._cursors[cursor.partition] = self._cursors.pop(cursor.partition)
 
     def move_to_front(self, cursor: PartitionCursor) -> None:
-        """Serve a partition first: the next poll has to raise its error (E10)."""
+        """Serve a partition first: the next poll has to raise its error."""
         self._cursors = {cursor.partition: cursor} | self._cursors
 
     # Changing it

@@ -1,4 +1,4 @@
-"""Commits of a consumer: automatic, synchronous and asynchronous (E20-E23)."""
+"""Commits of a consumer: automatic, synchronous and asynchronous."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Committer:
     """Commits the positions of an assignment, automatically or on request.
 
     Every commit is made at once, in the order of the calls, so an older one never
-    overwrites a newer one (E22); only callbacks wait for the consumer's thread.
+    overwrites a newer one; only callbacks wait for the consumer's thread.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Committer:
     # Auto-commit
 
     def restart_interval(self) -> None:
-        """Begin the auto-commit interval again, after partitions were assigned (M20b)."""
+        """Begin the auto-commit interval again, after partitions were assigned."""
         self._due = monotonic() + self._interval
 
     def auto_commit_if_due(self) -> None:
-        """Commit what earlier polls returned, if the interval has passed (E20)."""
+        """Commit what earlier polls returned, if the interval has passed."""
         if self._auto_commit and monotonic() >= self._due:
             self._due = monotonic() + self._interval
             self._auto_commit_consumed(retry=True)
@@ -82,14 +82,14 @@ class Committer:
     # On request
 
     def commit_sync(self, positions: Positions | None, timeout_ms: float | None) -> None:
-        """Run the callbacks of earlier commits, and then commit (E21)."""
+        """Run the callbacks of earlier commits, and then commit."""
         self.run_callbacks()
         self._commit_by_program(self._chosen(positions), timeout_ms)
 
     def commit_async(
         self, positions: Positions | None, callback: Callback | None
     ) -> Future[Positions]:
-        """Commit; errors go to the future and to the callback, which runs later (E22)."""
+        """Commit; errors go to the future and to the callback, which runs later."""
         if callback is not None:
             check_callback(callback, "The callback of commit_async")
         chosen = dict(self._chosen(positions))

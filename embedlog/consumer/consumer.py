@@ -75,7 +75,7 @@ Ends = dict[TopicPartition, int]
 Until = Literal["end"] | Mapping[TopicPartition, int] | None
 
 _CLOSE_SECONDS = 30.0
-"""How long `close` waits for another thread (E24)."""
+"""How long `close` waits for another thread."""
 _UNLIMITED = 1 << 62
 _GC_THRESHOLD = 700
 """Fewer new records do not start the garbage collector (CPython's first threshold)."""
@@ -88,12 +88,12 @@ class Consumer(Generic[K_co, V_co]):
     beginning), and waits for topics that do not exist yet.  Without topics, use `assign`
     or `subscribe`.  The first poll or `position` that needs a position resolves it: to the
     offset that the group committed, or else according to ``auto_offset_reset``, whose default
-    ``"latest"`` is the end at the time of the assignment (E1).
+    ``"latest"`` is the end at the time of the assignment.
 
     While there are no new records it sleeps in the kernel, on the wake page that every
     append of every process advances: it uses no CPU and sees a record within microseconds.
 
-    A consumer must be used by one thread at a time (E13); only `wakeup`, `assignment`, `paused`,
+    A consumer must be used by one thread at a time; only `wakeup`, `assignment`, `paused`,
     `metrics` and `close` may be called from others.
 
     Args:
@@ -145,7 +145,7 @@ class Consumer(Generic[K_co, V_co]):
             self.subscribe(topics)
 
     def __dir__(self) -> list[str]:
-        """Return what completion offers."""
+        """Return the names that completion offers."""
         return public_names(self)
 
     def __repr__(self) -> str:
@@ -185,11 +185,11 @@ class Consumer(Generic[K_co, V_co]):
 
         Args:
             topics: Names of topics; an empty list is the same as `unsubscribe`.
-            pattern: Instead of names: a regular expression that matches whole names (E17).
+            pattern: Instead of names: a regular expression that matches whole names.
             listener: Notified when partitions are assigned and revoked; never without a group.
 
         Raises:
-            IllegalStateError: The program assigned partitions before (E16).
+            IllegalStateError: The program assigned partitions before.
         """
         with self._guard:
             self._group.check_subscribe(topics, pattern)
@@ -218,10 +218,10 @@ class Consumer(Generic[K_co, V_co]):
         """Read exactly these partitions; those already assigned keep their positions.
 
         With a ``group_id``, new ones begin at the group's committed offsets, and commits are
-        made for the group, as long as the group has no members (M14).
+        made for the group, as long as the group has no members.
 
         Raises:
-            IllegalStateError: The consumer was created with topics, or subscribed (E16).
+            IllegalStateError: The consumer was created with topics, or subscribed.
             UnknownTopicOrPartitionError: A partition does not exist.
         """
         with self._guard:
@@ -286,8 +286,8 @@ class Consumer(Generic[K_co, V_co]):
                 ``default_api_timeout_ms``, or the log's ``lock_timeout`` if that is less.
 
         Raises:
-            InvalidGroupIdError: The consumer has no group (E18).
-            CommitFailedError: Another member owns one of the partitions (E23).
+            InvalidGroupIdError: The consumer has no group.
+            CommitFailedError: Another member owns one of the partitions.
             LockTimeoutError: Another process holds the lock for longer; nothing was committed.
             ValueError, TypeError, OffsetMetadataTooLargeError: The offsets are invalid.
         """
@@ -305,7 +305,7 @@ class Consumer(Generic[K_co, V_co]):
         Args:
             offsets: As in `commit`.
             callback: Called with the offsets and the exception or None, in the order of the
-                commits, on this thread by a later `poll`, `commit` or `close` (E22).
+                commits, on this thread by a later `poll`, `commit` or `close`.
         """
         with self._guard:
             self._group.check_writable()
@@ -329,7 +329,7 @@ class Consumer(Generic[K_co, V_co]):
     def committed(
         self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
     ) -> int | OffsetAndMetadata | None:
-        """Return the offset that the group committed last, None without a commit (E4).
+        """Return the offset that the group committed last, None without a commit.
 
         Args:
             partition: Any partition; it need not be assigned.
@@ -354,7 +354,7 @@ class Consumer(Generic[K_co, V_co]):
     # Positions
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Set the position; an offset out of range is handled when it is read (E5).
+        """Set the position; an offset out of range is handled when it is read.
 
         Raises:
             ValueError: The offset is negative.
@@ -384,7 +384,7 @@ class Consumer(Generic[K_co, V_co]):
                 self._assignment.request_reset(cursor, strategy)
 
     def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
-        """Return the offset of the next record to be returned (E3).
+        """Return the offset of the next record to be returned.
 
         Args:
             partition: An assigned partition.
@@ -398,7 +398,7 @@ class Consumer(Generic[K_co, V_co]):
             return self._cursor(partition).position()
 
     def current_lag(self, partition: TopicPartition) -> int | None:
-        """Return how many offsets are left to the end; None before the first poll (E25)."""
+        """Return how many offsets are left to the end; None before the first poll."""
         with self._guard:
             return self._cursor(partition).lag()
 
@@ -412,7 +412,7 @@ class Consumer(Generic[K_co, V_co]):
             return self._cursor(partition).log.end_offset()
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Return no records of these partitions until `resume`; positions stay (E11)."""
+        """Return no records of these partitions until `resume`; positions stay."""
         with self._guard:
             for cursor in list(map(self._cursor, partitions)):
                 cursor.recall_records()
@@ -445,7 +445,7 @@ class Consumer(Generic[K_co, V_co]):
             return None
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> Ends:
-        """Return the log start offset of each partition; they need not be assigned (E7).
+        """Return the log start offset of each partition; they need not be assigned.
 
         Raises:
             UnknownTopicOrPartitionError: A partition does not exist.
@@ -454,7 +454,7 @@ class Consumer(Generic[K_co, V_co]):
         return {tp: self._root.partition(*tp).start_offset() for tp in chosen}
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> Ends:
-        """Return the high watermark of each partition: the offset of its next record (E7).
+        """Return the high watermark of each partition: the offset of its next record.
 
         Raises:
             UnknownTopicOrPartitionError: A partition does not exist.
@@ -465,7 +465,7 @@ class Consumer(Generic[K_co, V_co]):
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return the first record at or after a time in each partition, or None (B10, E7).
+        """Return the first record at or after a time in each partition, or None.
 
         Args:
             timestamps: Milliseconds since 1970 by partition.
@@ -487,7 +487,7 @@ class Consumer(Generic[K_co, V_co]):
     def poll(
         self, timeout_ms: float | None = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[Record[K_co, V_co]]]:
-        """Return the next records by partition, as soon as there are any (E8, E9).
+        """Return the next records by partition, as soon as there are any.
 
         Args:
             timeout_ms: How long to wait for a record; 0 does not wait, None waits forever.
@@ -497,11 +497,11 @@ class Consumer(Generic[K_co, V_co]):
             IllegalStateError: There is no subscription or assignment, or another thread is
                 using the consumer.
             WakeupError: `wakeup` was called; no record is lost.
-            OffsetOutOfRangeError, NoOffsetForPartitionError: auto_offset_reset is "none" (E1).
+            OffsetOutOfRangeError, NoOffsetForPartitionError: auto_offset_reset is "none".
             LogTruncatedError: Likewise, and records already returned were truncated;
-                ``next_offset`` is where to seek to (A36).
+                ``next_offset`` is where to seek to.
             CorruptBatchError, RecordDeserializationError: The record at the position cannot
-                be returned.  Those before it were; seek past it to continue (E10).
+                be returned.  Those before it were; seek past it to continue.
         """
         limit = check_max_records(max_records) or self.config.max_poll_records
         with self._guard:
@@ -636,7 +636,7 @@ class Consumer(Generic[K_co, V_co]):
     def _next(
         self, take: Callable[[PartitionCursor, int | None], T | None], ends: Ends | None
     ) -> T | None:
-        """Return what is taken of the next partition; None ends the iteration."""
+        """Take from the next partition; None ends the iteration."""
         timeout_ms = self.config.consumer_timeout_ms if ends is None else 0
         try:
             with self._guard:
@@ -650,7 +650,7 @@ class Consumer(Generic[K_co, V_co]):
     def _fetch_one(
         self, take: Callable[[PartitionCursor, int | None], T | None], ends: Ends | None
     ) -> T | None:
-        """Return what ``take`` returns for the first partition that has something below its end."""
+        """Return the result of ``take`` for the first partition with a record below its end."""
         max_bytes = self.config.max_partition_fetch_bytes
         for cursor in self._fetchable():
             try:
@@ -672,7 +672,7 @@ class Consumer(Generic[K_co, V_co]):
         take: Callable[[PartitionCursor, int], tuple[list[Any], int] | None],
         max_records: int,
     ) -> dict[TopicPartition, list[Any]]:
-        """Return what ``take`` returns for each partition, up to ``max_records`` in all (E9)."""
+        """Return the results of ``take`` by partition, up to ``max_records`` in all."""
         taken: dict[TopicPartition, list[Any]] = {}
         budget = self.config.fetch_max_bytes
         partition_budget = self.config.max_partition_fetch_bytes
@@ -752,7 +752,7 @@ class Consumer(Generic[K_co, V_co]):
         return self._group.poll(partial(self._waiter.repeat, step, timeout_ms))
 
     def wakeup(self) -> None:
-        """Make the waiting call, or the next one that may wait, raise `WakeupError` once (E12).
+        """Make the waiting call, or the next one that may wait, raise `WakeupError` once.
 
         May be called from any thread and from a signal handler.
         """
@@ -761,7 +761,7 @@ class Consumer(Generic[K_co, V_co]):
     def create_message_streams(
         self, counts: Mapping[str, int]
     ) -> dict[str, list[Consumer[K_co, V_co]]]:
-        """Return that many streams by topic, each to be iterated in its own thread (E26).
+        """Return that many streams by topic, each to be iterated in its own thread.
 
         Each is a member of the group: a partition feeds exactly one stream.  They are closed
         with this consumer.
@@ -826,7 +826,7 @@ class Consumer(Generic[K_co, V_co]):
         """Commit what polls returned, leave the group, and end an iteration.
 
         The end of the program leaves the group, too, but commits nothing, as after an error
-        in a ``with`` block: the last records may not be processed (E24).
+        in a ``with`` block: the last records may not be processed.
 
         May be called from any thread; a call that waits in another thread is woken and
         raises `ClosedError`, as does every later one.  Streams made from it are closed too.

@@ -49,8 +49,8 @@ class PartitionCursor:
     """The position of a consumer in one partition, and what it has fetched ahead.
 
     The position is the offset of the next record to return.  It is None until a poll or
-    `position` resolves it, to the committed offset, or else according to ``reset`` (E1,
-    E2); and again after a lazy seek to the beginning or the end (E5).
+    `position` resolves it, to the committed offset, or else according to ``reset``;
+    and again after a lazy seek to the beginning or the end.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PartitionCursor:
         self._resumed_at: int | None = None
         """The committed position at which it began; None if it began elsewhere."""
         self._fetched = False
-        """Whether it has fetched records."""
+        """Whether the cursor has fetched records."""
         self._record_bytes = 0.0
         """Bytes per record of the batch that is being returned."""
         self._reset = reset
@@ -150,7 +150,7 @@ class PartitionCursor:
 
     @property
     def consumed(self) -> int | None:
-        """The position that auto-commit commits; None if there is none (E20).
+        """The position that auto-commit commits; None if there is none.
 
         As in Kafka, this is the position with which a poll began or ended, or that the
         program sought.  Two things differ from Kafka's ``allConsumed``: a position that only
@@ -169,7 +169,7 @@ class PartitionCursor:
         self._last_set = self.known_position
 
     def position(self) -> int:
-        """Return the position, resolving it if necessary (E3).
+        """Return the position, resolving it if necessary.
 
         Raises:
             NoOffsetForPartitionError: There is no commit, and auto_offset_reset is "none".
@@ -214,7 +214,7 @@ class PartitionCursor:
         self._position = self._last_set = offset
 
     def seek(self, offset: int) -> None:
-        """Set the position, and discard what was fetched ahead (E5)."""
+        """Set the position, and discard what was fetched ahead."""
         _log.debug("%s-%d: seek to offset %d", *self.partition, offset)
         self.discard_buffer()
         self._set_position(offset)
@@ -348,7 +348,7 @@ class PartitionCursor:
         return self._reader
 
     def _handle_out_of_range(self, error: OffsetOutOfRangeError) -> None:
-        """Reset the position according to auto_offset_reset (E1)."""
+        """Reset the position according to auto_offset_reset."""
         self._reader = None
         # What was fetched before is still valid: reset the position after it was returned.
         if self._batches or self._reset == "none":
@@ -363,7 +363,7 @@ class PartitionCursor:
         )
 
     def _handle_truncation(self, error: LogTruncatedError) -> None:
-        """Go back to where the log was truncated, unless auto_offset_reset is "none" (A36).
+        """Go back to where the log was truncated, unless auto_offset_reset is "none".
 
         As in Kafka (KIP-320), also with "latest": no record written after the truncation is
         skipped, and none before it is returned again.
@@ -396,7 +396,7 @@ class PartitionCursor:
         return None
 
     def next_run(self) -> RecordRun | None:
-        """Return the records of the batch at the position, or None without one (E10, E14)."""
+        """Return the records of the batch at the position, or None without one."""
         while self._batches and (head := self._head()) is not None:
             run = self._run
             if run is None or run.position >= run.next_offset:
@@ -441,7 +441,7 @@ class PartitionCursor:
         return None
 
     def _arrow_decoder(self, query: ColumnQuery) -> ArrowDecoder | TypedArrowDecoder:
-        """Return what decodes what was fetched; of a typed topic with its current schema."""
+        """Return the decoder of the fetched batches; a typed topic's has the current schema."""
         if (deserializers := self._deserializers) is None:
             deserializers = self._decoder.deserializers(self.partition.topic)
             self._deserializers = deserializers

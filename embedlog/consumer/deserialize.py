@@ -318,8 +318,8 @@ class RecordDecoder:
         """Return the records of a batch from ``position`` on, up to one that cannot be decoded.
 
         Raises:
-            CorruptBatchError: The checksum of a column does not match (E14).
-            RecordDeserializationError: The first record cannot be decoded (E10).
+            CorruptBatchError: The checksum of a column does not match.
+            RecordDeserializationError: The first record cannot be decoded.
         """
         try:
             rows = self.rows_type(batch, position, self.verify, deserializers.typed)
@@ -395,7 +395,7 @@ class ArrowDecoder:
         """Return some rows, or all; no stored data is copied.
 
         Raises:
-            CorruptBatchError: The checksum of a column does not match (E14).
+            CorruptBatchError: The checksum of a column does not match.
         """
         stored = self._stored[batch.has_headers]
         columns = batch.columns(stored, self._verify).columns if stored else []
@@ -467,7 +467,7 @@ class TypedArrowDecoder:
         """Return some rows, or all, that the query asks for.
 
         Raises:
-            CorruptBatchError: The checksum of a column that is read does not match (E14).
+            CorruptBatchError: The checksum of a column that is read does not match.
         """
         first, last = (0, batch.count) if rows is None else (rows.start, rows.stop)
         table = self.typed.table([(batch, first, last)], self._partition.partition, self._read)

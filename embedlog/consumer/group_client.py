@@ -81,7 +81,7 @@ class GroupClient:
         config: The settings of the consumer.
         assignment: The assignment to keep up to date.
         counts: Counts commits, rebalances and heartbeats.
-        create: Whether to create topics that do not exist (E19).
+        create: Whether to create topics that do not exist.
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class GroupClient:
         self._create = create
         self._assignors = configured(config.partition_assignment_strategy)
         self._eager = not all(assignor.cooperative for assignor in self._assignors.values())
-        """Whether the listener is notified of all partitions (M19), or of changes only (M20)."""
+        """Whether the listener is notified of all partitions, or of changes only."""
         if config.group_id is not None:
             check_group_id(config.group_id)
         self.committer = Committer(config, assignment, self._commit)
         self.notifier = RebalanceNotifier()
         self.subscribed = False
-        """Whether this consumer is a member, or about to join; otherwise it only commits (M14)."""
+        """Whether this consumer is a member, or about to join; otherwise it only commits."""
         self.topics: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
         self._missing = MissingTopics()
@@ -138,7 +138,7 @@ class GroupClient:
         """Check that the consumer may commit and subscribe.
 
         Raises:
-            InvalidGroupIdError: The consumer has no group (E18).
+            InvalidGroupIdError: The consumer has no group.
             ReadOnlyError: The log was opened for reading only.
         """
         self._group_id()
@@ -159,7 +159,7 @@ class GroupClient:
         pattern: str | None,
         listener: ConsumerRebalanceListener | None,
     ) -> None:
-        """Replace the subscription; the next poll joins the group, or updates the member (E16)."""
+        """Replace the subscription; the next poll joins the group, or updates the member."""
         compiled = None if pattern is None else re.compile(pattern)
         self.notifier = RebalanceNotifier(listener)
         self.topics, self._pattern, self._catalog_version = set(topics), compiled, -1
@@ -180,7 +180,7 @@ class GroupClient:
         return self.topics
 
     def matching_topics(self, pattern: re.Pattern[str]) -> set[str]:
-        """Return the names of the topics that match a pattern as a whole (E17); warn of none."""
+        """Return the names of the topics that match a pattern as a whole; warn of none."""
         exclude_internal = self._config.exclude_internal_topics
         names = {
             name
@@ -200,7 +200,7 @@ class GroupClient:
         """Join the group, or carry out its changes; called before each fetch.
 
         Raises:
-            FencedInstanceIdError: Another member took over the group_instance_id (M13).
+            FencedInstanceIdError: Another member took over the group_instance_id.
             InconsistentGroupProtocolError, AssignorError: The group has no target.
             Exception: An error of the listener.
         """
@@ -350,7 +350,7 @@ class GroupClient:
         return acquired
 
     def _lose_membership(self, error: EmbedlogError) -> None:
-        """Drop all partitions: other members may own them already (M21)."""
+        """Drop all partitions: other members may own them already."""
         self._removal = error
         lost = self._assignment.partitions()
         _log.warning("%s; %s lost", error, plural(len(lost), "partition"))
@@ -382,7 +382,7 @@ class GroupClient:
     # Polling
 
     def poll(self, call: Callable[[], T]) -> T:
-        """Run a call as a poll, which max_poll_interval_ms asks for (M9)."""
+        """Run a call as a poll, which max_poll_interval_ms asks for."""
         if not self.subscribed:
             if self._config.group_id is not None:
                 self.committer.run_callbacks()
@@ -399,7 +399,7 @@ class GroupClient:
                 self._stop()
 
     def idle_seconds(self) -> float:
-        """Return for how many seconds the program has not polled (M9)."""
+        """Return for how many seconds the program has not polled."""
         return 0.0 if self._polling else monotonic() - self._last_poll
 
     # Offsets
@@ -457,7 +457,7 @@ class GroupClient:
     # Leaving
 
     def leave(self, *, autocommit: bool = True) -> None:
-        """Leave the group and clear the assignment; raise the listener's error at the end (E24)."""
+        """Leave the group and clear the assignment; raise the listener's error at the end."""
         # First: records that an iterator in another thread cannot return any more must not be
         # committed.
         for cursor in self._assignment:

@@ -139,7 +139,7 @@ class GroupMember:
         self._checked_version = -1
 
     def check_assignment(self, assignors: Mapping[str, Assignor]) -> MemberAssignment:
-        """Return what it keeps, must release, may acquire and waits for; rebalance if needed.
+        """Return the partitions to keep, release, acquire and wait for; rebalance if needed.
 
         Raises:
             UnknownMemberIdError, FencedInstanceIdError: It was removed.
@@ -190,7 +190,7 @@ class GroupMember:
         """Acquire assigned partitions that are free; return where to begin with each.
 
         Args:
-            from_end: Without a commit, begin at the end as of this transaction (E1); a
+            from_end: Without a commit, begin at the end as of this transaction; a
                 partition that was added while the group was reading begins at its start.
         """
 
@@ -241,12 +241,12 @@ class GroupMember:
                 group.touch()
 
     def commit(self, positions: Positions, timeout: float | None = None) -> None:
-        """Commit positions of owned partitions, all or none; counts as a heartbeat (M7).
+        """Commit positions of owned partitions, all or none; counts as a heartbeat.
 
         Waits ``timeout`` seconds for each lock, by default the ``lock_timeout`` of the log.
 
         Raises:
-            CommitFailedError: It does not own one of the partitions (E23).
+            CommitFailedError: It does not own one of the partitions.
             ValueError, OffsetMetadataTooLargeError: A position is invalid; nothing was committed.
         """
         rows = self.group.encode(positions)
@@ -297,7 +297,7 @@ class GroupMember:
         )
 
     def heartbeat(self) -> None:
-        """Renew the session (M7); may be called from any thread.
+        """Renew the session; may be called from any thread.
 
         Raises:
             UnknownMemberIdError, FencedInstanceIdError: It was removed.
@@ -322,7 +322,7 @@ class GroupMember:
         self.info = self.info._replace(topics=subscribed)
 
     def leave(self) -> None:
-        """Leave the group; a static member only unlocks its file, since it may return (M13)."""
+        """Leave the group; a static member only unlocks its file, since it may return."""
         lock, self._lock = self._lock, None
         if lock is None or self.info.pid != os.getpid():
             return  # in a forked child the member and its file descriptor are the parent's

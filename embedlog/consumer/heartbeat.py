@@ -166,7 +166,7 @@ class HeartbeatThread:
             self._ended_pids &= {info.pid for info in members if not info.instance_id}
 
     def _check_poll_interval(self, idle_seconds: float) -> None:
-        """Leave if the program polls too rarely; its next poll reports that (M9)."""
+        """Leave if the program polls too rarely; its next poll reports that."""
         if idle_seconds > self._max_idle_seconds:
             self.member.group.remove_members([self.member.id])
             raise MaxPollExceededError(

@@ -1,4 +1,4 @@
-"""The rebalance listener of a program, and how it is called (M18-M24)."""
+"""The rebalance listener of a program, and how it is called."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REQUIRED = ("on_partitions_revoked", "on_partitions_assigned")
 
 
 class RebalanceNotifier:
-    """Calls a listener, and keeps its first error until the rebalance is complete (M24)."""
+    """Calls a listener, and keeps its first error until the rebalance is complete."""
 
     def __init__(self, listener: ConsumerRebalanceListener | None = None) -> None:
         if listener is not None and not all(hasattr(listener, name) for name in _REQUIRED):

@@ -12,7 +12,7 @@ from embedlog.root.root import Root
 
 
 class StaticAssignment:
-    """Keeps an assignment equal to the partitions of some topics (E19).
+    """Keeps an assignment equal to the partitions of some topics.
 
     Args:
         root: The log.

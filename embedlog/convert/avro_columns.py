@@ -441,7 +441,7 @@ _Convert = Callable[[Any], Any] | None
 
 
 def _each(data_type: Any, leaf: Callable[[Any], _Convert]) -> _Convert:
-    """Return what converts values of a type by converting what has nothing inside."""
+    """Return a converter of a nested type, given the converters of its leaves."""
     types = pa.types
     if types.is_struct(data_type):
         return _each_member({field.name: _each(field.type, leaf) for field in data_type})
@@ -472,7 +472,7 @@ def _each_member(members: Mapping[str, _Convert]) -> _Convert:
 
 
 def _from_bytes(data_type: Any) -> _Convert:
-    """Return what makes bytes of the text of a default, and decimals of their numbers' bytes."""
+    """Return a converter of the text of a default to bytes, and of bytes to decimals."""
     types = pa.types
     if types.is_binary(data_type) or types.is_fixed_size_binary(data_type):
         return _raw_bytes
@@ -493,7 +493,7 @@ def _raw_bytes(value: Any) -> Any:
 
 
 def _to_bytes(data_type: Any) -> _Convert:
-    """Return what makes the bytes of their numbers of decimals."""
+    """Return a converter of decimals to the bytes of their unscaled integers."""
     if not pa.types.is_decimal(data_type):
         return None
 

@@ -2,7 +2,7 @@
 
 A chunk of a partition is one publication, together with the offset that it was read up to: an app
 version of the target topic, under a name for each partition of the source.  A conversion that is
-repeated, or was killed, goes on from there.
+repeated, or was killed, continues from there.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ class Conversion:
                 "Change the schema so that it fits, or leave such records out with skip_invalid.",
                 "Change the schema so that it fits, or leave such records out with --skip-invalid.",
             )
-            + "Then repeat the conversion: it goes on here.",
+            + "Then repeat the conversion: it continues here.",
         )
 
     # Where it begins
@@ -307,7 +307,7 @@ class Conversion:
                 lost = state.read(partial(app_versions.is_lost, row=version))
                 if lost or version.version > stop:
                     raise IllegalStateError(
-                        "Records of the conversion were lost or truncated, so that it cannot go on",
+                        "Records of the conversion were lost or truncated, so it cannot continue",
                         topic=target.name if lost else self._source.name,
                         partition=number,
                         todo="Delete the target, and convert again.",
@@ -459,7 +459,7 @@ class Conversion:
         )
 
     def _values(self, existing: TopicInfo | None) -> tuple[ValueDecoder, tuple[str, ...], Any]:
-        """Return what decodes the values, and the names of the key columns and timestamps."""
+        """Return the decoder of the values, and the names of the key columns and timestamps."""
         options = self._options
         key = options.key
         names = () if key is None else (key,) if isinstance(key, str) else tuple(key)

@@ -90,7 +90,7 @@ class Files:
 
     Raises:
         NotALogError: `root` is not a directory.
-        UnsupportedFilesystemError: Locks and maps cannot be trusted there (P23).
+        UnsupportedFilesystemError: Locks and maps cannot be trusted there.
         StorageError: The directory cannot be opened.
     """
 
@@ -324,7 +324,7 @@ class Files:
             )
 
     def truncate(self, fd: int, size: int) -> None:
-        """Cut the file to `size` bytes, or extend it with zeros."""
+        """Truncate the file to `size` bytes, or extend it with zeros."""
         with self._errors("truncate", fd):
             os.ftruncate(fd, size)
 
@@ -337,13 +337,13 @@ class Files:
         """Return once the file's bytes and size are on the disk.
 
         Raises:
-            DurabilityError: They may be lost, and a retry would only hide it (P9).
+            DurabilityError: They may be lost, and a retry would only hide it.
         """
         with self._errors("sync", fd, DurabilityError):
             os.fdatasync(fd)
 
     def complete(self, fd: int, position: int) -> None:
-        """Have all copies of a file end at a position, durably; there is only one.
+        """Make every copy of the file exactly this long and flush it; here there is only one.
 
         For a file that was written without the lock of its partition, by the holder of the lock.
         """
@@ -474,7 +474,7 @@ class Files:
         """Return once the names in the directory are on the disk.
 
         Raises:
-            DurabilityError: They may be lost, and a retry would only hide it (P9).
+            DurabilityError: They may be lost, and a retry would only hide it.
         """
         with (
             self._directory(path, "sync directory") as directory,
@@ -492,7 +492,7 @@ class Files:
         shares it until it closes its copies, see `after_fork`.
 
         Raises:
-            LockTimeoutError: Another holder; the error has its process and state (P16).
+            LockTimeoutError: Another holder; the error has its process and state.
         """
         try:
             fcntl.flock(fd, _SHARED if shared else _EXCLUSIVE)
@@ -551,7 +551,7 @@ class Files:
             return "/".join([self.root, *parts(relative)])
 
     def directories_of(self, relative: str) -> tuple[str, ...]:
-        """Return which directories have a file, of a log of several; that of the leader first."""
+        """Return the directories that hold the file, the leader's first."""
         return ()
 
     def identity(self) -> tuple[int, int]:
@@ -625,7 +625,7 @@ class Files:
     def after_fork(self) -> None:
         """In a forked child: close what was inherited, so that its owner opens it again.
 
-        Closing leaves the parent its locks; unlocking would take them from it (P18).
+        Closing leaves the parent its locks; unlocking would take them from it.
         The root stays open: it carries neither lock nor position.
         """
         self._close_descriptors()

@@ -75,7 +75,7 @@ def storage_error(
 
 
 def refuse_remote(magic: int, path: str) -> None:
-    """Raise `UnsupportedFilesystemError` if another host may have the file system, too (P23).
+    """Raise `UnsupportedFilesystemError` if another host may have the file system, too.
 
     Two hosts do not see each other's maps and locks of a database: a mere reader breaks it.
 
@@ -94,7 +94,7 @@ def refuse_remote(magic: int, path: str) -> None:
 
 
 def refuse_public(mode: int, path: str) -> None:
-    """Raise `UnsupportedFilesystemError` if any user may replace the files of a directory (F4).
+    """Raise `UnsupportedFilesystemError` if any user may replace the files of a directory.
 
     Args:
         mode: Its permissions, as `os.stat` returns them.

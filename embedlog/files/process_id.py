@@ -22,12 +22,12 @@ class ProcessId(NamedTuple):
 
     @property
     def here(self) -> bool:
-        """Whether it is of this boot and process namespace, so that its pid means something."""
+        """Whether the pid belongs to this boot and process namespace, and so has a meaning."""
         return self.boot == _boot()
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs; valid only if it is `here`."""
+        """Whether the process still runs; valid only if it is `here`."""
         return process(self.pid) == self
 
 

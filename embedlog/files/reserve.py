@@ -1,4 +1,4 @@
-"""Disk space that is reserved, so that housekeeping can continue on a full disk (P10).
+"""Disk space that is reserved, so that housekeeping can continue on a full disk.
 
 Deleting needs space too: LMDB writes changed pages to other places, compaction writes a
 segment before it deletes the old one, and a log of one segment begins the next one

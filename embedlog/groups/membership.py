@@ -1,4 +1,4 @@
-"""The members of a group and their target assignment: one document per group (M1-M17).
+"""The members of a group and their target assignment: one document per group.
 
 Values only: no clock, no lock, no database.  `group` reads the document, takes one of
 the steps below, and writes it back, all in one transaction.
@@ -34,14 +34,14 @@ class MemberInfo(NamedTuple):
 
     id: str
     instance_id: str | None
-    """The name of a static member, which outlives the process (M13)."""
+    """The name of a static member, which outlives the process."""
     client_id: str
     pid: int
     lock: str
     """The file whose lock it holds for as long as it lives."""
     topics: tuple[str, ...]
     assignors: tuple[str, ...]
-    """The names of the assignors that it supports, in order of preference (M5)."""
+    """The names of the assignors that it supports, in order of preference."""
     session_ms: int
     joined_ms: int
     user_data: str | None = None
@@ -60,12 +60,12 @@ class Membership:
     version: int = 0
     """Grows with every change, also of owners; see `touch`."""
     generation: int = 0
-    """The number of the target; grows with every target while the group exists (M2)."""
+    """The number of the target; grows with every target while the group exists."""
     target_is_current: bool = True
     """Whether the target was made for the current members and topics."""
     assignor: str | None = None
     members: dict[str, MemberInfo] = field(default_factory=dict)
-    """By id, in the order they joined; the first is what Kafka calls the leader (M3)."""
+    """By id, in the order they joined; the first is what Kafka calls the leader."""
     target: dict[str, tuple[TopicPartition, ...]] = field(default_factory=dict)
     topics: Topics = field(default_factory=dict)
     """The topics as of the target."""
@@ -74,7 +74,7 @@ class Membership:
     began: dict[str, int] = field(default_factory=dict)
     """The number of partitions of each topic when the group first read it."""
     emptied_ms: int = 0
-    """When the last member left (M15)."""
+    """When the last member left."""
 
     # Steps
 
@@ -83,11 +83,11 @@ class Membership:
         self.version += 1
 
     def admit(self, member: MemberInfo, max_members: int | None = None) -> MemberInfo | None:
-        """Add a member; return the member with the same instance id that it replaces (M13).
+        """Add a member; return the member with the same instance id that it replaces.
 
         Raises:
-            InconsistentGroupProtocolError: It has no assignor in common with the others (M5).
-            GroupMaxSizeReachedError: The group has ``max_members`` members already (M12).
+            InconsistentGroupProtocolError: It has no assignor in common with the others.
+            GroupMaxSizeReachedError: The group has ``max_members`` members already.
         """
         replaced = self._instance(member.instance_id)
         others = {
@@ -143,7 +143,7 @@ class Membership:
             self.target_is_current = False
 
     def notice(self, topics: Topics) -> None:
-        """Request a new target if the subscribed topics are not those of the target (M16)."""
+        """Request a new target if the subscribed topics are not those of the target."""
         if self.target_is_current and topics != self.topics:
             self.touch()
             self.target_is_current = False
@@ -199,7 +199,7 @@ class Membership:
         """Raise unless ``member`` is still in the group.
 
         Raises:
-            FencedInstanceIdError: Another member took over its instance id (M13).
+            FencedInstanceIdError: Another member took over its instance id.
             UnknownMemberIdError: It was removed: silent for too long, or by an administrator.
         """
         if member in self.members:

@@ -37,7 +37,7 @@ class CommittedOffset(NamedTuple):
 
 
 def encode(position: OffsetAndMetadata, committed_ms: int) -> bytes:
-    """Return the row of a position that a program commits (E21).
+    """Return the row of a position that a program commits.
 
     Raises:
         ValueError: The offset or the epoch is negative, or too large for Kafka.
@@ -114,7 +114,7 @@ def remove(txn: kv.Txn, group: bytes, partitions: Iterable[bytes]) -> None:
 def of_group(
     txn: kv.Txn, group: bytes, table: keyspace.Table[CommittedOffset] = COMMITTED
 ) -> dict[bytes, CommittedOffset]:
-    """Return what a group committed, by partition.
+    """Return the committed offsets of a group by partition.
 
     Args:
         txn: A transaction of the table's database.
@@ -146,7 +146,7 @@ def _clamped(committed: CommittedOffset, end: int) -> CommittedOffset:
 
 
 def clamp(state: kv.Store, partition: bytes, end: int) -> None:
-    """Move offsets past the recovered end of a partition back to it (P5).
+    """Move offsets past the recovered end of a partition back to it.
 
     A power cut took those records.  This must happen before the next append; otherwise a
     group that is used later would skip records that it never saw.  The leader epoch of a
@@ -169,7 +169,7 @@ def clamp(state: kv.Store, partition: bytes, end: int) -> None:
 def in_partition(
     table: keyspace.Table[CommittedOffset], txn: kv.Txn, partition: bytes
 ) -> dict[bytes, CommittedOffset | None]:
-    """Return what every group committed in a partition; None if the row is damaged.
+    """Return each group's commit in a partition; None if the row is damaged.
 
     Args:
         table: `COMMITTED` or `CHECKPOINTS`.

@@ -1,7 +1,7 @@
 """Which member of a group owns which partition: one row per partition in `live`.
 
 The row outlives its owner, and so does the epoch: every owner has a higher one than
-those before it, and a commit names the epoch that its records were polled under (M22).
+those before it, and a commit names the epoch that its records were polled under.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def free(
     """Take all partitions from members.
 
     The next owner of a partition begins where they did, if they committed nothing; with
-    ``forget_start``, in an empty group, it begins at the end at that time (E1).
+    ``forget_start``, in an empty group, it begins at the end at that time.
     """
     for row_key, owner in list(of_group(txn, group)):
         start = NO_START if forget_start else owner.start

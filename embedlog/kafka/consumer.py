@@ -375,7 +375,7 @@ class KafkaConsumer(LogClient):
         self._check_open()
 
     def metrics(self, raw: bool = False) -> dict[str, Any] | None:
-        """Return what the consumer counted, by group and name."""
+        """Return the consumer's metrics by group and name."""
         return self._consumer.metrics() if self.config["metrics_enabled"] else None
 
     # Closing

@@ -240,7 +240,7 @@ class KafkaProducer(LogClient):
         return 2
 
     def metrics(self, raw: bool = False) -> dict[str, Any] | None:
-        """Return what the producer counted, by group and name."""
+        """Return the producer's metrics by group and name."""
         return self._producer.metrics() if self.config["metrics_enabled"] else None
 
     def close(self, timeout: float | None = None, null_logger: bool = False) -> None:

@@ -184,7 +184,7 @@ def _partition_event(
 
 
 def detect_changes(root: Root, fence: Fence, failures: Failures) -> list[Event]:
-    """Return what changed in the topics and groups of a log since the last call, and note it.
+    """Return the changes of topics and groups since the last call, and note them.
 
     Args:
         root: The open log.
@@ -296,7 +296,7 @@ def _compare(txn: kv.Txn, wanted: Collection[bytes] | None = None) -> TopicChang
 
 
 def _load(key: bytes, row: bytes) -> Mapping[str, Any] | None:
-    """Return what was reported of a topic; None if that is damaged, so that it is not compared."""
+    """Return the last report of a topic; None if it is damaged, to skip the comparison."""
     try:
         fields: Mapping[str, Any] = REPORTED_TOPICS.load(key, row)
     except CorruptionError as error:

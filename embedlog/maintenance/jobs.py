@@ -87,11 +87,11 @@ class JobContext:
             raise FencedError(
                 "Another process took over the maintenance of the log",
                 path=self.root.path,
-                todo="Nothing to do: it continues there.",
+                todo="No action needed: the other process runs the jobs.",
             )
 
     def check(self) -> None:
-        """Check that this process still is the owner, and is to go on.
+        """Check that this process is still the owner, and should continue.
 
         Raises:
             FencedError: It is not.
@@ -166,7 +166,7 @@ def _retention(job: JobContext) -> list[RetentionResult]:
 
 
 def _flush(job: JobContext) -> list[PartitionLog]:
-    """Flush partitions for which flush.ms has passed without another append (A22)."""
+    """Flush partitions for which flush.ms has passed without another append."""
     late = []
     with job.failures.collecting() as part:
         for log in _used_partitions(job, has_flush_interval):
@@ -183,7 +183,7 @@ def _checkpoint(job: JobContext) -> int:
 
 
 def _expire_offsets(job: JobContext, retention_ms: int) -> int:
-    """Delete committed offsets of groups that were not used for ``retention_ms`` (M15)."""
+    """Delete committed offsets of groups that were not used for ``retention_ms``."""
     context, now_ms, events = job.root.context, job.clock(), []
     with job.failures.collecting() as part:
         for name in group_ids(context.live, context.state):
@@ -199,7 +199,7 @@ def _expire_offsets(job: JobContext, retention_ms: int) -> int:
 
 
 def _expire_producers(job: JobContext) -> int:
-    """Forget the producers that were idle for `producer.id.expiration.ms` (G19)."""
+    """Forget the producers that were idle for `producer.id.expiration.ms`."""
     now_ms, expired = job.clock(), 0
     with job.failures.collecting() as part:
         for log in _used_partitions(job, lambda config: True):
@@ -239,7 +239,7 @@ def _activity(job: JobContext) -> list[activity.Event]:
 
 
 class CompactionJob:
-    """Compacts what is due; its threads share a throttle, and skip what failed (D3, D4).
+    """Compacts what is due; its threads share a throttle, and skip what failed.
 
     Each thread selects partitions by itself, and skips one that another thread is
     compacting.

@@ -5,7 +5,7 @@ its *epoch* is in `live`.  The lock is free as soon as the owner dies, and a thr
 other process waits for that.  A process that was stopped keeps the lock, but must renew a
 deadline, by a clock that also advances while the machine sleeps: after the deadline another
 process raises the epoch.  Every transaction that deletes checks the epoch, so a former
-owner that continues deletes nothing (R3, P14).
+owner that continues deletes nothing.
 
 A job that fails is tried again, after pauses that grow (`Failures`); its thread does not end.
 If a thread ends nevertheless, or could not be started, the process gives up being the owner and
@@ -489,7 +489,7 @@ class MaintenanceThread(threading.Thread):
 
 
 class BoundedClock:
-    """Milliseconds since 1970; follows a jump ahead of the wall clock in steps (P17).
+    """Milliseconds since 1970; follows a jump ahead of the wall clock in steps.
 
     A round deletes at most what is an hour older than the machine's uptime suggests, so
     that an administrator who notices a wrong clock in time loses little.

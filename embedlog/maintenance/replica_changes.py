@@ -29,7 +29,7 @@ class ReplicaChange(NamedTuple):
 
 
 def detect_replica_changes(root: Root, fence: Callable[[kv.Txn], None]) -> list[ReplicaChange]:
-    """Return what changed since the last call, and note it.
+    """Return the changes since the last call, and note them.
 
     Args:
         root: A log in several directories.

@@ -2,7 +2,7 @@
 
 A mirror copies encoded batches: a source returns them with the offsets of their records, and a
 target writes them.  The position of a mirror in a partition is always kept by its target,
-in the same step that makes records visible there, so that a mirror that was killed goes on
+in the same step that makes records visible there, so that a mirror that was killed continues
 exactly where it was.  A target with the offsets of the source needs nothing for that: the
 position is its log end offset.
 
@@ -81,7 +81,7 @@ class Bounds(NamedTuple):
 
 
 class MirrorPosition(NamedTuple):
-    """Where a mirror goes on in a partition, as its target knows it."""
+    """Where a mirror continues in a partition, as its target knows it."""
 
     offset: int
     """The next offset of the source to copy."""
@@ -117,8 +117,8 @@ class MirrorSource(Protocol):
         Raises:
             OffsetOutOfRangeError: Retention deleted records at the offset, or the source ends
                 below it.
-            LogTruncatedError: The source was cut below the offset since the epoch of the position;
-                ``next_offset`` is where.
+            LogTruncatedError: The source was truncated below the offset since the epoch of the
+                position, at ``next_offset``.
         """
 
     def wait(self, seconds: float) -> None:
@@ -128,7 +128,7 @@ class MirrorSource(Protocol):
         """Return the names of the consumer groups that have committed offsets."""
 
     def committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return what a group committed, by the partition."""
+        """Return the committed offsets of a group by partition."""
 
     def close(self) -> None:
         """Close it."""
@@ -163,7 +163,7 @@ class MirrorTarget(Protocol):
         """Return whether a topic that was prepared is a copy still, which a failover ends."""
 
     def position(self, name: str, partition: int) -> MirrorPosition | None:
-        """Return where the mirror goes on; None if nothing was copied to the partition yet."""
+        """Return where the mirror continues; None if nothing was copied to the partition yet."""
 
     def append(self, name: str, partition: int, fetch: Fetch) -> int:
         """Write what was fetched at `position`, and move the position to its ``next_offset``.
@@ -185,8 +185,8 @@ class MirrorTarget(Protocol):
     def translate(self, name: str, partition: int, offset: int) -> int | None:
         """Return the target's offset for an offset of the source; None if it is unknown.
 
-        A reader that goes on there reads every record that it would read from ``offset`` on at the
-        source, and perhaps some before it.
+        A reader that continues there reads every record that it would read from ``offset`` on at
+        the source, and perhaps some before it.
         """
 
     def commit(

@@ -48,7 +48,7 @@ class StoredPosition(NamedTuple):
 
     @classmethod
     def of_commit(cls, commit: OffsetAndMetadata) -> StoredPosition:
-        """Return what `to_commit` returned."""
+        """Inverse of `to_commit`."""
         fields = json.loads(commit.metadata or "{}")
         path = tuple(fields.get("path", ()))
         return cls(commit.offset, fields.get("epoch"), fields.get("topic", ""), path)
@@ -149,7 +149,7 @@ class KafkaCluster:
         )
 
     def retried(self, what: str, request: Callable[[], T], **facts: Any) -> T:
-        """Return what a request returns, once the broker in charge is ready.
+        """Return the result of a request, repeated until the broker in charge is ready.
 
         A new partition has no leader for a moment, and a coordinator first loads what it knows.
 
@@ -181,7 +181,7 @@ class KafkaCluster:
     def committed(
         self, group: str, *, stable: bool = False
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return what a group committed; with ``stable`` once no transaction can change it."""
+        """Return a group's commits; with ``stable`` wait until no transaction can change them."""
         return self.retried(
             "The offsets of a group cannot be read",
             partial(self._committed, group, stable=stable),

@@ -337,7 +337,7 @@ class KafkaSource:
         return [group for group in self._cluster.groups() if not group.startswith(GROUP_PREFIX)]
 
     def committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return what a group committed, by the partition."""
+        """Return the committed offsets of a group by partition."""
         return self._cluster.committed(group)
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class _Delivery:
         if self.last - self.first == self.count - 1:
             yield from runs_of(self.source_offsets, self.first)
         else:
-            # Others write to the topic, too: a reader in the middle goes on at the first record.
+            # Others write to the topic, too: a reader in the middle continues at the first record.
             yield OffsetRun(self.source_offsets[0], self.first, 1)
 
 
@@ -369,7 +369,7 @@ class KafkaTarget:
         before, first = self._positions.get(key), fetch.batches[0].offset if fetch.batches else 0
         if before is not None and fetch.batches and first < before.offset:
             raise MirrorConflictError(
-                f"The copy goes on at offset {before.offset} of the source",
+                f"The next offset to copy from the source is {before.offset}",
                 **key._asdict(),
                 offset=first,
                 todo="Is another mirror running that copies the same topic?",
@@ -422,7 +422,7 @@ class KafkaTarget:
                 raise FencedError(
                     "Another process runs the same mirror",
                     **key._asdict(),
-                    todo="It goes on with the work; this one must end.",
+                    todo="Stop this process; the other one continues.",
                 ) from raised_in_body(error)
             what = "The records cannot be written"
             raise self._cluster.error(what, error.args[0], **key._asdict()) from (
@@ -444,7 +444,7 @@ class KafkaTarget:
                     raise
 
     def _abort(self, producer: Any) -> int | None:
-        """Abort the transaction; the next one has a new producer if this one cannot go on.
+        """Abort the transaction; the next one has a new producer if this one cannot continue.
 
         Returns the code of the error that kept it from being aborted.
         """
@@ -582,7 +582,7 @@ class KafkaTarget:
             raise self._cluster.error(what, seconds, **key._asdict()) from None
 
     def _member(self) -> Any:
-        """Return what identifies the group of the mirror, of which it is no member."""
+        """Return the group metadata of the mirror, which is not a member of its group."""
         if self._group_metadata is None:
             consumer = self._cluster.consumer(group_id=self._group)
             self._group_metadata = consumer.consumer_group_metadata()

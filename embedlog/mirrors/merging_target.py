@@ -56,7 +56,7 @@ class MergedPosition(NamedTuple):
     leader_epoch: int
     target_offset: int
     target_epoch: int
-    """The leader epoch of the log: if it was cut below the offset since, the row is not valid."""
+    """The leader epoch of the log; a truncation below the offset since makes the row invalid."""
 
 
 POSITIONS = keyspace.MIRROR_POSITIONS.typed(MergedPosition)
@@ -163,7 +163,7 @@ class MergingTarget:
             first, epoch = (start, None) if stored is None else stored[2:]
             reader = log.reader(max(start, first), epoch)
         except OffsetOutOfRangeError:
-            # The log was cut since, so what it has of the source must be looked for.
+            # The log was truncated since, so what it has of the source must be looked for.
             reader, stored = log.reader(start), None
         while batches := reader.read():
             last = last_hop(batches, source)
@@ -273,7 +273,7 @@ class MergingTarget:
         """Do nothing: the log has records of its own."""
 
     def skip_to(self, name: str, partition: int, offset: int) -> None:
-        """Go on where the source begins now."""
+        """Continue where the source begins now."""
         self._positions[name, partition] = MirrorPosition(offset)
         self._store(name, partition)
 

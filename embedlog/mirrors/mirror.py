@@ -79,7 +79,7 @@ class MirrorOptions:
     name: str | None = None
     """The name of the mirror in its status; by default it is made of the rest."""
     fetch_bytes: int = field(default_factory=lambda: FETCH_BYTES)
-    """About how much is read and written at once."""
+    """About how much is read and written in one step."""
 
     def __post_init__(self) -> None:
         for option, pattern in (("topics", self.topics), ("groups", self.groups)):
@@ -99,8 +99,8 @@ class MirrorOptions:
             )
         if self.site is not None and self.merge:
             raise InvalidConfigError(
-                "A mirror that merges keeps the names of topics, so it has no site",
-                todo="Leave out one of the two.",
+                "merge=True keeps the names of topics, so `site` cannot be used with it",
+                todo="Leave out `merge` or `site`.",
             )
         if self.groups is not None and self.merge:
             raise InvalidConfigError(
@@ -218,7 +218,7 @@ class Mirror:
     # Running
 
     def run(self, *, follow: bool, progress: Progress | None = None) -> MirrorStatus:
-        """Copy what there is; with ``follow`` go on until `stop` is called.
+        """Copy what there is; with ``follow`` continue until `stop` is called.
 
         Raises:
             LockTimeoutError: Another process runs a mirror of this name.
@@ -361,7 +361,7 @@ class Mirror:
         return topic if site is None else f"{site}.{topic}"
 
     def _position(self, topic: str, partition: int) -> MirrorPosition:
-        """Return where to go on; as the target says, the first time."""
+        """Return the next offset to copy; the first time, ask the target."""
         position = self._positions.get((topic, partition))
         if position is None:
             position = self._target.position(self.target_name(topic), partition)
@@ -379,9 +379,9 @@ class Mirror:
             self._starts[key] = start
 
     def _must_read(self, key: tuple[str, int], goals: Mapping[tuple[str, int], int]) -> bool:
-        """Return whether a partition has more, or may have been cut and have grown since.
+        """Return whether a partition has more, or may have been truncated and have grown since.
 
-        A read says where it was cut.
+        A read says where it was truncated.
         """
         position = self._positions[key]
         return position.offset != goals[key] or not self._source.is_current(*key, position)
@@ -438,7 +438,7 @@ class Mirror:
         return [(listener, log) for listener in root.listeners.of(log.config, self._client)]
 
     def _skip(self, key: tuple[str, int], offset: int, error: OffsetOutOfRangeError) -> None:
-        """Go on where the source begins, if retention deleted records before they were copied.
+        """Continue where the source begins, if retention deleted records before they were copied.
 
         Raises:
             MirrorDivergedError: The source ends before the position.
@@ -458,7 +458,7 @@ class Mirror:
         self.status.by_topic[topic].skipped += count
         _logger.warning(
             "Mirror %s: retention at the source deleted offsets [%d, %d) of %s-%d before they were "
-            "copied; the copy goes on at %d without them",
+            "copied; the copy continues at %d without them",
             *(self.status.mirror, offset, start, topic, partition, start),
         )
         self._event(
@@ -603,8 +603,8 @@ class _Collected:
 
 def _diverged(topic: str, partition: int, offset: int, cut: int) -> MirrorDivergedError:
     return MirrorDivergedError(
-        f"The source was cut at offset {cut}, and {plural(offset - cut, 'offset')} from there on "
-        "were copied before",
+        f"The source was truncated at offset {cut}, and {plural(offset - cut, 'offset')} from "
+        "there on were copied before",
         topic=topic,
         partition=partition,
         offset=offset,

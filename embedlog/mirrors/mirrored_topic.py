@@ -71,7 +71,7 @@ def would_loop(target_site: str, source_site: str, path: list[str] | tuple[str, 
 def changed_settings(
     before: Mapping[str, object], after: Mapping[str, object]
 ) -> dict[str, object | None]:
-    """Return what changed from some settings to others; None for one that has its default again.
+    """Return the settings that changed; None for one that has its default again.
 
     >>> changed_settings({"retention.ms": 1, "segment.ms": 2}, {"segment.ms": 3})
     {'retention.ms': None, 'segment.ms': 3}

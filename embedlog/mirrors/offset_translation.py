@@ -45,7 +45,7 @@ class OffsetSync(NamedTuple):
 
     @classmethod
     def unpack(cls, value: bytes) -> OffsetSync | None:
-        """Return what `pack` packed; None if a later version packed it."""
+        """Inverse of `pack`; None if a later version packed it."""
         version, start = _START.unpack_from(value)
         if version != _VERSION:
             return None
@@ -116,7 +116,7 @@ class OffsetTranslation:
         return start == source == end and target == self._targets[-1] + self._counts[-1]
 
     def translate(self, offset: int) -> int | None:
-        """Return where a reader goes on that was at an offset of the source; None if unknown."""
+        """Translate the position of a reader from the source's offset; None if unknown."""
         number = bisect_right(self._starts, offset) - 1
         if number < 0:
             return None

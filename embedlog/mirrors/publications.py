@@ -1,4 +1,4 @@
-"""Copies what a source knows of publications, so that a Spark query can go on at the copy.
+"""Copies what a source knows of publications, so that a Spark query can continue at the copy.
 
 A query that was killed repeats its last micro-batch, which the log recognises by its app versions.
 Those of the source are rows of its `state`; they are copied here, for the copies and their ends.

@@ -113,7 +113,7 @@ class RootSource:
         return group_ids(self.root.context.live, self.root.context.state)
 
     def committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return what a group committed; nothing if it does not exist."""
+        """Return the committed offsets of a group; none if it does not exist."""
         try:
             snapshot = open_group(self.root, group).snapshot()
         except GroupIdNotFoundError:

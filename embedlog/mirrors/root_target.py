@@ -2,7 +2,7 @@
 
 So the position of a mirror in a partition is the log end offset of the copy, which moves in the
 transaction that makes records visible.  Nothing else has to be kept, and a mirror that was killed
-goes on after the last record that it wrote.
+continues after the last record that it wrote.
 
 Preparing a topic takes several transactions of `state`, in this order: the topic is created with
 its setting ``mirror.source``; its row of `MIRRORED_TOPICS` is written; and once the first offset
@@ -237,8 +237,8 @@ class RootTarget:
         """Write batches at the offsets that they have at the source; see `MirrorTarget.append`."""
         copy = self._copies[name]
         if copy.epoch(partition) != fetch.leader_epoch:
-            # Before the records: that nothing below them was cut was checked when they were read,
-            # and with the older epoch the next start would take them for ones that were.
+            # Before the records: when they were read, it was checked that nothing below them was
+            # truncated, and with the older epoch the next start would take them for ones that were.
             copy.set_epoch(partition, fetch.leader_epoch)
             self._put(name, copy)
         if not fetch.batches:
@@ -369,7 +369,7 @@ def hold_lock(root: Root, name: str) -> Iterator[None]:
     lock = files.open(lock_path(name), write=True, create=True)
     try:
         try:
-            # Not at once: `is_held` takes it for a moment.
+            # Not immediately: `is_held` takes it for a moment.
             files.lock(lock, _LOCK_SECONDS)
         except LockTimeoutError as error:
             raise LockTimeoutError(

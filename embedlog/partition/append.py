@@ -1,7 +1,7 @@
 """Appending batches to a partition.  Order is the algorithm.
 
 An append takes the partition's lock (thread, then `flock`), reads the tail row, which
-another process may have moved, cuts what a killed writer left past it, writes the bytes,
+another process may have moved, truncates what a killed writer left past it, writes the bytes,
 and publishes them with one transaction on `live`.  With ``durability="fsync"`` it releases
 the lock before it flushes, so that concurrent appends share the flush, and publishes after.
 """
@@ -69,10 +69,10 @@ def append(
 
 
 def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
-    """Return the file and the tail to append at; cuts what a killed writer left behind it.
+    """Return the file and the tail to append at; truncates what a killed writer left behind it.
 
     Raises:
-        DurabilityError: A flush failed before (P9).
+        DurabilityError: A flush failed before.
         CorruptionError: The file is shorter than what was written.
         LogDeletedError: The file was deleted.
     """
@@ -141,7 +141,7 @@ def append_locked(
 def commit(log: PartitionState, file: SegmentFile, pending: PendingAppend) -> None:
     """Write the pending batches and publish them.
 
-    To go on with others, `PendingAppend.begin` must follow.
+    To continue with others, `PendingAppend.begin` must follow.
     """
     end = pending.tail.log_end_offset
     if pending.buffers:
@@ -216,10 +216,10 @@ class PendingAppend:
         return True
 
     def receipt_of_repeated(self, batch: EncodedBatch) -> Appended | None:
-        """Return the first receipt of a batch that was sent before (G16); None if it was not.
+        """Return the first receipt of a batch that was sent before; None if it was not.
 
         Raises:
-            OutOfOrderSequenceError, InvalidProducerEpochError: G16, G17.
+            OutOfOrderSequenceError, InvalidProducerEpochError: As `PartitionLog.append`.
         """
         if batch.producer_id is None:
             return None

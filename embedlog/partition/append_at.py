@@ -1,11 +1,11 @@
-"""Appending at given offsets, as a copy of another log does (A8).
+"""Appending at given offsets, as a copy of another log does.
 
 A batch says in its head how many offsets before it have no record.  So the active segment
 takes batches with gaps before them, and recovery can tell a gap from lost records: the batch
 after a gap names the end of the batch before it.  Order:
 
-1. If the manifest has it that each offset of the active segment has a record, it is told
-   otherwise, in a transaction of its own.
+1. If the manifest says that each offset of the active segment has a record, that is
+   corrected, in a transaction of its own.
 2. The batches are written and published, as by every append.
 
 Killed between the two, the log has a segment without gaps whose records are counted all the same.
@@ -55,10 +55,10 @@ def append_at(
         _, tail = end_locked(log)
         if placed[0][0] < tail.log_end_offset or expected_end not in (None, tail.log_end_offset):
             raise UnexpectedAppendOffsetError(
-                f"The log goes on at offset {tail.log_end_offset}",
+                f"The log end is offset {tail.log_end_offset}",
                 **log.where,
                 offset=placed[0][0],
-                todo="Append from there on.",
+                todo="Append at the log end.",
             )
         placed = validation.of_this_topic(log, placed, identical)
         encoded = [batch for _, batch in placed]
@@ -79,7 +79,7 @@ def append_at(
 
 
 def skip_to(log: PartitionState, offset: int, mirror: str) -> None:
-    """Let the log go on at an offset; see `PartitionLog.skip_to`."""
+    """Advance the log end to an offset; see `PartitionLog.skip_to`."""
     log.context.check_appendable()
     with log.locked():
         _, tail = end_locked(log)

@@ -1,4 +1,4 @@
-"""A wall clock that is not trusted when it jumps (P17).
+"""A wall clock that is not trusted when it jumps.
 
 If a clock is set two years ahead, every record seems older than a week and every
 producer idle for long.  The uptime of the machine comes from a clock that is never set.

@@ -1,7 +1,7 @@
 """Putting partitions on the disk: group commit, and moving the recovery points.
 
 A failed fsync is final: the kernel reports it once, and a retry reports success while
-the data is gone (R6).  So the partition becomes read-only for every process until `repair`.
+the data is gone.  So the partition becomes read-only for every process until `repair`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from embedlog.segment import SegmentFile
 
 
 def is_due(log: PartitionState, tail: Tail) -> bool:
-    """Whether flush.messages or flush.ms requires a flush (A22)."""
+    """Whether flush.messages or flush.ms requires a flush."""
     config, interval_ms = log.config, log.config.flush_ms
     if tail.log_end_offset - tail.durable_offset >= config.flush_messages:
         return True
@@ -36,7 +36,7 @@ def is_due(log: PartitionState, tail: Tail) -> bool:
 
 
 def is_overdue(log: PartitionState) -> bool:
-    """Whether a flush has become due since the last append, which no append noticed (A22)."""
+    """Whether a flush has become due since the last append, which no append noticed."""
     tail = current_tail(log)
     return tail.durable_offset < tail.log_end_offset and not tail.failed and is_due(log, tail)
 
@@ -45,7 +45,7 @@ def is_overdue(log: PartitionState) -> bool:
 
 
 def flush(logs: Iterable[PartitionState]) -> None:
-    """Put everything written so far on the disk, and move the recovery points (A22).
+    """Put everything written so far on the disk, and move the recovery points.
 
     For any number of partitions: each file once, each directory once, one commit of
     `live`, and one of `state` for as many partitions as may have files open.  A partition
@@ -227,7 +227,7 @@ def _file_of(log: PartitionState, tail: Tail) -> SegmentFile:
             # Sealed and compacted meanwhile, which flushes first: nothing is left to do,
             # and any file serves.
             return log.active_file()
-        raise OffsetOutOfRangeError("The log was cut while it was flushed", **log.where)
+        raise OffsetOutOfRangeError("The log was truncated while it was flushed", **log.where)
     return log.open_segment(info, write=True)
 
 

@@ -1,6 +1,6 @@
 """The journal of publications: what one over several partitions is about to do, or has done.
 
-A publication writes past the ends of its partitions, and then moves all ends at once.
+A publication writes past the ends of its partitions, and then moves all ends in one transaction.
 But the ends are in `live`, what must survive a power cut is in `state`, and no
 transaction covers both.  So `state` has a row for each partition of a publication:
 
@@ -90,7 +90,7 @@ JOURNAL = keyspace.JOURNAL.coded(JournalEntry.pack, _unpack)
 
 
 def end_of(tail: Tail) -> BaseTail:
-    """Return what tells this end of a partition from every other one it ever has."""
+    """Return an identity of this end, different from every other end of the partition."""
     return BaseTail(tail.segment_id, tail.log_end_offset, tail.log_end_position, tail.leader_epoch)
 
 

@@ -1,8 +1,8 @@
 """Leader epochs: where each began, in `state`, and the one of new batches, in the tail.
 
-A recovery and a truncation begin an epoch in the transaction that cuts the log.  A copy of another
-log begins those of its batches: first `state` notes the epoch and its start, then the tail gets
-it, and only then are batches of it written.  If the process is killed between the first two,
+A recovery and a truncation begin an epoch in the transaction that truncates the log.  A copy of
+another log begins those of its batches: first `state` notes the epoch and its start, then the tail
+gets it, and only then are batches of it written.  If the process is killed between the first two,
 the next one to use the partition moves the tail (`finish`).
 """
 
@@ -19,7 +19,7 @@ from embedlog.partition.tail import TAILS, Tail
 
 
 def with_epoch(epochs: Sequence[tuple[int, int]], epoch: int, offset: int) -> list[tuple[int, int]]:
-    """Return epochs, as `catalog.epochs` does, with one that begins at an offset (A37).
+    """Return epochs, as `catalog.epochs` does, with one that begins at an offset.
 
     Nothing changes if it is the last one already.  Epochs that do not end before it are
     dropped: those that start at the offset or past it have no records, and larger ones were
@@ -71,12 +71,12 @@ def _raise(log: PartitionState, tail: Tail, epoch: int) -> Tail:
     """Write the tail with another epoch.
 
     Raises:
-        DurabilityError: A flush failed, now or before (P9).
+        DurabilityError: A flush failed, now or before.
     """
     after = tail._replace(leader_epoch=epoch)
     if tail.high_watermark < tail.log_end_offset:
         # Another process flushes these batches at the moment.  It does not publish what belongs to
-        # an earlier epoch, which may have been cut, so this does.
+        # an earlier epoch, which may have been truncated, so this does.
         sync_files(log, tail, log.active_file())
         after = after._replace(
             high_watermark=tail.log_end_offset,

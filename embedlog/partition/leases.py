@@ -1,4 +1,4 @@
-"""Leases: records from an offset on are neither deleted nor rewritten, for a time (C1, D22).
+"""Leases: records from an offset on are neither deleted nor rewritten, for a time.
 
 A lease has a row in `live` for each of its partitions: an offset, and the time when it
 ends, by the clock that continues while the machine sleeps.  Retention reads it in the

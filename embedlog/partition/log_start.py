@@ -1,6 +1,6 @@
 """Moving the log start offset forward, and dropping the segments below it.
 
-Order is the algorithm (R5).  The start moves in `live` first, in the transaction that
+Order is the algorithm.  The start moves in `live` first, in the transaction that
 reads the leases and other limits; the same transaction adds the files to the pending
 deletes.  Then one transaction of `state` makes the start durable and drops the names.
 Only then are files unlinked, at once or after ``file.delete.delay.ms``.
@@ -11,8 +11,8 @@ pending deletes say which files are left.  After a power cut, which takes `live`
 the old one or the new one, and files that the manifest does not name are garbage, as always.
 
 A reader of deleted records finishes with the file it has open, or gets
-`OffsetOutOfRangeError` (A21, P20).  The rows of producers stay: they only expire with
-time, so that a repetition is still recognized (G19).
+`OffsetOutOfRangeError`.  The rows of producers stay: they only expire with
+time, so that a repetition is still recognized.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ def move_log_start(
 ) -> LogStartChange:
     """Make ``offset`` the first that can be read, and drop the segments that end below it.
 
-    Durable when it returns.  The start never moves back (A30).  The active segment is
+    Durable when it returns.  The start never moves back.  The active segment is
     dropped only if all of its records are below the offset: it is rolled first, so that
-    numbering continues (C4).
+    numbering continues.
 
     Args:
         log: The partition.
         offset: Where the log is to begin; at most its end.
-        whole: Move the start only to the beginning of a segment, as retention does (C1).
+        whole: Move the start only to the beginning of a segment, as retention does.
         epoch: Do nothing unless the log is still in this leader epoch: ``offset``
             was chosen from segments that a truncation may have replaced.
         limit: Called under the lock, and in the transaction that moves the start.
         timeout: Seconds to wait for the partition; ``lock_timeout`` by default.
 
     Raises:
-        OffsetOutOfRangeError: Past the high watermark (A30).
-        DurabilityError: A flush failed, so nothing may change until `repair` (P9).
+        OffsetOutOfRangeError: Past the high watermark.
+        DurabilityError: A flush failed, so nothing may change until `repair`.
         LockTimeoutError: Another process holds the partition.
         DiskFullError, StorageError: The start may have moved; the next call continues.
         Exception: What ``limit`` raised; nothing was changed.

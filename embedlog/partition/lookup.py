@@ -67,7 +67,7 @@ def _search(
 
 
 def offset_for_timestamp(log: PartitionState, timestamp: int) -> OffsetAndTimestamp | None:
-    """Return the first record, in offset order, at or after ``timestamp`` ms (B10)."""
+    """Return the first record, in offset order, at or after ``timestamp`` ms."""
     while True:
         log.refresh()
         # The tail first: a segment that is rolled meanwhile then counts as sealed.

@@ -86,7 +86,7 @@ class PartitionLog(PartitionState):
         The batches of one call are written in order, and not mixed with those of other
         threads and processes.  Returns once ``durability`` holds.  If a roll falls between
         two of them, those before it may be published although the call fails later;
-        repeating the call with the same sequence numbers returns their offsets (G16).
+        repeating the call with the same sequence numbers returns their offsets.
 
         Args:
             encoded: The batches.
@@ -95,12 +95,14 @@ class PartitionLog(PartitionState):
             acks: Which copies must have them; see `ReplicatedPartition`.
 
         Raises:
-            RecordTooLargeError: A batch is over ``max.message.bytes`` (A4).
-            InvalidRecordError: A record has no key and the topic is compacted (A6,
-                ``indices`` has which), or has a timestamp too far from the clock (A7).
-            OutOfOrderSequenceError, InvalidProducerEpochError: G16, G17.
+            RecordTooLargeError: A batch is over ``max.message.bytes``.
+            InvalidRecordError: A record has no key and the topic is compacted
+                (``indices`` has which), or has a timestamp too far from the clock.
+            OutOfOrderSequenceError: The producer skipped sequence numbers, or repeated a part of
+                a batch.
+            InvalidProducerEpochError: A newer producer with the same name has taken over.
             DiskFullError, StorageError: Nothing of the failed write can be seen.
-            DurabilityError: A flush failed, now or before (P9).
+            DurabilityError: A flush failed, now or before.
             LockTimeoutError: Another process holds the partition.
         """
         return append.append(self, encoded, durability, timeout)
@@ -115,7 +117,7 @@ class PartitionLog(PartitionState):
         mirror: str = "",
         expected_end: int | None = None,
     ) -> list[Appended]:
-        """Write batches at the offsets given with them, as a copy of another log does (A8).
+        """Write batches at the offsets given with them, as a copy of another log does.
 
         Offsets may be left out, at the beginning and between two batches.  Batches with a
         column of offsets, as compacted segments have, are written as they are.  Otherwise as
@@ -148,7 +150,7 @@ class PartitionLog(PartitionState):
         )
 
     def skip_to(self, offset: int, *, mirror: str = "") -> None:
-        """Let the log go on at an offset, without records before it; durable when it returns.
+        """Advance the log end to ``offset``, leaving a gap; durable when it returns.
 
         Does nothing if it has reached the offset.
 
@@ -163,7 +165,7 @@ class PartitionLog(PartitionState):
         append_at.skip_to(self, offset, mirror)
 
     def roll(self) -> bool:
-        """Seal the active segment and begin the next; False if it is empty (A13)."""
+        """Seal the active segment and begin the next; False if it is empty."""
         self.context.check_writable()
         with self.locked():
             _, tail = append.end_locked(self)
@@ -173,19 +175,19 @@ class PartitionLog(PartitionState):
             return True
 
     def flush(self) -> None:
-        """Put everything written so far on the disk, and move the recovery point (A22)."""
+        """Put everything written so far on the disk, and move the recovery point."""
         self.context.check_writable()
         flush.flush([self])
 
     def truncate_to(self, offset: int) -> bool:
-        """Remove every record at or above ``offset``; False if there is none (A34-A36).
+        """Remove every record at or above ``offset``; False if there is none.
 
         A batch that straddles ``offset`` is removed entirely.  The leader epoch
-        grows, so a reader that was past the cut gets an error.
+        grows, so a reader that was past that offset gets an error.
 
         Raises:
             ValueError: The offset is negative.
-            DurabilityError: A flush failed before (P9).
+            DurabilityError: A flush failed before.
         """
         return truncate.truncate_to(self, offset)
 
@@ -197,14 +199,14 @@ class PartitionLog(PartitionState):
         Args:
             offset: The first offset to return.
             leader_epoch: The epoch in which the offset was read, if the caller kept it:
-                the reader then raises if the log was cut below the offset since.
+                the reader then raises if the log was truncated below the offset since.
 
         Raises:
-            OffsetOutOfRangeError: Below the start, or past the end (A17).
-            LogTruncatedError: The log was cut below it since that epoch (A36).
+            OffsetOutOfRangeError: Below the start, or past the end.
+            LogTruncatedError: The log was truncated below it since that epoch.
         """
         return PartitionReader(self, offset, leader_epoch)
 
     def offset_for_timestamp(self, timestamp: int) -> OffsetAndTimestamp | None:
-        """Return the first record, in offset order, at or after ``timestamp`` ms (B10)."""
+        """Return the first record, in offset order, at or after ``timestamp`` ms."""
         return lookup.offset_for_timestamp(self, timestamp)

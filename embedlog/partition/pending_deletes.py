@@ -16,7 +16,7 @@ from embedlog.partition import leases
 from embedlog.partition.state import Context, PartitionState
 
 LITTLE_SPACE = 64 << 20
-"""Free bytes below which a disk counts as full: then no file waits for its delay (P10)."""
+"""Free bytes below which a disk counts as full: then no file waits for its delay."""
 
 
 class PendingDelete(NamedTuple):

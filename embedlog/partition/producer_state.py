@@ -1,4 +1,4 @@
-"""Idempotence: the last batches of each producer of a partition (KIP-98, G15-G19).
+"""Idempotence: the last batches of each producer of a partition (KIP-98).
 
 Every producer has a new id, so the rows would grow without limit.  A producer that was
 idle for ``producer.id.expiration.ms`` is forgotten by `producers.expire_producers`, and when
@@ -69,14 +69,14 @@ def last_ms(row: bytes) -> int:
 
 
 def after(sequence: int, count: int) -> int:
-    """Return the sequence ``count`` records later; it wraps to 0 (G15)."""
+    """Return the sequence ``count`` records later; it wraps to 0."""
     return (sequence + count) & LAST_SEQUENCE
 
 
 def check(
     producer: ProducerState | None, epoch: int, sequence: int, count: int
 ) -> SentBatch | None:
-    """Return the batch that this one repeats, or None if it is the next in order (G16, G17).
+    """Return the batch that this one repeats, or None if it is the next in order.
 
     Raises:
         InvalidProducerEpochError: A newer producer of that name took over.
@@ -125,13 +125,13 @@ def note(
 
 
 def below(producer: ProducerState, offset: int) -> ProducerState:
-    """Return the state of a producer after the log was cut at ``offset``."""
+    """Return the state of a producer after the log was truncated at ``offset``."""
     batches = [sent for sent in producer.batches if sent.next_offset <= offset]
     return remembered(producer.epoch, last_ms(producer.row), batches)
 
 
 def pack_all(producers: dict[int, ProducerState]) -> bytes:
-    """Return the producers of a partition as one value (G18)."""
+    """Return the producers of a partition as one value."""
     return b"".join(
         _SNAPSHOT_HEAD.pack(producer_id, len(producer.row)) + producer.row
         for producer_id, producer in producers.items()

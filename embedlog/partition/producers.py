@@ -2,7 +2,7 @@
 
 A named producer that restarts continues where its sequence numbers ended, so that a
 batch it sends again can be told from a new one.  To read that end safely it must first
-fence older producers of that name (G17); `fence_producer` does both in one step.
+fence older producers of that name; `fence_producer` does both in one step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from embedlog.partition.state import PartitionState
 
 
 def read_producer(log: PartitionState, producer_id: int) -> ProducerState | None:
-    """Return what the partition remembers of a producer."""
+    """Return the partition's state of a producer."""
     current_tail(log)  # recovers the partition after a reboot
     return PRODUCERS.get(log.context.live, log.key, producer_id)
 
@@ -62,7 +62,7 @@ def expire_producers(
     """Forget the producers that were idle for ``producer.id.expiration.ms``; return how many.
 
     The next batch of one of them is accepted with any sequence number, like the first
-    batch of a new producer (G17).
+    batch of a new producer.
 
     Args:
         log: The partition.

@@ -65,21 +65,21 @@ class PartitionReader:
         if tail.start_offset <= self.offset <= end:
             return end
         raise OffsetOutOfRangeError(
-            f"The log holds offsets [{tail.start_offset}, {end})",
+            f"Offset {self.offset} is outside {tail.start_offset}..{end}",
             **self._log.where,
             offset=self.offset,
-            todo="Seek to one of them.",
+            todo="Seek to an offset in that range.",
         )
 
     def _follow_epoch(self, tail: Tail) -> None:
-        """Follow the log into another epoch, unless it was cut below the position (A36, A37)."""
+        """Follow the log into another epoch, unless it was truncated below the position."""
         if self.leader_epoch is not None:
             log, own_epoch = self._log, self.leader_epoch
             epochs = log.context.state.read(lambda txn: catalog.epochs(txn, log.key))
             cut = min((start for epoch, start in epochs if epoch > own_epoch), default=self.offset)
             if cut < self.offset:
                 raise LogTruncatedError(
-                    f"The log was cut at offset {cut} after the position was read",
+                    f"The log was truncated at offset {cut} after the position was read",
                     **log.where,
                     offset=self.offset,
                     next_offset=cut,
@@ -107,7 +107,7 @@ class PartitionReader:
 
         Raises:
             OffsetOutOfRangeError: Retention deleted the records at the offset.
-            LogTruncatedError: The log was cut below the offset.
+            LogTruncatedError: The log was truncated below the offset.
             CorruptBatchError: The next batch is damaged; another reader can
                 begin after it.
         """
@@ -190,7 +190,7 @@ class PartitionReader:
                 batches = self._read(tail, end, max_bytes, columns)
             except CorruptionError as error:
                 if guessed or current_tail(log).leader_epoch != tail.leader_epoch:
-                    # Perhaps cut since, or a leader with fewer records was elected.
+                    # Perhaps truncated since, or a leader with fewer records was elected.
                     self._info = self._file = None
                     continue
                 if isinstance(error, CorruptBatchError):
@@ -207,7 +207,7 @@ class PartitionReader:
                 continue
             is_of_log = False
             try:
-                # A leader that was elected meanwhile may have other records there, and is cut.
+                # A leader that was elected meanwhile may have other records, and is truncated.
                 is_of_log = log.has_same_leader(tail)
             finally:
                 if not is_of_log:

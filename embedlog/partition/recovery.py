@@ -1,8 +1,8 @@
-"""The tail of a partition, and finding it again from the segments (R7).
+"""The tail of a partition, and finding it again from the segments.
 
 Recovery is needed where `live` has no row for a partition: on first use, after a reboot,
 or when `live` was lost.  The scan begins at the recovery point.  Past it the first
-damaged batch ends the log; damage below it is an error, and nothing is cut (R7).  A
+damaged batch ends the log; damage below it is an error, and nothing is truncated.  A
 recovery that is killed can be repeated.
 """
 
@@ -59,8 +59,8 @@ def tail_locked(log: PartitionState) -> Tail:
 
     That is a publication that was prepared or committed, a roll, or a recovery.
     """
-    # Bytes are cut by what is read here.  A commit of a killed process that becomes
-    # visible later would then point at bytes that were cut.
+    # Bytes are truncated by what is read here.  A commit of a killed process that becomes
+    # visible later would then point at bytes that were truncated.
     log.context.state.catch_up()
     log.context.live.catch_up()
     log.refresh()
@@ -127,7 +127,7 @@ class RecoveryScan:
     replay: bool = False
     """Whether to rebuild the producers from the batches alone, from the first one on."""
     journaled: bool = False
-    """Whether a publication wrote here, so that readers may have seen what is cut."""
+    """Whether a publication wrote here, so that readers may have seen what is truncated."""
     unpublished: bool = False
     """Whether a publication may have left batches past the end."""
     damage: str | None = None
@@ -140,7 +140,7 @@ class RecoveryScan:
     epoch: int = 0
 
     def add(self, batch: Batch, interval: int, now_ms: int) -> None:
-        """Count a good batch: index it as the append did (B1), and note its producer."""
+        """Count a good batch: index it as the append did, and note its producer."""
         if self.unindexed > interval:
             self.entries.append(IndexEntry(batch.base_offset, batch.position, self.max_timestamp))
             self.unindexed = 0
@@ -252,7 +252,7 @@ def _scan_segment(
         result.position = file.start
     except (StorageError, CorruptionError) as error:
         if isinstance(error, StorageError) and not error.missing:
-            raise  # Too many open files, for example, are no reason to cut a log.
+            raise  # Too many open files, for example, are no reason to truncate a log.
         if segment.base_offset < result.info.recovery_offset:
             raise _damaged(log, segment, 0, f"cannot be read: {error}") from error
         result.damage = f"{log.path_of(segment)} at byte 0 (the file is missing or empty)"
@@ -339,7 +339,7 @@ def _damaged(
         offset=segment.base_offset,
         path=log.path_of(segment),
         position=position,
-        todo="Nothing was cut." + REPAIR,
+        todo="Nothing was truncated." + REPAIR,
     )
 
 
@@ -360,14 +360,14 @@ def _preview(log: PartitionState) -> Tail:
     return log.cached_preview[1]
 
 
-# Cutting what lies past the end, and writing the tail
+# Truncating what lies past the end, and writing the tail
 
 
 def rebuild(log: PartitionState, limit: int = _NO_LIMIT) -> Tail:
-    """Find the end, cut what is past it, and write the tail row; under the partition's lock.
+    """Find the end, truncate what is past it, and write the tail row; under the partition's lock.
 
     The leader epoch grows, because records that readers may have seen can be
-    gone (A37).  A recovery that was killed is repeated with the same result (A26).
+    gone.  A recovery that was killed is repeated with the same result.
     """
     log.mend()
     result = scan(log, limit)
@@ -409,14 +409,14 @@ def rebuild(log: PartitionState, limit: int = _NO_LIMIT) -> Tail:
     if file.size() > position:
         file.truncate(position)
     if result.next_offset > result.info.recovery_offset or limit != _NO_LIMIT or result.unpublished:
-        # From here on the log keeps what the scan counted, and what was cut stays cut.
+        # From here on the log keeps what the scan counted, and what was truncated stays so.
         _sync(log, result, file)
     uncommitted_files.discard(log, result.dropped)
     return _write_tail(log, result, _tail_of(result, active, position, epoch, appended_ms))
 
 
 def _warn_of_loss(log: PartitionState, result: RecoveryScan) -> None:
-    """Log what a recovery is about to cut because of damage."""
+    """Log what a recovery is about to truncate because of damage."""
     if result.damage is None:
         return
     position = result.position or 0
@@ -466,7 +466,7 @@ def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
     """Copy what a truncation leaves of a segment to a new file, if it removes anything.
 
     Other processes may read the old file or have it mapped, and a map of a file that
-    shrinks is a SIGBUS: they finish on the old one (P20).  Killed before the manifest
+    shrinks is a SIGBUS: they finish on the old one.  Killed before the manifest
     names the copy, the copy is garbage; after that, the old file is.
     """
     old = result.active
@@ -491,7 +491,7 @@ def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
 
 
 def _start_over(log: PartitionState, result: RecoveryScan, offset: int) -> Tail:
-    """Drop every segment and begin an empty one at ``offset`` (A29, A35)."""
+    """Drop every segment and begin an empty one at ``offset``."""
     old = [*result.whole, result.active, *result.dropped]
     epoch = result.info.leader_epoch + 1
     info = PartitionInfo(offset, offset, epoch)
@@ -538,7 +538,7 @@ def _write_state(
             result.info.start_offset, recovery_point, epoch, appended_ms, result.next_offset
         )
         catalog.PARTITIONS.put(txn, log.key, value=changed)
-        # Otherwise the next recovery would take batches that were cut for sent, and
+        # Otherwise the next recovery would take batches that were truncated for sent, and
         # answer their repetition with offsets that other batches have then.
         producer_state.SNAPSHOTS.put(txn, log.key, value=result.producers)
         leader_epochs.put(txn, log.key, epoch, result.next_offset)
@@ -578,7 +578,7 @@ def _write_tail(log: PartitionState, result: RecoveryScan, tail: Tail) -> Tail:
         txn.put(log.tail_key, tail.pack())
 
     log.context.live.write(step)
-    # Last: what a publication left is cut now, and that is on the disk.
+    # Last: what a publication left is truncated now, and that is on the disk.
     journal.forget(log)
     return tail
 

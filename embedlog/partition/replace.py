@@ -2,7 +2,7 @@
 
 The files are written without a lock, where no reader looks; then one transaction on
 `state` takes the old names off the manifest and puts the new ones on it, with their
-indexes.  Killed before that, the log is the old one; after it, the new one.  In order (R5):
+indexes.  Killed before that, the log is the old one; after it, the new one.  In order:
 
 1. Add the new file to the uncommitted files in `state`, then create it: no process takes
    it for garbage, and after a crash the next process knows what to remove.
@@ -223,7 +223,7 @@ class Replacement:
 
 def _check_epoch(log: PartitionState, tail: Tail, epoch: int | None) -> None:
     if epoch not in (None, tail.leader_epoch):
-        raise _fenced(log, "it was cut meanwhile")
+        raise _fenced(log, "it was truncated meanwhile")
 
 
 def _check_segments(log: PartitionState, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:

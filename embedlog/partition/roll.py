@@ -26,7 +26,7 @@ def is_due(
     batch: EncodedBatch,
     newest: int | None = None,
 ) -> bool:
-    """Whether a batch must go into a new segment: by size, time, span, or for a column (A11).
+    """Whether a batch must go into a new segment: by size, time, span, or for a column.
 
     Args:
         log: The partition.
@@ -97,7 +97,7 @@ def roll(
     gap: bool = False,
     offsets: bool = False,
 ) -> Tail:
-    """Seal the active segment and open the next one after it (A14, A15).
+    """Seal the active segment and open the next one after it.
 
     Args:
         log: The partition.

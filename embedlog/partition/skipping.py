@@ -61,7 +61,7 @@ def _segments_to_read(
 def _batches_to_read(
     log: PartitionState, info: SegmentInfo, part: Range, pruner: Pruner
 ) -> list[Range]:
-    """Return what to read of a segment, by the blocks of its batches."""
+    """Return the ranges of a segment to read, by the blocks of its batches."""
     try:
         batches = _batches(log, info)
     except (CorruptionError, StorageError, struct.error):

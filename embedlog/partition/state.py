@@ -146,7 +146,7 @@ def append_rules(config: TopicConfig, active: SegmentInfo) -> AppendRules:
 
 
 def max_segment_ms(config: TopicConfig, segment: SegmentInfo) -> int:
-    """Return how far the timestamps of a segment may lie apart before it is rolled (A12)."""
+    """Return how far the timestamps of a segment may lie apart before it is rolled."""
     longest = config.segment_ms
     if config.compacts:
         longest = min(longest, config.max_compaction_lag_ms)
@@ -393,11 +393,11 @@ class PartitionState:
     # Producers
 
     def oldest_producer_ms(self) -> int:
-        """Return when a producer must have appended, or been fenced, to be remembered (G19)."""
+        """Return when a producer must have appended, or been fenced, to be remembered."""
         return self.context.bounded_ms() - self.config.producer_id_expiration_ms + 1
 
     def remembered_producers(self) -> dict[int, ProducerState]:
-        """Return what the partition remembers of its producers, without those idle too long."""
+        """Return the partition's producer states, without those idle too long."""
         oldest = self.oldest_producer_ms()
         return self.context.live.read(
             lambda txn: producer_state.active_since(txn, self.key, oldest)
@@ -545,12 +545,12 @@ class PartitionState:
         log_end_offset: int,
         publish: kv.Step[T],
     ) -> T:
-        """Write bytes that end at an offset, and publish them; after a failure cut them off."""
+        """Write bytes that end at an offset, and publish them; after a failure truncate them."""
         try:
             file.write(buffers, position)
             return self.context.live.write(publish)
         except BaseException:
-            # A dead disk may refuse even this: then the next writer cuts it.
+            # A dead disk may refuse even this: then the next writer truncates it.
             with suppress(EmbedlogError):
                 # An interrupt can come after the commit: what is published stays.
                 tail = TAILS.get(self.context.live, self.key)
@@ -559,9 +559,9 @@ class PartitionState:
             raise
 
     def cut(self, file: SegmentFile, position: int) -> None:
-        """Cut a file, and flush that.
+        """Truncate a file, and flush that.
 
-        Otherwise a power cut could bring back what was cut, behind what is written next.
+        Otherwise a power cut could bring back what was truncated, behind what is written next.
 
         Raises:
             DurabilityError: As `sync`.
@@ -573,7 +573,7 @@ class PartitionState:
         """Flush one file.
 
         Raises:
-            DurabilityError: It failed; the partition is read-only from now on (P9).
+            DurabilityError: It failed; the partition is read-only from now on.
         """
         try:
             file.sync()
@@ -585,7 +585,7 @@ class PartitionState:
 
         Raises:
             DurabilityError: It failed; the partition is read-only from now on, since the
-                kernel reports the failure only once, and other names may be lost too (P9).
+                kernel reports the failure only once, and other names may be lost too.
             StorageError: The directory could not be opened, so nothing is lost.
         """
         try:
@@ -628,7 +628,7 @@ def sync_files(log: PartitionState, tail: Tail, file: SegmentFile) -> None:
     """Flush the older segments that were not flushed yet, the active one, and their names.
 
     Raises:
-        DurabilityError: A flush failed; the partition is read-only from now on (P9).
+        DurabilityError: A flush failed; the partition is read-only from now on.
     """
     sync_data(log, tail, file)
     if log.entry_synced_segment_id != tail.segment_id:
@@ -660,7 +660,7 @@ def sync_entries(log: PartitionState, segment_id: int) -> None:
     """Flush the names of new files: without it a power cut loses the whole file.
 
     Raises:
-        DurabilityError: A flush failed; the partition is read-only from now on (P9).
+        DurabilityError: A flush failed; the partition is read-only from now on.
         StorageError: A directory could not be opened, so nothing was tried and nothing is lost.
     """
     for directory in log.directories:
@@ -673,7 +673,7 @@ def put_recovery_point(
 ) -> None:
     """Note in `state` that everything below the end of a tail is on the disk.
 
-    The recovery point only moves forward (A23).
+    The recovery point only moves forward.
     """
     info, offset = catalog.PARTITIONS.get(txn, key) or PartitionInfo(), flushed.log_end_offset
     if offset > info.recovery_offset:

@@ -40,7 +40,7 @@ class Tail(NamedTuple):
     max_timestamp: int = NO_TIME
     """The largest timestamp in the active segment."""
     first_timestamp: int = NO_TIME
-    """The largest timestamp of its first batch: its age counts from there (A12)."""
+    """The largest timestamp of its first batch: its age counts from there."""
     created_ms: int = 0
     appended_ms: int = 0
     """The time of the last append to the active segment; that of its creation while it is empty.
@@ -48,10 +48,10 @@ class Tail(NamedTuple):
     0 if unknown.  Negative if uncertain, because the clock has gone back by hours since it
     showed that time: see `next_append_time`."""
     unindexed: int = 0
-    """Bytes since the last index entry (B1)."""
+    """Bytes since the last index entry."""
     flushed_ms: int = 0
     failed: bool = False
-    """A flush failed: no process may append until `repair` (P9)."""
+    """A flush failed: no process may append until `repair`."""
 
     def pack(self) -> bytes:
         """Return its row."""

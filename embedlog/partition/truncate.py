@@ -1,4 +1,4 @@
-"""Removing the records at and above an offset (A34-A36)."""
+"""Removing the records at and above an offset."""
 
 from __future__ import annotations
 

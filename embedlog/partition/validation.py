@@ -1,4 +1,4 @@
-"""Checking batches against the limits of a topic (A4, A6, A7), and warning of overdue ones (C2)."""
+"""Checking batches against the limits of a topic, and warning of overdue ones."""
 
 from __future__ import annotations
 
@@ -179,9 +179,10 @@ def check(log: PartitionState, encoded: Sequence[EncodedBatch], *, offsets: bool
         offsets: Whether they may have a column of offsets.
 
     Raises:
-        RecordTooLargeError: A batch is over ``max.message.bytes`` (A4).
-        RecordBatchTooLargeError: A batch takes more than ``segment.bytes`` on the disk (A4).
-        InvalidRecordError: A6, A7, or as `check_kind`.
+        RecordTooLargeError: A batch is over ``max.message.bytes``.
+        RecordBatchTooLargeError: A batch takes more than ``segment.bytes`` on the disk.
+        InvalidRecordError: A record lacks its key or has a timestamp out of range, or as
+            `check_kind`.
         MirroredTopicError: As `check_writer`.
     """
     if log.rules.mirror_source:
@@ -219,7 +220,7 @@ def check(log: PartitionState, encoded: Sequence[EncodedBatch], *, offsets: bool
 
 
 def _keys_missing(log: PartitionState, encoded: Sequence[EncodedBatch]) -> InvalidRecordError:
-    """Return the error that names the records without a key, counted over all batches (A6)."""
+    """Return the error that names the records without a key, counted over all batches."""
     firsts = accumulate((batch.count for batch in encoded), initial=0)
     rows = [
         first + row

@@ -119,7 +119,7 @@ def load(
             are created later are loaded too.
         checkpoint: The directory of Spark's checkpoint; inside the output by default.
         max_records_per_trigger: The most records to publish at once.
-        follow: Go on until interrupted, with this many seconds between micro-batches.
+        follow: Continue until interrupted, with this many seconds between micro-batches.
         fail_on_data_loss: Whether to stop where records were deleted before they were loaded.
         spark: A session with ``format("embedlog")``; by default one is made.
         progress: Called with the progress.
@@ -330,7 +330,7 @@ class LoadQuery:
         before: Mapping[TopicPartition, int],
         after: Mapping[TopicPartition, int],
     ) -> list[tuple[Listener, CopiedRange]]:
-        """Return what listeners hear of the staged rows, counted by partition and minute."""
+        """Return the events for listeners: the staged rows, counted by partition and minute."""
         root = self._log.root
         heard = {tp: root.listeners.of(root.topic(tp.topic).config, client) for tp in after}
         topics = {tp.topic for tp, listeners in heard.items() if listeners}

@@ -129,7 +129,7 @@ class AuditedTopic:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> AuditedTopic:
-        """Return what `to_json` wrote, or `NOT_AUDITED` for another version of the JSON."""
+        """Inverse of `to_json`; `NOT_AUDITED` for another version of the JSON."""
         if value.get("form") != _JSON_VERSION:
             return NOT_AUDITED
         maps = {name: dict(value[name]) for name in _MAPS}
@@ -333,7 +333,7 @@ def _audit_topic(
 def _leased_ranges(
     log: Log, topic: str, ends: Mapping[int, int], since: Mapping[int, int]
 ) -> Iterator[dict[int, OffsetRange]]:
-    """Lease the new records that the log still has while they are compared (C1, D22).
+    """Lease the new records that the log still has while they are compared.
 
     Yields the offsets to compare by partition; the range is empty if all records are deleted
     or were compared before.

@@ -66,7 +66,7 @@ class PublishedState:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PublishedState:
-        """Return what `to_json` wrote."""
+        """Inverse of `to_json`."""
         return cls(value["number"], StreamOffset.from_json(value["positions"]), value["moves"])
 
     def after(self, end: StreamOffset, renames: Mapping[str, str]) -> PublishedState:
@@ -133,7 +133,7 @@ class ParquetOutput(AbstractContextManager["ParquetOutput"]):
     def new_stage(self) -> str:
         """Return the path for a micro-batch; Spark creates the directory.
 
-        The path is new, since the Spark of a killed process may go on writing to its own.
+        The path is new, since the Spark of a killed process may continue writing to its own.
         """
         return os.path.join(self.path, _STAGING, uuid.uuid4().hex)
 
@@ -149,7 +149,7 @@ class ParquetOutput(AbstractContextManager["ParquetOutput"]):
         shutil.rmtree(stage, ignore_errors=True)
 
     def read_compared(self) -> dict[str, AuditedTopic]:
-        """Return what the last audit without problems compared, by topic.
+        """Return the ranges that the last audit without problems compared, by topic.
 
         Empty if the file is missing or unreadable; it may be deleted at any time.
         """

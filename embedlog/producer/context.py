@@ -65,7 +65,7 @@ class ProducerContext:
         self.abandoned = False
         """The producer was closed: what is not written fails."""
         self.fenced: EmbedlogError | None = None
-        """The error that says that a newer producer has the name of this one (G17)."""
+        """The error that says that a newer producer has the name of this one."""
         self.reports = DeliveryReports(self.buffer_pool)
         self.sender = sender.Sender(self.lock, queues)
         config = self.config

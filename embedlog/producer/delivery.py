@@ -31,12 +31,12 @@ class BatchRange(NamedTuple):
     topic: str
     partition: int
     base_offset: int | None
-    """None if the log has the batch but no longer remembers its offsets (G16)."""
+    """None if the log has the batch but no longer remembers its offsets."""
     count: int  # type: ignore[assignment]
     timestamp: int | None = None
-    """The log append time, if the topic stamps records with it (A7)."""
+    """The log append time, if the topic stamps records with it."""
     duplicate: bool = False
-    """The batch was written before; nothing was appended now (G16)."""
+    """The batch was written before; nothing was appended now."""
 
     @property
     def next_offset(self) -> int | None:

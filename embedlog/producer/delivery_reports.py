@@ -157,7 +157,7 @@ class DeliveryReports:
             LOGGER.log(*line)
 
     def run_callbacks(self, wait: bool = False) -> None:
-        """Run the callbacks that are due, in order, one thread at a time (G9).
+        """Run the callbacks that are due, in order, one thread at a time.
 
         Args:
             wait: Wait for another thread that is running callbacks, then run the rest.

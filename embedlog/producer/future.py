@@ -102,7 +102,7 @@ class RecordFuture(Generic[R_co]):
         return bool(getattr(self.exception, "retriable", False))
 
     def add_callback(self, function: Callable[..., object], *args: object, **named: object) -> Self:
-        """Call ``function(*args, result, **named)`` once the record is written, or now (G9).
+        """Call ``function(*args, result, **named)`` once the record is written, or now.
 
         Runs on the thread that wrote the batch, without holding a lock, and may send.
         Exceptions that it raises are logged.
@@ -110,7 +110,7 @@ class RecordFuture(Generic[R_co]):
         return self._add((self, False, function, args, named))
 
     def add_errback(self, function: Callable[..., object], *args: object, **named: object) -> Self:
-        """Call ``function(*args, exception, **named)`` once the record failed, or now (G9)."""
+        """Call ``function(*args, exception, **named)`` once the record failed, or now."""
         return self._add((self, True, function, args, named))
 
     def add_both(self, function: Callable[..., object], *args: object, **named: object) -> Self:

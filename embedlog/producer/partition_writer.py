@@ -35,7 +35,7 @@ MAX_BACKOFF = 1.0
 class PartitionWriter:
     """Batches that wait for one partition, and the producer's sequence numbers there.
 
-    A batch gets its sequence number at the first attempt and keeps it in retries (G12), so
+    A batch gets its sequence number at the first attempt and keeps it in retries, so
     that the log can tell whether it has the batch.  When a batch fails for good, the log is
     asked which batches it has, and the next batch continues there: no gap is left.
     """
@@ -68,7 +68,7 @@ class PartitionWriter:
     # Sequence numbers
 
     def resume(self) -> ProducerState | None:
-        """Continue the numbering where the log ends, and return its producer state (G15, G17)."""
+        """Continue the numbering where the log ends, and return its producer state."""
         identity = self._context.identity()
         state = None
         if self._identity != identity:
@@ -108,7 +108,7 @@ class PartitionWriter:
             batch.encoded.set_producer(*self._identity, batch.sequence)
 
     def _find_written(self, group: list[ProducerBatch]) -> dict[int | None, SentBatch]:
-        """Return which of the batches the log has, by sequence; the others get new numbers."""
+        """Return the batches that the log has, by sequence; number the others again."""
         self._next_sequence = None
         try:
             state = None if self._identity is None else read_producer(self.log, self._identity[0])
@@ -258,7 +258,7 @@ class PartitionWriter:
     def _retry_later(self, group: list[ProducerBatch], error: Exception) -> None:
         """Schedule the next attempt; if there is none, fail the batches that the log does not have.
 
-        Batches that fail are never written later (G11).  With "fsync" a batch in the log fails,
+        Batches that fail are never written later.  With "fsync" a batch in the log fails,
         too, unless it was flushed; its error says so.
         """
         config, now = self._context.config, monotonic()

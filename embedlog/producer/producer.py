@@ -106,7 +106,7 @@ class Producer(Generic[K, V]):
         self._closed = False
 
     def __dir__(self) -> list[str]:
-        """Return what completion offers."""
+        """Return the names that completion offers."""
         return public_names(self)
 
     def __repr__(self) -> str:
@@ -150,7 +150,7 @@ class Producer(Generic[K, V]):
         """Add a record to the batch that is written next, and return its future.
 
         ``value`` and ``key`` are bytes or None, or what the serializers accept.  Without a
-        ``partition`` the key decides (G1), and without a key the sticky partition is used (G3).
+        ``partition`` the key decides, and without a key the sticky partition is used.
 
         Raises:
             ClosedError: The producer, or the log, is closed.
@@ -158,7 +158,7 @@ class Producer(Generic[K, V]):
             UnknownTopicOrPartitionError: There is no such topic or partition.
             InvalidPartitionError: The partition is not an int.
             InvalidTopicError: The topic is one of embedlog's own.
-            BufferExhaustedError: ``buffer_memory`` stayed full for ``max_block_ms`` (G8).
+            BufferExhaustedError: ``buffer_memory`` stayed full for ``max_block_ms``.
         """
         queue = self._queues.get(topic) or self._open(topic)
         if (
@@ -327,7 +327,7 @@ class Producer(Generic[K, V]):
         return int(partition)
 
     def _refuse(self, topic: str, error: EmbedlogError) -> RecordFuture:
-        """Return the future of a record that fails alone and at once (G7)."""
+        """Return the future of a record that fails alone and at once."""
         with self._lock:
             return self._refuse_locked(topic, error)
 
@@ -366,10 +366,10 @@ class Producer(Generic[K, V]):
         Raises:
             SerializationError: A key, value or header is not bytes; nothing was written.
             InvalidRecordError: The topic is compacted, and the records at ``indices`` have no
-                key (A6); or the lists differ in length, or ``sequence`` is not a valid number.
+                key; or the lists differ in length, or ``sequence`` is not a valid number.
                 Nothing was written.
             OutOfOrderSequenceError: From ``result``: the numbers have a gap, or the call repeats
-                only a part of another one (G16).
+                only a part of another one.
         """
         queue = self._queue_for(topic, partition)
         if queue.settings.row_encoder is not None:
@@ -429,7 +429,7 @@ class Producer(Generic[K, V]):
 
         Raises:
             SerializationError: There is no such column, or it has another type.
-            InvalidRecordError: As `send_batch` (A6).
+            InvalidRecordError: As `send_batch`.
         """
         queue = self._queue_for(topic, partition)
         table, settings = arrow_table(table, topic), queue.settings
@@ -619,7 +619,7 @@ class Producer(Generic[K, V]):
     # Finishing
 
     def flush(self, timeout: float | None = None, raise_errors: bool = False) -> None:
-        """Return once everything that was sent before this call is written, or failed (G10).
+        """Return once everything that was sent before this call is written, or failed.
 
         Writes in this thread, and does not wait for what other threads send meanwhile.
 
@@ -642,7 +642,7 @@ class Producer(Generic[K, V]):
             reports.run_callbacks(wait=True)
 
     def close(self, timeout: float | None = None, raise_errors: bool = False) -> None:
-        """Write the unwritten records, for at most ``timeout`` seconds, and stop (G10).
+        """Write the unwritten records, for at most ``timeout`` seconds, and stop.
 
         Records that are not written then fail with `ClosedError`; with 0, all of them do.  May
         be repeated, and may be called from a callback.

@@ -168,7 +168,7 @@ def _offsets(array: Any) -> Any:
 
 
 def encode_rows(rows: Rows, compression: str, limits: BatchLimits) -> list[EncodedBatch]:
-    """Encode rows as one batch, or as several if one would be over the limits (G13)."""
+    """Encode rows as one batch, or as several if one would be over the limits."""
     values, keys, timestamps, headers, lengths = rows
     encoded = encode_lists(values, keys, timestamps, headers, compression, lengths)
     if encoded.count == 1 or limits.accepts(encoded):

@@ -86,10 +86,10 @@ class TopicQueue:
         """Return an open batch that a record fits in, and the bytes that it has free after it.
 
         The caller holds the producer's lock, which is released while a full batch is drained
-        and while memory is waited for (G8).
+        and while memory is waited for.
 
         Raises:
-            RecordTooLargeError: The record is larger than any may be (G7).
+            RecordTooLargeError: The record is larger than any may be.
             BufferExhaustedError: ``max_block_ms`` passed.
             ClosedError: The producer was closed.
         """
@@ -304,7 +304,7 @@ class TopicQueue:
                 self.open_batch = OpenBatch(self)
 
     def _put_back(self) -> None:
-        """Return what a drain took and could not encode, or was interrupted at."""
+        """Put records back that a drain took and could not encode, or was interrupted at."""
         with self.context.lock:
             while self.encoding:
                 open_batch = self.encoding[-1]
@@ -385,7 +385,7 @@ class TopicQueue:
         return writer
 
     def check_keys(self, keys: Any, count: int) -> None:
-        """Refuse records without a key if the topic is compacted (A6).
+        """Refuse records without a key if the topic is compacted.
 
         Raises:
             InvalidRecordError: ``indices`` are the records without a key.
@@ -478,7 +478,7 @@ class TopicQueue:
         self.context.buffer_pool.wait(until - monotonic())
 
     def flush(self, deadline: float | None) -> None:
-        """Return once all that was sent before is written or failed (G10).
+        """Return once all that was sent before is written or failed.
 
         Raises:
             TimeoutError: The deadline passed before.
@@ -559,7 +559,7 @@ class TopicQueue:
 
 
 def no_key(topic: str, indices: list[int]) -> InvalidRecordError:
-    """Return the error of records that cannot be compacted (A6)."""
+    """Return the error of records that cannot be compacted."""
     return InvalidRecordError(
         f"Records {indices[:20]}{'…' if len(indices) > 20 else ''} have no key, "
         "but the topic is compacted",

@@ -48,7 +48,7 @@ class TopicSettings:
         self.refresh()
 
     def refresh(self) -> TopicInfo:
-        """Read the topic's settings and partitions again; cheap if nothing changed (G5)."""
+        """Read the topic's settings and partitions again; cheap if nothing changed."""
         # One thread at a time: a slow one must not overwrite newer settings with older ones.
         with self._refresh_lock:
             root = self._context.root

@@ -54,7 +54,7 @@ class TypedColumns(NamedTuple):
         limits: BatchLimits,
         text_statistics: frozenset[str] | None,
     ) -> Iterator[TypedBatch]:
-        """Yield batches within the limits of the topic (G13).
+        """Yield batches within the limits of the topic.
 
         The first batch says how well the rows can be compressed; the next ones are as large as
         that allows, since a reader of a few columns takes as long for a small batch.

@@ -85,7 +85,7 @@ class UnretrievedErrors:
     def add(
         self, topic: str | None, partition: int | None, count: int, error: BaseException
     ) -> FailedRecords:
-        """Return what the delivery of records that fail must keep, before it has the error."""
+        """Return a token for the delivery of failed records to keep, before it has the error."""
         if isinstance(error, EmbedlogError):
             _drop_tracebacks(error)
         failed = FailedRecords(self, topic, partition, count, error)

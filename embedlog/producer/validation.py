@@ -148,7 +148,7 @@ def check_all_bytes(rows: Rows) -> None:
 
 
 def check_headers(headers: Any) -> Any:
-    """Return headers as pairs of str and bytes; None if there are none (A3)."""
+    """Return headers as pairs of str and bytes; None if there are none."""
     if not headers:
         return None
     for pair in headers:
@@ -168,7 +168,7 @@ def check_timestamp(timestamp: object) -> None:
 
 
 def check_partition(topic: str, partition: Any, partitions: int) -> None:
-    """Refuse a partition that the topic does not have (G1)."""
+    """Refuse a partition that the topic does not have."""
     catalog.check_partition(topic, partition)
     if not 0 <= partition < partitions:
         raise UnknownTopicOrPartitionError(
@@ -177,7 +177,7 @@ def check_partition(topic: str, partition: Any, partitions: int) -> None:
 
 
 def check_size(topic: str, size: int, kafka_bytes: int, max_request_size: int) -> None:
-    """Refuse a record that is too large (G7).
+    """Refuse a record that is too large.
 
     Args:
         topic: For the error.

@@ -12,7 +12,7 @@ are two kinds:
   nothing twice.
 
 Up to `MAX_ROWS` rows stay however old they are.  If there are more, those that were not
-written for `IDLE_MS` are deleted, by a clock that setting the wall clock does not move (P17).
+written for `IDLE_MS` are deleted, by a clock that setting the wall clock does not move.
 """
 
 from __future__ import annotations

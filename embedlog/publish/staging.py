@@ -52,7 +52,7 @@ class StagedBatch(NamedTuple):
     schema_version: int = 0
     """The version of the topic's schema that its columns have; 0 for a topic of bytes."""
     tombstones: bool = False
-    """Whether it has the column of typed topics that marks tombstones."""
+    """Whether it has a column that marks tombstones, as typed topics have."""
 
 
 class StagedFile(NamedTuple):

@@ -134,7 +134,7 @@ class PartitionPlan(NamedTuple):
         return self.segments[-1].pending.tail
 
     def published(self, encoded: list[EncodedBatch]) -> PublishedBatches:
-        """Return what was written, given the batches of the partition."""
+        """Describe the batches that were written to the partition."""
         receipts = [receipt for segment in self.segments for receipt in segment.pending.receipts]
         return PublishedBatches(self.log, list(zip(receipts, encoded, strict=True)))
 
@@ -512,7 +512,7 @@ def _flush(plan: PartitionPlan, files: list[SegmentFile]) -> None:
     """Put all of it on the disk, with what was written before it.
 
     Raises:
-        DurabilityError: The active segment or a name could not be flushed: that is final (P9).
+        DurabilityError: The active segment or a name could not be flushed: that is final.
         StorageError: A new file could not be flushed; nothing is lost, since it is not named.
     """
     sync_files(plan.log, plan.before, files[0])

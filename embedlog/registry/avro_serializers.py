@@ -111,7 +111,7 @@ class AvroToJson(AvroDeserializer):
 
 
 def binder(root: Root) -> Bind:
-    """Return what connects serializers that need a registry to the one of a log."""
+    """Return a function that connects serializers to the registry of a log."""
     return partial(_bind, root)
 
 
@@ -188,7 +188,7 @@ class _AvroEncoder:
 
 
 def _encoder(schema_id: int, schema: AvroSchema) -> _Encode:
-    """Return what encodes a value, with its prefix."""
+    """Return an encoder of values that writes their prefix."""
     prefix, parsed, check = PREFIX.pack(MAGIC, schema_id), schema.parsed, checker_of(schema.parsed)
     if _is_bytes(parsed):
         return lambda item: prefix + _bytes(item)
@@ -208,7 +208,7 @@ def _encoder(schema_id: int, schema: AvroSchema) -> _Encode:
 
 
 def _encoder_of_json(schema_id: int, schema: AvroSchema) -> _Encode:
-    """Return what encodes a value of JSON."""
+    """Return an encoder of JSON values."""
     encode, parse = _encoder(schema_id, schema), parser_of(schema.parsed)
     return lambda value: encode(parse(value))
 
@@ -268,7 +268,7 @@ class _WireDecoder:
         return (decode or self._decoder(data[:5]))(data)
 
     def _decoder(self, prefix: bytes) -> _Decode:
-        """Return what decodes values with a prefix.
+        """Return the decoder of values with a prefix.
 
         Raises:
             ValueError: This is no prefix.
@@ -285,7 +285,7 @@ class _WireDecoder:
 
 
 def _decoder(schema: AvroSchema, reader: AvroSchema | None) -> _Decode:
-    """Return what decodes a value that was written with a schema."""
+    """Return a decoder of values that were written with a schema."""
     parsed, start = schema.parsed, PREFIX.size
     reader_parsed = None if reader is None else reader.parsed
     read, write = need("fastavro").schemaless_reader, need("fastavro").schemaless_writer
@@ -318,6 +318,6 @@ def _decoder(schema: AvroSchema, reader: AvroSchema | None) -> _Decode:
 
 
 def _decoder_to_json(schema: AvroSchema, reader: AvroSchema | None) -> _Decode:
-    """Return what decodes a value to JSON text."""
+    """Return a decoder of values to JSON text."""
     decode = _decoder(schema, reader)
     return lambda data: json_text(decode(data))

@@ -53,7 +53,7 @@ def type_and_attributes(schema: Any) -> tuple[str, Any]:
 
 
 def checker_of(schema: Any) -> Check | None:
-    """Return what raises for a value that fastavro would change; None if it changes none.
+    """Return a check that raises for a value that fastavro would change, or None.
 
     The function raises TypeError or ValueError, whose text names the field.
 
@@ -231,7 +231,7 @@ decimals, dates, times and UUIDs as text."""
 
 
 def parser_of(schema: Any) -> Parse:
-    """Return what converts a value of JSON, as `json_text` writes it, to one of Avro.
+    """Return a converter of JSON values, as `json_text` writes them, to Avro's.
 
     The function raises TypeError or ValueError.
 
@@ -306,7 +306,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _from_text(parse: Callable[[str], Any]) -> Parse:
-    """Return what converts text, and leaves other values for fastavro to judge."""
+    """Return a converter of text that leaves other values for fastavro to check."""
     return lambda value: parse(value) if isinstance(value, str) else value
 
 

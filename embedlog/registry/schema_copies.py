@@ -53,7 +53,7 @@ def all_schemas(root: Root) -> tuple[tuple[int, str], ...]:
 def registry_of(
     root: Root, topic: str, config: Mapping[str, object], schemas: tuple[tuple[int, str], ...]
 ) -> RegistryCopy | None:
-    """Return what a topic needs of the registry; None if it has no Avro.
+    """Return the part of the registry that a topic needs; None if it has no Avro.
 
     Its keys or values are Avro if its setting says so, or if they have a subject.
 

@@ -311,7 +311,7 @@ class SchemaRegistry:
         return numbers
 
     def __dir__(self) -> list[str]:
-        """Return what completion offers."""
+        """Return the names that completion offers."""
         return public_names(self)
 
     # Rows

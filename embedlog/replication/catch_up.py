@@ -77,7 +77,7 @@ class ReplicaCopy:
         self._leader: LeaderAndEpoch
         """Of whom the copy is."""
         self._guard: Callable[[], AbstractContextManager[object]] = self._locked
-        """Makes what is held around each write."""
+        """Makes a context manager that is entered for each write."""
         self._trusted_offset = 0
         """Below it the sealed segments are the leader's."""
         self._done: dict[int, int] = {}

@@ -3,12 +3,12 @@
 Every process has a `Controller`, with the newest `MetadataImage` that it knows.  The process
 that finds a directory broken takes it offline itself, in one write of the metadata: the
 directory leaves all ISRs, and other in-sync replicas are elected for the partitions that it
-led.  So no process waits for another one, and a program that is running goes on with its next
+led.  So no process waits for another one, and a program that is running continues with its next
 operation.
 
 Order, when a directory breaks: the epoch pages show a new epoch; then the metadata is written
 to the remaining directories.  If it were the other way round, and the process was killed in
-between, the others would go on with old metadata: a new in-sync replica, for example, would
+between, the others would continue with old metadata: a new in-sync replica, for example, would
 miss what they append.  A process that is killed before it writes the metadata leaves an epoch
 that is in no database; until the housekeeping writes one, all processes look for it in every
 operation.  A process that has not looked at the pages yet writes to more directories than it
@@ -474,7 +474,7 @@ class Controller:
 
         With ``failed`` it takes the place of directories that do not work, and that go offline
         in the same write.  Those that are left have every write, since each goes to all that are
-        online; and nobody goes on without them, since the others are no majority: not even
+        online; and no process continues without them, since the others are no majority: not even
         together with this directory, whose lock is held, and whose epoch is still lower.
 
         Args:
@@ -565,10 +565,10 @@ def _has_lost(directory: LogDirectory, other: LogDirectory, info: DirectoryInfo)
 
 
 def _flushed(directory: int, txn: kv.Txn) -> dict[bytes, FlushedCopy]:
-    """Return what a directory has flushed of the copies that were in sync, by its own rows.
+    """Return the flushed ends of a directory's in-sync copies, by its own rows.
 
     Of the others it may know more than its files have: when it comes online, it gets the rows
-    of other directories at once, and the records later.
+    of other directories immediately, and the records later.
     """
     found = {}
     for (key,), assignment in ASSIGNMENTS.scan(txn):
@@ -660,7 +660,7 @@ def offline_error(
             f"{', '.join(paths)}",
             **where,
             replicas=paths,
-            todo="An unclean election goes on with what another copy has.",
+            todo="An unclean election continues with what another copy has.",
         )
     return ReplicaNotAvailableError(
         f"The partition is offline: its copies are in {', '.join(paths)}",

@@ -185,7 +185,7 @@ class LogDirectory:
             self.files.sync(fd)
 
     def works(self) -> bool:
-        """Whether it can be written, for an error that a broken disk is not the only reason of."""
+        """Probe the directory, if an error alone does not prove that the disk is broken."""
         try:
             self.probe()
         except StorageError:
@@ -193,7 +193,7 @@ class LogDirectory:
         return True
 
     def is_whole(self) -> bool:
-        """Whether it is in place, and has what every directory has: it is not being deleted."""
+        """Whether the directory exists and is complete, so is not being deleted."""
         try:
             self.check_in_place()
         except StorageError:

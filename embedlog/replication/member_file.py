@@ -61,7 +61,7 @@ def read_listed(files: Files) -> list[str]:
 
 
 def read_member(files: Files) -> DirectoryMember | None:
-    """Return what a directory says; None if it is no log, or one in a single directory.
+    """Read the member file of a directory; None if it is no log, or a log of one directory.
 
     Raises:
         NotALogError: The file cannot be read.
@@ -78,7 +78,7 @@ def read_member(files: Files) -> DirectoryMember | None:
 
 
 def _replicas_of(files: Files) -> Any:
-    """Return what the file of a directory has of its replicas; None without a file."""
+    """Return the replicas in the file of a directory; None without a file."""
     if not files.exists(FORMAT_FILE):
         return None
     try:

@@ -1,14 +1,14 @@
 """Finding what is damaged in the copies of a partition, and writing it again from a good copy.
 
 All in-sync copies have the same bytes, and each batch has checksums.  So a segment is read in
-all copies at once, batch by batch.  Where a copy has other bytes, those of the first copy are
+all copies together, batch by batch.  Where a copy has other bytes, those of the first copy are
 right whose batch has its checksums, the leader's before the followers'.  What no copy has whole
 stays as it is, for `repair` to drop.
 
 A copy that lacks whole files, or ends before the end of a sealed segment, leaves the ISR
 instead, if another one has them, and catches up as that of a directory that comes back.
 
-Order: nothing is cut, and a copy is only written where another one has a whole batch.  Killed
+Order: nothing is truncated, and a copy is only written where another one has a whole batch.  Killed
 in between, it is as damaged as before, or less, and the next to read it begins again.
 """
 
@@ -113,7 +113,7 @@ def _mend(
 
     if incomplete and controller.change_assignment(log.key, leave):
         _logger.warning(
-            "%s-%d: segment files of directories %s are missing or cut short; they are copied "
+            "%s-%d: segment files of directories %s are missing or truncated; they are copied "
             "again from directory %d",
             *(log.topic, log.partition, sorted(incomplete), whole[0]),
         )
@@ -162,9 +162,9 @@ def _is_flushed(log: PartitionLog, info: SegmentInfo) -> bool:
 def _incomplete(
     log: PartitionLog, controller: Controller, segments: Collection[SegmentInfo]
 ) -> tuple[set[int], set[int]]:
-    """Return what lacks files, or their ends, which another in-sync copy has.
+    """Return the copies that lack files, or their ends, which another in-sync copy has.
 
-    Returns the ids of the directories, and those of the segments that are cut short somewhere.
+    Returns the ids of the directories, and those of the segments that are truncated somewhere.
     """
     directories, incomplete, torn = _in_sync(log, controller), set(), set()
     for info in segments:
@@ -245,7 +245,7 @@ def _compare(
                         if piece.source is None and copy.size > end:
                             copy.truncate(end)
             if mend and tail is None and not info.sealed and copies:
-                # Otherwise what a recovery cuts at the leader would stay in a longer follower.
+                # Otherwise what a recovery truncates at the leader would stay in a longer follower.
                 size = max(copies[0].size, end)
                 for copy in copies:
                     if copy.size > size:
@@ -281,7 +281,7 @@ def _difference(log: PartitionLog, copy: SegmentCopy, piece: Piece) -> ReplicaDi
             begin, end, offset = batch.position, batch.position + batch.size, batch.base_offset
             if copy.read(begin, end) != source.read(begin, end):
                 if copy.size < end:
-                    what, other = f"the file is cut short at byte {copy.size}", None
+                    what, other = f"the file is truncated at byte {copy.size}", None
                 elif copy.whole(begin, end, offset) is None:
                     what, other = f"the batch at byte {begin} is damaged", None
                 break

@@ -65,7 +65,7 @@ class ReplicatedPartition(PartitionLog):
 
     Every operation writes to the in-sync replicas, by `ReplicatedFiles`.  What is left to do
     here: an append with ``acks="all"`` needs `min.insync.replicas`, and the first to take the
-    partition's lock after an election begins the new leader's epoch.  Its holder goes on if
+    partition's lock after an election begins the new leader's epoch.  Its holder continues if
     another leader is elected meanwhile: one that was in sync has the same bytes, and what was
     written for another one is not published.
     """
@@ -271,7 +271,7 @@ class ReplicatedPartition(PartitionLog):
     # Copies
 
     def mend(self, segments: Collection[SegmentInfo] | None = None) -> bool:
-        """As `PartitionState.mend`; a log that may not write goes on at another copy."""
+        """As `PartitionState.mend`; a log that may not write continues at another copy."""
         if not self.assignment.in_sync_followers:
             return False
         if not self.context.files.writable:
@@ -300,7 +300,7 @@ class ReplicatedPartition(PartitionLog):
         lack some, and has others at their positions.
 
         Raises:
-            NotLeaderOrFollowerError: Another leader has taken over, the log was cut, or the
+            NotLeaderOrFollowerError: Another leader has taken over, the log was truncated, or the
                 partition has no copy in the follower's directory any more.
         """
         with self.locked():

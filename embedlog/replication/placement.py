@@ -125,7 +125,7 @@ def _followers(
 ) -> Iterator[int]:
     """Yield the others, those in a rack without a replica first, and the offline ones last.
 
-    The search for the next one goes on in the circle where the last one was found.
+    The search for the next one continues in the circle where the last one was found.
     """
     missing = set(directories.values()) - {directories[leader]}
     while others:

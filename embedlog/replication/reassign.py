@@ -3,7 +3,7 @@
 A reassignment is in the metadata from its beginning to its end, so any process can finish it.
 `run` copies in the process of the caller, at the caller's pace; meanwhile it holds a lock, by
 which the housekeeping leaves the new copies alone.  If the process is killed, the lock is free,
-and the housekeeping goes on.
+and the housekeeping continues.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ from embedlog.root.root import Root, check_format
 _logger = logging.getLogger("embedlog.replication")
 
 REGAIN_SECONDS = 0.1
-"""How often a process that has too few directories looks whether one came back."""
+"""How often a process that has too few directories checks whether one came back."""
 DEFAULT_REPLICATION_FACTOR = 3
 """A topic has this many copies, or as many as there are directories."""
 
@@ -161,7 +161,7 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
 
     def _unassign_replicas(self) -> Callable[[kv.Txn], None]:
         def unassign(txn: kv.Txn) -> None:
-            # With the old image, others would go on to move copies, and to wait for them.
+            # With the old image, others would continue to move copies, and to wait for them.
             image = MetadataImage.load(txn)
             put_epoch(txn, image.epoch + 1, image.controller_id)
 
@@ -396,7 +396,7 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
             _logger.warning("What killed processes left is not removed yet: %s", error)
 
     def _regain_quorum(self, failed: Mapping[int, Exception]) -> bool:
-        """Look whether a directory came back, for a process that has too few of them."""
+        """Check whether a directory came back, for a process that has too few of them."""
         # One thread at a time, and not while it is bringing one back.
         if not self._regaining.acquire(blocking=False):
             return False
@@ -522,7 +522,7 @@ def _check_replicas(
 
 
 def _give_up(directory: LogDirectory, error: Exception) -> None:
-    """Go on without a directory; frees its locks, so that it can be brought back."""
+    """Continue without a directory; frees its locks, so that it can be brought back."""
     _logger.warning("Directory %s cannot be used: %s", directory.path, error)
     directory.close()
 

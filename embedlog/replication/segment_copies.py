@@ -117,7 +117,7 @@ class SegmentCopy:
         self.directory.files.write(self._open(), [piece.data], piece.position)
 
     def truncate(self, size: int) -> None:
-        """Cut the file."""
+        """Truncate the file."""
         self.directory.files.truncate(self._open(), size)
 
     def _open(self) -> int:

@@ -11,7 +11,7 @@ from embedlog.replication.controller import Controller
 from embedlog.replication.directory import LogDirectory
 
 LONGEST_WAIT: Final = 0.2
-"""Seconds after which a waiter looks whether there is another controller, whose page counts."""
+"""Seconds after which a waiter checks whether there is another controller, whose page counts."""
 
 
 class ReplicatedWake(WakePage):

@@ -1,4 +1,4 @@
-"""Retention in words: what is deleted when, and what keeps the rest (C9).
+"""Retention in words: what is deleted when, and what keeps the rest.
 
 People read ``retention.ms`` as "deleted after"; it means "kept at least this long".
 """
@@ -115,7 +115,7 @@ def _range(view: PartitionView, segments: list[RetainedSegment]) -> str:
 
 
 def _describe_rest(segments: list[RetainedSegment], config: TopicConfig) -> Iterator[str]:
-    """Say when the oldest of the other segments is due; later ones are not deleted before (C2)."""
+    """Say when the oldest of the other segments is due; later ones are not deleted before."""
     if not segments:
         return
     where = f"offsets [{segments[0].base_offset}, {segments[-1].next_offset}) stay"

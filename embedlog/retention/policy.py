@@ -15,7 +15,7 @@ Key = TypeVar("Key")
 
 
 class RetainedSegment(NamedTuple):
-    """A segment as retention sees it; it is deleted entirely or not at all (C1)."""
+    """A segment as retention sees it; it is deleted entirely or not at all."""
 
     base_offset: int
     next_offset: int
@@ -104,7 +104,7 @@ def retained_segment(
 
 
 def count_by_size(segments: Sequence[RetainedSegment], retention_bytes: int) -> int:
-    """Return how many of the oldest to delete so that at least this many bytes stay (C3)."""
+    """Return how many of the oldest to delete so that at least this many bytes stay."""
     if retention_bytes < 0:
         return 0
     excess, count = sum(segment.size for segment in segments) - retention_bytes, 0
@@ -116,7 +116,7 @@ def count_by_size(segments: Sequence[RetainedSegment], retention_bytes: int) -> 
 
 def count_by_time(segments: Sequence[RetainedSegment], retention_ms: int, now_ms: int) -> int:
     """Return how many of the oldest are older than ``retention_ms``: all before the first that
-    is not (C2)."""
+    is not."""
     if retention_ms < 0:
         return 0
     due = takewhile(
@@ -127,7 +127,7 @@ def count_by_time(segments: Sequence[RetainedSegment], retention_ms: int, now_ms
 
 
 def count_due(segments: Sequence[RetainedSegment], config: TopicConfig, now_ms: int) -> int:
-    """Return how many of the oldest to delete by size, then by time (C1, C6)."""
+    """Return how many of the oldest to delete by size, then by time."""
     if not config.deletes:
         return 0
     count = count_by_size(segments, config.retention_bytes)

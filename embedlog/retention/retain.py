@@ -80,7 +80,7 @@ def retain(
 ) -> list[RetentionResult]:
     """Delete what the settings ask for in every partition, and unlink the files that are due.
 
-    Uses the settings as they are now (C10).  If a partition fails, the others are done
+    Uses the settings as they are now.  If a partition fails, the others are done
     nevertheless, and the first error is raised at the end.
 
     Args:
@@ -210,7 +210,7 @@ def inspect(log: PartitionLog, now_ms: int) -> PartitionView:
 
 
 def _constraints(view: PartitionView, txn: kv.Txn) -> list[RetentionConstraint]:
-    """Return what leases and groups keep of a partition, in a transaction of `live`."""
+    """Return the limits that leases and groups set on retention, in a transaction of `live`."""
     log = view.log
     constraints = [
         RetentionConstraint(offset, f"lease {name!r} holds them for another {ms_left // 1000} s")
@@ -291,7 +291,7 @@ def delete_records(log: PartitionLog, offset: int) -> int:
     including the active one.
 
     Raises:
-        OffsetOutOfRangeError: The offset is past the end (A30).
+        OffsetOutOfRangeError: The offset is past the end.
         Exception: As `log_start.move_log_start`.
     """
     log.refresh()

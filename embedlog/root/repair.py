@@ -101,7 +101,7 @@ def _repair_partition(log: PartitionLog, dry_run: bool) -> list[str]:
 
 
 def _drop_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
-    """After a failed flush: drop the page cache, so that recovery scans what the disk has (P9)."""
+    """After a failed flush: drop the page cache, so that recovery scans what the disk has."""
     try:
         tail = recovery.tail_locked(log)
     except CorruptionError:

@@ -114,7 +114,7 @@ class Root:
         self.allow_pickle, self.must_exist = allow_pickle, must_exist
         self.closed = False
         self.listeners = Listeners()
-        """What is told of what the clients of this log do."""
+        """Listeners to the clients of this log."""
         self.generation = 0
         """Grows with each fork, after which no object taken from this root is valid."""
         self.startup_report: list[str] = []
@@ -214,7 +214,7 @@ class Root:
     def _assign_replicas(
         self, replication_factor: int | None, replicas: Sequence[Sequence[int]] | None = None
     ) -> NewPartitions | None:
-        """Return what assigns replicas to new partitions, in the transaction that adds them."""
+        """Return the function that places new partitions in the transaction that creates them."""
         if replicas is not None:
             raise InvalidReplicationAssignmentError(
                 "The log is in one directory, so there is nothing to choose",
@@ -231,7 +231,7 @@ class Root:
         return None
 
     def _unassign_replicas(self) -> Callable[[kv.Txn], None] | None:
-        """Return what is to be done in the transaction that deletes a topic."""
+        """Return a hook to run inside the delete-topic transaction, or None."""
         return None
 
     def grow_topic(self, name: str, partitions: int, *, mirror: str = "") -> TopicInfo:
@@ -255,7 +255,7 @@ class Root:
         return info
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic; readers that have its files open finish with them (A38).
+        """Delete a topic; readers that have its files open finish with them.
 
         Housekeeping, or the next open, removes what cannot be removed now.
         """

@@ -74,7 +74,7 @@ def has_state(files: Files) -> bool:
 
 
 def remove_clean_mark(files: Files) -> dict[str, int] | None:
-    """Remove the mark of the last clean close, and return what it says (A24)."""
+    """Remove the mark of the last clean close, and return what it says."""
     if not files.exists(CLEAN_FILE):
         return None
     try:
@@ -130,7 +130,7 @@ def mark_clean(files: Files) -> None:
 
 
 def _problems_at_close(files: Files, name: str) -> list[str]:
-    """Return what is wrong with a database that no other process uses.
+    """Return the problems of a database that no other process uses.
 
     An unusually large database is not checked, since a close must not take long.
     """
@@ -176,7 +176,7 @@ def _copy_is_good(files: Files) -> bool:
 
 
 def _damage(files: Files, name: str) -> list[str]:
-    """Return what is wrong with `state`, or a copy of it.
+    """Return the problems of `state`, or of a copy of it.
 
     Rows are checked too: if the key of a segment's row is damaged, its file would be removed
     as garbage.
@@ -218,7 +218,7 @@ def _restore_state(files: Files, reason: str) -> list[str]:
     """Replace a damaged `state` by its last copy; rename the damaged one to `state.damaged`.
 
     Segments that the copy does not name are adopted, never removed: metadata
-    that looks wrong deletes no data (R7).
+    that looks wrong deletes no data.
     """
     path = files.path("state")
     if not _copy_is_good(files):
@@ -497,7 +497,7 @@ def strays(files: Files, state: kv.Store, pending: Collection[str] = ()) -> list
     """Return the segment files, and the topics' directories, that the manifest does not name.
 
     Without uncommitted files and the ``pending`` deletes.  Files with other names do not
-    belong to the log and are ignored (A28).
+    belong to the log and are ignored.
     """
     # Files before names: a file that is created meanwhile is named already.
     present = _present(files)

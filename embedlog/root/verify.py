@@ -225,7 +225,7 @@ def _verify_segment(
     # Includes what is written but not flushed yet, since the index has it already.
     stop = segment.end_position if segment.sealed else tail.log_end_position
     if size < stop:
-        yield size, f"the file is cut short: {stop} bytes were written"
+        yield size, f"the file is truncated: {stop} bytes were written"
         return
     if segment.sealed and size != segment.size:
         yield size, f"the file was sealed with {segment.size} bytes"
@@ -271,7 +271,7 @@ def _verify_batches(
 
 
 def gaps(segment: SegmentInfo, batch: Batch, expected: int) -> list[str]:
-    """Return what is wrong with the offsets of a batch in a segment that must have no gaps."""
+    """Return the problems with a batch's offsets in a segment that must have no gaps."""
     if not segment.dense:
         return []
     problems = []
@@ -292,7 +292,7 @@ def stray_files(context: Context) -> list[str]:
 
 
 def rebuild_index(root: Root, topic: str | None = None) -> int:
-    """Rebuild the index of a topic, or of all topics, from the segments (A28, B5).
+    """Rebuild the index of a topic, or of all topics, from the segments.
 
     Returns how many entries it has.
 
@@ -317,7 +317,7 @@ def rebuild_index(root: Root, topic: str | None = None) -> int:
 def rebuild_segment(log: PartitionLog, segment: SegmentInfo, stop: int) -> int:
     """Rebuild the index of one segment, under the partition's lock; return how many entries.
 
-    They are those that appending its batches would have made (B1).
+    They are those that appending its batches would have made.
     """
     entries: list[IndexEntry] = []
     file, unindexed, newest = log.open_segment(segment), 0, -(1 << 63)
@@ -344,7 +344,7 @@ def rebuild_segment(log: PartitionLog, segment: SegmentInfo, stop: int) -> int:
 def index_is_wrong(log: PartitionLog, segment: SegmentInfo) -> bool:
     """Whether the index of a sealed segment, whose file is whole, could mislead a read.
 
-    Missing entries only make reads slower (B5); each recovery rebuilds the index of the
+    Missing entries only make reads slower; each recovery rebuilds the index of the
     active segment.
     """
     if not segment.sealed:

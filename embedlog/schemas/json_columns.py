@@ -114,7 +114,7 @@ def in_utc(column: Any) -> Any:
 
 
 def _times(text: Any, data_type: Any) -> Any:
-    """Return what `time_texts` wrote; Arrow reads no years after 9999 and before 0."""
+    """Inverse of `time_texts`; Arrow reads no years after 9999 and before 0."""
     try:
         return text.cast(data_type)
     except pa.ArrowInvalid as error:

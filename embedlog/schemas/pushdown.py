@@ -47,7 +47,7 @@ class PushedFilter(NamedTuple):
 
 
 def pushed_filter(predicate: polars.Expr, columns: Mapping[str, Any]) -> PushedFilter | None:
-    """Return what the log can use of a filter of Polars.
+    """Return the part of a Polars filter that the log can use.
 
     Args:
         predicate: The filter, with literals of the types of the columns, as Polars passes it to

@@ -102,7 +102,7 @@ class TypedReader:
         return result
 
     def indexes(self, names: Sequence[str], layout: BufferLayout) -> set[int]:
-        """Return which stored columns `table` needs, by their indexes.
+        """Return the indexes of the stored columns that `table` needs.
 
         Args:
             names: The columns of the table.

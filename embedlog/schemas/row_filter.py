@@ -236,5 +236,5 @@ def failures() -> tuple[type[BaseException], ...]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error of Polars says, without its plan of the query."""
+    """Return the message of a Polars error, without the query plan."""
     return (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")

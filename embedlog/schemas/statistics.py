@@ -232,7 +232,7 @@ def _all_kinds(schema: Any) -> Sequence[tuple[int, int]]:
 
 
 def unpack_rows(value: bytes) -> RowStatistics:
-    """Return what `pack_rows` encoded."""
+    """Inverse of `pack_rows`."""
     count, columns = _COUNTS.unpack_from(value)
     end = _COUNTS.size + columns * _NULLS.size
     nulls = tuple(number for (number,) in _NULLS.iter_unpack(value[_COUNTS.size : end]))

@@ -69,12 +69,12 @@ class TopicSchema:
         return pa.schema([pa.field(f.name, f.type, f.nullable) for f in self.columns])
 
     def has_columns_of(self, other: TopicSchema) -> bool:
-        """Whether it has the columns of a schema of another topic, with the same ids."""
+        """Return whether this schema has the same columns and ids as another topic's."""
         same: bool = self.columns.equals(other.columns, check_metadata=True)
         return same and (self.key, self.timestamp) == (other.key, other.timestamp)
 
     def is_of_other_topic(self, topic_id: int) -> bool:
-        """Whether it is known to be of another topic than the one with an id."""
+        """Return whether the schema is known to belong to another topic than `topic_id`."""
         return self.topic_id is not None and self.topic_id != topic_id
 
     def encoded_default(self, name: str) -> str | None:
@@ -101,7 +101,7 @@ class TopicSchema:
 
     @classmethod
     def unpack(cls, version: int, packed: bytes) -> TopicSchema:
-        """Return what `pack` encoded."""
+        """Inverse of `pack`."""
         schema = pa.ipc.read_schema(pa.py_buffer(packed))
         timestamp = schema.metadata.get(_TIMESTAMP)
         return cls(

@@ -30,7 +30,7 @@ class TypedBatch(EncodedBatch):
 
     @property
     def has_tombstones(self) -> bool:
-        """Whether it has the column that says which rows are tombstones."""
+        """Whether the batch has a column that marks tombstones."""
         return bool(self.flags & TOMBSTONES)
 
     def stored_schema(self) -> Any:

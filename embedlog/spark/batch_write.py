@@ -64,7 +64,7 @@ def plan_write(
     keep: bool = False,
     fields: Sequence[dict[str, Any]] | None = None,
 ) -> WriteTask:
-    """Return what the tasks of a write need to know.
+    """Return the description of a write for its tasks.
 
     A topic named in the options that does not exist is created by `publish`, when all rows are
     staged: then it is known how many partitions they need, and no task can fail any more.

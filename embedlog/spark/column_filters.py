@@ -53,7 +53,7 @@ def narrow(
 
 
 def _pruner(filters: Iterable[Sequence[Any]], schema: TopicSchema) -> Pruner | None:
-    """Return what decides by statistics; None if no filter can be used."""
+    """Return a pruner that skips segments by statistics, or None."""
     conditions = [_condition(name, op, value, schema) for name, op, value in filters]
     usable = [condition for condition in conditions if condition is not None]
     return Pruner(reduce(and_, usable), schema) if usable else None

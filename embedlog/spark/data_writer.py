@@ -58,7 +58,7 @@ class TargetTopic:
 
     @property
     def is_new(self) -> bool:
-        """Whether it will be created with as many partitions as the rows need, at least one."""
+        """Whether the topic is to be created, with at least one partition and as many as needed."""
         return self.id == NEW_TOPIC_ID
 
 

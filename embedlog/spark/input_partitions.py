@@ -78,7 +78,7 @@ class _LocatedRange(NamedTuple):
         return self, count
 
     def to_slice(self) -> PartitionSlice:
-        """Return what a task reads."""
+        """Return the slice that a task reads."""
         chunks = tuple(
             FileChunk(
                 *(path, info.sealed, info.headers, position, end_position),

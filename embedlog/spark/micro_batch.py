@@ -95,7 +95,7 @@ class MicroBatchStream:
     Args:
         options: The options of the reader.
         clock_ms: The clock for maxTriggerDelay and the renewal of the lease.
-        state: The state of the same query in a process that was killed, to go on with it.
+        state: The state of the same query in a process that was killed, to continue with it.
         cache: Where the log stays open for other queries.
         schemas: Those of typed topics; by default the ones at the start of the query.
 
@@ -131,7 +131,7 @@ class MicroBatchStream:
 
     @property
     def state(self) -> StreamState:
-        """What another process needs to go on with the query."""
+        """What another process needs to continue with the query."""
         return StreamState(self._lease_name, self._initial_offset, self._available_now)
 
     def close(self) -> None:
@@ -381,7 +381,7 @@ def _copied_to(log: PartitionLog, topic_id: int) -> int | None:
 
 
 def _truncated_to(log: PartitionLog, epoch: int | None, offset: int) -> int | None:
-    """Return where the log was truncated below an offset since a leader epoch, if it was (A36)."""
+    """Return where the log was truncated below an offset since a leader epoch, if it was."""
     if epoch is None or log.tail().leader_epoch == epoch:
         return None
     epochs = log.context.state.read(lambda txn: catalog.epochs(txn, log.key))

@@ -175,11 +175,11 @@ class OptionReader:
         return default if value is None else value
 
     def json(self, name: str, wanted: str, convert: Callable[[Any], T]) -> T | None:
-        """Return what ``convert`` makes of a JSON text."""
+        """Return the result of ``convert`` for a JSON text."""
         return self.parsed(name, wanted, lambda text: convert(json.loads(text)))
 
     def parsed(self, name: str, wanted: str, parse: Callable[[str], T]) -> T | None:
-        """Return what ``parse`` makes of a text; ``wanted`` describes valid texts."""
+        """Return the result of ``parse`` for a text; ``wanted`` describes valid texts."""
         text = self.text(name)
         if text is None:
             return None

@@ -256,7 +256,7 @@ def _read_batches(
 ) -> Iterator[list[Batch | BatchRun]]:
     """Yield the batches of a part of a file, a few megabytes at a time.
 
-    If a directory fails, it goes on in the next one that has the file.
+    If a directory fails, it continues in the next one that has the file.
 
     Args:
         directories: The log roots.

@@ -193,7 +193,7 @@ def main() -> int:
     """Answer requests until stdin ends."""
     # Ctrl-C goes to the JVM as well, which decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # SIGTERM often does so, too.  If stdin goes on, so do the queries: then another planner needs
+    # SIGTERM often does so, too.  If stdin continues, so do the queries: then another planner needs
     # the leases of this one.
     signal.signal(signal.SIGTERM, lambda *_: _end_at_the_latest(TERMINATION_SECONDS))
     answers = _take_stdout()

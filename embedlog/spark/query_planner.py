@@ -152,7 +152,7 @@ class QueryPlanner(WritePlanner):
         return plan_to_json(parsed.path, partitions)
 
     def open_stream(self, options: Json, state: Json | None = None) -> Json:
-        """Begin a streaming query, or go on with one of a planner that was killed.
+        """Begin a streaming query, or continue with one of a planner that was killed.
 
         Args:
             options: The options of the reader.

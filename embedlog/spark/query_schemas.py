@@ -1,7 +1,7 @@
 """Through which version of its schema each topic of a query is read.
 
 A query keeps the columns with which it started: records of older and newer versions are seen
-through that version, since columns are told by their field ids.  Topics of bytes have no schema.
+through that version, since columns are found by their field ids.  Topics of bytes have no schema.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class StreamSink(StagingWriter, DataSourceStreamArrowWriter):
 
 
 def _staged_rows(messages: Sequence[Any]) -> list[StagedRows]:
-    """Return what the tasks staged in the order of the tasks, which a repetition has as well."""
+    """Return the staged rows in the order of the tasks, which a retry repeats."""
     staged = [message for message in messages if isinstance(message, StagedCommitMessage)]
     staged.sort(key=lambda message: message.partition_id)
     return [message.staged_rows for message in staged]

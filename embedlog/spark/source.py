@@ -52,7 +52,7 @@ class LogSource:
 
     @property
     def writable(self) -> bool:
-        """Whether it may flush, commit for a group, and hold a lease."""
+        """Whether the source may flush, commit for a group, and hold a lease."""
         return bool(self.log.root.mode == "rw")
 
     def close(self) -> None:
@@ -272,7 +272,7 @@ class LogSource:
         error = errors.DataLossError(
             f"Records may have been missed: the partition {problem}",
             **topic_partition._asdict(),
-            todo="Set failOnDataLoss to false to go on with the records that exist.",
+            todo="Set failOnDataLoss to false to continue with the records that exist.",
         )
         if self.options.fail_on_data_loss:
             raise error

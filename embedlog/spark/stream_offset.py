@@ -61,7 +61,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StreamOffset:
-        """Return what `to_json` wrote, or the offsets in a checkpoint of Kafka's source."""
+        """Inverse of `to_json`; also reads the offsets in a checkpoint of Kafka's source."""
         start = value.get(_BATCH_START)
         return cls(
             _flat({name: item for name, item in value.items() if not name.startswith("@")}),

@@ -280,7 +280,9 @@ def _check_type(name: str, wanted: Json, actual: Json) -> None:
             todo="Leave the type as it is, and cast the column afterwards.",
         )
     if list(_null_flags(wanted)) != list(_null_flags(actual)):
-        raise InvalidConfigError(f"What is inside of column {name} may be null", todo=_NO_NOT_NULL)
+        raise InvalidConfigError(
+            f"Elements inside column {name} must be nullable", todo=_NO_NOT_NULL
+        )
 
 
 def _null_flags(spark_type: Json) -> Iterator[bool]:
@@ -380,7 +382,7 @@ def stored_type(wanted: Json, column: str) -> Any:
     """
     if not all(_null_flags(wanted)):
         raise InvalidSchemaError(
-            f"What is inside of column {column} may be null", column=column, todo=_NO_NOT_NULL
+            f"Elements inside column {column} must be nullable", column=column, todo=_NO_NOT_NULL
         )
     name = type_name(wanted)
     try:

@@ -134,7 +134,7 @@ class WritePlanner:
 
 
 def _staged_rows(staged: Sequence[Json]) -> list[StagedRows]:
-    """Return what tasks staged, as `StagedRows.java` writes it."""
+    """Return the rows that tasks staged, as `StagedRows.java` writes them."""
     from embedlog.publish.staging import StagedBatch, StagedFile
     from embedlog.spark.data_writer import StagedRows
 

@@ -189,7 +189,7 @@ def test_options_are_properties_and_a_key_may_have_several_columns(sql, log):
         ("CREATE TABLE {new} (a INT, v VARCHAR(9))", "Column v is varchar(9), which a topic"),
         ("CREATE TABLE {new} (a STRING COLLATE UTF8_LCASE)", "Column a is text with a collation"),
         ("CREATE TABLE {new} (a STRUCT<x: STRING COLLATE UTF8_LCASE>)", "with a collation"),
-        ("CREATE TABLE {new} (a STRUCT<x: INT NOT NULL>)", "What is inside of column a may be"),
+        ("CREATE TABLE {new} (a STRUCT<x: INT NOT NULL>)", "Elements inside column a must be"),
         ("CREATE TABLE {new} (a INT, key STRING)", "embedlog uses the name 'key' itself"),
         ("CREATE TABLE {new} (a INT, offset INT)", "embedlog uses the name 'offset' itself"),
         ("CREATE TABLE {new} (a INT DEFAULT 5)", "does not support column default value"),

@@ -65,7 +65,7 @@ def clients() -> list[Any]:
 
 
 def modules() -> dict[str, ModuleType]:
-    """Return what `embedlog.kafka.patch` puts in the place of confluent_kafka's modules.
+    """Return the modules with which `embedlog.kafka.patch` replaces confluent_kafka's.
 
     A patched program can import others, such as `confluent_kafka.schema_registry.avro` and
     `confluent_kafka.aio`, which use the clients of this package then.

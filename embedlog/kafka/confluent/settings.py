@@ -109,7 +109,7 @@ class ClientSettings:
         return text == "true"
 
     def choice(self, name: str, default: str, choices: Mapping[str, str]) -> str:
-        """Return what stands for the value."""
+        """Return the value that `choices` has for a setting."""
         value = str(self.values.get(name, default))
         if value not in choices:
             raise invalid(name, value)
