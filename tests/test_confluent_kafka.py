@@ -1273,6 +1273,15 @@ def test_patch_reaches_what_was_imported_from_confluent_kafka_before(tmp_path):
     assert output == ["0", "t", "t", "True embedlog.kafka.confluent.consumer", "True"]
 
 
+def test_patch_needs_none_of_the_libraries_of_the_registry(tmp_path):
+    """The extra `[confluent-kafka]` does not install them."""
+    pytest.importorskip("confluent_kafka")
+    missing = "import sys; sys.modules |= dict.fromkeys(('attrs', 'certifi', 'httpx'))\n"
+
+    output = run_python("-c", missing + IMPORTED_BEFORE, tmp_path / "log").splitlines()
+    assert output == ["0", "t", "t", "True embedlog.kafka.confluent.consumer", "True"]
+
+
 def test_the_page_of_the_docs_runs_from_top_to_bottom(tmp_path):
     """Its programs can be pasted into one session, in an empty directory, as they are."""
     page = (Path(__file__).parents[1] / "docs" / "kafka-clients.md").read_text()

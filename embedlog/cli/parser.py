@@ -92,7 +92,7 @@ COMMANDS = {
     "maintain": "run all maintenance jobs once, such as retention and compaction",
     "explain": "explain what is deleted or compacted when, and what keeps the rest",
     "verify": "read everything and check all checksums; of several copies, only that of the leader",
-    "repair": "drop damaged records; a dry run without --yes",
+    "repair": "mend copies, and drop records that are damaged in all; a dry run without --yes",
     "doctor": "check versions, speeds, space and locks",
     "share": "let Spark's executors of other users, who are in a group, read and stage records",
     "completion": "print a script that completes commands, options, topics and groups in a shell",

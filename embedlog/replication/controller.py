@@ -534,10 +534,13 @@ class Controller:
             everyone = sorted([*directories, directory], key=lambda each: each.id)
             self.state.write_held(everyone, online, replaced=directory)
             directory.opened_epoch = self.epoch + 1
+            for each in everyone:
+                each.note_epoch(directory.opened_epoch)
+        # Without the locks of databases, which `refresh` may wait for; no thread may work with an
+        # older image between this and the next line, and close a directory that it has as offline.
+        with self._lock:
             before = self.directories.get(directory.id)
             self.directories[directory.id] = directory
-            for each in everyone:
-                each.note_epoch(self.epoch + 1)
         if before is not None:
             before.detach()
         self.refresh()

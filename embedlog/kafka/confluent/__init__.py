@@ -59,9 +59,16 @@ def __getattr__(name: str) -> Any:
 
 def clients() -> list[Any]:
     """Return the clients that `embedlog.kafka.patch` puts in the place of confluent_kafka's."""
-    kinds = [Consumer, DeserializingConsumer, Producer, SerializingProducer, ShareConsumer]
-    registry = [__getattr__("schema_registry").SchemaRegistryClient] * (_REGISTRY in sys.modules)
-    return [kind for kind in (*kinds, admin.AdminClient, *registry) if kind._original is not None]
+    kinds: list[Any] = [
+        Consumer,
+        DeserializingConsumer,
+        Producer,
+        SerializingProducer,
+        ShareConsumer,
+    ]
+    if _REGISTRY in sys.modules:  # which needs more libraries
+        kinds.append(__getattr__("schema_registry").SchemaRegistryClient)
+    return [kind for kind in (*kinds, admin.AdminClient) if kind._original is not None]
 
 
 def modules() -> dict[str, ModuleType]:
