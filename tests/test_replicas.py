@@ -253,7 +253,7 @@ def test_a_log_in_one_directory_has_no_copies(tmp_path):
     """The error says how to get some."""
     with (
         embedlog.open(tmp_path / "log", maintenance=False) as log,
-        pytest.raises(errors.InvalidReplicationFactorError, match="replicas add"),
+        pytest.raises(errors.InvalidReplicationFactorError, match="add_replica"),
     ):
         log.create_topic("t", replication_factor=2)
 

@@ -14,6 +14,7 @@ from embedlog.errors import (
 from embedlog.kafka import KafkaAdminClient
 from embedlog.kafka import errors as kafka_errors
 from embedlog.kafka.admin import NewTopic
+from embedlog.kafka.confluent import ElectionType
 from embedlog.kafka.confluent import admin as confluent
 from embedlog.replication import recovery, unclean_election
 
@@ -178,7 +179,7 @@ def test_every_door_refuses_to_lose_what_another_copy_has(log, directories, comm
         admin.elect_leaders(1, {"t": [0]})
     admin.close()
     with confluent.AdminClient({"bootstrap.servers": f"embedlog://{root}"}) as client:
-        kind = confluent.common.ElectionType.UNCLEAN
+        kind = ElectionType.UNCLEAN
         partition = confluent.TopicPartition("t", 0)
         (error,) = client.elect_leaders(kind, [partition]).result().values()
         assert error.args[0].name() == "ELIGIBLE_LEADERS_NOT_AVAILABLE"
