@@ -11,6 +11,7 @@ import lmdb
 import pytest
 from support import forks
 from support.replicas import assignment, bring_back, notice, send, values
+from support.roots import encoded
 from support.staged_files import publish, stage
 
 from embedlog import catalog, errors, kv
@@ -176,6 +177,21 @@ def test_a_directory_that_comes_back_is_compared_with_what_is_on_its_disk(
     bring_back(log)
 
     assert file.read_bytes() == whole.read_bytes()
+
+
+def test_an_append_to_a_directory_that_is_being_deleted_finds_it_offline(directories, log):
+    """Its files go one after the other, and the log's before those that show what it is."""
+    log.create_topic("t", replication_factor=1)
+    send(log, "t", [b"a"])
+    leader = directories.path(assignment(log, "t").leader)
+    (file,) = leader.glob("topics/t-*/0/*.arrows")
+    os.truncate(file, 0)
+    (leader / "embedlog.toml").rename(leader / "elsewhere")
+
+    with pytest.raises(errors.ReplicaNotAvailableError):
+        log.partition("t", 0).append([encoded(b"b")])
+    (leader / "elsewhere").rename(leader / "embedlog.toml")
+    log.delete_topic("t")
 
 
 # The wrong moment

@@ -180,7 +180,10 @@ class ReplicatedPartition(PartitionLog):
                 # Each leader breaks once at most.
                 if self.controller.current().epoch == epoch:
                     if mended or not self.mend([self.active_segment]):
-                        raise
+                        # The directory may be in the middle of being deleted.
+                        self.controller.check_directories()
+                        if self.controller.epoch == epoch:
+                            raise
                     mended = True
 
     def check_replicas(self) -> None:
