@@ -43,8 +43,9 @@ def repair_copies(
     """
     messages, mended = [], set()
     for partition, found in _examine_all(root, mend=not dry_run):
-        done = "would be made" if dry_run else "is made"
-        messages += [f"{each}: the copy {done} again from a good one" for each in found.differences]
+        messages += [
+            f"{each}: the copy is made again from a good one" for each in found.differences
+        ]
         if not found.is_lost:
             mended.add(partition)
     if not dry_run:
