@@ -56,11 +56,13 @@ class SegmentCopy:
         except StorageError as error:
             if not error.missing:
                 raise
+            self.file = None  # it was named, and deleted before it was opened
         self.size = 0 if self.file is None else self.file.size()
 
     def assume(self, schema: Any) -> None:
         """Read its batches by a schema, whatever it begins with."""
-        if self.file is not None:
+        # Its own, if it may be deleted meanwhile: what is open stays so.
+        if self.file is not None and self.schema is not schema:
             self.file.close()
             self.file = SegmentFile(self.directory.files, self.path, schema=schema)
 

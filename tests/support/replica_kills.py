@@ -21,7 +21,7 @@ class Kill(NamedTuple):
 
 
 WORKS = (
-    *("append", "append to the leader", *KILLED),
+    *("append", *KILLED),
     *("go offline", "go offline with an append", "come back", "come back empty"),
     *("lead again", "open", "open after a kill", "open without a directory"),
 )
