@@ -194,6 +194,21 @@ def test_an_append_to_a_directory_that_is_being_deleted_finds_it_offline(directo
     log.delete_topic("t")
 
 
+def test_a_directory_without_its_locks_is_offline_also_for_a_write_of_a_database(directories, log):
+    """It is just being deleted, and the lock of the database was not open yet."""
+    log.create_topic("t")
+    store = log.root.controller.directories[3].live
+    store._files.close(store._lock)
+    store._lock = None
+    (directories.path(3) / "locks").rename(directories.path(3) / "elsewhere")
+
+    log.root.context.live.write(lambda txn: None)
+
+    assert log.root.controller.image.online == (1, 2)
+    (directories.path(3) / "elsewhere").rename(directories.path(3) / "locks")
+    bring_back(log)
+
+
 # The wrong moment
 
 

@@ -247,7 +247,10 @@ class ReplicatedStore:
         path = f"{getattr(error, 'path', None)}/"
         for each in directories:
             root = each.files.root
-            if path.startswith((f"{root}/{name}/", f"{root}/locks/{name}/")):
+            # The folder of the locks may be missing, too.
+            if path == f"{root}/locks/" or path.startswith(
+                (f"{root}/{name}/", f"{root}/locks/{name}/")
+            ):
                 self._controller.take_offline({**without, each.id: error})
                 return
         raise error
