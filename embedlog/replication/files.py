@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -586,46 +586,21 @@ def _complete(
 
     A killed writer may have left more in it; a follower that joined the ISR after the file was
     created may lack it.
+
+    Raises:
+        StorageError: The leader's file ends before the position.
     """
-    directory, fd = follower
+    (source, source_fd), (directory, fd) = leader, follower
     size = directory.files.size(fd)
     if size > position:
         directory.files.truncate(fd, position)
-    else:
-        copy_range(leader, follower, size, position)
-
-
-def copy_range(
-    source: tuple[LogDirectory, int],
-    target: tuple[LogDirectory, int],
-    start: int,
-    stop: int,
-    guard: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> int:
-    """Copy bytes of a file from one directory to another; return how many.
-
-    Args:
-        source: The directory that is read, and the file's descriptor there.
-        target: The directory that is written, and the file's descriptor there.
-        start: The first byte.
-        stop: Where to end.
-        guard: Context-manager factory; entered for each write.
-
-    Raises:
-        StorageError: The source ends before ``stop``.
-    """
-    position = start
-    while position < stop:
-        length = min(CHUNK_BYTES, stop - position)
-        chunk = source[0].files.read(source[1], length, position)
+    while size < position:
+        chunk = source.files.read(source_fd, min(CHUNK_BYTES, position - size), size)
         if not chunk:
             raise StorageError(
-                "The file of the leader ends too early", path=source[0].path, operation="copy"
+                "The file of the leader ends too early", path=source.path, operation="copy"
             )
-        with guard():
-            target[0].files.write(target[1], [chunk], position)
-        position += len(chunk)
-    return position - start
+        size += directory.files.write(fd, [chunk], size)
 
 
 def partition_of(path: str) -> bytes | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
 
 from embedlog import catalog, kv
 from embedlog.catalog import PartitionInfo
@@ -42,7 +41,6 @@ from embedlog.root import startup
 from embedlog.root.root import Root, check_format
 from embedlog.segment import path_of
 
-T = TypeVar("T")
 JUST_ADDED = "it was just added"
 """Why a directory is offline that was never online."""
 

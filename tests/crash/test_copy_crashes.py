@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -96,14 +95,6 @@ class CopyFaults(RootFaults):
         self.check_between(root, acked if durability == "fsync" else set())
         assert healthy(root)
         self.check_done(root, durability)
-
-    def check_failure(
-        self, root: Root, error: EmbedlogError | None, number: int, failed: bool, acked: set[str]
-    ) -> None:
-        """The error has the errno of the fault."""
-        assert error is None or error.errno == number, error  # type: ignore[attr-defined]
-        if not failed or number != errno.EIO:
-            self.check_between(root, acked)
 
     def check_done(self, root: Root, durability: str) -> None:
         """Another call copies the rest; the epochs begin where those of the batches do."""

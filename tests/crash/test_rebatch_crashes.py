@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from typing import ClassVar
 
@@ -84,14 +83,6 @@ class RebatchFaults(RootFaults):
             batches = len(list(file.scan(file.start, sealed.end_position)))
             assert batches in (1, RECORDS), f"{topic} has {batches} batches"
             assert batches == 1 or topic not in acked, f"{topic} went back"
-
-    def check_failure(
-        self, root: Root, error: EmbedlogError | None, number: int, failed: bool, acked: set[str]
-    ) -> None:
-        """The first error has the errno of the fault."""
-        assert error is None or error.errno == number, error  # type: ignore[attr-defined]
-        if not failed or number != errno.EIO:
-            self.check_between(root, acked)
 
     def check_done(self, root: Root, durability: str) -> None:
         """Another call finishes the work, and leaves no file that the manifest does not name."""

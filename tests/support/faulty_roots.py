@@ -68,7 +68,9 @@ class RootFaults:
         self, root: Root, error: EmbedlogError | None, number: int, failed: bool, acked: set[str]
     ) -> None:
         """Check the error of a failed operation, and the root; ``failed`` if a flush failed."""
-        raise NotImplementedError
+        assert error is None or error.errno == number, error  # type: ignore[attr-defined]
+        if not failed or number != errno.EIO:
+            self.check_between(root, acked)
 
     def repair(self, root: Root, acked: set[str]) -> None:
         """Repair partitions whose flush failed: that is final until a repair (P9)."""
