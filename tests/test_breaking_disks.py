@@ -19,7 +19,7 @@ from embedlog.errors import (
 )
 from embedlog.files.paths import FORMAT_FILE
 from embedlog.record import TopicPartition
-from embedlog.replication import catch_up, recovery
+from embedlog.replication import catch_up
 from embedlog.replication import root as replicated_root
 from embedlog.replication.store import ReplicatedStore
 
@@ -173,7 +173,7 @@ def test_what_was_acknowledged_can_be_read_although_the_only_copy_failed_in_the_
         disks.break_disk(path(log, follower), errno.EIO)
         partition(log, "two").append([encoded(b"b")])
         disks.repair(path(log, follower))
-        recovery.try_bring_back(log.root)
+        replicated_root.try_bring_back(log.root)
         assert assignment(log, "two").isr == (leader,)
 
         disks.break_disk(path(log, leader), errno.EIO, after=after)
@@ -219,7 +219,7 @@ def test_a_leader_that_breaks_while_a_copy_catches_up_goes_offline_itself(log, d
     directories.lose(log, follower)
     partition(log, "two").append([encoded(b"b")])
     directories.put_back(follower)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     disks.break_disk(path(log, leader), errno.EIO)
 
     catch_up.replicate(log.root)
@@ -281,7 +281,7 @@ def test_an_unclean_leader_with_another_history_is_cut_where_it_begins(log, dire
     partition(log, "two").append([encoded(b"next")])
     assert values(log, "two") == [b"a", b"next"]
     directories.put_back(leader)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
 
     directories.lose(log, follower)  # before the other one has caught up
     log.elect_leaders(election="unclean")
@@ -320,7 +320,7 @@ def test_a_directory_that_returns_does_not_keep_batches_where_a_segment_ends(log
     partition(log, "two").append([encoded(b"b")], durability="fsync")
     partition(log, "two").flush()
     directories.put_back(follower)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     directories.lose(log, leader)  # before the other one has caught up
     log.elect_leaders(election="unclean")
     partition(log, "two").roll()
@@ -344,7 +344,7 @@ def test_a_directory_that_returns_twice_is_not_trusted_for_what_it_never_copied(
     partition(log, "two").roll()
     partition(log, "two").flush()
     directories.put_back(leader)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     directories.lose(log, leader)
     directories.put_back(leader)
 
@@ -372,7 +372,7 @@ def test_a_new_disk_counts_as_one_also_if_its_return_was_interrupted(log, direct
     with monkeypatch.context() as patched:
         patched.setattr(ReplicatedStore, "write_held", killed)
         with pytest.raises(KeyboardInterrupt):
-            recovery.try_bring_back(log.root)
+            replicated_root.try_bring_back(log.root)
 
     assert bring_back(log) == [leader]
 
@@ -449,7 +449,7 @@ def test_a_disk_that_fails_once_when_it_returns_keeps_what_it_has(log, directori
 
     for after in range(30):
         disks.break_disk(path(log, leader), errno.EIO, after=after, times=1)
-        recovery.try_bring_back(log.root)
+        replicated_root.try_bring_back(log.root)
         disks.repair(path(log, leader))
         bring_back(log)
         assert values(log, "one") == [b"a"], f"after {after} operations"
@@ -483,7 +483,7 @@ def test_a_truncation_whose_leader_breaks_is_repeated_by_the_next_one(log, disks
         leader, follower = replicas(log, name)
         directories.lose(log, follower)
         directories.replace(follower)
-        recovery.try_bring_back(log.root)
+        replicated_root.try_bring_back(log.root)
         disks.break_disk(path(log, leader), errno.ENOSPC, after=after, databases=False)
 
         with suppress(NotLeaderOrFollowerError, ReplicaNotAvailableError):
@@ -513,7 +513,7 @@ def test_what_a_leader_alone_has_is_not_acknowledged_after_it_broke(log, disks, 
         directories.lose(log, follower)
         partition(log, "two").append([encoded(b"alone")])
         directories.put_back(follower)
-        recovery.try_bring_back(log.root)
+        replicated_root.try_bring_back(log.root)
         disks.break_disk(path(log, leader), errno.EIO, after=after)
 
         value, times = b"%d" % after, {1}

@@ -16,8 +16,8 @@ import embedlog
 from embedlog.cli import main
 from embedlog.errors import NotALogError, ReplicasDivergedError
 from embedlog.failures import Failures
-from embedlog.replication import recovery
-from embedlog.replication.history import DirectoryHistory, Epoch
+from embedlog.replication import root as replicated_root
+from embedlog.replication.metadata import DirectoryHistory, Epoch
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_directory_that_went_on_alone_is_not_brought_back_by_a_program_that_di
         pair.put_back(2)
         failures = Failures(logging.getLogger("embedlog.replication"))
         for _ in range(3):
-            assert recovery.try_bring_back(log.root, failures) == []
+            assert replicated_root.try_bring_back(log.root, failures) == []
         assert values(log, "t") == [b"shared", b"A"]
         offline = log.replicas()[0]
         assert not offline.online
@@ -160,7 +160,7 @@ def test_a_copy_at_the_path_of_another_directory_is_left_alone(tmp_path, caplog)
         with embedlog.open(paths, maintenance=False) as log:
             assert values(log, "t") == [b"x"]
             assert [each.online for each in log.replicas()] == [True, False, True]
-            assert recovery.try_bring_back(log.root) == []
+            assert replicated_root.try_bring_back(log.root) == []
     assert "directory 1 is there; it is left alone" in caplog.text
     assert sorted(os.listdir(directories.path(2))) == before
     shutil.rmtree(directories.path(2))

@@ -61,7 +61,7 @@ from embedlog.mirrors.root_target import RootTarget
 from embedlog.partition import recovery
 from embedlog.publish.transaction import Publication, publish
 from embedlog.record import TopicPartition
-from embedlog.replication import recovery as recovery_of_replicas
+from embedlog.replication import root as recovery_of_replicas
 
 P0 = TopicPartition("t", 0)
 

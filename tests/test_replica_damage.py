@@ -9,8 +9,9 @@ from embedlog import errors
 from embedlog.config import MaintenanceConfig
 from embedlog.files import Files
 from embedlog.record import TopicPartition
-from embedlog.replication import catch_up, recovery
+from embedlog.replication import catch_up
 from embedlog.replication import files as replicated_files
+from embedlog.replication import root as replicated_root
 from embedlog.replication.jobs import ReplicationJob
 
 
@@ -117,7 +118,7 @@ def test_of_two_copies_that_differ_the_good_one_is_not_cut(directories, log, of_
     # Damage of its own before that is replaced by what the leader has.
     whole = flip(copy, b"first") if of_both else copy.read_bytes()
 
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     with pytest.raises(errors.CorruptionError, match="is not copied"):
         catch_up.replicate(log.root)
     assert copy.read_bytes() == whole
@@ -153,7 +154,7 @@ def test_what_a_copy_had_before_it_came_back_is_not_trusted_once_it_was_in_sync(
     _, follower = assignment(log, "t").isr
     directories.lose(log, follower)
     directories.put_back(follower)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     assert catch_up.replicate(log.root) == 1
 
     flip(segment(directories, follower), b"x-1")
@@ -172,7 +173,7 @@ def test_a_damaged_partition_does_not_stop_the_others(directories, log, where):
     leader, lost = assignment(log, "t").isr
     directories.lose(log, lost)
     directories.replace(lost)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     good = flip(segment(directories, leader), where)
 
     assert run_job(log) == 1

@@ -21,10 +21,11 @@ from embedlog.partition import leader_epochs, uncommitted_files
 from embedlog.partition import recovery as partition_recovery
 from embedlog.partition.replace import Replacement
 from embedlog.record import TopicPartition
-from embedlog.replication import catch_up, reassign, recovery, root
+from embedlog.replication import catch_up, reassign, root
+from embedlog.replication import root as replicated_root
 from embedlog.replication.catch_up import ReplicaCopy
+from embedlog.replication.mend import verify_copies
 from embedlog.replication.metadata import METADATA_VERSION
-from embedlog.replication.verify_copies import verify_copies
 from embedlog.retention.retain import delete_records
 
 
@@ -362,17 +363,17 @@ def test_a_copy_with_another_history_leads_after_a_removal_with_what_it_shares(
     directories.lose(log, first)
     send(log, "t", [b"of 2", b"of 2"])
     directories.put_back(first)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     directories.lose(log, second)
     log.elect_leaders(election="unclean")
     send(log, "t", [b"of 1"])
     directories.put_back(second)
     if came_back:
-        recovery.try_bring_back(log.root)
+        replicated_root.try_bring_back(log.root)
     directories.lose(log, first)
 
     log.remove_replica(str(directories.path(first)), force=True)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
 
     assert assignment(log, "t").leader == second
     assert values(log, "t") == [b"shared"]
@@ -389,7 +390,7 @@ def test_a_leader_that_was_not_in_sync_has_no_files_of_deleted_segments(director
     directories.lose(log, follower)
     send(log, "t", [b"more"])
     directories.put_back(follower)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     delete_records(log.root.partition("t", 0), 10)
     before = directories.copies("t")
     deleted = before[follower].keys() - before[leader].keys()
@@ -411,7 +412,7 @@ def test_a_copy_that_catches_up_while_another_leader_is_elected_has_all_of_both(
     directories.lose(log, behind)
     send(log, "t", [b"of 1"] * 5, acks=1)
     directories.put_back(behind)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     lost = []
 
     def fail_over(_: int) -> None:
@@ -617,7 +618,7 @@ def test_a_reader_returns_nothing_of_a_new_leader_that_is_cut_next(directories, 
 
     def fail_over(leader, to):
         directories.put_back(to)
-        recovery.try_bring_back(log.root)
+        replicated_root.try_bring_back(log.root)
         directories.lose(log, leader)
         log.elect_leaders(election="unclean")
         assert assignment(log, "t").leader == to
@@ -709,7 +710,7 @@ def test_a_copy_that_is_moved_away_as_it_joins_is_removed(directories, log, monk
     send(log, "t", [b"x"])
     directories.lose(log, 3)
     directories.put_back(3)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     join = ReplicaCopy.join
 
     def move_away(copy):

@@ -13,7 +13,8 @@ import embedlog
 from embedlog import errors
 from embedlog.kafka import confluent
 from embedlog.record import TopicPartition
-from embedlog.replication import catch_up, reassign, recovery, unclean_election
+from embedlog.replication import catch_up, reassign
+from embedlog.replication import root as replicated_root
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_log_that_was_begun_in_the_place_of_a_directory_is_not_overwritten(
         assert stranger.topics() == ["precious"]
         assert values(stranger, "precious") == ([b"1", b"2"] if is_open else [b"1"])
     with directories.open() as again:
-        assert recovery.try_bring_back(again.root) == []
+        assert replicated_root.try_bring_back(again.root) == []
 
     shutil.rmtree(directories.path(2))
     directories.put_back(2)
@@ -96,7 +97,7 @@ def test_a_directory_of_another_log_in_the_place_of_one_is_offline(directories, 
     with embedlog.open(directories.path(1), maintenance=False) as found:
         assert [each.id for each in found.replicas() if each.online] == [1, 2]
         assert values(found, "t") == [b"x"]
-        assert recovery.try_bring_back(found.root) == []
+        assert replicated_root.try_bring_back(found.root) == []
         found.remove_replica(directories.path(3), force=True)
         assert [each.id for each in found.replicas()] == [1, 2]
     assert (directories.path(3) / "topics").exists()
@@ -503,9 +504,9 @@ def test_a_leader_that_was_not_in_sync_truncates(directories, log):
     send(log, "t", numbered(b"one", 10))
     reader_epoch = log.partition("t", 0).tail().leader_epoch
     directories.put_back(follower)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     directories.lose(log, leader)
-    assert unclean_election.elect_unclean(log.root, [TopicPartition("t", 0)])
+    assert reassign.elect_unclean(log.root, [TopicPartition("t", 0)])
 
     assert values(log, "t") == [b"all"]
     assert send(log, "t", [b"next"])[0].offset == 1

@@ -28,7 +28,8 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files.paths import FORMAT_FILE
-from embedlog.replication import catch_up, jobs, reassign, recovery
+from embedlog.replication import catch_up, jobs, reassign
+from embedlog.replication import root as replicated_root
 from embedlog.replication.controller import Controller
 from embedlog.replication.metadata import MetadataImage
 
@@ -263,10 +264,10 @@ def test_a_list_of_directories_that_is_no_list_of_texts_is_refused(tmp_path):
 
 def test_directories_that_were_to_be_added_are_added_by_the_next_process(tmp_path, monkeypatch):
     """A process that is killed between two of them does not lose the rest of the list."""
-    from embedlog.replication import recovery
+    from embedlog.replication import root as replicated_root
 
     first, second, third = disks(tmp_path)
-    add_directory, calls = recovery.add_directory, []
+    add_directory, calls = replicated_root.add_directory, []
 
     def killed(root, path, rack=None):
         calls.append(path)
@@ -274,7 +275,7 @@ def test_directories_that_were_to_be_added_are_added_by_the_next_process(tmp_pat
             raise KeyboardInterrupt
         return add_directory(root, path, rack)
 
-    monkeypatch.setattr(recovery, "add_directory", killed)
+    monkeypatch.setattr(replicated_root, "add_directory", killed)
     with pytest.raises(KeyboardInterrupt):
         open_log([first, second, third])
     monkeypatch.undo()
@@ -472,7 +473,7 @@ def test_a_directory_that_was_just_removed_does_not_come_back(tmp_path):
         log.root.controller.take_offline({3: OSError("unplugged")})
         reassign.remove_directories(log.root, [3], force=True)
 
-        assert not recovery.bring_back(log.root, 3)
+        assert not replicated_root.bring_back(log.root, 3)
 
         assert len(log.root.controller.image.online) == 2
 
@@ -1135,14 +1136,14 @@ def test_a_directory_that_another_process_adds_at_the_same_moment_is_added_once(
     """Both had seen that it was not part of the log."""
     paths = disks(tmp_path)
     with open_log(paths[:2]) as log, open_log(paths[:2]) as other:
-        read_member = recovery.read_member
+        read_member = replicated_root.read_member
 
         def add_first(files):
             monkeypatch.undo()
             other.add_replica(paths[2])
             return read_member(files) and None
 
-        monkeypatch.setattr(recovery, "read_member", add_first)
+        monkeypatch.setattr(replicated_root, "read_member", add_first)
         with pytest.raises((IllegalStateError, NotALogError), match=r"belongs to the log|a log"):
             log.add_replica(paths[2])
         assert [each.path for each in log.replicas()] == paths

@@ -16,7 +16,8 @@ from embedlog.kafka import errors as kafka_errors
 from embedlog.kafka.admin import NewTopic
 from embedlog.kafka.confluent import ElectionType
 from embedlog.kafka.confluent import admin as confluent
-from embedlog.replication import recovery, unclean_election
+from embedlog.replication import reassign
+from embedlog.replication import root as replicated_root
 
 T = TopicPartition("t", 0)
 BROKEN = OSError("It was unplugged")
@@ -46,7 +47,7 @@ def lengths(log, directories, counts, readable=()):
         go_offline(log, each) if each != order[-1] else None
     longest = order[-1]
     # Two of three must be online: the longest one goes once another one is back.
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     go_offline(log, longest)
     if longest not in readable:
         directories.take(longest)
@@ -112,12 +113,12 @@ def test_records_of_another_history_are_not_counted(log, directories):
     directories.lose(log, 1)
     send(log, "u", [b"of 2"] * 5)
     directories.put_back(1)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     directories.lose(log, 2)
     assert log.elect_leaders([partition], election="unclean") == [partition]
     send(log, "u", [b"of 1"])
     directories.put_back(2)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     go_offline(log, 1)
 
     with pytest.raises(EligibleLeadersNotAvailableError, match=r"has 1 record, .* has 2 \["):
@@ -132,7 +133,7 @@ def test_a_partition_that_another_process_changed_meanwhile_is_left_alone(
 ):
     """What was counted says nothing about another assignment; the result does not name it."""
     lengths(log, directories, {1: 4, 2: 9, 3: 20})
-    longest = unclean_election._longest
+    longest = reassign._longest
 
     def choose_late(*arguments):
         choice = longest(*arguments)
@@ -141,7 +142,7 @@ def test_a_partition_that_another_process_changed_meanwhile_is_left_alone(
             bring_back(other)
         return choice
 
-    monkeypatch.setattr(unclean_election, "_longest", choose_late)
+    monkeypatch.setattr(reassign, "_longest", choose_late)
     assert log.elect_leaders(election="unclean") == []
     assert values(log, "t") == [b"%d" % n for n in range(20)]
 

@@ -788,7 +788,7 @@ class Log:
         if not self.root.replicated:
             return self._add_second(directory, rack)
         from embedlog.api.replicas import several
-        from embedlog.replication.recovery import add_directory
+        from embedlog.replication.root import add_directory
 
         return add_directory(several(self.root), directory, rack)
 
@@ -1085,7 +1085,7 @@ class Log:
         mended: set[TopicPartition] = set()
         if self.root.replicated:
             from embedlog.api.replicas import several
-            from embedlog.replication.verify_copies import repair_copies
+            from embedlog.replication.catch_up import repair_copies
 
             messages, mended = repair_copies(several(self.root), dry_run=dry_run)
         return messages + repair_root(self.root, dry_run, progress, without=mended)

@@ -176,14 +176,13 @@ def several(root: Root) -> ReplicatedRoot:
 def directories_of(root: Root) -> tuple[list[DirectoryDescription], list[TopicPartition]]:
     """Return the directories, and the partitions without a leader."""
     from embedlog.replication import describe
-    from embedlog.replication.reassign import partitions_where
 
     if not root.replicated:
         logs = list(root.partition_logs(root.topics().values()))
         return [describe.only_directory(root.path, logs)], []
     log = several(root)
-    return describe.describe_directories(log), partitions_where(
-        log, lambda assignment: assignment.leader is None
+    return describe.describe_directories(log), log.partitions_where(
+        lambda assignment: assignment.leader is None
     )
 
 
@@ -196,10 +195,8 @@ def remove_directories(
     progress: Callable[[int, int], object] | None,
 ) -> None:
     """Remove directories; see `Log.remove_replica`."""
-    from embedlog.replication.reassign import check_left, partitions_where
-    from embedlog.replication.recovery import take_over
-    from embedlog.replication.root import ReplicatedRoot
-    from embedlog.replication.unclean_election import elect_unclean
+    from embedlog.replication.reassign import check_left, elect_unclean
+    from embedlog.replication.root import ReplicatedRoot, take_over
 
     log = several(root)
     if not force:
@@ -208,7 +205,7 @@ def remove_directories(
     check_left(log.controller.image, ids)
     if log.mode == "r":
         # It cannot be opened to write while it needs the directories that are given up here.
-        only = partitions_where(log, lambda each: set(each.isr) <= {*ids})
+        only = log.partitions_where(lambda each: set(each.isr) <= {*ids})
         log.close()
         writable = ReplicatedRoot(log.paths, given_up=ids, **{**log.options(), "mode": "rw"})
         try:
@@ -271,8 +268,7 @@ def elect_leaders(
         root.partition(*partition)  # or raises, before anything is changed
     if not root.replicated:
         return []
-    from embedlog.replication.reassign import elect_preferred
-    from embedlog.replication.unclean_election import elect_unclean
+    from embedlog.replication.reassign import elect_preferred, elect_unclean
 
     elect = elect_unclean if election == "unclean" else elect_preferred
     return elect(several(root), chosen)
@@ -322,7 +318,7 @@ def reassign(
         moves = replication.plan(log, replication_factors=factors)
     before = {
         TopicPartition(info.name, number): assignment
-        for info, number, assignment in replication.assignments(log)
+        for info, number, assignment in log.assignments()
     }
     replication.check(log, moves)
     changes = {
@@ -373,6 +369,6 @@ def verify_replicas(
     """Compare copies; see `Log.verify`."""
     if not root.replicated:
         return []
-    from embedlog.replication.verify_copies import verify_copies
+    from embedlog.replication.mend import verify_copies
 
     return verify_copies(several(root), progress)

@@ -724,7 +724,7 @@ class KafkaAdminClient(LogClient):
                 ],
                 "removing_replicas": list(assignment.removing_replicas),
             }
-            for info, number, assignment in reassign.assignments(root)
+            for info, number, assignment in root.assignments()
             if assignment.is_reassigning and LogPartition(info.name, number) in wanted
         }
 

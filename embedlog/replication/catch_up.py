@@ -34,11 +34,12 @@ from embedlog.files.throttle import Throttle
 from embedlog.hints import REPAIR
 from embedlog.partition import leader_epochs
 from embedlog.partition.tail import Tail
-from embedlog.replication.copies import lock_copy, remove_copies
+from embedlog.record import TopicPartition
 from embedlog.replication.directory import LogDirectory
+from embedlog.replication.files import lock_copy, remove_copies
+from embedlog.replication.mend import Piece, SegmentCopy, examine_all, pieces
 from embedlog.replication.partition import LeaderAndEpoch, ReplicatedPartition
-from embedlog.replication.recovery import BaseReplicatedRoot
-from embedlog.replication.segment_copies import Piece, SegmentCopy, pieces
+from embedlog.replication.root import ReplicatedRoot
 from embedlog.segment import CHUNK_BYTES
 
 _MOST_PASSES = 100
@@ -263,7 +264,7 @@ def copy_partition(
 
 
 def replicate(
-    root: BaseReplicatedRoot,
+    root: ReplicatedRoot,
     *,
     throttle: Throttle | None = None,
     stopped: Callable[[], bool] = lambda: False,
@@ -302,3 +303,26 @@ def replicate(
                     with part(work):
                         joined += copy_partition(log, directory, throttle=throttle, stopped=stopped)
     return joined
+
+
+def repair_copies(
+    root: ReplicatedRoot, *, dry_run: bool = False
+) -> tuple[list[str], set[TopicPartition]]:
+    """Write again what copies have damaged or lack, from the copies that have it.
+
+    Killed in between, it can be repeated.
+
+    Returns messages about what is done, or would be, and the partitions of which no record is
+    damaged in all copies.  The others must be repaired next, as those of a log in one directory.
+    """
+    messages, mended = [], set()
+    for partition, found in examine_all(root, mend=not dry_run):
+        messages += [
+            f"{each}: the copy is made again from a good one" for each in found.differences
+        ]
+        if not found.is_lost:
+            mended.add(partition)
+    if not dry_run:
+        # Copies that lacked whole files, and left the ISR; what fails is noted.
+        replicate(root, failures=Failures(_logger))
+    return messages, mended

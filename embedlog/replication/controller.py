@@ -37,8 +37,14 @@ from embedlog.errors import (
 from embedlog.files.paths import is_mount_point
 from embedlog.keyspace import MIRRORED_TOPICS, PARTITION_KEY
 from embedlog.partition import leader_epochs
-from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
-from embedlog.replication.history import diverged, extra_writes, histories
+from embedlog.replication.directory import (
+    DATABASE_ERRORS,
+    LogDirectory,
+    describe,
+    diverged,
+    extra_writes,
+    histories,
+)
 from embedlog.replication.isr import NO_DIRECTORY, FlushedCopy, PartitionAssignment
 from embedlog.replication.metadata import (
     ASSIGNMENTS,

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
-from embedlog import kv
+from embedlog import catalog, kv
+from embedlog.catalog import PartitionInfo
 from embedlog.errors import (
     CorruptionError,
     DurabilityError,
     EmbedlogError,
     LogDeletedError,
-    NotALogError,
+    ReplicasDivergedError,
     StorageError,
 )
 from embedlog.files import Files, WakePage
-from embedlog.files.paths import FORMAT_FILE, exists, is_directory
+from embedlog.files.paths import FORMAT_FILE
 from embedlog.files.shared_page import PAGE_BYTES, SharedPage
 from embedlog.files.wake_page import WAKE_FILE
+from embedlog.hints import Hint
+from embedlog.keyspace import LIVE_EPOCHS, LIVE_VERSION, METADATA_EPOCHS, METADATA_VERSION
+from embedlog.partition.tail import TAILS
+from embedlog.replication.metadata import DirectoryHistory, Epoch
 from embedlog.root import startup
 
 EPOCH_FILE = "epoch"
@@ -253,13 +259,70 @@ def describe(error: Exception) -> str:
     return f"{name}: {text}" if name else text
 
 
-def open_files(make: Callable[..., Files], path: str, *, writable: bool, unsafe: bool) -> Files:
-    """Open a directory that exists.
+# What two directories have
 
-    Raises:
-        StorageError: It does not.
-        NotALogError: It is a file.
+
+def histories(directory: LogDirectory) -> tuple[DirectoryHistory, ...]:
+    """Return the histories of `state`, and of `live` since the boot, if that is open."""
+    state = directory.state.read(lambda txn: _load(METADATA_EPOCHS, METADATA_VERSION, txn))
+    if "live" not in directory.stores:
+        return (state,)
+    return state, directory.live.read(lambda txn: _load(LIVE_EPOCHS, LIVE_VERSION, txn))
+
+
+def _load(epochs: Any, versions: Any, txn: kv.Txn) -> DirectoryHistory:
+    version = versions.get(txn)
+    return DirectoryHistory(
+        tuple(Epoch(number, *row) for (number,), row in epochs.scan(txn)),
+        0 if version is None else getattr(version, "version", version),
+    )
+
+
+def extra_writes(directory: LogDirectory, other: LogDirectory) -> int:
+    """Return how many acknowledged writes a directory has that another one lacks.
+
+    Without locks: the other one is read later, so it has what was written to both meanwhile.
     """
-    if not is_directory(path) and exists(path):
-        raise NotALogError("A directory of a log is a directory, and this is a file", path=path)
-    return make(path, writable=writable, unsafe_filesystem=unsafe)
+    mine = histories(directory)
+    return sum(ours.extra(theirs) for ours, theirs in zip(mine, histories(other), strict=False))
+
+
+def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError:
+    """Return the error of two directories of which each has what the other lacks."""
+    shared = {*histories(first)[0].epochs} & {*histories(second)[0].epochs}
+    parted = max((epoch.number for epoch in shared), default=0)
+    ends, other_ends = _ends(first), _ends(second)
+    # The log's own topics last.
+    names = sorted(ends.keys() | other_ends.keys(), key=lambda name: name.replace("_", "~"))
+    different = [
+        f"{name} ends at {ends.get(name, 0)} and at {other_ends.get(name, 0)}"
+        for name in names
+        if ends.get(name) != other_ends.get(name)
+    ]
+    records = "; ".join(different[:5]) or "all partitions end at the same offsets"
+    return ReplicasDivergedError(
+        f"{first.path} and {second.path} were each written to without the other",
+        todo=f"After epoch {parted} of the metadata they have {extra_writes(first, second)} and "
+        f"{extra_writes(second, first)} writes of their own; {records}. Decide which one counts, "
+        "and remove the other."
+        + Hint(
+            f"Open {first.path} and call remove_replica({second.path!r}, force=True), or the other "
+            "way round.",
+            f"Run `embedlog --root {first.path} replicas remove --force {second.path}`, or the "
+            "other way round.",
+        )
+        + "Then move its files away, and add it again.",
+    )
+
+
+def _ends(directory: LogDirectory) -> dict[str, int]:
+    """Return where each partition ends, as a directory has it."""
+    ends = {}
+    for topic in directory.state.read(lambda txn: list(catalog.topics(txn))):
+        for number in range(topic.partitions):
+            key = topic.key(number)
+            tail = TAILS.get(directory.live, key) if "live" in directory.stores else None
+            info = catalog.PARTITIONS.get(directory.state, key) or PartitionInfo()
+            end = info.recovery_offset if tail is None else tail.log_end_offset
+            ends[f"{topic.name}-{number}"] = end
+    return ends

@@ -19,11 +19,12 @@ taken, and where something is published.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
+from embedlog import catalog
 from embedlog.errors import (
     EmbedlogError,
     LogDeletedError,
@@ -31,13 +32,13 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.files import Files
+from embedlog.files import Files, WakePage
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.partition import journal
 from embedlog.replication.controller import Controller, offline_error
-from embedlog.replication.copies import remove_copies
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.metadata import MetadataImage
+from embedlog.root import startup
 from embedlog.segment import CHUNK_BYTES
 
 _list = list  # `Files.list` hides it in the class
@@ -624,3 +625,118 @@ def make_parents(files: Files, path: str) -> None:
     parts = path.split("/")[:-1]
     for count in range(1, len(parts) + 1):
         files.make_directory("/".join(parts[:count]))
+
+
+LONGEST_WAIT: Final = 0.2
+"""Seconds after which a waiter checks whether there is another controller, whose page counts."""
+
+
+class ReplicatedWake(WakePage):
+    """The pages of all directories; has the methods of `WakePage`."""
+
+    def __init__(self, controller: Controller) -> None:
+        # Not that of `WakePage`: it opens a page.
+        self._controller = controller
+        self._pages: dict[LogDirectory, WakePage] = {}
+        self._joined_pages: list[WakePage] = []
+
+    @property
+    def _page(self) -> WakePage:
+        while True:
+            directory = self._controller.current().directory
+            page = self._pages.get(directory)
+            if page is not None:
+                return page
+            try:
+                self._pages[directory] = WakePage(directory.files)
+            except StorageError as error:
+                if not directory.is_broken_by(error):
+                    raise
+                self._controller.take_offline({directory.id: error})
+
+    @property
+    def rings(self) -> bool:  # type: ignore[override]
+        """As `WakePage.rings`."""
+        return self._page.rings
+
+    def join(self) -> None:
+        """As `WakePage.join`."""
+        page = self._page
+        page.join()
+        self._joined_pages.append(page)
+
+    def leave(self) -> None:
+        """As `WakePage.leave`."""
+        with suppress(IndexError):
+            self._joined_pages.pop().leave()
+
+    def value(self) -> int:
+        """As `WakePage.value`."""
+        return self._page.value()
+
+    def published(self) -> int:
+        """As `WakePage.published`."""
+        return self._page.published()
+
+    def advance(self) -> None:
+        """As `WakePage.advance`; what was committed stays so if too few directories are left."""
+        with suppress(NotEnoughReplicasError):  # waiters look by themselves after a short time
+            self._page.advance()
+
+    def wait(self, seen: int, timeout: float) -> None:
+        """As `WakePage.wait`, for a short time: then the caller looks again."""
+        self._page.wait(seen, min(timeout, LONGEST_WAIT))
+
+    def close(self) -> None:
+        """As `WakePage.close`."""
+        for page in self._pages.values():
+            with suppress(EmbedlogError):
+                page.close()
+
+
+def remove_copies(
+    controller: Controller, key: bytes, topic: str, directories: Iterable[int] | None = None
+) -> None:
+    """Remove the files of a partition from directories that have no copy of it, or not any more.
+
+    A process that is making such a copy removes it itself.
+
+    Args:
+        controller: Knows the assignment.
+        key: The key of the partition.
+        topic: The directory of its topic.
+        directories: The directories; by default all.
+    """
+    path = f"{topic}/{PARTITION_KEY.unpack(key)[1]}"
+    for each in list(controller.directories) if directories is None else directories:
+        directory = controller.directories.get(each)
+        if (
+            directory is not None
+            and _is_unassigned(controller, key, each)
+            and directory.files.exists(path)
+        ):
+            with suppress(StorageError), lock_copy(directory, key) as free:
+                # Checked again under the lock: it may have been assigned again meanwhile.
+                if free and _is_unassigned(controller, key, each):
+                    startup.remove_folder(directory.files, path)
+                    if controller.assignment(key) is None:
+                        directory.files.remove_directory(topic)
+
+
+def _is_unassigned(controller: Controller, key: bytes, directory: int) -> bool:
+    """Whether a partition has no copy in a directory, or was deleted."""
+    assignment = controller.assignment(key)
+    if assignment is not None:
+        return directory not in assignment.replicas
+    topic_id = PARTITION_KEY.unpack(key)[0]
+    topics = controller.state.read(lambda txn: list(catalog.topics(txn)))
+    return all(topic.id != topic_id for topic in topics)
+
+
+@contextmanager
+def lock_copy(directory: LogDirectory, key: bytes) -> Iterator[bool]:
+    """Hold the lock of who makes a copy; yields False if another process or thread has it."""
+    topic_id, partition = PARTITION_KEY.unpack(key)
+    path = f"locks/{topic_id}-{partition}.copy"
+    with directory.files.opened(path, write=True, create=True) as lock:
+        yield directory.files.try_lock(lock)

@@ -30,7 +30,7 @@ from embedlog.replication import mend
 from embedlog.replication.controller import Controller, offline_error
 from embedlog.replication.files import ReplicatedFiles
 from embedlog.replication.isr import PartitionAssignment
-from embedlog.replication.segment_copies import end_of_copy
+from embedlog.replication.mend import end_of_copy
 from embedlog.segment import SegmentFile
 
 T = TypeVar("T")

@@ -22,8 +22,7 @@ from embedlog import kv
 from embedlog.errors import ClosedError, EmbedlogError, NotEnoughReplicasError, StorageError
 from embedlog.keyspace import LIVE_EPOCHS, LIVE_VERSION
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
-from embedlog.replication.history import Epoch, put_epoch
-from embedlog.replication.metadata import METADATA_VERSION
+from embedlog.replication.metadata import METADATA_VERSION, Epoch, note_epoch
 
 if TYPE_CHECKING:
     from embedlog.replication.controller import Controller
@@ -333,7 +332,7 @@ class ReplicatedStore:
             if LIVE_EPOCHS.exists(txn, image.epoch):
                 self._begun_epoch = image.epoch
             else:
-                put_epoch(LIVE_EPOCHS, txn, Epoch(image.epoch, image.epoch_id, number))
+                note_epoch(LIVE_EPOCHS, txn, Epoch(image.epoch, image.epoch_id, number))
         LIVE_VERSION.put(txn, value=number)
 
     def _make_even(self, directories: Sequence[LogDirectory]) -> None:

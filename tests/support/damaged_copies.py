@@ -23,9 +23,9 @@ from embedlog import Log
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import CorruptionError, EmbedlogError
 from embedlog.files import Files
+from embedlog.replication.catch_up import repair_copies
 from embedlog.replication.jobs import ReplicationJob
 from embedlog.replication.root import ReplicatedRoot
-from embedlog.replication.verify_copies import repair_copies
 from embedlog.root.repair import repair_root
 from support.failing_disks import FailingDisks, count_commits
 from support.forks import Child, in_memory
