@@ -20,7 +20,7 @@ from support.roots import encoded, fill, make_log, open_root
 
 import embedlog
 from embedlog.config import MaintenanceConfig
-from embedlog.errors import DurabilityError, FencedError, ReadOnlyError
+from embedlog.errors import CorruptionError, DurabilityError, FencedError, ReadOnlyError
 from embedlog.keyspace import JOB_RUNS, PRODUCERS
 from embedlog.maintenance import Maintenance, owner
 from embedlog.maintenance.jobs import JOBS, OWNER, JobContext, MaintenanceJob, MaintenanceOwner
@@ -362,6 +362,14 @@ def test_the_interval_of_a_job_counts_across_processes(root, monkeypatch):
     maintenance.run_job(job, JobContext(root, 1, root.clock, bool))
     assert maintenance.due_seconds(job) > 3590
     maintenance.close()
+
+
+def test_a_damaged_row_of_the_last_runs_is_reported_as_damage(root):
+    """The error names the table, and says what to do."""
+    job = MaintenanceJob("hourly", 3600.0, lambda context: None)
+    root.context.live.write(lambda txn: txn.put(JOB_RUNS.key("hourly"), b"short"))
+    with pytest.raises(CorruptionError, match=r"job runs in live is damaged.*delete its directory"):
+        Maintenance(root, [job]).due_seconds(job)
 
 
 def test_partitions_without_appends_are_flushed_too(log, clock):

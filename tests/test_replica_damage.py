@@ -1,5 +1,6 @@
 """Copies that are damaged: the damage of one disk does not spread, and nothing good is dropped."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,10 @@ from support.replicas import Directories, assignment, bring_back, numbered, send
 
 from embedlog import errors
 from embedlog.config import MaintenanceConfig
+from embedlog.failures import Failures
 from embedlog.files import Files
 from embedlog.record import TopicPartition
-from embedlog.replication import catch_up
+from embedlog.replication import catch_up, reassign
 from embedlog.replication import files as replicated_files
 from embedlog.replication import root as replicated_root
 from embedlog.replication.jobs import ReplicationJob
@@ -125,6 +127,52 @@ def test_of_two_copies_that_differ_the_good_one_is_not_cut(directories, log, of_
     file.write_bytes(good)
     assert catch_up.replicate(log.root) == 1
     assert copy.read_bytes() == good
+
+
+@pytest.mark.parametrize("has_follower", [False, True])
+def test_a_copy_does_not_join_without_a_file_that_the_leader_lacks(directories, log, has_follower):
+    """Another in-sync copy leads if it has the file, and is copied; or there is none to copy."""
+    count = 1 + has_follower
+    log.create_topic("t", replication_factor=count, config={"segment.bytes": 2000})
+    sent = numbered(b"x", 60)
+    send(log, "t", sent)
+    leader, *_ = isr = assignment(log, "t").isr
+    (new, *_) = {1, 2, 3} - {*isr}
+    segment(directories, leader, number=1).unlink()
+    reassign.begin(log.root, {TopicPartition("t", 0): [*isr, new]})
+
+    failures = Failures(logging.getLogger("embedlog.replication"))
+    for _ in range(4):
+        catch_up.replicate(log.root, failures=failures)
+        for each in set(assignment(log, "t").isr) - {leader}:
+            assert len(directories.copies("t")[each]) == len(log.root.partition("t", 0).segments)
+    if has_follower:
+        assert {*assignment(log, "t").isr} == {*isr, new}
+        assert values(log, "t") == sent
+        directories.assert_equal_copies("t", 3)
+    else:
+        (error,) = failures.errors.values()
+        assert "is not copied" in str(error)
+        assert log.repair(dry_run=False)
+        assert catch_up.replicate(log.root) == 1
+
+
+@pytest.mark.parametrize("mode", ["rw", "r"])
+def test_a_file_that_the_leader_lacks_is_read_in_another_copy(directories, log, mode):
+    """H14: its directory stays online, and other partitions in it are not touched."""
+    log.create_topic("t", config={"segment.bytes": 2000})
+    sent = numbered(b"x", 60)
+    send(log, "t", sent)
+    leader = assignment(log, "t").leader
+    segment(directories, leader, number=1).unlink()
+
+    with directories.open(mode=mode) as other:
+        assert values(other, "t") == sent
+    assert log.root.controller.current().image.online == (1, 2, 3)
+    assert (leader in assignment(log, "t").isr) == (mode == "r")
+    assert values(log, "t") == sent
+    assert catch_up.replicate(log.root) == 1
+    directories.assert_equal_copies("t")
 
 
 def test_a_copy_that_has_what_is_damaged_at_the_leader_joins_and_repairs_it(directories, log):

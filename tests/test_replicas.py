@@ -11,10 +11,12 @@ from support.replicas import Directories, assignment, bring_back, notice, number
 
 import embedlog
 from embedlog import errors
+from embedlog.files import Files
 from embedlog.kafka import confluent
 from embedlog.record import TopicPartition
 from embedlog.replication import catch_up, reassign
 from embedlog.replication import root as replicated_root
+from embedlog.root.startup import CLEAN_FILE
 
 
 @pytest.fixture
@@ -113,6 +115,29 @@ def test_a_closed_log_says_so(directories):
     for call in (log.topics, log.verify, log.replicas, log.elect_leaders, log.reassign):
         with pytest.raises(errors.ClosedError):
             call()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_who_opens_a_log_while_the_last_process_closes_it_checks_it_as_the_first(
+    directories, monkeypatch, count
+):
+    """Otherwise the mark of the clean close would stay, and count after the next kill."""
+    log = embedlog.open(directories.paths[:count], maintenance=False)
+    log.create_topic("t", replication_factor=count)
+    close_all, opened = Files.close_all, []
+
+    def open_first(files):
+        monkeypatch.undo()
+        opened.append(embedlog.open(directories.paths[:count], maintenance=False, lock_timeout=5))
+        assert not list(directories.path(1).parent.parent.glob(f"*/log/{CLEAN_FILE}"))
+        close_all(files)
+
+    monkeypatch.setattr(Files, "close_all", open_first)
+    log.close()
+    (other,) = opened
+    send(other, "t", [b"x"])
+    other.close()
+    assert len(list(directories.path(1).parent.parent.glob(f"*/log/{CLEAN_FILE}"))) == count
 
 
 def test_a_log_that_was_moved_as_a_whole_is_closed(directories, caplog):

@@ -32,6 +32,7 @@ from embedlog.replication import catch_up, jobs, reassign
 from embedlog.replication import root as replicated_root
 from embedlog.replication.controller import Controller
 from embedlog.replication.metadata import MetadataImage
+from embedlog.root import root as root_module
 
 
 @pytest.fixture(autouse=True)
@@ -1146,6 +1147,36 @@ def test_a_directory_that_another_process_adds_at_the_same_moment_is_added_once(
         monkeypatch.setattr(replicated_root, "read_member", add_first)
         with pytest.raises((IllegalStateError, NotALogError), match=r"belongs to the log|a log"):
             log.add_replica(paths[2])
+        assert [each.path for each in log.replicas()] == paths
+        assert healthy(log)
+
+
+@pytest.mark.parametrize("function", ["read_member", "_write_format"])
+def test_an_empty_directory_that_two_processes_bring_back_at_the_same_moment_stays_one_of_the_log(
+    tmp_path, monkeypatch, function
+):
+    """One has found it empty, or is about to write its format file, when the other one does it."""
+    paths = disks(tmp_path)
+    module = replicated_root if function == "read_member" else root_module
+    with open_log(paths) as log, open_log(paths) as other:
+        shutil.rmtree(paths[2])
+        log.root.controller.check_directories()
+        os.makedirs(paths[2])
+        # As a process leaves it that is killed while it writes the format file.
+        Path(paths[2], ".embedlog.new").touch()
+        step, returned = getattr(module, function), []
+
+        def bring_back_first(files):
+            monkeypatch.undo()
+            found = step(files) if function == "read_member" else None
+            returned.extend(replicated_root.try_bring_back(other.root))
+            return step(files) if function == "_write_format" else found
+
+        monkeypatch.setattr(module, function, bring_back_first)
+        assert replicated_root.try_bring_back(log.root) == []
+        assert returned == [3]
+        assert [each.reason for each in log.replicas()] == [None] * 3
+    with open_log(paths[2]) as log:
         assert [each.path for each in log.replicas()] == paths
         assert healthy(log)
 

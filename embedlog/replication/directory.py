@@ -59,8 +59,7 @@ class LogDirectory:
         opened again."""
         self.stores: dict[str, kv.LmdbStore] = {}
         """`state` and `live`, once they are open."""
-        self.attached: int | None = None
-        """The descriptor of the lock that each process holds while it has the log open."""
+        self.attachment = startup.Attachment(files)
         self._epoch_fd: int | None = None
         self._page: SharedPage | None = None
         self.epoch_page: memoryview | None = None
@@ -109,63 +108,15 @@ class LogDirectory:
         finally:
             store.release()
 
-    # The locks of attached processes
-
-    @contextmanager
-    def locked_root(self, timeout: float) -> Iterator[None]:
-        """Hold the lock of the process that attaches to the directory, or makes it a new one."""
-        with self.files.opened("locks/root", write=True, create=True) as lock:
-            self.files.lock(lock, timeout)
-            yield
-
-    def attach(self, timeout: float) -> tuple[list[str], bool] | None:
-        """Attach to the directory; the first process checks its databases.
-
-        Under `locked_root`.  Returns what the check returned, or None if there are other processes.
-        """
-        self.attached = self.files.open("locks/attached", write=True, create=True)
-        found = None
-        if self.files.try_lock(self.attached):
-            kv.close_unused()
-            found = startup.check_databases(self.files)
-        self.share(timeout)
-        return found
-
-    def share(self, timeout: float) -> None:
-        """Hold the lock of attached processes, with the others, as long as it is open."""
-        files = self.files
-        if self.attached is None:
-            if not (files.writable or files.exists("locks/attached")):
-                return
-            write = files.writable
-            self.attached = files.open("locks/attached", write=write, create=write)
-        files.lock(self.attached, timeout, shared=True)
-
     def detach(self) -> None:
         """Close the databases and free the lock; files that are being read stay open."""
         for store in self.stores.values():
             store.close()
         if self._page is not None:
             self._page.release()
-        attached, self.attached = self.attached, None
-        if attached is not None:
-            with suppress(EmbedlogError):
-                self.files.close(attached)
-
-    def is_last(self) -> bool:
-        """Give the lock up, and return whether no other process holds it."""
-        if self.attached is None:
-            return False
-        self.files.unlock(self.attached)
-        return self.files.try_lock(self.attached)
+        self.attachment.close()
 
     # The epoch page
-
-    @property
-    def epoch(self) -> int:
-        """The highest epoch that any process has noted here; one load."""
-        page = self.epoch_page
-        return 0 if page is None else page[0]
 
     def note_epoch(self, epoch: int) -> None:
         """Show all processes that there is a new epoch; a broken disk may refuse that.
@@ -173,7 +124,7 @@ class LogDirectory:
         Written, not stored through the map: a store to a page of a broken disk is a SIGBUS.
         """
         fd = self._epoch_fd
-        if fd is not None and self.epoch < epoch:
+        if fd is not None and self.epoch_page is not None and self.epoch_page[0] < epoch:
             with suppress(EmbedlogError):
                 self.files.write(fd, [epoch.to_bytes(8, "little")], 0)
 
@@ -190,18 +141,13 @@ class LogDirectory:
             self.files.write(fd, [b"embedlog"], 0)
             self.files.sync(fd)
 
-    def works(self) -> bool:
-        """Probe the directory, if an error alone does not prove that the disk is broken."""
+    def works(self, *, probe: bool = True) -> bool:
+        """Whether the directory is in place and complete, and with ``probe`` can be written."""
         try:
-            self.probe()
-        except StorageError:
-            return False
-        return True
-
-    def is_whole(self) -> bool:
-        """Whether the directory exists and is complete, so is not being deleted."""
-        try:
-            self.check_in_place()
+            if probe:
+                self.probe()
+            else:
+                self.check_in_place()
         except StorageError:
             return False
         return True
@@ -235,15 +181,12 @@ class LogDirectory:
             return False
         if error.errno == errno.ENOMEM:
             return not self.works()
-        return error.errno in _BROKEN or (error.errno in _ELSEWHERE and not self.is_whole())
+        return error.errno in _BROKEN or (error.errno in _ELSEWHERE and not self.works(probe=False))
 
     def close(self) -> None:
         """Close the databases and all files."""
         self.epoch_page = self._epoch_fd = None
-        if self._page is not None:
-            self._page.release()
-        for store in self.stores.values():
-            store.close()
+        self.detach()
         self.files.close_all()
 
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from embedlog import batch as batches
 from embedlog import catalog
@@ -31,7 +31,6 @@ from embedlog.files import Files
 from embedlog.partition import PartitionLog, leader_epochs, roll
 from embedlog.partition.tail import TAILS, Tail
 from embedlog.record import TopicPartition
-from embedlog.replication.controller import Controller
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.files import make_parents
 from embedlog.replication.isr import PartitionAssignment
@@ -259,6 +258,7 @@ def end_of_copy(log: PartitionLog, tail: Tail | None, files: Files | None = None
 
 
 if TYPE_CHECKING:
+    from embedlog.replication.partition import ReplicatedPartition
     from embedlog.replication.root import ReplicatedRoot
 
 T = TypeVar("T")
@@ -292,21 +292,18 @@ class Comparison(NamedTuple):
     """Whether something is damaged in all copies."""
 
 
-def mend_copies(
-    log: PartitionLog, controller: Controller, segments: Collection[SegmentInfo] | None = None
-) -> None:
+def mend_copies(log: ReplicatedPartition, segments: Collection[SegmentInfo] | None = None) -> None:
     """Write again what in-sync copies lack or have damaged, under the partition's lock.
 
     Args:
         log: The partition.
-        controller: Knows its copies.
         segments: The segments to read; without them those that a recovery reads, which are
             above the recovery point or not as long as they must be.
     """
-    _repeat(log, controller, lambda: _mend(log, controller, segments))
+    _repeat(log, lambda: _mend(log, segments))
 
 
-def _repeat(log: PartitionLog, controller: Controller, step: Callable[[], T]) -> T:
+def _repeat(log: ReplicatedPartition, step: Callable[[], T]) -> T:
     """Do something with the copies; again if a directory turns out to be broken, without it."""
     while True:
         try:
@@ -315,29 +312,32 @@ def _repeat(log: PartitionLog, controller: Controller, step: Callable[[], T]) ->
             if log.context.closed:
                 raise  # otherwise a directory just went offline
         except StorageError as error:
-            if not controller.offline_if_broken(error):
+            if not log.controller.offline_if_broken(error):
                 raise
 
 
-def _mend(
-    log: PartitionLog, controller: Controller, segments: Collection[SegmentInfo] | None
-) -> None:
+def _mend(log: ReplicatedPartition, segments: Collection[SegmentInfo] | None) -> None:
     tail = TAILS.get(log.context.live, log.key)
     every = _segments(log)
-    incomplete, torn = _incomplete(log, controller, every if segments is None else segments)
-    whole = [each.id for each in _in_sync(log, controller) if each.id not in incomplete]
+    incomplete, torn = _incomplete(log, every if segments is None else segments)
+    whole = [each.id for each in _in_sync(log) if each.id not in incomplete]
     if segments is None:
+        info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
+        flushed = (info or PartitionInfo()).recovery_offset
         segments = [
-            each for each in every if each.id in torn or not (whole and _is_flushed(log, each))
+            each
+            for each in every
+            if each.id in torn
+            or not (whole and each.sealed and each.size and (each.next_offset or 0) <= flushed)
         ]
     # The incomplete ones may have what is damaged in the others.
-    _compare(log, controller, segments, tail, mend=True, keep=incomplete if whole else ())
+    _compare(log, segments, tail, mend=True, keep=incomplete if whole else ())
 
     def leave(before: PartitionAssignment) -> PartitionAssignment:
         good = [each for each in before.isr if each in whole]
         return before.elect(good) if good else before
 
-    if incomplete and controller.change_assignment(log.key, leave):
+    if incomplete and log.controller.change_assignment(log.key, leave):
         _logger.warning(
             "%s-%d: segment files of directories %s are missing or truncated; they are copied "
             "again from directory %d",
@@ -345,7 +345,7 @@ def _mend(
         )
 
 
-def examine(log: PartitionLog, controller: Controller, *, mend: bool = False) -> Comparison:
+def examine(log: ReplicatedPartition, *, mend: bool = False) -> Comparison:
     """Compare all that the in-sync copies of a partition have.
 
     Other processes may append, roll, compact and fail meanwhile.  So what looks damaged is read
@@ -356,10 +356,10 @@ def examine(log: PartitionLog, controller: Controller, *, mend: bool = False) ->
         tail = None
         with suppress(CorruptionError):  # what is damaged is found next
             tail = log.tail()
-        return _compare(log, controller, _segments(log), tail, mend=False)
+        return _compare(log, _segments(log), tail, mend=False)
 
     with suppress(StorageError):  # perhaps of a file that was just deleted
-        found = _repeat(log, controller, compare)
+        found = _repeat(log, compare)
         if not found.differences:
             return found
     with ExitStack() as lock:
@@ -367,9 +367,9 @@ def examine(log: PartitionLog, controller: Controller, *, mend: bool = False) ->
         with suppress(*(() if mend else (LockTimeoutError, ReadOnlyError))):
             log.acquire()
             lock.callback(log.release)
-        found = _repeat(log, controller, compare)
+        found = _repeat(log, compare)
         if mend and found.differences:
-            mend_copies(log, controller, _segments(log))
+            mend_copies(log, _segments(log))
         return found
 
 
@@ -398,7 +398,9 @@ def examine_all(
         with suppress(
             NotLeaderOrFollowerError, ReplicaNotAvailableError, UnknownTopicOrPartitionError
         ):
-            found = examine(root.partition(info.name, number), root.controller, mend=mend)
+            found = examine(
+                cast("ReplicatedPartition", root.partition(info.name, number)), mend=mend
+            )
             if found.differences:
                 yield TopicPartition(info.name, number), found
 
@@ -408,21 +410,14 @@ def _segments(log: PartitionLog) -> list[SegmentInfo]:
     return log.context.state.read(lambda txn: catalog.segments(txn, log.key))
 
 
-def _is_flushed(log: PartitionLog, info: SegmentInfo) -> bool:
-    """Whether a segment is below the recovery point, so that a recovery does not read it."""
-    partition = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
-    recovery_offset = (partition or PartitionInfo()).recovery_offset
-    return info.sealed and info.size > 0 and (info.next_offset or 0) <= recovery_offset
-
-
 def _incomplete(
-    log: PartitionLog, controller: Controller, segments: Collection[SegmentInfo]
+    log: ReplicatedPartition, segments: Collection[SegmentInfo]
 ) -> tuple[set[int], set[int]]:
     """Return the copies that lack files, or their ends, which another in-sync copy has.
 
     Returns the ids of the directories, and those of the segments that are truncated somewhere.
     """
-    directories, incomplete, torn = _in_sync(log, controller), set(), set()
+    directories, incomplete, torn = _in_sync(log), set(), set()
     for info in segments:
         path, least = log.path_of(info), info.end_position or 1
         sizes = {each.id: _size(each, path) for each in directories}
@@ -445,18 +440,17 @@ def _size(directory: LogDirectory, path: str) -> int:
         raise
 
 
-def _in_sync(log: PartitionLog, controller: Controller) -> list[LogDirectory]:
+def _in_sync(log: ReplicatedPartition) -> list[LogDirectory]:
     """Return the directories of the in-sync copies, the leader's first."""
     # Not that of the image: one that may not write leaves out there what it has found damaged.
-    assignment = controller.state.read(lambda txn: ASSIGNMENTS.get(txn, log.key))
+    assignment = log.controller.state.read(lambda txn: ASSIGNMENTS.get(txn, log.key))
     if assignment is None or assignment.leader is None:
         return []
-    return controller.opened([assignment.leader, *assignment.in_sync_followers])
+    return log.controller.opened([assignment.leader, *assignment.in_sync_followers])
 
 
 def _compare(
-    log: PartitionLog,
-    controller: Controller,
+    log: ReplicatedPartition,
     segments: Collection[SegmentInfo],
     tail: Tail | None,
     *,
@@ -467,13 +461,12 @@ def _compare(
 
     Args:
         log: The partition.
-        controller: Knows its copies.
         segments: The segments.
         tail: Where the log ends; None if a recovery is about to find that.
         mend: Whether to write what a copy lacks; under the partition's lock.
         keep: The directories in which nothing is written.
     """
-    directories, first, is_lost = _in_sync(log, controller), dict[str, ReplicaDifference](), False
+    directories, first, is_lost = _in_sync(log), dict[str, ReplicaDifference](), False
     if len(directories) < 2:
         return Comparison([])
     for info in segments:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -191,8 +191,10 @@ def put_epoch(txn: kv.Txn, epoch: int, controller_id: int) -> None:
     note_epoch(METADATA_EPOCHS, txn, begun, keep=min(left, default=None))
 
 
-def check_quorum(image: MetadataImage, online: Collection[int]) -> None:
-    """Raise unless these directories may decide for all of them.
+def check_quorum(
+    image: MetadataImage, online: Collection[int], without: Collection[int] = ()
+) -> None:
+    """Raise unless these directories may decide for all of them, those left out that are given up.
 
     A majority may.  Of two directories, one may: that begins an epoch, and if the other one goes
     on alone too, their histories part.
@@ -200,10 +202,11 @@ def check_quorum(image: MetadataImage, online: Collection[int]) -> None:
     Raises:
         NotEnoughReplicasError: The others could have decided otherwise, without these.
     """
-    count = len(image.directories)
+    all_paths = {each: info.path for each, info in image.directories.items() if each not in without}
+    count = len(all_paths)
     required = 1 if count <= 2 else count // 2 + 1
     if len(online) < required:
-        offline = [info.path for each, info in image.directories.items() if each not in online]
+        offline = [path for each, path in all_paths.items() if each not in online]
         raise NotEnoughReplicasError(
             f"{len(online)} of {count} directories of the log are online, and a change of its "
             f"metadata needs {required}; {', '.join(offline)} cannot be used",
@@ -213,12 +216,6 @@ def check_quorum(image: MetadataImage, online: Collection[int]) -> None:
             in_sync=len(online),
             required=required,
         )
-
-
-def without(image: MetadataImage, directories: Collection[int]) -> MetadataImage:
-    """Return an image without some of its directories."""
-    left = {each: info for each, info in image.directories.items() if each not in directories}
-    return replace(image, directories=left)
 
 
 def paths_of(directories: Iterable[DirectoryInfo]) -> list[str]:

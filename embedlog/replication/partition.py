@@ -21,7 +21,7 @@ from embedlog.errors import (
     raised_in_body,
 )
 from embedlog.files import Files
-from embedlog.partition import leader_epochs, recovery, truncate
+from embedlog.partition import journal, leader_epochs, recovery, truncate
 from embedlog.partition.partition_log import PartitionLog, ReplicaPlacement
 from embedlog.partition.state import Context
 from embedlog.partition.tail import TAILS, Tail
@@ -198,7 +198,7 @@ class ReplicatedPartition(PartitionLog):
         if self._checked != (epoch, self.snapshot_version):
             self.refresh()
             version = self.snapshot_version
-            self._check_min_isr(self.assignment)
+            self.assignment.check_min_isr(self.config.min_insync_replicas, **self.where)
             self._checked = epoch, version
 
     def _check_flushed_replicas(self) -> None:
@@ -213,14 +213,6 @@ class ReplicatedPartition(PartitionLog):
                 f"The records were written, but {error.what[0].lower()}{error.what[1:]}",
                 todo=error.todo,
                 **error.facts,
-            ) from None
-
-    def _check_min_isr(self, assignment: PartitionAssignment) -> None:
-        try:
-            assignment.check_min_isr(self.config.min_insync_replicas)
-        except NotEnoughReplicasError as error:
-            raise NotEnoughReplicasError(
-                error.what, todo=error.todo, **error.facts, **self.where
             ) from None
 
     def commit_locked(
@@ -238,7 +230,14 @@ class ReplicatedPartition(PartitionLog):
         assert isinstance(files, ReplicatedFiles)
         assert file.fd is not None
         if slow := files.slow_followers(file.fd, max_lag_ms / 1000):
-            self._shrink_isr(slow)
+            # One slow disk must not hold up all writers.
+            for each in slow:
+                _logger.warning(
+                    "%s-%d: directory %d leaves the ISR: a write took longer than "
+                    "replica.lag.time.max.ms=%d",
+                    *(self.topic, self.partition, each, max_lag_ms),
+                )
+            self.controller.change_assignment(self.key, lambda before: before.shrink(slow))
         return result
 
     def _publish_if_kept(self, publish: kv.Step[T], txn: kv.Txn) -> T:
@@ -254,24 +253,26 @@ class ReplicatedPartition(PartitionLog):
             assignment = self.controller.image.assignments.get(self.key)
             if assignment is not None:
                 if self._append.needs_min_isr:
-                    self._check_min_isr(assignment)
+                    assignment.check_min_isr(self.config.min_insync_replicas, **self.where)
                 if assignment.leader_epoch != leader_epoch and assignment.leader_recovering:
                     raise self.reassigned()
         self._append.leader_epoch = leader_epoch
         return publish(txn)
 
-    def _shrink_isr(self, slow: Sequence[int]) -> None:
-        """Have followers leave the ISR, so that one slow disk does not hold up all writers."""
-        for each in slow:
-            _logger.warning(
-                "%s-%d: directory %d leaves the ISR: a write took longer than "
-                "replica.lag.time.max.ms=%d",
-                *(self.topic, self.partition, each, self.config.replica_lag_time_max_ms),
-            )
-
-        self.controller.change_assignment(self.key, lambda before: before.shrink(slow))
-
     # Copies
+
+    def open_segment(self, info: SegmentInfo, **options: Any) -> SegmentFile:
+        """As `PartitionState.open_segment`; where the leader lacks the file, another one leads."""
+        try:
+            return super().open_segment(info, **options)
+        except StorageError as error:
+            if not error.missing or "files" in options or not options.get("mend", True):
+                raise
+            # It may just have been compacted or deleted.
+            named = self.context.state.read(lambda txn: journal.file_names(txn, self.key))
+            if info.file_name not in named or self.reread(info, 0, 0) is None:
+                raise
+        return super().open_segment(info, **options)
 
     def mend(self, segments: Collection[SegmentInfo] | None = None) -> bool:
         """As `PartitionState.mend`; a log that may not write continues at another copy."""
@@ -281,7 +282,7 @@ class ReplicatedPartition(PartitionLog):
             self.open_segment_file = None
             return self.controller.read_elsewhere(self.key)
         with nullcontext() if self._is_owner() else self.locked():
-            mend.mend_copies(self, self.controller, segments)
+            mend.mend_copies(self, segments)
         return True
 
     def leader_and_epoch(self) -> LeaderAndEpoch:
@@ -419,6 +420,13 @@ class ReplicatedPartition(PartitionLog):
 
     def _take_over(self, tail: Tail, assignment: PartitionAssignment) -> None:
         """Begin the epoch of a leader; killed or refused in the middle, the next one repeats it."""
+
+        def note_epoch(txn: kv.Txn) -> None:
+            info = catalog.PARTITIONS.get(txn, self.key) or PartitionInfo()
+            if info.leader_epoch < assignment.leader_epoch - 1:
+                info = info._replace(leader_epoch=assignment.leader_epoch - 1)
+                catalog.PARTITIONS.put(txn, self.key, value=info)
+
         self.cached_tail = self.open_segment_file = None
         self.snapshot_version = -1
         self.refresh()
@@ -432,18 +440,9 @@ class ReplicatedPartition(PartitionLog):
                 "%s-%d: the new leader, directory %s, ends at offset %d; the one before had %d",
                 *(self.topic, self.partition, assignment.leader, end, tail.log_end_offset),
             )
-            self._raise_epoch(assignment.leader_epoch - 1)
+            # The epoch that the truncation begins must be that of the leader.
+            self.context.state.write(note_epoch)
             truncate.truncate_locked(self, tail, end)
         if assignment.leader_recovering:
             self.remove_unnamed(self.context.files)
         self.context.wake.advance()
-
-    def _raise_epoch(self, epoch: int) -> None:
-        """Note in `state` that an epoch was used, so that the next one is above it."""
-
-        def step(txn: kv.Txn) -> None:
-            info = catalog.PARTITIONS.get(txn, self.key) or PartitionInfo()
-            if info.leader_epoch < epoch:
-                catalog.PARTITIONS.put(txn, self.key, value=info._replace(leader_epoch=epoch))
-
-        self.context.state.write(step)

@@ -65,7 +65,20 @@ def assign_replicas(
     """
     if partitions < 1:
         raise InvalidPartitionsError(f"partitions must be at least 1, got {partitions}")
-    _check(replication_factor, directories, offline)
+    if replication_factor < 1:
+        raise InvalidReplicationFactorError(
+            f"replication_factor must be at least 1, got {replication_factor}"
+        )
+    if replication_factor > len(directories):
+        raise InvalidReplicationFactorError(
+            f"replication_factor {replication_factor} is larger than the number of "
+            f"directories, {len(directories)}",
+            todo="Add a directory, or ask for fewer replicas.",
+        )
+    if all(directory in offline for directory in directories):
+        raise InvalidReplicationFactorError(
+            "All directories are offline", todo="Bring one of them back first."
+        )
     order = alternate_racks(directories)
     leaders = [directory for directory in order if directory not in offline]
     shift = start
@@ -94,23 +107,6 @@ def alternate_racks(directories: Racks) -> list[int]:
     racks = sorted(by_rack, key=lambda rack: (rack is not None, rack or ""))
     rounds = zip_longest(*(by_rack[rack] for rack in racks))
     return [directory for turn in rounds for directory in turn if directory is not None]
-
-
-def _check(replication_factor: int, directories: Racks, offline: Collection[int]) -> None:
-    if replication_factor < 1:
-        raise InvalidReplicationFactorError(
-            f"replication_factor must be at least 1, got {replication_factor}"
-        )
-    if replication_factor > len(directories):
-        raise InvalidReplicationFactorError(
-            f"replication_factor {replication_factor} is larger than the number of "
-            f"directories, {len(directories)}",
-            todo="Add a directory, or ask for fewer replicas.",
-        )
-    if all(directory in offline for directory in directories):
-        raise InvalidReplicationFactorError(
-            "All directories are offline", todo="Bring one of them back first."
-        )
 
 
 def _others(order: Sequence[int], leader: int, distance: int) -> list[int]:

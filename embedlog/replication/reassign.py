@@ -40,9 +40,9 @@ from embedlog.replication.catch_up import copy_partition
 from embedlog.replication.directory import EPOCH_FILE, PROBE_FILE, LogDirectory
 from embedlog.replication.files import remove_copies
 from embedlog.replication.isr import PartitionAssignment, check_replicas
-from embedlog.replication.member_file import is_member
+from embedlog.replication.member_file import check_member
 from embedlog.replication.mend import end_of_copy
-from embedlog.replication.metadata import MetadataImage, check_quorum, without
+from embedlog.replication.metadata import MetadataImage, check_quorum
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.replication.placement import lead_evenly, reassign, resize
 from embedlog.replication.root import ReplicatedRoot, take_over
@@ -219,7 +219,7 @@ def run(
         with Failures(_logger).collecting() as part:
             for partition, target in targets.items():
                 with part(f"Move of {partition.topic}-{partition.partition}"):
-                    left = _move(root, partition, target, throttle, count)
+                    left = _move(root, partition, target, throttle or Throttle(), count)
                     if left is None or left.target_replicas != target:
                         outcome.superseded.append(partition)
                     elif left.is_reassigning:
@@ -264,7 +264,7 @@ def _move(
     root: ReplicatedRoot,
     partition: TopicPartition,
     target: tuple[int, ...],
-    throttle: Throttle | None,
+    throttle: Throttle,
     count: Callable[[int], object],
 ) -> PartitionAssignment | None:
     """Finish the reassignment of one partition, as far as possible; return its state after that.
@@ -400,7 +400,7 @@ def remove_directories(
         root.write_members()
         elect_unclean(root, only)
     else:
-        check_quorum(without(image, gone), set(image.online) - gone)
+        check_quorum(image, set(image.online) - gone, gone)
     while True:
         outcome = run(root, moves, throttle=throttle, progress=progress)
         left = [
@@ -513,8 +513,8 @@ def _count_records(root: ReplicatedRoot, log: PartitionLog, directory: int) -> i
     info = root.controller.image.directories.get(directory)
     with suppress(StorageError, NotALogError), ExitStack() as closing_files:
         if info is not None:
-            files = root.files(info.path, writable=False, unsafe_filesystem=root.unsafe_filesystem)
+            files = root.files_at(info.path, writable=False)
             closing_files.callback(files.close_all)
-            if is_member(files, root.cluster_id, directory):
-                return end_of_copy(log, TAILS.get(log.context.live, log.key), files).records
+            check_member(files, root.cluster_id, directory)
+            return end_of_copy(log, TAILS.get(log.context.live, log.key), files).records
     return None

@@ -59,10 +59,9 @@ from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.member_file import (
     DirectoryMember,
     check_apart,
+    check_member,
     find_members,
-    is_member,
     new_cluster_id,
-    paths_to_add,
     read_listed,
     read_member,
     write_member,
@@ -132,7 +131,7 @@ class ReplicatedRoot(Root):
         **options: Any,
     ) -> None:
         self.paths, self._racks = tuple(paths), dict(racks or {})
-        self._given_up = frozenset(given_up)
+        self.given_up = frozenset(given_up)
         self._regaining, self._regain_at = threading.Lock(), 0.0
         super().__init__(self.paths[0], **options)
 
@@ -176,35 +175,26 @@ class ReplicatedRoot(Root):
                         topic=topic.name,
                     )
                 image.check_directories({*chain(*replicas)}, topic=topic.name)
-                put(txn, topic, dict(enumerate(replicas)), image)
-                return
-            factor = replication_factor
-            if factor is None and first:
-                # As the partitions that the topic has.
-                before = ASSIGNMENTS.get(txn, topic.key(0))
-                factor = None if before is None else len(before.target_replicas)
-            if factor is None:
-                # One that is offline gets its copy when it comes back.
-                factor = min(DEFAULT_REPLICATION_FACTOR, len(image.directories))
-            racks = {each: info.rack for each, info in image.directories.items()}
-            offline = racks.keys() - set(image.online)
-            assigned = assign_replicas(
-                topic.partitions - first,
-                factor,
-                racks,
-                first_partition=first,
-                # Chance that is the same if the transaction runs again.
-                rng=random.Random(topic.id),
-                offline=offline,
-            )
-            put(txn, topic, assigned, image)
-
-        def put(
-            txn: kv.Txn,
-            topic: TopicInfo,
-            assigned: Mapping[int, Sequence[int]],
-            image: MetadataImage,
-        ) -> None:
+                assigned: Mapping[int, Sequence[int]] = dict(enumerate(replicas))
+            else:
+                factor = replication_factor
+                if factor is None and first:
+                    # As the partitions that the topic has.
+                    before = ASSIGNMENTS.get(txn, topic.key(0))
+                    factor = None if before is None else len(before.target_replicas)
+                if factor is None:
+                    # One that is offline gets its copy when it comes back.
+                    factor = min(DEFAULT_REPLICATION_FACTOR, len(image.directories))
+                racks = {each: info.rack for each, info in image.directories.items()}
+                assigned = assign_replicas(
+                    topic.partitions - first,
+                    factor,
+                    racks,
+                    first_partition=first,
+                    # Chance that is the same if the transaction runs again.
+                    rng=random.Random(topic.id),
+                    offline=racks.keys() - set(image.online),
+                )
             for partition, chosen in assigned.items():
                 assignment = PartitionAssignment.create(chosen, image.online)
                 ASSIGNMENTS.put(txn, topic.key(partition), value=assignment)
@@ -222,6 +212,10 @@ class ReplicatedRoot(Root):
 
     # Attaching
 
+    def files_at(self, path: str, *, writable: bool = True) -> Files:
+        """Return the files of a directory."""
+        return self.files(path, writable=writable, unsafe_filesystem=self.unsafe_filesystem)
+
     def _attach(self) -> Context:
         with self._lock:
             attached = self._context is not None
@@ -238,7 +232,7 @@ class ReplicatedRoot(Root):
             opened = self._open_each(self.paths, writable)
             for files in opened.values():
                 undo.callback(files.close_all)
-            cluster, paths = find_members(self.paths, opened)
+            cluster, paths, _ = find_members(self.paths, opened)
             if cluster != self.cluster_id and self.cluster_id:
                 # After a fork; or else a new log would be begun here.
                 raise NotALogError("None of the directories has the log any more", path=self.path)
@@ -247,7 +241,9 @@ class ReplicatedRoot(Root):
                 self.paths = (*self.paths, *(path for path in listed if path not in self.paths))
                 opened |= self._open_each([each for each in listed if each not in opened], writable)
                 self._require_log(opened, writable)
-                self._begin(self._first_path())
+                # By default the first one.
+                logs = [path for path in self.paths if exists(f"{path}/{FORMAT_FILE}")]
+                self._begin((logs or self.paths)[0])
                 undo.close()
                 return self._open_files(writable)
             self.cluster_id = cluster
@@ -255,15 +251,12 @@ class ReplicatedRoot(Root):
             for path, files in self._open_each(more, writable).items():
                 opened[path] = files
                 undo.callback(files.close_all)
-            _, paths = find_members([*self.paths, *opened], opened, cluster)
-            self.to_add = paths_to_add(cluster, opened.values())
+            _, paths, self.to_add = find_members([*self.paths, *opened], opened, cluster)
             directories = self._check_each(paths, opened, undo)
             if not directories:
                 raise NotALogError("None of the directories can be opened", path=self.path)
             self._unprepared = paths.keys() - directories.keys()
-            self.controller = Controller(
-                directories, self._open_directory, self._regain_quorum, self._given_up
-            )
+            self.controller = Controller(self, directories)
             undo.callback(self.controller.close)
             self.controller.refresh()
             self._unprepared = frozenset()
@@ -300,9 +293,7 @@ class ReplicatedRoot(Root):
         for path in paths:
             try:
                 if path not in opened and is_there(path) and is_directory(path):
-                    opened[path] = self.files(
-                        path, writable=writable, unsafe_filesystem=self.unsafe_filesystem
-                    )
+                    opened[path] = self.files_at(path, writable=writable)
             except StorageError as error:
                 _logger.warning("Directory %s cannot be opened: %s", path, error)
                 self._unopened[path] = error
@@ -322,15 +313,10 @@ class ReplicatedRoot(Root):
         if not writable:
             raise NotALogError("There is no log over several directories here", path=self.path)
 
-    def _first_path(self) -> str:
-        """Return the directory that is a log already; by default the first one."""
-        logs = [path for path in self.paths if exists(f"{path}/{FORMAT_FILE}")]
-        return (logs or self.paths)[0]
-
     def _begin(self, path: str) -> None:
         """Make a log in one directory the first of several."""
         _FirstRoot(path, **self.options()).close()  # creates it, and finishes what was left
-        files = self.files(path, writable=True, unsafe_filesystem=self.unsafe_filesystem)
+        files = self.files_at(path)
         try:
             attached = files.open("locks/attached", write=True, create=True)
             try:
@@ -380,7 +366,11 @@ class ReplicatedRoot(Root):
                     f"{directory.path}: {line}" for line in (report or ([],))[0]
                 ]
             if self._is_first and any(report and report[1] for report in reports):
-                self._sweep([directory.files for directory in directories.values()])
+                try:
+                    roots = [directory.files for directory in directories.values()]
+                    self.startup_report += startup.sweep_all(roots)
+                except DATABASE_ERRORS as error:  # of a directory that is found to be broken later
+                    _logger.warning("What killed processes left is not removed yet: %s", error)
         images = {
             each: directory.state.read(MetadataImage.load)
             for each, directory in directories.items()
@@ -398,7 +388,7 @@ class ReplicatedRoot(Root):
         Raises:
             ReplicasDivergedError: Each has what the other lacks, and could decide without it.
         """
-        left = [each for each in images if images[each].epoch and each not in self._given_up]
+        left = [each for each in images if images[each].epoch and each not in self.given_up]
         if not left:
             return
         ends = {each: histories(directories[each])[0].end for each in left}
@@ -411,7 +401,7 @@ class ReplicatedRoot(Root):
             with suppress(NotEnoughReplicasError):
                 check_quorum(images[each], images[each].online)
                 error = diverged(base, other)
-                if self.mode == "rw" and each not in self._given_up:
+                if self.mode == "rw" and each not in self.given_up:
                     raise error
                 del directories[each]
                 _give_up(other, error)
@@ -425,48 +415,46 @@ class ReplicatedRoot(Root):
         """
         files = directory.files
         check_format(files, replicated=True)
-        if not is_member(files, self.cluster_id, directory.id):
-            raise NotALogError(
-                f"This is not directory {directory.id} of the log", path=directory.path
-            )
+        check_member(files, self.cluster_id, directory.id)
         report = None
         if files.writable:
             for name in ("locks", "topics"):
                 files.make_directory(name)
-            locks.enter_context(directory.locked_root(self.lock_timeout))
-            report = directory.attach(self.lock_timeout)
+            locks.enter_context(directory.attachment.alone(self.lock_timeout))
+            report = directory.attachment.attach(self.lock_timeout, startup.check_databases)
         else:
-            directory.share(self.lock_timeout)
+            directory.attachment.share(self.lock_timeout)
         live = files.writable or startup.live_is_valid(files)
         directory.open_stores(self.lock_timeout, live=live)
         return report
 
-    def _sweep(self, roots: Sequence[Files]) -> None:
-        """Remove what killed processes left; a directory that fails is found to be broken later."""
-        try:
-            self.startup_report += startup.sweep_all(roots)
-        except DATABASE_ERRORS as error:
-            _logger.warning("What killed processes left is not removed yet: %s", error)
+    def regain_quorum(self, failed: Mapping[int, Exception]) -> bool:
+        """Bring a directory back while too few others work; return whether one came back.
 
-    def _regain_quorum(self, failed: Mapping[int, Exception]) -> bool:
-        """Check whether a directory came back, for a process that has too few of them."""
+        Also one that still counts as online, if another disk is at its path now.
+        """
         # One thread at a time, and not while it is bringing one back.
-        if not self._regaining.acquire(blocking=False):
+        if monotonic() < self._regain_at or not self._regaining.acquire(blocking=False):
             return False
         try:
-            now = monotonic()
-            if now < self._regain_at:
-                return False
-            self._regain_at = now + REGAIN_SECONDS
-            return regain_quorum(self, failed)
+            self._regain_at = monotonic() + REGAIN_SECONDS
+            for each, info in self.controller.image.directories.items():
+                opened = self.controller.directories.get(each)
+                if info.online and (each not in failed or opened is None or opened.is_in_place()):
+                    continue
+                try:
+                    if is_directory(info.path):
+                        bring_back(self, each, failed)
+                        return True
+                except (EmbedlogError, OSError) as error:
+                    _logger.debug("Directory %s stays offline: %s", info.path, describe(error))
+            return False
         finally:
             self._regaining.release()
 
-    def _open_directory(self, directory_id: int, path: str) -> LogDirectory:
+    def open_directory(self, directory_id: int, path: str) -> LogDirectory:
         """Open a directory that another process has brought online."""
-        files = self.files(
-            path, writable=self.mode == "rw", unsafe_filesystem=self.unsafe_filesystem
-        )
+        files = self.files_at(path, writable=self.mode == "rw")
         try:
             if directory_id in self._unprepared:
                 raise StorageError(
@@ -474,14 +462,9 @@ class ReplicatedRoot(Root):
                     path=path,
                     operation="open",
                 )
-            if not is_member(files, self.cluster_id, directory_id):
-                raise StorageError(
-                    f"This is not directory {directory_id} of the log",
-                    path=path,
-                    operation="open",
-                )
+            check_member(files, self.cluster_id, directory_id)
             directory = LogDirectory(directory_id, path, files)
-            directory.share(self.lock_timeout)
+            directory.attachment.share(self.lock_timeout)
             directory.open_stores(self.lock_timeout)
         except BaseException:
             files.close_all()
@@ -495,10 +478,8 @@ class ReplicatedRoot(Root):
             found = {}
             for each, info in image.directories.items():
                 path = paths.get(each, info.path)
-                changed = info._replace(path=path, rack=self._racks.get(path, info.rack))
-                if changed != info:
-                    found[each] = changed
-            return found
+                found[each] = info._replace(path=path, rack=self._racks.get(path, info.rack))
+            return {each: info for each, info in found.items() if info != image.directories[each]}
 
         def step(txn: kv.Txn, image: MetadataImage) -> bool:
             for each, info in changes(image).items():
@@ -549,9 +530,10 @@ class ReplicatedRoot(Root):
             return
         with ExitStack() as locks:
             for directory in online:
-                locks.enter_context(directory.locked_root(self.lock_timeout))
+                locks.enter_context(directory.attachment.alone(self.lock_timeout))
+                locks.callback(directory.attachment.close)
             # Each is asked: that frees its lock.
-            are_last = [directory.is_last() for directory in online]
+            are_last = [directory.attachment.is_last() for directory in online]
             if all(are_last):
                 with suppress(DiskFullError):
                     startup.remove_uncommitted_files(context.files, context.state)
@@ -627,7 +609,7 @@ def add_directory(root: ReplicatedRoot, path: str, rack: str | None = None) -> i
         raise IllegalStateError("The directory belongs to the log already", path=path)
     check_apart([path, *paths_of(image.directories.values())])
     Files.create_root(path)
-    files = root.files(path, writable=True, unsafe_filesystem=root.unsafe_filesystem)
+    files = root.files_at(path)
     try:
         member = read_member(files)
         if member is not None and member.cluster_id == root.cluster_id:
@@ -686,7 +668,7 @@ def bring_back(
     if info.is_mount_point and not is_mount_point(path):
         # Otherwise everything would be copied to the disk that has the mount point.
         raise StorageError("No file system is mounted there", path=path, operation="open")
-    files = root.files(path, writable=True, unsafe_filesystem=root.unsafe_filesystem)
+    files = root.files_at(path)
     directory = LogDirectory(directory_id, path, files)
     try:
         _prepare(root, directory)
@@ -721,19 +703,19 @@ def _prepare(root: ReplicatedRoot, directory: LogDirectory) -> None:
             operation="open",
             todo="Free some space; the directory is tried again by itself.",
         )
-    with directory.locked_root(root.lock_timeout):
+    with directory.attachment.alone(root.lock_timeout):
         if _is_new(root, directory):  # Check again: under the lock nobody else makes a log there.
             infos = root.controller.image.directories
             paths = {each: info.path for each, info in infos.items()}
             write_member(files, DirectoryMember(root.cluster_id, directory.id, paths))
         try:
-            directory.attach(root.lock_timeout)
+            directory.attachment.attach(root.lock_timeout, startup.check_databases)
         except CorruptionError as error:
             # Everything in it is in the others, too.
             _logger.warning("%s: its databases are replaced: %s", directory.path, error)
             for name in ("state", "live"):
                 kv.discard(files, name)
-            directory.attach(root.lock_timeout)
+            directory.attachment.attach(root.lock_timeout, startup.check_databases)
     directory.open_stores(root.lock_timeout)
     _drop_caches(directory)
 
@@ -768,9 +750,12 @@ def _is_new(root: ReplicatedRoot, directory: LogDirectory) -> bool:
         NotALogError: It belongs to another log, or is one.
     """
     files = directory.files
-    if is_member(files, root.cluster_id, directory.id):
+    # First: another process may just be making it a directory of the log, in the other order.
+    has_state = startup.has_state(files)
+    member = read_member(files)
+    if member is not None and member[:2] == (root.cluster_id, directory.id):
         return False
-    if read_member(files) is not None or startup.has_state(files):
+    if member is not None or has_state:
         raise NotALogError(
             f"This is not directory {directory.id} of the log: another log is there",
             path=directory.path,
@@ -824,24 +809,3 @@ def _note_reason(root: ReplicatedRoot, directory_id: int, reason: str) -> None:
         return True
 
     root.controller.change(step)
-
-
-def regain_quorum(root: ReplicatedRoot, failed: Mapping[int, Exception]) -> bool:
-    """Bring a directory back while too few others work; return whether one came back.
-
-    Also one that still counts as online, if another disk is at its path now.
-    """
-    controller = root.controller
-    for each, info in controller.image.directories.items():
-        opened = controller.directories.get(each)
-        if info.online and (each not in failed or opened is None or opened.is_in_place()):
-            continue
-        if not is_directory(info.path):
-            continue
-        try:
-            bring_back(root, each, failed)
-        except (EmbedlogError, OSError) as error:
-            _logger.debug("Directory %s stays offline: %s", info.path, describe(error))
-        else:
-            return True
-    return False
