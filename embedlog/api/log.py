@@ -59,7 +59,7 @@ from embedlog.partition import (
     Visibility,
 )
 from embedlog.partition.leases import Lease, LeaseInfo, hold, leases
-from embedlog.partition.tail import TAILS, Tail
+from embedlog.partition.tail import Tail, peek_tail
 from embedlog.progress import ProgressBar, format_bytes
 from embedlog.record import K, TopicPartition, V
 from embedlog.root.location import directory_of
@@ -1310,7 +1310,7 @@ def _summary(log: PartitionLog) -> PartitionSummary:
         tail, start, end, size = log.tail(), log.start_offset(), log.end_offset(), log.size_bytes()
     except ReplicaNotAvailableError:
         # What is known of it without its files.
-        tail = TAILS.get(log.context.live, log.key) or _UNKNOWN
+        tail = peek_tail(log.context.live, log.key) or _UNKNOWN
         start, end = tail.start_offset, tail.high_watermark
         size = sum(segment.size for segment in log.segments.values())
     return {
