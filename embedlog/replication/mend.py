@@ -29,7 +29,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.partition import PartitionLog, leader_epochs, roll
-from embedlog.partition.tail import TAILS, Tail
+from embedlog.partition.tail import Tail, peek_tail
 from embedlog.record import TopicPartition
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.files import make_parents
@@ -37,6 +37,13 @@ from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.metadata import ASSIGNMENTS
 from embedlog.segment import END_MARK, SegmentFile
 
+if TYPE_CHECKING:
+    from embedlog.replication.partition import ReplicatedPartition
+    from embedlog.replication.root import ReplicatedRoot
+
+T = TypeVar("T")
+Progress = Callable[[int, int], object]
+_logger = logging.getLogger("embedlog.replication")
 _MESSAGE_START = END_MARK[:4]
 
 
@@ -257,15 +264,6 @@ def end_of_copy(log: PartitionLog, tail: Tail | None, files: Files | None = None
     return CopyEnd(records, None)
 
 
-if TYPE_CHECKING:
-    from embedlog.replication.partition import ReplicatedPartition
-    from embedlog.replication.root import ReplicatedRoot
-
-T = TypeVar("T")
-Progress = Callable[[int, int], object]
-_logger = logging.getLogger("embedlog.replication")
-
-
 class ReplicaDifference(NamedTuple):
     """The first offset at which a copy is damaged, or differs from another one."""
 
@@ -317,7 +315,7 @@ def _repeat(log: ReplicatedPartition, step: Callable[[], T]) -> T:
 
 
 def _mend(log: ReplicatedPartition, segments: Collection[SegmentInfo] | None) -> None:
-    tail = TAILS.get(log.context.live, log.key)
+    tail = peek_tail(log.context.live, log.key)
     every = _segments(log)
     incomplete, torn = _incomplete(log, every if segments is None else segments)
     whole = [each.id for each in _in_sync(log) if each.id not in incomplete]

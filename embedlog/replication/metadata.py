@@ -171,7 +171,7 @@ class MetadataImage:
             raise InvalidReplicationAssignmentError(
                 f"The log has no directory {unknown[0]}",
                 **where,
-                todo=Hint("See log.replicas().", "See `embedlog replicas list`."),
+                todo=Hint("See log.replicas.", "See `embedlog replicas list`."),
             )
 
     @property

@@ -34,7 +34,7 @@ from embedlog.files.reserve import RESERVE_FILE
 from embedlog.files.throttle import Throttle
 from embedlog.hints import GIVE_UP, Hint
 from embedlog.partition import PartitionLog
-from embedlog.partition.tail import TAILS
+from embedlog.partition.tail import peek_tail
 from embedlog.record import TopicPartition
 from embedlog.replication.catch_up import copy_partition
 from embedlog.replication.directory import EPOCH_FILE, PROBE_FILE, LogDirectory
@@ -388,7 +388,7 @@ def remove_directories(
             replicas=paths,
             todo="Bring the directory back."
             + Hint(
-                "Or lose these records with remove_replica(path, force=True).",
+                "Or lose these records with log.replicas.remove(path, force=True).",
                 "Or lose these records with `embedlog replicas remove PATH --force`.",
             ),
         )
@@ -516,5 +516,5 @@ def _count_records(root: ReplicatedRoot, log: PartitionLog, directory: int) -> i
             files = root.files_at(info.path, writable=False)
             closing_files.callback(files.close_all)
             check_member(files, root.cluster_id, directory)
-            return end_of_copy(log, TAILS.get(log.context.live, log.key), files).records
+            return end_of_copy(log, peek_tail(log.context.live, log.key), files).records
     return None
