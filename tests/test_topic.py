@@ -297,6 +297,13 @@ def test_a_notebook_shows_any_timestamp(log, moment):
     assert "<td>x</td>" in view._repr_html_()
 
 
+@pytest.mark.parametrize("call", ["to_arrow", "to_pandas", "to_polars", "select"])
+def test_a_wrong_option_of_a_frame_is_an_error_that_names_it(topic, call):
+    """As for any other argument."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wher'"):
+        getattr(topic, call)(wher="offset > 5")
+
+
 def test_a_deleted_topic_raises(topic, log):
     """A view cannot be read after its topic was deleted."""
     log.delete_topic("t")
