@@ -437,8 +437,8 @@ class LogBrokers(LogCluster):
     def _list_groups(self, request: Any, node: int) -> Fields:
         states, groups = request.states_filter, []
         if node == controller_id(self._log) and "classic" in (request.types_filter or ["classic"]):
-            for name in self._log.groups():
-                state = self._log.group(name).state
+            for name in self._log.groups:
+                state = self._log.groups[name].state
                 if not states or state in states:
                     facts = {"group_id": name, "protocol_type": "consumer", "group_state": state}
                     groups.append({**facts, "group_type": "classic"})
@@ -466,12 +466,11 @@ class LogBrokers(LogCluster):
         return {"groups": described}
 
     def _delete_groups(self, request: Any, node: int) -> Fields:
-        return {
-            "results": [
-                {"group_id": name, **self._outcome(self._log.group(name).delete)}
-                for name in request.groups_names
-            ]
-        }
+        def delete(name: str) -> None:
+            self._log.groups[name].delete()
+
+        names = request.groups_names
+        return {"results": [{"group_id": name, **self._outcome(delete, name)} for name in names]}
 
     def _offset_fetch(self, request: Any, node: int) -> Fields:
         groups = []
@@ -503,14 +502,14 @@ class LogBrokers(LogCluster):
         return {"topics": topics}
 
     def _offset_delete(self, request: Any, node: int) -> Fields:
-        group = self._log.group(request.group_id)
+        group = self._log.groups[request.group_id]
         topics = self._each_partition(
             request.topics, lambda partition, _: group.delete_offsets([partition])
         )
         return {"topics": topics}
 
     def _leave_group(self, request: Any, node: int) -> Fields:
-        group = self._log.group(request.group_id)
+        group = self._log.groups[request.group_id]
 
         def remove(member: Any) -> None:
             group.remove_members(member.member_id or member.group_instance_id)
