@@ -279,6 +279,28 @@ def test_after_a_power_cut_damage_of_one_partition_leaves_no_other_one_uncompare
         assert values(log, "t") == numbered(b"x", 9)
 
 
+@pytest.mark.parametrize("kept", [0, 8])
+@pytest.mark.parametrize("role", [0, 1])
+def test_an_end_mark_that_a_power_cut_took_from_one_copy_is_written_again(
+    tmp_path, monkeypatch, role, kept
+):
+    """A roll does not flush it, although all batches before it may have been flushed."""
+    directories = Directories(tmp_path)
+    with directories.open(durability="fsync") as log:
+        log.create_topic("t", config={"segment.bytes": 2000}, replication_factor=2)
+        send(log, "t", numbered(b"x", 60))
+        isr = assignment(log, "t").isr
+    copy = segment(directories, isr[role])
+    good = copy.read_bytes()
+    copy.write_bytes(good[:-8] + bytes(kept))
+    monkeypatch.setattr(Files, "boot_id", lambda _: "another")
+
+    with directories.open() as log:
+        assert log.verify(replicas=True) == []
+        assert copy.read_bytes() == good
+        assert assignment(log, "t").isr == isr
+
+
 @pytest.mark.parametrize("rebooted", [False, True])
 @pytest.mark.parametrize("where", ["t", b"x-4"])
 def test_a_program_that_may_only_read_reads_around_damage_and_names_it(

@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+from functools import partial
 
 import lmdb
 import pytest
@@ -262,6 +263,25 @@ def test_no_database_is_ahead_of_the_one_that_is_read(directories, log, monkeypa
     assert log.topics() == ["t", "u"]
     monkeypatch.undo()
     bring_back(log)
+
+
+def test_what_the_database_that_is_read_from_now_on_lacks_is_not_truncated(directories, log):
+    """It failed in the last commit, and the one that was read before has failed since."""
+    log.create_topic("t", replicas=[(1, 2, 3)])
+    send(log, "t", [b"a"])
+    second = log.root.controller.directories[2].live
+    rows = second.read(lambda txn: list(txn.cursor()))
+    send(log, "t", [b"b"])
+    second.write(partial(kv.replace_rows, rows))
+    directories.lose(log, 1)
+    assert log.root.controller.directory.id == 2
+
+    send(log, "t", [b"c"])
+
+    assert values(log, "t") == [b"a", b"b", b"c"]
+    directories.put_back(1)
+    bring_back(log)
+    check_equal(directories, log, "t")
 
 
 def test_a_wake_page_on_a_broken_disk_is_that_of_another_directory(directories, log):

@@ -418,23 +418,29 @@ def _incomplete(
     directories, incomplete, torn = _in_sync(log), set(), set()
     for info in segments:
         path, least = log.path_of(info), info.end_position or 1
-        sizes = {each.id: _size(each, path) for each in directories}
-        short = {each for each, size in sizes.items() if size < least}
-        if len(short) < len(sizes):
+        ends = {each.id: _end(each, path, info) for each in directories}
+        short = {each for each, (size, _) in ends.items() if size < least}
+        if len(short) < len(ends):
             incomplete |= short
-            if any(sizes[each] > 0 for each in short):
+            if any(ends[each][0] > 0 for each in short):
                 torn.add(info.id)
+        # A roll does not flush the end mark.
+        if any(size >= least and not marked for size, marked in ends.values()):
+            torn.add(info.id)
     return incomplete, torn
 
 
-def _size(directory: LogDirectory, path: str) -> int:
-    """Return the size of a file; -1 if it is missing."""
+def _end(directory: LogDirectory, path: str, info: SegmentInfo) -> tuple[int, bool]:
+    """Return the size of a file, -1 if it is missing, and whether a sealed one has its end mark."""
+    files = directory.files
     try:
-        with directory.files.opened(path) as fd:
-            return directory.files.size(fd)
+        with files.opened(path) as fd:
+            at = info.end_position
+            marked = not info.size or files.read(fd, len(END_MARK), at) == END_MARK
+            return files.size(fd), marked
     except StorageError as error:
         if error.missing:
-            return -1
+            return -1, False
         raise
 
 

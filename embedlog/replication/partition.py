@@ -350,12 +350,15 @@ class ReplicatedPartition(PartitionLog):
         """As `PartitionLog.acquire`; a new leader has taken over when this returns."""
         super().acquire(timeout, escalated=escalated)
         self._owner = threading.get_ident()
-        if self._leadership.metadata_epoch != self.controller.epoch:
-            try:
+        try:
+            # First: what is not in the database that is read is truncated.
+            self.controller.state.make_even()
+            self.controller.live.make_even()
+            if self._leadership.metadata_epoch != self.controller.epoch:
                 self._lead()
-            except BaseException:
-                self.release()
-                raise
+        except BaseException:
+            self.release()
+            raise
         self._epoch_of_owner = self.controller.epoch
 
     def release(self) -> None:

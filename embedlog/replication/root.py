@@ -672,7 +672,7 @@ def bring_back(
     directory = LogDirectory(directory_id, path, files)
     try:
         _prepare(root, directory)
-        was_offline = controller.bring_online(directory, failed)
+        was_offline = _bring_online(root, directory, failed)
     finally:
         if controller.directories.get(directory_id) is not directory:
             directory.close()
@@ -685,6 +685,22 @@ def bring_back(
     level = logging.INFO if info.reason == JUST_ADDED else logging.WARNING
     _logger.log(level, "Directory %s is online", path)
     return True
+
+
+def _bring_online(
+    root: ReplicatedRoot, directory: LogDirectory, failed: Mapping[int, Exception] | None
+) -> bool:
+    """As `Controller.bring_online`; again if another directory turns out to be broken."""
+    controller = root.controller
+    while True:
+        try:
+            return controller.bring_online(directory, failed)
+        except StorageError as error:
+            broken = controller.directory_of(error)
+            if failed or broken is None or broken.path == directory.path:
+                raise
+            if not controller.offline_if_broken(error):
+                raise
 
 
 def _prepare(root: ReplicatedRoot, directory: LogDirectory) -> None:

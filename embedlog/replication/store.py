@@ -195,6 +195,17 @@ class ReplicatedStore:
             raise error
         return result
 
+    def make_even(self) -> None:
+        """Have all directories the same writes, as each epoch must begin.
+
+        A write may have failed in the directory that is read since then, and be in another one.
+
+        Raises:
+            NotEnoughReplicasError: Too few directories can be written.
+        """
+        if self._even_epoch != self._controller.epoch:
+            self.write(lambda _: None)
+
     def _online(self, without: Mapping[int, Exception]) -> tuple[LogDirectory, ...]:
         """Return the directories that a write must change.
 

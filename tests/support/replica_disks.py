@@ -34,6 +34,7 @@ from embedlog import batch, catalog
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import (
     CommitFailedError,
+    CorruptionError,
     FencedError,
     IllegalStateError,
     LockTimeoutError,
@@ -357,9 +358,9 @@ def publish_both(setting: Setting, life: int) -> None:
                 break
             except NotLeaderOrFollowerError:
                 journal.note(b"r", "published", 0)
-            except StorageError as error:
-                # Staged files are on one disk only.
-                if "/staging/" not in (error.path or ""):
+            except (StorageError, CorruptionError) as error:
+                # Staged files are on one disk only, and not flushed before they are published.
+                if "staging/" not in (error.path or ""):
                     raise
                 journal.note(b"r", "published", 0)
         journal.note(b"a", "published", 0, 1, version)
@@ -701,8 +702,9 @@ class _Faults:
         self._break(kinds[0], first)
         self._pass(0.3)
         self._break(kinds[1], second)
-        if kinds[1] in ("dies", "read-only", "full", "deleted"):
-            # What was only unmounted or renamed takes what is written to open files.
+        if kinds[0] != "restored" and kinds[1] in ("dies", "read-only", "full", "deleted"):
+            # What was only unmounted or renamed takes what is written to open files, and a disk
+            # from which an old copy is made works until that takes its place.
             self._wait(self._refused_since(time.monotonic_ns()), f"refusals, {kinds}")
         self._pass(self._dice.uniform(0.0, 0.5))
         self._done["both"] += 1
