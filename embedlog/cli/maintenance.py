@@ -31,7 +31,11 @@ def compact_options(command: CommandParser) -> None:
 def compact(args: argparse.Namespace) -> int:
     """Compact topics, and print the result for each partition."""
     with to_write(args) as log:
-        results = [result for name in args.topics for result in log.compact(name, force=args.force)]
+        results = [
+            result
+            for name in args.topics
+            for result in log.housekeeping.compact(name, force=args.force)
+        ]
     say_result(args, *_results(results))
     if not results:
         note("No partition is due; see embedlog explain, or use --force")
@@ -47,7 +51,7 @@ def _results(results: list[CleanResult]) -> tuple[list[dict[str, Any]], list[str
 def maintain(args: argparse.Namespace) -> int:
     """Run all jobs once, and print what was deleted and compacted."""
     with to_write(args) as log:
-        results = log.maintain()
+        results = log.housekeeping.run()
     deleted, compacted = results["retention"], results["compaction"]
     documents, compactions = _results(compacted)
     document = {
@@ -94,10 +98,13 @@ def verify(args: argparse.Namespace) -> int:
     unit = "{:,.0f} partitions".format if args.replicas else format_bytes
     with to_read(args) as log, ProgressBar("verify", unit) as bar:
         if args.replicas:
-            name, findings = "differences", list[Any](log.verify(replicas=True, progress=bar))
-            healthy = f"the copies are equal; directories: {len(log.replicas())}"
+            name, findings = (
+                "differences",
+                list[Any](log.housekeeping.verify(replicas=True, progress=bar)),
+            )
+            healthy = f"the copies are equal; directories: {len(log.replicas)}"
         else:
-            name, findings = "findings", log.verify(progress=bar)
+            name, findings = "findings", log.housekeeping.verify(progress=bar)
             healthy = f"healthy; topics: {len(log.topics())}"
     document = {name: [finding._asdict() for finding in findings]}
     say_result(args, document, map(str, findings))
@@ -115,7 +122,7 @@ def repair(args: argparse.Namespace) -> int:
     """Print what is dropped, or would be."""
     with to_write(args) as log, ProgressBar("repair") as bar:
         mended = log.root.startup_report
-        repaired = log.repair(dry_run=not args.yes, progress=bar)
+        repaired = log.housekeeping.repair(dry_run=not args.yes, progress=bar)
     document = {"mended": mended, "repaired": repaired, "dry_run": not args.yes}
     say_result(args, document, (*mended, *repaired))
     if not args.json and not repaired:
@@ -176,5 +183,5 @@ def share_options(command: CommandParser) -> None:
 def share(args: argparse.Namespace) -> int:
     """Let a group read the records of the log, and stage others."""
     with to_write(args) as log:
-        log.share(int(args.group) if args.group.isdecimal() else args.group, args.mode)
+        log.housekeeping.share(int(args.group) if args.group.isdecimal() else args.group, args.mode)
     return OK
