@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from embedlog.cli import argument_types as types
 from embedlog.cli.open_log import to_follow, to_read, to_write
 from embedlog.cli.parser import OK, CommandParser, add_flag, add_list, add_option
-from embedlog.cli.printing import note, say, say_json, say_result
-from embedlog.cli.tables import table
+from embedlog.cli.printing import note, say, say_json, say_result, say_rows, table
 from embedlog.display import moment
 from embedlog.errors import GroupIdNotFoundError
 from embedlog.record import TopicPartition
@@ -53,8 +52,7 @@ def list_(args: argparse.Namespace) -> int:
         say_result(args, names, names)
         return OK
     rows = [(group.group, group.state, len(group.members)) for group in groups]
-    states = [dict(zip(("group", "state", "members"), row, strict=True)) for row in rows]
-    say_result(args, states, table(("GROUP", "STATE", "#MEMBERS"), rows))
+    say_rows(args, ("GROUP", "STATE", "#MEMBERS"), ("group", "state", "members"), rows)
     return OK
 
 
@@ -137,9 +135,7 @@ def _print_lag(args: argparse.Namespace, log: Log) -> None:
         rows += [(name, *_progress(part), part.lag_ms) for part in group.partitions]
     if args.watch is not None and not args.json and sys.stdout.isatty():
         sys.stdout.write(_CLEAR)
-    fields = ("group", *_PROGRESS_FIELDS, "lag_ms")
-    documents = [dict(zip(fields, row, strict=True)) for row in rows]
-    say_result(args, documents, table((*_LAG, "LAG-MS"), rows))
+    say_rows(args, (*_LAG, "LAG-MS"), ("group", *_PROGRESS_FIELDS, "lag_ms"), rows)
 
 
 def reset_options(command: CommandParser) -> None:

@@ -16,8 +16,7 @@ from embedlog.cli import argument_types as types
 from embedlog.cli.argument_types import topic as parse_topic
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK, CommandParser, add_flag, add_list, add_option
-from embedlog.cli.printing import note, say, say_json, say_result
-from embedlog.cli.tables import table
+from embedlog.cli.printing import note, say, say_json, say_result, table
 from embedlog.display import moment
 from embedlog.errors import InvalidConfigError
 from embedlog.record import TopicPartition
@@ -84,7 +83,7 @@ def mirror_options(command: CommandParser) -> None:
     add_flag(command, "--merge", "append to topics that others write to, too")
     add_flag(command, "--relay", "with --merge, also copy what came to the source from other sites")
     add_option(command, "--name", "NAME", "the name of the mirror in its status")
-    add_flag(command, "--sync", "flush what is copied to the disk at once, to survive a power cut")
+    add_flag(command, "--sync", "flush each copied batch to the disk, to survive a power cut")
 
 
 def mirror(args: argparse.Namespace) -> int:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from embedlog.cli import argument_types as types
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK, CommandParser, add_flag, add_option
-from embedlog.cli.printing import note, say_result
-from embedlog.cli.tables import table
+from embedlog.cli.printing import note, say_result, table
 from embedlog.display import plural
 from embedlog.errors import InvalidConfigError, NotEnoughReplicasError, ReplicasDivergedError
 from embedlog.files.paths import real_path

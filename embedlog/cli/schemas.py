@@ -10,8 +10,7 @@ import sys
 from embedlog.cli.file_formats import STANDARD_STREAM
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK, CommandParser, add_option
-from embedlog.cli.printing import say, say_json, say_result
-from embedlog.cli.tables import table
+from embedlog.cli.printing import say, say_json, say_result, say_rows
 from embedlog.display import plural
 
 SUBJECTS = """\
@@ -45,8 +44,7 @@ def list_(args: argparse.Namespace) -> int:
         for entry, level in zip(latest, levels, strict=True)
     ]
     fields = ("subject", "version", "id", "compatibility")
-    documents = [dict(zip(fields, row, strict=True)) for row in rows]
-    say_result(args, documents, table(("SUBJECT", "VERSION", "ID", "COMPATIBILITY"), rows))
+    say_rows(args, ("SUBJECT", "VERSION", "ID", "COMPATIBILITY"), fields, rows)
     return OK
 
 
