@@ -296,7 +296,7 @@ def test_an_end_mark_that_a_power_cut_took_from_one_copy_is_written_again(
     monkeypatch.setattr(Files, "boot_id", lambda _: "another")
 
     with directories.open() as log:
-        assert log.verify(replicas=True) == []
+        assert log.housekeeping.verify(replicas=True) == []
         assert copy.read_bytes() == good
         assert assignment(log, "t").isr == isr
 

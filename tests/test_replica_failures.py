@@ -265,6 +265,19 @@ def test_no_database_is_ahead_of_the_one_that_is_read(directories, log, monkeypa
     bring_back(log)
 
 
+def test_a_directory_that_is_missing_while_an_epoch_was_noted_that_never_comes(directories):
+    """Its process was killed before it wrote it; the next one to open the log does not wait."""
+    with directories.open() as log:
+        log.create_topic("t")
+        for directory in log.root.controller.online:
+            directory.note_epoch(log.root.controller.epoch + 5)
+    directories.take(1)
+
+    with directories.open() as log:
+        send(log, "t", [b"a"])
+        assert [each.online for each in log.replicas] == [False, True, True]
+
+
 def test_what_the_database_that_is_read_from_now_on_lacks_is_not_truncated(directories, log):
     """It failed in the last commit, and the one that was read before has failed since."""
     log.create_topic("t", replicas=[(1, 2, 3)])

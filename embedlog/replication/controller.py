@@ -139,12 +139,17 @@ class Controller:
                 found = [self.directories.get(each) for each in directories]
         return [directory for directory in found if directory is not None]
 
-    def refresh(self) -> None:
-        """Take the newest image that any directory has."""
-        failed = self._take_newest()
-        if failed:
+    def refresh(self, failed: Mapping[int, Exception] | None = None) -> None:
+        """Take the newest image that any directory has; ``failed`` are known not to work.
+
+        An epoch that was noted may never come, so a write that takes directories offline must not
+        come back here for the same ones.
+        """
+        known = failed or {}
+        found = self._take_newest()
+        if not found.keys() <= known.keys():
             # Without the lock, which no thread may wait for while it holds that of a database.
-            self.take_offline(failed)
+            self.take_offline({**known, **found})
 
     def _take_newest(self) -> dict[int, Exception]:
         """As `refresh`, but return the errors of the directories that cannot be opened."""

@@ -214,9 +214,9 @@ class ReplicatedStore:
         """
         controller = self._controller
         if controller.moved():
-            controller.refresh()
-        if controller.unopened and not controller.unopened.keys() <= without.keys():
-            controller.refresh()
+            controller.refresh(without)
+        if not controller.unopened.keys() <= without.keys():
+            controller.refresh(without)
         online = controller.online
         if without:
             online = tuple(each for each in online if each.id not in without)

@@ -37,6 +37,7 @@ from embedlog.errors import (
     CorruptionError,
     FencedError,
     IllegalStateError,
+    InvalidReplicationFactorError,
     LockTimeoutError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
@@ -423,6 +424,10 @@ def administer(setting: Setting, life: int) -> None:
         shutil.rmtree(setting.spare)
         log.replicas.add(setting.spare)
 
+    def complete() -> None:
+        with suppress(InvalidReplicationFactorError):  # too few directories are online
+            log.replicas.reassign(replication_factor=dict.fromkeys(TOPICS, setting.copies))
+
     def cancel() -> None:
         with suppress(IllegalStateError):  # only replicas that it added are in sync
             log.replicas.cancel_reassignment()
@@ -452,6 +457,7 @@ def administer(setting: Setting, life: int) -> None:
     calls: tuple[Callable[[], object], ...] = (
         *(move, add_or_remove, create_and_delete, verify),
         *(log.replicas.elect_leaders, cancel),
+        complete,
         lambda: log.alter_topic("all", {"retention.bytes": dice.randint(1 << 40, 1 << 41)}),
     )
     while not setting.stopped:
@@ -492,15 +498,25 @@ def keep_house(setting: Setting, life: int) -> None:
 
 
 def observe(setting: Setting, life: int) -> None:
-    """Show whether all directories are online and all copies in sync."""
+    """Show whether all directories are online, and all copies in sync, and enough of them.
+
+    A removal of a directory may leave a partition fewer, which two broken disks would stop.
+    """
     log, looks = setting.open(), 0
     controller = log.root.controller
+    keys = {
+        log.root.topic(name).key(number)
+        for name, (partitions, _) in TOPICS.items()
+        for number in range(partitions)
+    }
     while not setting.stopped:
         in_sync = False
         with suppress(*REFUSALS):
             image = controller.current().image
             in_sync = len(image.online) == len(image.directories) and all(
-                set(each.isr) == set(each.replicas) for each in image.assignments.values()
+                set(each.isr) == set(each.replicas)
+                and (key not in keys or len(each.isr) >= setting.copies)
+                for key, each in image.assignments.items()
             )
         looks += 1
         when = time.monotonic_ns() if in_sync else _STATUS.unpack_from(setting.status)[1]
