@@ -32,11 +32,11 @@ def root_with_events(root):
     with embedlog.open(root, clock=clock, maintenance=False) as log:
         log.create_topic("t", config=SMALL)
         fill(log.partition("t", 0), 5)
-        log.maintain()
+        log.housekeeping.run()
         log.create_topic("u", partitions=2)
         log.alter_topic("t", {"segment.bytes": None})
         clock.advance(60_000)
-        log.maintain()
+        log.housekeeping.run()
     return root
 
 
@@ -130,7 +130,7 @@ def test_follow_prints_new_events(root):
             with embedlog.open(root, maintenance=False) as log:
                 for name in ("a", "b"):
                     log.create_topic(name)
-                    log.maintain()
+                    log.housekeeping.run()
                     assert f"created     {name}  id" in child.stdout.readline()
             assert child.wait(patient(20)) == 0
         finally:

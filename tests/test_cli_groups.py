@@ -150,7 +150,7 @@ def test_lag_is_watched_until_it_is_interrupted(root):
                 pass
             # A watch goes on after the group was deleted.
             with embedlog.open(root) as log:
-                log.group("g").delete()
+                log.groups["g"].delete()
             while json.loads(child.stdout.readline()) != []:
                 pass
             child.send_signal(signal.SIGINT)

@@ -48,7 +48,7 @@ def log(tmp_path):
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t", 2)
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 @pytest.fixture

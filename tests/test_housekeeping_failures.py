@@ -333,7 +333,7 @@ def test_the_next_use_of_the_log_starts_a_thread_that_ended(tmp_path, monkeypatc
     """Whatever ended it; it had given the role up."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
-        maintenance = log.maintenance
+        maintenance = log.housekeeping.background
         until(lambda: maintenance.epoch == 1, 30)
         with monkeypatch.context() as patched:
             patched.setattr(maintenance._watch, "wait", iter(()).__next__)

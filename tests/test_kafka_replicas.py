@@ -128,7 +128,7 @@ def test_copies_move_and_moves_are_listed_and_cancelled(admin, disks):
     ]
     admin.alter_partition_reassignments({partition: [3]})
     with embedlog.open(disks[0], maintenance=False) as log:
-        log.maintain()
+        log.housekeeping.run()
     assert admin.list_partition_reassignments() == {}
     assert admin.describe_topics(["lonely"])[0]["partitions"][0]["replica_nodes"] == [3]
 

@@ -48,14 +48,14 @@ def test_a_damaged_copy_is_made_again_from_a_good_one(directories, log, of_leade
     damaged = isr[0] if of_leader else isr[1]
     flip(segment(directories, damaged, number=1), b"x-5")
 
-    (difference,) = log.verify(replicas=True)
+    (difference,) = log.housekeeping.verify(replicas=True)
     assert difference.copy == str(directories.path(damaged))
-    would = log.repair()
-    (message,) = log.repair(dry_run=False)
+    would = log.housekeeping.repair()
+    (message,) = log.housekeeping.repair(dry_run=False)
 
     assert would == [message]
     assert "the copy is made again" in message
-    assert log.verify(replicas=True) == []
+    assert log.housekeeping.verify(replicas=True) == []
     assert sorted(assignment(log, "t").isr) == [1, 2, 3]
     assert values(log, "t") == sent
     directories.assert_equal_copies("t")
@@ -70,13 +70,13 @@ def test_a_damaged_leader_is_mended_before_it_is_copied(directories, log):
     file = segment(directories, leader, number=1)
     good = flip(file, b"x-5")
 
-    log.reassign({TopicPartition("t", 0): [leader, free]})
+    log.replicas.reassign({TopicPartition("t", 0): [leader, free]})
     run_job(log)
 
     assert file.read_bytes() == good
     assert sorted(assignment(log, "t").replicas) == sorted([leader, free])
     assert values(log, "t") == numbered(b"x", 60)
-    assert log.verify(replicas=True) == log.verify() == []
+    assert log.housekeeping.verify(replicas=True) == log.housekeeping.verify() == []
 
 
 def test_the_only_copy_is_not_copied_while_it_is_damaged(directories, log):
@@ -92,14 +92,14 @@ def test_the_only_copy_is_not_copied_while_it_is_damaged(directories, log):
     }
 
     with pytest.raises(errors.CorruptionError, match="is not copied") as caught:
-        log.reassign(moves)
+        log.replicas.reassign(moves)
     assert caught.value.path == str(file)
     assert list(assignment(log, "u").replicas) == moves["u", 0]
-    assert log.repair(dry_run=False)
+    assert log.housekeeping.repair(dry_run=False)
     run_job(log)
 
     assert list(assignment(log, "t").replicas) == moves["t", 0]
-    assert log.verify(replicas=True) == log.verify() == []
+    assert log.housekeeping.verify(replicas=True) == log.housekeeping.verify() == []
 
 
 @pytest.mark.parametrize("of_both", [False, True])
@@ -140,7 +140,7 @@ def test_a_copy_that_has_what_is_damaged_at_the_leader_joins_and_repairs_it(dire
 
     assert bring_back(log) == [follower]
     assert set(assignment(log, "t").isr) == {leader, follower}
-    (message,) = log.repair(dry_run=False)
+    (message,) = log.housekeeping.repair(dry_run=False)
     assert "made again from a good one" in message
     assert values(log, "t") == [*sent, b"since"]
 
@@ -196,14 +196,14 @@ def test_repair_makes_copies_although_another_partition_has_no_good_one(director
         bring_back(log)
     flip(segment(directories, assignment(log, "u").in_sync_followers[0], "u"), b"x-7")
 
-    copied, dropped = log.repair(dry_run=False)
+    copied, dropped = log.housekeeping.repair(dry_run=False)
 
     assert "made again" in copied
     assert "dropped" in dropped
     assert values(log, "t") == [*numbered(b"x", 20), b"kept"]
     assert values(log, "u") == numbered(b"x", 20)
     catch_up.replicate(log.root)
-    assert log.verify(replicas=True) == []
+    assert log.housekeeping.verify(replicas=True) == []
 
 
 def test_after_a_power_cut_damage_of_one_partition_leaves_no_other_one_uncompared(
@@ -250,7 +250,7 @@ def test_a_program_that_may_only_read_reads_around_damage_and_names_it(
 
     with directories.open(mode="r") as log:
         assert values(log, "t") == numbered(b"x", 9)
-        (difference,) = log.verify(replicas=True)
+        (difference,) = log.housekeeping.verify(replicas=True)
         assert difference.copy == str(directories.path(leader))
     assert file.read_bytes() == damaged
 
@@ -276,5 +276,5 @@ def test_a_file_of_a_topic_that_is_deleted_at_that_moment_is_not_created(
         with pytest.raises(errors.UnknownTopicOrPartitionError, match="just deleted"):
             log.root.context.files.open(path, write=True)
 
-        another.maintain()
+        another.housekeeping.run()
     assert [*directories.path(follower).glob("topics/*")] == []

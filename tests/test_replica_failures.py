@@ -309,7 +309,7 @@ def test_a_compacted_segment_is_in_a_copy_that_joined_while_it_was_written(
         joined.extend(bring_back(log))
 
     monkeypatch.setattr(Replacement, "_seal", join_after)
-    log.compact("t", force=True)
+    log.housekeeping.compact("t", force=True)
 
     assert joined == [follower]
     check_equal(directories, log, "t")
@@ -364,14 +364,14 @@ def test_a_copy_with_another_history_leads_after_a_removal_with_what_it_shares(
     directories.put_back(first)
     recovery.try_bring_back(log.root)
     directories.lose(log, second)
-    log.elect_leaders(election="unclean")
+    log.replicas.elect_leaders(election="unclean")
     send(log, "t", [b"of 1"])
     directories.put_back(second)
     if came_back:
         recovery.try_bring_back(log.root)
     directories.lose(log, first)
 
-    log.remove_replica(str(directories.path(first)), force=True)
+    log.replicas.remove(str(directories.path(first)), force=True)
     recovery.try_bring_back(log.root)
 
     assert assignment(log, "t").leader == second
@@ -394,7 +394,7 @@ def test_a_leader_that_was_not_in_sync_has_no_files_of_deleted_segments(director
     before = directories.copies("t")
     deleted = before[follower].keys() - before[leader].keys()
     directories.lose(log, leader)
-    log.elect_leaders(election="unclean")
+    log.replicas.elect_leaders(election="unclean")
 
     assert values(log, "t")[-1] == b"19"
     assert deleted
@@ -619,7 +619,7 @@ def test_a_reader_returns_nothing_of_a_new_leader_that_is_cut_next(directories, 
         directories.put_back(to)
         recovery.try_bring_back(log.root)
         directories.lose(log, leader)
-        log.elect_leaders(election="unclean")
+        log.replicas.elect_leaders(election="unclean")
         assert assignment(log, "t").leader == to
 
     directories.lose(log, second)
@@ -641,7 +641,7 @@ def test_a_reader_returns_nothing_of_a_new_leader_that_is_cut_next(directories, 
     directories.put_back(second)
     bring_back(log)
     assert sorted(assignment(log, "t").isr) == sorted([first, second])
-    assert log.verify(replicas=True) == []
+    assert log.housekeeping.verify(replicas=True) == []
 
 
 def test_a_process_does_not_wait_for_itself_when_a_directory_is_lost_while_it_deletes_records(

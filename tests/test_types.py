@@ -276,7 +276,7 @@ DIR = {
 def test_dir_lists_what_programs_may_use(tmp_path):
     """And nothing else: no internals, and nothing that only Python calls."""
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
-        topic, group = log.create_topic("t"), log.group("g")
+        topic, group = log.create_topic("t"), log.groups["g"]
         with log.producer() as producer, log.consumer("t") as consumer:
             run = embedlog.run_group(log, "t", "g", print, processes=1, start_method="fork")
             run.close()
@@ -290,7 +290,7 @@ def test_dir_lists_what_programs_may_use(tmp_path):
                 "producer": producer,
                 "consumer": consumer,
                 "run": run,
-                "schemas": log.schemas,
+                "schemas": log.schema_registry,
             }
             listed = {name: [*dir(item)] for name, item in objects.items()}
             for name, item in objects.items():

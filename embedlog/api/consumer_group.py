@@ -157,7 +157,7 @@ class ConsumerGroup:
 
     >>> import embedlog, tempfile
     >>> with embedlog.open(tempfile.mkdtemp()) as log:
-    ...     topic, group = log.create_topic("flights"), log.group("delays")
+    ...     topic, group = log.create_topic("flights"), log.groups["delays"]
     ...     group.reset_offsets("latest", topics="flights", dry_run=False)
     ...     group
     Reset of delays: done

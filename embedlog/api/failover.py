@@ -63,7 +63,7 @@ _HEADS = (
 
 @dataclass(frozen=True)
 class FailoverResult:
-    """What a failover did, or would do; see `Log.failover`."""
+    """What a failover did, or would do; see `Mirrors.failover`."""
 
     topics: tuple[str, ...]
     """The copies that programs may write to from now on."""
@@ -301,7 +301,7 @@ class Failover:
                 "The group does not exist in this log, and has no commits to continue at",
                 group=name,
                 todo=Hint(
-                    "See log.groups(). A group that the mirror has not copied needs a strategy "
+                    "See log.groups. A group that the mirror has not copied needs a strategy "
                     "other than 'offsets', and the names of its topics.",
                     "See `embedlog groups list`. A group that the mirror has not copied needs "
                     "--topic, and a --strategy other than offsets.",

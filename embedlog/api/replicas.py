@@ -81,7 +81,7 @@ class ReplicaMove(NamedTuple):
 
 
 class ReassignmentResult(dict[TopicPartition, ReplicaMove]):
-    """What `Log.reassign` did, or would do: `ReplicaMove` by partition."""
+    """What `Replicas.reassign` did, or would do: `ReplicaMove` by partition."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ def remove_directories(
     throttle: float | None,
     progress: Callable[[int, int], object] | None,
 ) -> None:
-    """Remove directories; see `Log.remove_replica`."""
+    """Remove directories; see `Log.replicas.remove`."""
     from embedlog.replication.reassign import check_left, partitions_where
     from embedlog.replication.recovery import take_over
     from embedlog.replication.root import ReplicatedRoot
@@ -262,7 +262,7 @@ def _throttle(bytes_per_second: float | None) -> Throttle | None:
 def elect_leaders(
     root: Root, partitions: Iterable[TopicPartition] | None, election: str
 ) -> list[TopicPartition]:
-    """Elect leaders; see `Log.elect_leaders`."""
+    """Elect leaders; see `Replicas.elect_leaders`."""
     if election not in ("preferred", "unclean"):
         raise InvalidConfigError(f"election must be preferred or unclean, got {election!r}")
     root.context.check_writable()
@@ -311,7 +311,7 @@ def reassign(
     dry_run: bool,
     progress: Callable[[int, int], object] | None,
 ) -> ReassignmentResult:
-    """Move copies; see `Log.reassign`."""
+    """Move copies; see `Replicas.reassign`."""
     from embedlog.replication import reassign as replication
 
     log, limit = several(root), _throttle(throttle)
@@ -359,7 +359,7 @@ def _replication_factors(
 
 
 def cancel_reassignment(root: Root, partitions: Iterable[TopicPartition] | None) -> int:
-    """Keep the old copies of partitions that move; see `Log.cancel_reassignment`."""
+    """Keep the old copies of partitions that move; see `Replicas.cancel_reassignment`."""
     from embedlog.replication import reassign as replication
 
     log = several(root)
@@ -370,7 +370,7 @@ def cancel_reassignment(root: Root, partitions: Iterable[TopicPartition] | None)
 def verify_replicas(
     root: Root, progress: Callable[[int, int], object] | None
 ) -> list[ReplicaDifference]:
-    """Compare copies; see `Log.verify`."""
+    """Compare copies; see `Housekeeping.verify`."""
     if not root.replicated:
         return []
     from embedlog.replication.verify_copies import verify_copies

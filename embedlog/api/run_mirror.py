@@ -64,7 +64,7 @@ def mirror(
     """Copy topics to another log, or to or from a Kafka cluster, and keep the copies up to date.
 
     Copies in a log have the offsets, keys, headers, timestamps, settings, partitions and schemas
-    of their source, and no other program may write to them, until `Log.failover`.  A mirror that
+    of their source, and no other program may write to them, until `Mirrors.failover`.  A mirror that
     was interrupted at any instant continues exactly where it was when it is started again.
 
     Args:

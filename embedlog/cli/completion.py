@@ -143,13 +143,13 @@ def _values(action: argparse.Action, root: str | None) -> Iterable[Candidate]:
             return [(name, "") for name in topic_names(args)]
         if metavar == "GROUP":
             with to_read(args) as log:
-                return [(name, "") for name in log.groups()]
+                return [(name, "") for name in log.groups]
         if metavar == "DIRECTORY":
             with to_read(args) as log:
-                return [(each.path, each.reason or "online") for each in log.replicas()]
+                return [(each.path, each.reason or "online") for each in log.replicas]
         if metavar.startswith("SUBJECT"):
             with to_read(args) as log:
-                return [(name, "") for name in log.schemas.subjects()]
+                return [(name, "") for name in log.schema_registry.subjects()]
     except (EmbedlogError, OSError):
         pass  # A shell can show no error here.
     return ()

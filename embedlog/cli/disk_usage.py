@@ -40,7 +40,7 @@ def du(args: argparse.Namespace) -> int:
         infos = {name: log.root.topic(name) for name in args.topics} or log.root.topics()
         roots = [log.path]
         if log.root.replicated:
-            roots = [directory.path for directory in log.replicas() if directory.online]
+            roots = [directory.path for directory in log.replicas if directory.online]
         topics = [_topic(roots, info) for info in infos.values()]
     topics.sort(key=_by_size, reverse=True)
     others = [] if args.topics else _others(roots, {info.directory for info in infos.values()})

@@ -165,7 +165,7 @@ def _copies(args: argparse.Namespace) -> Report:
     """Return how many partitions lack copies, by the metadata."""
     try:
         with to_read(args) as log:
-            directories = log.replicas()
+            directories = log.replicas
             infos = log.root.topics().values()
             placements = [part.placement for part in log.root.partition_logs(infos)]
     except EmbedlogError as error:

@@ -28,7 +28,11 @@ def compact_options(command: CommandParser) -> None:
 def compact(args: argparse.Namespace) -> int:
     """Compact topics, and print the result for each partition."""
     with to_write(args) as log:
-        results = [result for name in args.topics for result in log.compact(name, force=args.force)]
+        results = [
+            result
+            for name in args.topics
+            for result in log.housekeeping.compact(name, force=args.force)
+        ]
     say_result(args, [_to_dict(result) for result in results], map(_line, results))
     if not results:
         note("No partition is due; see embedlog explain, or use --force")
@@ -46,7 +50,7 @@ def _to_dict(result: CleanResult) -> dict[str, Any]:
 def maintain(args: argparse.Namespace) -> int:
     """Run all jobs once, and print what was deleted and compacted."""
     with to_write(args) as log:
-        results = log.maintain()
+        results = log.housekeeping.run()
     deleted, compacted = results["retention"], results["compaction"]
     document = {
         "deleted": [result._asdict() for result in deleted],
@@ -92,7 +96,7 @@ def verify(args: argparse.Namespace) -> int:
     if args.replicas:
         return _verify_replicas(args)
     with to_read(args) as log, ProgressBar("verify") as bar:
-        findings = log.verify(progress=bar)
+        findings = log.housekeeping.verify(progress=bar)
         topics = len(log.topics())
     document = {"findings": [finding._asdict() for finding in findings]}
     say_result(args, document, map(str, findings))
@@ -104,8 +108,8 @@ def verify(args: argparse.Namespace) -> int:
 def _verify_replicas(args: argparse.Namespace) -> int:
     """Print where copies differ first."""
     with to_read(args) as log, ProgressBar("verify", "{:,.0f} partitions".format) as bar:
-        differences = log.verify(replicas=True, progress=bar)
-        directories = len(log.replicas())
+        differences = log.housekeeping.verify(replicas=True, progress=bar)
+        directories = len(log.replicas)
     document = {"differences": [difference._asdict() for difference in differences]}
     say_result(args, document, map(str, differences))
     if not args.json:
@@ -123,7 +127,7 @@ def repair(args: argparse.Namespace) -> int:
     """Print what is dropped, or would be."""
     with to_write(args) as log, ProgressBar("repair") as bar:
         mended = log.root.startup_report
-        repaired = log.repair(dry_run=not args.yes, progress=bar)
+        repaired = log.housekeeping.repair(dry_run=not args.yes, progress=bar)
     document = {"mended": mended, "repaired": repaired, "dry_run": not args.yes}
     say_result(args, document, (*mended, *repaired))
     if not args.json and not repaired:
@@ -142,5 +146,5 @@ def share_options(command: CommandParser) -> None:
 def share(args: argparse.Namespace) -> int:
     """Let a group read the records of the log, and stage others."""
     with to_write(args) as log:
-        log.share(int(args.group) if args.group.isdecimal() else args.group, args.mode)
+        log.housekeeping.share(int(args.group) if args.group.isdecimal() else args.group, args.mode)
     return OK

@@ -151,7 +151,7 @@ def show_status(args: argparse.Namespace) -> int:
     """Print the mirrors of a log, with their topics; exit code 1 if one died or has errors."""
     place = args if args.target is None else argparse.Namespace(root=args.target)
     with to_read(place) as log:
-        statuses = log.mirrors()
+        statuses = list(log.mirrors)
     if args.json:
         say_json([status.to_dict() for status in statuses])
     else:
@@ -227,7 +227,7 @@ def failover(args: argparse.Namespace) -> int:
             raise InvalidConfigError("Pass either --strategy or --offset")
         strategy = dict(map(_offset, args.offset))
     with to_write(args) if args.execute else to_read(args) as log:
-        result = log.failover(
+        result = log.mirrors.failover(
             args.groups,
             strategy,
             at=args.at,

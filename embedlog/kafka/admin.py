@@ -426,10 +426,10 @@ class KafkaAdminClient(LogClient):
             {
                 "group_id": name,
                 "protocol_type": "consumer",
-                "group_state": self._log.group(name).state,
+                "group_state": self._log.groups[name].state,
                 "group_type": "classic",
             }
-            for name in self._log.groups()
+            for name in self._log.groups
         ]
         kept = [group for group in groups if not states or group["group_state"] in states]
         return kept if "classic" in types else []
@@ -471,7 +471,7 @@ class KafkaAdminClient(LogClient):
         results = {}
         for group_id in group_ids:
             try:
-                self._log.group(group_id).delete()
+                self._log.groups[group_id].delete()
                 results[group_id] = "OK"
             except log_errors.EmbedlogError as error:
                 results[group_id] = type(translated(error)).__name__
@@ -543,7 +543,7 @@ class KafkaAdminClient(LogClient):
         self, group_id: str, partitions: Iterable[Any], group_coordinator_id: int | None = None
     ) -> dict[Any, Any]:
         """Delete committed offsets; return the class of an error for each partition."""
-        group = self._log.group(group_id)
+        group = self._log.groups[group_id]
         results = {}
         for partition in partitions:
             where = LogPartition(*partition)
@@ -557,7 +557,7 @@ class KafkaAdminClient(LogClient):
         self, group_id: str, members: Iterable[Any], group_coordinator_id: int | None = None
     ) -> dict[str, Any]:
         """Remove members; return the class of an error for each."""
-        group = self._log.group(group_id)
+        group = self._log.groups[group_id]
         results = {}
         for member in members:
             name = member.member_id or member.group_instance_id

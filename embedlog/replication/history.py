@@ -125,7 +125,7 @@ def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError
         f"{extra_writes(second, first)} writes of their own; {records}. Decide which one counts, "
         "and remove the other."
         + Hint(
-            f"Open {first.path} and call remove_replica({second.path!r}, force=True), or the other "
+            f"Open {first.path} and call log.replicas.remove({second.path!r}, force=True), or the other "
             "way round.",
             f"Run `embedlog --root {first.path} replicas remove --force {second.path}`, or the "
             "other way round.",

@@ -177,7 +177,7 @@ def _check_directories(image: MetadataImage, replicas: Sequence[int], **where: A
         raise InvalidReplicationAssignmentError(
             f"The log has no directory {unknown[0]}",
             **where,
-            todo=Hint("See log.replicas().", "See `embedlog replicas list`."),
+            todo=Hint("See log.replicas.", "See `embedlog replicas list`."),
         )
 
 
@@ -419,7 +419,7 @@ def remove_directories(
             replicas=tuple(image.directories[each].path for each in broken),
             todo="Bring the directory back."
             + Hint(
-                "Or lose these records with remove_replica(path, force=True).",
+                "Or lose these records with log.replicas.remove(path, force=True).",
                 "Or lose these records with `embedlog replicas remove PATH --force`.",
             ),
         )

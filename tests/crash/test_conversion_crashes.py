@@ -40,7 +40,7 @@ class ConversionFaults(RootFaults):
     def fill(self, root: Root) -> None:
         """Create the source, whose batches have a record each."""
         log = Log(root)
-        log.schemas.register("orders-value", SCHEMA)
+        log.schema_registry.register("orders-value", SCHEMA)
         log.create_topic("orders", partitions=2, key="int", value="avro")
         with log.producer() as producer:
             for row in ROWS:

@@ -107,7 +107,7 @@ def test_an_interrupt_after_the_commit_takes_nothing_back(tmp_path: Path) -> Non
         log.root.context.files.interrupt = True
         with pytest.raises(KeyboardInterrupt):
             log.partition("t", 0).append([encode("t", 0, 2, 2, 20)])
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
         log.partition("t", 0).append([encode("t", 0, 3, 1, 20)])
         assert journal_check.sends_of(journal_check.rows(log, "t", 0)) == {1: 0, 2: 2, 3: 4}
 
@@ -181,7 +181,7 @@ def consume(log: embedlog.Log) -> None:
         try:
             consumer.poll(1000)
         except RuntimeError:
-            assert not log.group("g").describe().members
+            assert not log.groups["g"].describe().members
         while not consumer.assignment():
             consumer.poll(100)
 
@@ -230,7 +230,7 @@ def test_a_thread_that_cannot_start_once_is_started_later(
             use(log)
         assert refused
         use(log)
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
         log.close()
 
     forks.call(work)

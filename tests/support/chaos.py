@@ -263,7 +263,7 @@ def _compare(root: Path, directory: Path, seen: ReadRecords) -> Counter[str]:
 
 def _read_all(root: Path) -> list[list[int]]:
     log = embedlog.open(root)
-    assert log.verify() == [], log.verify()
+    assert log.housekeeping.verify() == [], log.housekeeping.verify()
     partitions = []
     for partition in range(PARTITIONS):
         records: list[int] = []

@@ -167,10 +167,12 @@ def _maintain_by_calls(root: Path) -> None:
     log = embedlog.open(root, maintenance=False)
     while True:
         with suppress(FencedError, LockTimeoutError):
-            log.maintain()
+            log.housekeeping.run()
         for name in COMPACTED:
             with suppress(FencedError, LockTimeoutError):
-                log.compact(name, force=True, settings={"log.cleaner.io.buffer.size": 4096})
+                log.housekeeping.compact(
+                    name, force=True, settings={"log.cleaner.io.buffer.size": 4096}
+                )
 
 
 def _maintain_by_jobs(root: Path) -> None:
@@ -482,7 +484,7 @@ def verify(root: Path, stop: Path, reader: int) -> Counts:
     with embedlog.open(root, maintenance=False) as log:
         while not stop.exists():
             # The files of a killed maintainer belong to no partition.
-            findings = [str(finding) for finding in log.verify() if finding.topic]
+            findings = [str(finding) for finding in log.housekeeping.verify() if finding.topic]
             assert findings == [], findings
             counts["verified"] += 1
     return counts
@@ -503,20 +505,20 @@ READERS: tuple[Callable[[Path, Path, int], Counts], ...] = (
 
 def _compare(root: Path, sent: dict[str, dict[bytes, int | None]]) -> Counts:
     log = embedlog.open(root, maintenance=False)
-    assert log.verify() == [], log.verify()
+    assert log.housekeeping.verify() == [], log.housekeeping.verify()
     _check_values(log, sent)
     for _ in range(3):
         # By hand and after some time: the tombstones go too.
         time.sleep(0.05)
-        log.maintain()
+        log.housekeeping.run()
         for name in COMPACTED:
-            log.compact(name, force=True)
-    assert log.verify() == [], log.verify()
+            log.housekeeping.compact(name, force=True)
+    assert log.housekeeping.verify() == [], log.housekeeping.verify()
     done = _check_values(log, sent)
     log.close()
     log = embedlog.open(root, maintenance=False)
     assert log.root.startup_report == [], log.root.startup_report
-    assert log.verify() == [], log.verify()
+    assert log.housekeeping.verify() == [], log.housekeeping.verify()
     _check_values(log, sent)
     log.close()
     return done

@@ -411,23 +411,26 @@ def administer(setting: Setting, life: int) -> None:
         return TopicPartition(name, dice.randrange(TOPICS[name][0]))
 
     def move() -> None:
-        ids = [each.id for each in log.replicas()]
-        log.reassign({partition(): dice.sample(ids, setting.copies)})
+        ids = [each.id for each in log.replicas]
+        log.replicas.reassign({partition(): dice.sample(ids, setting.copies)})
 
     def add_or_remove() -> None:
-        if any(each.path == setting.spare for each in log.replicas()):
-            log.remove_replica(setting.spare)
+        if any(each.path == setting.spare for each in log.replicas):
+            log.replicas.remove(setting.spare)
             return
         # A removal that was killed leaves files.
         shutil.rmtree(setting.spare)
-        log.add_replica(setting.spare)
+        log.replicas.add(setting.spare)
 
     def cancel() -> None:
         with suppress(IllegalStateError):  # only replicas that it added are in sync
-            log.cancel_reassignment()
+            log.replicas.cancel_reassignment()
 
     def verify() -> None:
-        findings = [*map(str, log.verify(replicas=True)), *log.repair(dry_run=False)]
+        findings = [
+            *map(str, log.housekeeping.verify(replicas=True)),
+            *log.housekeeping.repair(dry_run=False),
+        ]
         # A repair also removes what killed processes staged.
         findings = [each for each in findings if not each.startswith("staging/")]
         assert not findings, findings
@@ -447,7 +450,7 @@ def administer(setting: Setting, life: int) -> None:
 
     calls: tuple[Callable[[], object], ...] = (
         *(move, add_or_remove, create_and_delete, verify),
-        *(log.elect_leaders, cancel),
+        *(log.replicas.elect_leaders, cancel),
         lambda: log.alter_topic("all", {"retention.bytes": dice.randint(1 << 40, 1 << 41)}),
     )
     while not setting.stopped:
@@ -829,14 +832,16 @@ def _compare_at_end(setting: Setting) -> Counts:
         done = _compare(setting, log)
     with setting.open() as again:
         assert again.root.startup_report == [], again.root.startup_report
-        assert again.verify() == []
+        assert again.housekeeping.verify() == []
     return done
 
 
 def _compare(setting: Setting, log: Any) -> Counts:
     # The only copy of a topic that is about to be deleted may be on a disk that was lost.
-    findings = [each for each in log.verify() if not each.topic.startswith("short-lived")]
-    findings += log.verify(replicas=True)
+    findings = [
+        each for each in log.housekeeping.verify() if not each.topic.startswith("short-lived")
+    ]
+    findings += log.housekeeping.verify(replicas=True)
     assert not findings, findings
     journals = list(_lives(setting.directory))
     records = {name: _read_topic(log, name) for name in TOPICS}

@@ -207,7 +207,7 @@ class Log:
             self._check_topic()
         self._check_databases()
         for handle in self.handles:
-            assert [str(each) for each in handle.verify()] == []
+            assert [str(each) for each in handle.housekeeping.verify()] == []
 
     def _check_topic(self) -> None:
         for handle in self.handles:
