@@ -508,8 +508,19 @@ API = {
     ),
     "producer": ("Producer", ["embedlog.Producer"]),
     "consumer": ("Consumer", ["embedlog.Consumer", "embedlog.ConsumerRebalanceListener"]),
-    "groups": ("Groups", ["embedlog.ConsumerGroup", "embedlog.run_group", "embedlog.GroupRun"]),
-    "mirrors": ("Mirrors", ["embedlog.mirror", "embedlog.MirrorRun"]),
+    "groups": (
+        "Groups",
+        [
+            *("embedlog.api.consumer_group.Groups", "embedlog.ConsumerGroup"),
+            *("embedlog.run_group", "embedlog.GroupRun"),
+        ],
+    ),
+    "replicas": ("Directories and copies", ["embedlog.api.replicas.Replicas"]),
+    "housekeeping": ("Housekeeping", ["embedlog.api.housekeeping.Housekeeping"]),
+    "mirrors": (
+        "Mirrors",
+        ["embedlog.api.failover.Mirrors", "embedlog.mirror", "embedlog.MirrorRun"],
+    ),
     "records": (
         "Records",
         [

@@ -1206,7 +1206,7 @@ def test_what_a_mirror_does_can_be_seen_by_other_processes(a, b, tmp_path):
     child = Child(follow)
     try:
         settled(lambda: any(status.records == 2 for status in b.mirrors))
-        (status,) = list(b.mirrors)
+        (status,) = b.mirrors
         assert (status.state, status.pid, status.lag) == ("running", child.pid, 0)
         assert b.metrics()["mirror.m"]["running"] == 1
         assert b.metrics()["mirror.m.t"]["record-total"] == 2
@@ -1231,7 +1231,7 @@ def test_errors_are_counted_and_reported_once(a, b):
         send(a, "u", b"1")
         settled(lambda: run.status.records == 1 and run.errors)
         settled(lambda: b.mirrors[0].error_count)
-        assert [str(error) for error in run.errors] == list(b.mirrors)[0].errors[-1:]
+        assert [str(error) for error in run.errors] == b.mirrors[0].errors[-1:]
     assert len(events(b, "failed")) == 1
     assert b.metrics()["mirror.m"]["error-total"] >= 1
 

@@ -278,3 +278,30 @@ def test_a_file_of_a_topic_that_is_deleted_at_that_moment_is_not_created(
 
         another.housekeeping.run()
     assert [*directories.path(follower).glob("topics/*")] == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+@pytest.mark.parametrize("directory", [1, 2])
+def test_a_directory_whose_databases_are_damaged_gets_those_of_the_others(
+    tmp_path, directory, damage
+):
+    """Also if the copy of `state` from the last close is damaged; its segments are kept."""
+    directories = Directories(tmp_path)
+    with directories.open() as log:
+        log.create_topic("t")
+        send(log, "t", [b"x"])
+    for file in directories.path(directory).glob("state*/data.mdb"):
+        if damage == "missing":
+            file.unlink()
+        else:
+            file.write_bytes(b"x" * file.stat().st_size)
+    with directories.open() as log:
+        send(log, "t", [b"y"])
+        assert bring_back(log) == [directory]
+        assert [each.online for each in log.replicas] == [True] * 3
+        assert sorted(assignment(log, "t").isr) == [1, 2, 3]
+        assert log.housekeeping.verify(replicas=True) == []
+        assert values(log, "t") == [b"x", b"y"]
+    with directories.open() as log:
+        assert [each.online for each in log.replicas] == [True] * 3
+        directories.assert_equal_copies("t")

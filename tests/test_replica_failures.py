@@ -18,7 +18,6 @@ from embedlog import catalog, errors, kv
 from embedlog.files import Files
 from embedlog.files.reserve import Reserve
 from embedlog.partition import leader_epochs, uncommitted_files
-from embedlog.partition import recovery as partition_recovery
 from embedlog.partition.replace import Replacement
 from embedlog.record import TopicPartition
 from embedlog.replication import catch_up, reassign, recovery, root
@@ -470,8 +469,8 @@ def test_a_publication_that_was_undone_does_not_come_back_in_one_partition(
 
     def undo() -> None:
         log = directories.open().root.partition("t", 1)
-        with log.locked():
-            partition_recovery.tail_locked(log)
+        with log.owned():
+            pass
 
     assert forks.was_killed(publish_half)
     forks.call(undo)

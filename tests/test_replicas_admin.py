@@ -177,14 +177,18 @@ def test_an_offline_directory_is_listed_with_its_reason_and_what_has_no_leader(t
 
 
 def test_a_log_in_one_directory_gets_a_second_one_while_it_is_open(tmp_path):
-    """The handle goes on with both; what was written stays, and moves when it is told to."""
+    """What was written stays, and views of topics and groups from before use both."""
     first, second = disks(tmp_path, 2)
     with open_log(first) as log:
-        log.create_topic("flights", 3)
+        topic, group = log.create_topic("flights", 3), log.groups["g"]
+        housekeeping, replicas, root = log.housekeeping, log.replicas, log.root
         fill(log)
         assert log.replicas.add(second, rack="b") == 2
         assert [each.rack for each in log.replicas] == [None, "b"]
         assert values(log) == list(range(100))
+        assert (len(topic), len(replicas), log.root) == (100, 2, root)
+        assert group.reset_offsets("earliest", topics="flights", dry_run=False)
+        assert housekeeping.run()["offsets"] == 0
         assert placements(log) == {0: [1], 1: [1], 2: [1]}
         log.replicas.reassign(all_at(1, 2))
         assert placements(log) == {0: [1, 2], 1: [1, 2], 2: [1, 2]}
@@ -202,6 +206,7 @@ def test_a_second_directory_is_refused_while_others_know_only_the_first(tmp_path
         with pytest.raises(LockTimeoutError, match="Other processes have the log open"):
             log.replicas.add(second)
         assert not log.root.replicated
+        assert log.housekeeping.run()["retention"] == []
         fill(other, count=10)
         assert values(log) == list(range(10))
     with open_log(first) as log:

@@ -293,7 +293,8 @@ with embedlog.open(sys.argv[1], maintenance=False) as log:
         own = {"type": "record", "name": "R" + sys.argv[2], "fields": fields}
         log.schema_registry.set_compatibility("NONE", sys.argv[2])
         shared = {**own, "name": "Shared"}
-        print(log.schema_registry.register(sys.argv[2], own), log.schema_registry.register("shared", shared))
+        register = log.schema_registry.register
+        print(register(sys.argv[2], own), register("shared", shared))
 """
 
 

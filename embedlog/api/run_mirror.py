@@ -14,8 +14,9 @@ from copy import deepcopy
 from importlib import import_module
 from typing import Any, Self, TypeGuard
 
-from embedlog.api.log import Log, check_choice
+from embedlog.api.log import Log
 from embedlog.api.log import open as open_log
+from embedlog.api.opening import check_choice
 from embedlog.api.replicas import several
 from embedlog.display import html_table, moment, plural, public_names, text_table
 from embedlog.errors import EmbedlogError, InvalidConfigError, NotALogError, StorageError
@@ -64,8 +65,8 @@ def mirror(
     """Copy topics to another log, or to or from a Kafka cluster, and keep the copies up to date.
 
     Copies in a log have the offsets, keys, headers, timestamps, settings, partitions and schemas
-    of their source, and no other program may write to them, until `Mirrors.failover`.  A mirror that
-    was interrupted at any instant continues exactly where it was when it is started again.
+    of their source, and no other program may write to them, until `Mirrors.failover`.  A mirror
+    that was interrupted at any instant continues exactly where it was when it is started again.
 
     Args:
         source: Where to copy from: an open log, its directory, or ``kafka://host:port``.

@@ -621,8 +621,8 @@ class TopicView(Generic[K, V]):
         For programs that read the files without embedlog; each record is in one of them.  In the
         directory there are others besides: files that compaction has replaced stay for
         ``file.delete.delay.ms``, so a program that lists the directory reads records twice.  For as
-        long, the files of this list can be opened after they were replaced; a lease (`Housekeeping.hold`)
-        keeps them longer.
+        long, the files of this list can be opened after they were replaced; a lease
+        (`Housekeeping.hold`) keeps them longer.
         """
         return list(topic_files(self._root, self.name, self.ranges()))
 

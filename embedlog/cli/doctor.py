@@ -165,7 +165,7 @@ def _copies(args: argparse.Namespace) -> Report:
     """Return how many partitions lack copies, by the metadata."""
     try:
         with to_read(args) as log:
-            directories = log.replicas
+            directories, leaderless = list(log.replicas), log.replicas.leaderless
             infos = log.root.topics().values()
             placements = [part.placement for part in log.root.partition_logs(infos)]
     except EmbedlogError as error:
@@ -175,7 +175,7 @@ def _copies(args: argparse.Namespace) -> Report:
         "offline": sum(not each.online for each in directories),
         "under_replicated": sum(len(each.isr) < len(each.replicas) for each in placements),
         "single": sum(len(each.replicas) == 1 for each in placements),
-        "leaderless": len(directories.leaderless),
+        "leaderless": len(leaderless),
     }
 
 

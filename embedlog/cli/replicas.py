@@ -64,11 +64,11 @@ def list_(args: argparse.Namespace) -> int:
     """Print the directories; fails if one is offline."""
     with to_read(args) as log:
         directories = log.replicas
-    heads, rows = directories.rows()
-    say_result(args, directories.to_dict(), table([head.upper() for head in heads], rows))
-    if not args.json:
-        note(directories.title)
-    return OK if all(each.online for each in directories) else FAILED
+        heads, rows = directories.rows()
+        say_result(args, directories.to_dict(), table([head.upper() for head in heads], rows))
+        if not args.json:
+            note(directories.title)
+        return OK if all(each.online for each in directories) else FAILED
 
 
 def add_options(command: CommandParser) -> None:
@@ -106,9 +106,8 @@ def remove(args: argparse.Namespace) -> int:
     """Remove directories, after their copies were made in the others."""
     with _to_remove(args) as log:
         log.replicas.remove(*args.paths, force=args.force, throttle=args.throttle)
-        directories = log.replicas
-    say_result(args, directories.to_dict(), ())
-    note(f"Removed {', '.join(args.paths)}; {directories.title}")
+        say_result(args, log.replicas.to_dict(), ())
+        note(f"Removed {', '.join(args.paths)}; {log.replicas.title}")
     return OK
 
 

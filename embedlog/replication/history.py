@@ -19,7 +19,7 @@ from embedlog.catalog import PartitionInfo
 from embedlog.errors import ReplicasDivergedError
 from embedlog.hints import Hint
 from embedlog.keyspace import LIVE_EPOCHS, LIVE_VERSION, METADATA_EPOCHS, METADATA_VERSION
-from embedlog.partition.tail import TAILS
+from embedlog.partition.tail import peek_tail
 from embedlog.replication.directory import LogDirectory
 
 _KEPT = 1000
@@ -125,8 +125,8 @@ def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError
         f"{extra_writes(second, first)} writes of their own; {records}. Decide which one counts, "
         "and remove the other."
         + Hint(
-            f"Open {first.path} and call log.replicas.remove({second.path!r}, force=True), or the other "
-            "way round.",
+            f"Open {first.path} and call log.replicas.remove({second.path!r}, force=True), or the "
+            "other way round.",
             f"Run `embedlog --root {first.path} replicas remove --force {second.path}`, or the "
             "other way round.",
         )
@@ -140,7 +140,7 @@ def _ends(directory: LogDirectory) -> dict[str, int]:
     for topic in directory.state.read(lambda txn: list(catalog.topics(txn))):
         for number in range(topic.partitions):
             key = topic.key(number)
-            tail = TAILS.get(directory.live, key) if "live" in directory.stores else None
+            tail = peek_tail(directory.live, key) if "live" in directory.stores else None
             info = catalog.PARTITIONS.get(directory.state, key) or PartitionInfo()
             end = info.recovery_offset if tail is None else tail.log_end_offset
             ends[f"{topic.name}-{number}"] = end

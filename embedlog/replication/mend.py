@@ -29,7 +29,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.partition import PartitionLog
-from embedlog.partition.tail import TAILS, Tail
+from embedlog.partition.tail import Tail, peek_tail
 from embedlog.replication.controller import Controller
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.isr import PartitionAssignment
@@ -96,7 +96,7 @@ def _repeat(log: PartitionLog, controller: Controller, step: Callable[[], T]) ->
 def _mend(
     log: PartitionLog, controller: Controller, segments: Collection[SegmentInfo] | None
 ) -> None:
-    tail = TAILS.get(log.context.live, log.key)
+    tail = peek_tail(log.context.live, log.key)
     every = _segments(log)
     incomplete, torn = _incomplete(log, controller, every if segments is None else segments)
     whole = [each.id for each in _in_sync(log, controller) if each.id not in incomplete]

@@ -18,13 +18,12 @@ from embedlog.errors import (
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     StorageError,
-    raised_in_body,
 )
 from embedlog.files import Files
-from embedlog.partition import leader_epochs, recovery, truncate
+from embedlog.partition import leader_epochs, truncate
 from embedlog.partition.partition_log import PartitionLog, ReplicaPlacement
 from embedlog.partition.state import Context
-from embedlog.partition.tail import TAILS, Tail
+from embedlog.partition.tail import Tail, peek_tail
 from embedlog.record import Appended
 from embedlog.replication import mend
 from embedlog.replication.controller import Controller, offline_error
@@ -81,6 +80,8 @@ class ReplicatedPartition(PartitionLog):
         were last seen to be in sync."""
         self._owner: int | None = None
         """The thread that holds the partition's lock."""
+        self._epoch_of_owner = -1
+        """The epoch of the metadata when it took the lock."""
         self._append = _Append()
 
     @property
@@ -231,7 +232,7 @@ class ReplicatedPartition(PartitionLog):
         log_end_offset: int,
         publish: kv.Step[T],
     ) -> T:
-        """As `PartitionState.commit_locked`; afterwards a follower that was slow leaves the ISR."""
+        """As `PartitionLog.commit_locked`; afterwards a follower that was slow leaves the ISR."""
         publish = partial(self._publish_if_kept, publish)
         result = super().commit_locked(file, buffers, position, log_end_offset, publish)
         files, max_lag_ms = self.context.files, self.config.replica_lag_time_max_ms
@@ -274,11 +275,11 @@ class ReplicatedPartition(PartitionLog):
     # Copies
 
     def mend(self, segments: Collection[SegmentInfo] | None = None) -> bool:
-        """As `PartitionState.mend`; a log that may not write continues at another copy."""
+        """As `PartitionLog.mend`; a log that may not write continues at another copy."""
         if not self.assignment.in_sync_followers:
             return False
         if not self.context.files.writable:
-            self.open_segment_file = None
+            self.forget_copy()
             return self.controller.read_elsewhere(self.key)
         with nullcontext() if self._is_owner() else self.locked():
             mend.mend_copies(self, self.controller, segments)
@@ -306,8 +307,8 @@ class ReplicatedPartition(PartitionLog):
             NotLeaderOrFollowerError: Another leader has taken over, the log was truncated, or the
                 partition has no copy in the follower's directory any more.
         """
-        with self.locked():
-            tail, assignment = recovery.tail_locked(self), self.assignment
+        with self.owned() as tail:
+            assignment = self.assignment
             if (assignment.leader, tail.leader_epoch) != leader or (
                 follower not in assignment.replicas
             ):
@@ -345,7 +346,7 @@ class ReplicatedPartition(PartitionLog):
     # Leadership
 
     def acquire(self, timeout: float | None = None, *, escalated: bool = False) -> None:
-        """As `PartitionState.acquire`; a new leader has taken over when this returns."""
+        """As `PartitionLog.acquire`; a new leader has taken over when this returns."""
         super().acquire(timeout, escalated=escalated)
         self._owner = threading.get_ident()
         if self._leadership.metadata_epoch != self.controller.epoch:
@@ -354,9 +355,10 @@ class ReplicatedPartition(PartitionLog):
             except BaseException:
                 self.release()
                 raise
+        self._epoch_of_owner = self.controller.epoch
 
     def release(self) -> None:
-        """As `PartitionState.release`."""
+        """As `PartitionLog.release`."""
         self._owner = None
         super().release()
 
@@ -364,50 +366,43 @@ class ReplicatedPartition(PartitionLog):
         """Whether this thread holds the partition's lock."""
         return self._owner == threading.get_ident()
 
-    @contextmanager
-    def locked(self, timeout: float | None = None) -> Iterator[None]:
-        """As `PartitionState.locked`.
+    def check_leader(self, error: BaseException) -> None:
+        """As `PartitionLog.check_leader`.
 
         Raises:
             NotLeaderOrFollowerError: The leader broke meanwhile, and the next one lacks a file.
         """
-        with super().locked(timeout):
-            epoch = self.controller.epoch
-            try:
-                yield
-            except StorageError as error:
-                if error.missing and self.controller.current().epoch != epoch:
-                    raise self.reassigned() from raised_in_body(error)
-                raise
+        is_missing = isinstance(error, StorageError) and error.missing
+        if is_missing and self.controller.current().epoch != self._epoch_of_owner:
+            raise self.reassigned() from error
 
-    def read_tail(self) -> Tail | None:
-        """As `PartitionState.read_tail`, of the present leader."""
-        tail = super().read_tail()
+    def tail(self) -> Tail:
+        """As `PartitionLog.tail`, of the present leader."""
+        tail = super().tail()
         epoch = self.controller.current().epoch
-        if self._leadership.metadata_epoch == epoch or tail is None or self._is_owner():
+        if self._leadership.metadata_epoch == epoch or self._is_owner():
             return tail
         assignment = self.assignment
         if not self.context.files.writable:
             return tail
         if tail.leader_epoch < assignment.leader_epoch:
-            with self.locked():
-                return super().read_tail()
+            with self.owned() as tail:
+                return tail
         self._leadership = Leadership(epoch, assignment.leader_epoch)
         return tail
 
     def has_same_leader(self, tail: Tail) -> bool:
-        """As `PartitionState.has_same_leader`."""
+        """As `PartitionLog.has_same_leader`."""
         if not self.context.files.writable:
             return True  # it cannot truncate the copy of a new leader, and reads what that has
-        current = self.read_tail()
-        return current is not None and current.leader_epoch == tail.leader_epoch
+        return self.tail().leader_epoch == tail.leader_epoch
 
     def _lead(self) -> None:
         """Make the leader's log that of the partition, if it was elected since; under the lock."""
         while (epoch := self.controller.current().epoch) != self._leadership.metadata_epoch:
             assignment = self.assignment
             # Without a tail recovery finds what the leader has.
-            tail = TAILS.get(self.context.live, self.key)
+            tail = peek_tail(self.context.live, self.key)
             if tail is not None and tail.leader_epoch < assignment.leader_epoch:
                 try:
                     self._take_over(tail, assignment)
@@ -419,8 +414,7 @@ class ReplicatedPartition(PartitionLog):
 
     def _take_over(self, tail: Tail, assignment: PartitionAssignment) -> None:
         """Begin the epoch of a leader; killed or refused in the middle, the next one repeats it."""
-        self.cached_tail = self.open_segment_file = None
-        self.snapshot_version = -1
+        self.forget_copy()
         self.refresh()
         end = end_of_copy(self, tail).offset if assignment.leader_recovering else None
         if end is None:

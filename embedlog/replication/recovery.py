@@ -208,9 +208,8 @@ def _prepare(root: BaseReplicatedRoot, directory: LogDirectory) -> None:
         except CorruptionError as error:
             # Everything in it is in the others, too.
             _logger.warning("%s: its databases are replaced: %s", directory.path, error)
-            for name in ("state", "live"):
-                kv.discard(files, name)
-            directory.attach(root.lock_timeout)
+            startup.begin_databases_again(files)
+            directory.share(root.lock_timeout)
     directory.open_stores(root.lock_timeout)
     _drop_caches(directory)
 

@@ -21,7 +21,7 @@ from embedlog.errors import (
 )
 from embedlog.hints import GIVE_UP
 from embedlog.partition import PartitionLog
-from embedlog.partition.tail import TAILS
+from embedlog.partition.tail import peek_tail
 from embedlog.record import TopicPartition
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.member_file import is_member
@@ -99,5 +99,5 @@ def _count_records(root: BaseReplicatedRoot, log: PartitionLog, directory: int) 
             files = root.files(info.path, writable=False, unsafe_filesystem=root.unsafe_filesystem)
             closing_files.callback(files.close_all)
             if is_member(files, root.cluster_id, directory):
-                return end_of_copy(log, TAILS.get(log.context.live, log.key), files).records
+                return end_of_copy(log, peek_tail(log.context.live, log.key), files).records
     return None

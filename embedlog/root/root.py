@@ -133,6 +133,22 @@ class Root:
         """Return the options that it was opened with."""
         return {name: getattr(self, name) for name in _OPTIONS}
 
+    def reopen(self, kind: type[Root], *arguments: Any, **options: Any) -> None:
+        """Open the log again after `close`, in the same object, which may become of another kind.
+
+        Views of topics and groups then continue to work.  If it fails, the log stays closed.
+        """
+        options, generation = {**self.options(), **options}, self.generation
+        self.__class__ = kind
+        initialize: Callable[..., None] = kind.__init__
+        try:
+            initialize(self, *arguments, **options)
+        except BaseException:
+            self.closed = True
+            raise
+        finally:
+            self.generation = generation + 1
+
     @property
     def context(self) -> Context:
         """What the partitions share; attaches again in a forked child."""

@@ -58,14 +58,28 @@ def check_databases(files: Files) -> tuple[list[str], bool]:
     rebooted = not live_is_valid(files)
     done = _check_state(files, clean)
     if done or rebooted or not _live_is_whole(files, clean):
-        kv.discard(files, "live")
-        kv.create(files, "live", durable=False, rows={})
-        # Last: a `live` without it counts as one of another boot.
-        files.write_file(BOOT_FILE, _boot(files))
+        _begin_live_again(files)
         if not new:
             done.append("live was of another boot, or damaged: it was created again")
     # A power cut can undo the last unlinks, and the unlink of the clean mark.
     return done, not new and bool(clean is None or rebooted or done)
+
+
+def _begin_live_again(files: Files) -> None:
+    kv.discard(files, "live")
+    kv.create(files, "live", durable=False, rows={})
+    # Last: a `live` without it counts as one of another boot.
+    files.write_file(BOOT_FILE, _boot(files))
+
+
+def begin_databases_again(files: Files) -> None:
+    """Replace both databases by empty ones, in a directory of which others have all rows.
+
+    Killed in between, `state` is damaged or missing, and the next attempt begins again.
+    """
+    _begin_live_again(files)
+    kv.discard(files, "state")
+    kv.create(files, "state", durable=True, rows={})
 
 
 def has_state(files: Files) -> bool:
