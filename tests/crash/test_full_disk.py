@@ -26,7 +26,7 @@ def cases(count: int, step: int) -> list[FullDiskCase]:
         FullDiskCase(number * step, KINDS[number % 4], number // 4 % 4 != 3)
         for number in range(count)
     ]
-    return sample(every, 10)
+    return sample(every, 6)
 
 
 def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
@@ -40,17 +40,16 @@ def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
     tell(f"{len(freed)} sizes, {sum(size > 0 for size in freed)} times some was freed")
 
 
-@pytest.mark.parametrize("reported", [0, 1 << 40])
-def test_a_full_disk_is_freed_whatever_is_reported_as_free(directory: Path, reported: int) -> None:
-    """P10: a count leaves out what ext4 reserves for root, and knows of no quota."""
+@pytest.mark.parametrize("reported", [None, 0, 1 << 40])
+def test_a_model_of_a_full_disk_is_freed_whatever_is_reported_as_free(
+    directory: Path, reported: int | None
+) -> None:
+    """P10: to the byte, wherever nothing may be mounted; also where the free space is wrong.
+
+    A count leaves out what ext4 reserves for root, and knows of no quota.
+    """
     reporting = [case._replace(reported=reported) for case in cases(24, 3)]
     freed = forks.spread(reporting, check_full_disk_case, directory=directory, disk=None)
-    tell(f"{len(freed)} sizes, {sum(size > 0 for size in freed)} times some was freed")
-
-
-def test_a_model_of_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
-    """P10: the same, wherever nothing may be mounted; to the byte."""
-    freed = forks.spread(cases(24, 3), check_full_disk_case, directory=directory, disk=None)
     tell(f"{len(freed)} sizes, {sum(size > 0 for size in freed)} times some was freed")
 
 
