@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from embedlog.api.offset_range import OffsetRange
-from embedlog.partition.extents import extents
+from embedlog.partition.lookup import extents
 from embedlog.root.root import Root
 
 

@@ -20,7 +20,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
-from embedlog.partition import leader_epochs, truncate
+from embedlog.partition import leader_epochs, recovery
 from embedlog.partition.partition_log import PartitionLog, ReplicaPlacement
 from embedlog.partition.state import Context
 from embedlog.partition.tail import Tail, peek_tail
@@ -427,7 +427,7 @@ class ReplicatedPartition(PartitionLog):
                 *(self.topic, self.partition, assignment.leader, end, tail.log_end_offset),
             )
             self._raise_epoch(assignment.leader_epoch - 1)
-            truncate.truncate_locked(self, tail, end)
+            recovery.truncate_locked(self, tail, end)
         if assignment.leader_recovering:
             self.remove_unnamed(self.context.files)
         self.context.wake.advance()

@@ -20,7 +20,7 @@ from embedlog.errors import (
 from embedlog.failures import Failures
 from embedlog.files import Files
 from embedlog.files.paths import FORMAT_FILE, is_directory, is_mount_point, real_path
-from embedlog.partition import pending_deletes
+from embedlog.partition import unnamed_files
 from embedlog.replication.controller import Controller
 from embedlog.replication.copies import remove_copies
 from embedlog.replication.directory import LogDirectory, describe
@@ -259,7 +259,7 @@ def _is_new(root: BaseReplicatedRoot, directory: LogDirectory) -> bool:
 def _sweep(root: BaseReplicatedRoot, directory: LogDirectory) -> None:
     """Remove the files of what was deleted, replaced or moved while the directory was offline."""
     with suppress(StorageError):
-        pending = pending_deletes.paths(directory.live)
+        pending = unnamed_files.pending_paths(directory.live)
         for path in startup.strays(directory.files, directory.state, pending):
             startup.remove_stray(directory.files, path)
         for topic in directory.state.read(lambda txn: list(catalog.topics(txn))):

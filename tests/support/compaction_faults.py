@@ -22,7 +22,7 @@ from embedlog import kv
 from embedlog.compaction import CleanOptions, clean, inspect
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import DurabilityError, EmbedlogError, FencedError
-from embedlog.partition import PartitionLog, pending_deletes
+from embedlog.partition import PartitionLog, unnamed_files
 from embedlog.partition.log_start import move_log_start
 from embedlog.root.repair import repair_root
 from embedlog.root.root import Root
@@ -169,7 +169,7 @@ def go_on(root: Root, end: int, thorough: bool) -> None:
     batch = encoded(b"v", keys=[b"new"])
     (receipt,) = log.append([as_typed(batch) if typed else batch])
     assert receipt.base_offset == end
-    pending_deletes.sweep(log.context, early=True)
+    unnamed_files.sweep(log.context, early=True)
     assert no_stray_files(root)
 
 
